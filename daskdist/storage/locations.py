@@ -19,11 +19,11 @@ class Locations:
 
     Parameters
     ----------
-    given
+    workers_by_path
         The user's value: a mapping of files and folders to names or addresses of workers, or a function of a path.
     """
 
-    given: Mapping[str, tuple[Name, ...]] | Callable[[str], Any]
+    workers_by_path: Mapping[str, tuple[Name, ...]] | Callable[[str], Any]
 
     @classmethod
     def of(cls, value: object) -> Locations:
@@ -41,21 +41,21 @@ class Locations:
 
     def names_of(self, path: str) -> tuple[Name, ...]:
         """Return the names or addresses of the workers that have a file, or its closest listed folder."""
-        if not isinstance(self.given, Mapping):
-            return _names(path, self.given(path))
+        if not isinstance(self.workers_by_path, Mapping):
+            return _names(path, self.workers_by_path(path))
         for place in _upwards(path):
-            if place in self.given:
-                return self.given[place]
+            if place in self.workers_by_path:
+                return self.workers_by_path[place]
         return ()
 
     def named(self) -> Iterator[tuple[str, tuple[Name, ...]]]:
         """Return an iterator over paths and the names of their workers; empty if the map is a function."""
-        return iter(self.given.items() if isinstance(self.given, Mapping) else ())
+        return iter(self.workers_by_path.items() if isinstance(self.workers_by_path, Mapping) else ())
 
     def __str__(self) -> str:
-        if isinstance(self.given, Mapping):
-            return f"those of {len(self.given)} path{'s' * (len(self.given) != 1)}"
-        return str(getattr(self.given, "__qualname__", self.given))
+        if isinstance(self.workers_by_path, Mapping):
+            return f"those of {len(self.workers_by_path)} path{'s' * (len(self.workers_by_path) != 1)}"
+        return str(getattr(self.workers_by_path, "__qualname__", self.workers_by_path))
 
     def __dask_tokenize__(self) -> object:
         return "Locations"

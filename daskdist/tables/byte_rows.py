@@ -8,7 +8,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-# Where rows have more different lengths than one of so many, they are taken out one by one.
+# If there are fewer rows than this for each distinct length, they are extracted one by one.
 _ROWS_A_LENGTH: Final = 32
 
 
@@ -20,9 +20,9 @@ def rows_at(data: Any, starts: Array, size: int) -> Array:
     data
         A buffer of bytes.
     starts
-        Where each row begins, from 0 to ``size`` before its end.
+        The offset of each row, at most ``len(data) - size``.
     size
-        The bytes of a row.
+        The number of bytes of a row.
     """
     if not size or not len(starts):
         return np.zeros((len(starts), size), np.uint8)
@@ -30,46 +30,47 @@ def rows_at(data: Any, starts: Array, size: int) -> Array:
 
 
 def objects_at(data: Any, starts: Array, lengths: Array) -> Array:
-    """Rows of bytes as Python's own, an array of objects.
+    """Return rows of bytes as an array of Python ``bytes`` objects, shape ``(num_starts,)``.
 
     Parameters
     ----------
     data
         A buffer of bytes.
     starts, lengths
-        Where each row begins, and how many bytes it has.
+        The offset of each row, and its number of bytes.
     """
-    made = np.empty(len(starts), object)
+    objects = np.empty(len(starts), object)
     if not len(starts):
-        return made
+        return objects
     if lengths[0] == lengths[-1] and (lengths == lengths[0]).all():
-        made[:] = _alike(data, starts, int(lengths[0]))
-        return made
-    found = np.unique(lengths)
-    if len(found) * _ROWS_A_LENGTH > len(starts):
+        objects[:] = _alike(data, starts, int(lengths[0]))
+        return objects
+    distinct = np.unique(lengths)
+    if len(distinct) * _ROWS_A_LENGTH > len(starts):
         whole = memoryview(data)
-        made[:] = [bytes(whole[start:stop]) for start, stop in zip(starts.tolist(), (starts + lengths).tolist())]  # noqa: B905
-        return made
+        objects[:] = [bytes(whole[start:stop]) for start, stop in zip(starts.tolist(), (starts + lengths).tolist())]  # noqa: B905
+        return objects
     order, at = np.argsort(lengths, kind="stable"), 0
-    for length, stop in zip(found.tolist(), np.searchsorted(lengths[order], found, "right").tolist(), strict=True):
+    ends = np.searchsorted(lengths[order], distinct, "right")
+    for length, stop in zip(distinct.tolist(), ends.tolist(), strict=True):
         rows = order[at:stop]
-        made[rows] = _alike(data, starts[rows], length)
+        objects[rows] = _alike(data, starts[rows], length)
         at = stop
-    return made
+    return objects
 
 
 def _alike(data: Any, starts: Array, length: int) -> Any:
-    # Void scalars, unlike NumPy's bytes, keep the zeros they end with.
+    # Void scalars, unlike NumPy's bytes, keep trailing zeros.
     return _windows(data, length)[starts].astype(object) if length else b""
 
 
 def _windows(data: Any, size: int) -> Array:
-    # The bytes from each place on: views that overlap.
+    # Return the `size` bytes from each offset on, as overlapping views.
     return np.ndarray((max(len(data) - size + 1, 0),), f"V{size}", data, 0, (1,))
 
 
 def spans(starts: Array, lengths: Array) -> Array:
-    """Return the places of all bytes of rows, one row after the other.
+    """Return the offsets of all bytes of rows, in the order of the rows.
 
     >>> spans(np.array([3, 10]), np.array([2, 3]))
     array([ 3,  4, 10, 11, 12])
@@ -79,12 +80,12 @@ def spans(starts: Array, lengths: Array) -> Array:
 
 
 class RowPieces:
-    """Rows that are put together, piece by piece.
+    """Rows of bytes under construction, piece by piece.
 
     Parameters
     ----------
     num_rows
-        How many there are.
+        The number of rows.
 
     >>> rows = RowPieces(2)
     >>> rows.same(b"-")
@@ -99,36 +100,36 @@ class RowPieces:
         self.lengths: Array = np.zeros(num_rows, np.int64)
 
     def same(self, data: bytes) -> None:
-        """Bytes that all rows have."""
+        """Append the same bytes to all rows."""
         self.each(np.broadcast_to(np.frombuffer(data, np.uint8), (self._num_rows, len(data))))
 
     def each(self, data: Array) -> None:
-        """Bytes of which all rows have as many, shape ``(num_rows, size)``."""
+        """Append bytes to each row, shape ``(num_rows, size)``."""
         self._pieces.append((data, data.shape[1]))
         self.lengths = self.lengths + data.shape[1]
 
     def add(self, data: Array, lengths: Array) -> None:
-        """Bytes, one row's after the other, and how many each row has."""
+        """Append bytes, given as one array in the order of the rows, and their number for each row."""
         if self._num_rows and (lengths == lengths[0]).all():
             self.each(data.reshape(self._num_rows, int(lengths[0])))
         else:
             self._pieces.append((data, lengths))
             self.lengths = self.lengths + lengths
 
-    def extend(self, others: RowPieces) -> None:
-        """Append the pieces that other `RowPieces` have of the same rows."""
-        self._pieces.extend(others._pieces)
-        self.lengths = self.lengths + others.lengths
+    def extend(self, other: RowPieces) -> None:
+        """Append the pieces of other `RowPieces` for the same rows."""
+        self._pieces.extend(other._pieces)
+        self.lengths = self.lengths + other.lengths
 
     def joined(self) -> Array:
-        """Return all bytes, a row after the other."""
-        made = np.empty(int(self.lengths.sum()), np.uint8)
+        """Return all bytes in the order of the rows."""
+        content = np.empty(int(self.lengths.sum()), np.uint8)
         at = np.cumsum(self.lengths) - self.lengths
         for data, size in self._pieces:
             if isinstance(size, int):
                 if size and self._num_rows:
-                    _windows(made, size)[at] = np.ascontiguousarray(data).view(f"V{size}").reshape(-1)
+                    _windows(content, size)[at] = np.ascontiguousarray(data).view(f"V{size}").reshape(-1)
             else:
-                made[spans(at, size)] = data
+                content[spans(at, size)] = data
             at = at + size
-        return made
+        return content

@@ -1,4 +1,4 @@
-"""Named columns put together as elements."""
+"""Named columns combined into elements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Columns:
 
     @classmethod
     def of(cls, columns: Any, available: Sequence[str], kind: str = "column") -> Columns:
-        """From what users write.
+        """Create the assignment from a user's ``columns`` argument.
 
         Parameters
         ----------
@@ -41,24 +41,24 @@ class Columns:
             None for all, a list of names (elements are then dicts by name), or a structure of names in which
             a list stands for one array of all its columns.
         available
-            The names there are.
+            The names of the columns.
         kind
-            What messages call one.
+            The word for a column in messages.
 
         Raises
         ------
         ArgumentError
-            A name is not among them, something is no name, or there is no column at all.
+            A name is unknown or not a string, or there is no column.
         """
         if columns is None:
             return _all_of(tuple(available), kind)
         if isinstance(columns, list) and all(isinstance(name, str) for name in columns):
             columns = {name: name for name in columns}
-        # As Structure has it, None a leaf too: structures made in two ways would not be equal.
-        found, treespec = optree.tree_flatten(columns, is_leaf=lambda node: isinstance(node, list), none_is_leaf=True)
-        leaves = tuple(tuple(leaf) if isinstance(leaf, list) else leaf for leaf in found)
+        # None is a leaf, as in Structure: otherwise equal structures would not compare equal.
+        names, treespec = optree.tree_flatten(columns, is_leaf=lambda node: isinstance(node, list), none_is_leaf=True)
+        leaves = tuple(tuple(leaf) if isinstance(leaf, list) else leaf for leaf in names)
         if not leaves or () in leaves:
-            raise ArgumentError(f"{kind}s: an array of no {kind}s; there are {', '.join(map(repr, available))}")
+            raise ArgumentError(f"{kind}s: an array needs a {kind}; there are {', '.join(map(repr, available))}")
         known = frozenset(available)
         for name in (name for leaf in leaves for name in (leaf if isinstance(leaf, tuple) else (leaf,))):
             if not isinstance(name, str):
@@ -69,7 +69,7 @@ class Columns:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of all columns used, each once."""
+        """The names of all columns used, without repetition."""
         return list(
             dict.fromkeys(name for leaf in self.leaves for name in (leaf if isinstance(leaf, tuple) else (leaf,)))
         )
@@ -86,36 +86,36 @@ class Columns:
                 dtype = np.result_type(*[part.dtype for part in parts])
             except TypeError:
                 kinds = ", ".join(f"{name!r} ({part.dtype})" for name, part in zip(leaf, parts, strict=True))
-                raise ArgumentError(f"columns {kinds} have no dtype in common, so they make no array") from None
+                raise ArgumentError(f"columns {kinds} have no common dtype, so they cannot form an array") from None
             specs.append(ElementSpec(LONE, (TensorSpec((len(parts),), dtype),)))
         return ElementSpec.nest(self.structure, specs)
 
     def arrays(self, column: Callable[[str], Sequence[Any]]) -> list[Any]:
         """Return the leaves, shape ``(num_rows, ...)``, from those of each column."""
-        made: list[Any] = []
+        leaves: list[Any] = []
         for leaf in self.leaves:
             if isinstance(leaf, str):
-                made.extend(column(leaf))
+                leaves.extend(column(leaf))
             else:
-                made.append(_side_by_side([column(name)[0] for name in leaf]))
-        return made
+                leaves.append(_side_by_side([column(name)[0] for name in leaf]))
+        return leaves
 
 
 @lru_cache(maxsize=64)
 def _all_of(names: tuple[str, ...], kind: str) -> Columns:
-    # Asked for each split. Not by their structure: those are equal whose names come in another order.
+    # Cached by names, as it is called for each split; a structure does not tell the order of the names.
     return Columns.of(list(names), names, kind)
 
 
 def _scalar(name: str, spec: ElementSpec) -> TensorSpec:
     if spec.structure != LONE or spec.leaves[0].shape:
-        raise ArgumentError(f"column {name!r} holds arrays and cannot be one of several that make up an array")
+        raise ArgumentError(f"column {name!r} holds arrays and cannot be combined with other columns into one array")
     return spec.leaves[0]
 
 
 def _side_by_side(columns: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    # Two passes of whole cache lines are faster than one that writes every sixteenth float.
+    # Two passes over whole cache lines are faster than one that writes every 16th float.
     stacked = np.array(columns)
-    made: np.ndarray[Any, Any] = pooled_empty(stacked.shape[::-1], stacked.dtype)
-    np.copyto(made, stacked.T)
-    return made
+    array: np.ndarray[Any, Any] = pooled_empty(stacked.shape[::-1], stacked.dtype)
+    np.copyto(array, stacked.T)
+    return array

@@ -1,26 +1,26 @@
-"""Arrow tables as elements: what each type becomes, and what a null does.
+"""Conversion of Arrow tables to elements, by type, and of nulls.
 
 ==============================  ===============================================================
-a column of                     is, in an element
+a column of                     becomes, in an element
 ==============================  ===============================================================
 integers, floats, bools         the dtype of that name
 decimals                        float64, the nearest
-dates, timestamps               ``datetime64``: days, or the timestamp's own unit, UTC where it has a zone
+dates, timestamps               ``datetime64``: days, or the timestamp's own unit; in UTC if it has a zone
 times of day, durations         ``timedelta64``: since midnight, in the type's own unit
 text                            NumPy's ``StringDType``
 bytes, of any or a fixed size   Python's ``bytes`` as an object
-dictionaries, run ends          what they stand for
-types of extensions             what they are stored as
+dictionaries, run ends          their decoded values
+extension types                 their storage type
 fixed-size lists                an array with an axis more
-lists, list views               an array whose length differs; lists of such are `daskdist.Ragged`
+lists, list views               an array of varying length; lists of lists are `daskdist.Ragged`
 structs                         a dict by name
-nothing but nulls               float64, NaN
+nulls only                      float64, NaN
 ==============================  ===============================================================
 
-A null is NaN in a float column and NaT in a time column. In any other it is an error that names the column, unless
-``missing`` says what stands for it there; NaN for a column of integers makes that float64. Of a column of lists it
-stands for a null within them, but ``[]`` for a null in the place of a list. Of a null struct all fields are null, and
-what stands for them is a dict by field.
+A null is NaN in a float column and NaT in a time column. In any other column it is an error that names the column,
+unless ``missing`` gives a replacement; NaN for a column of integers makes it float64. In a column of lists the
+replacement is for nulls within the lists, and ``[]`` is for null lists. In a null struct all fields are null; the
+replacement is a dict by field.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class TableReader:
     Parameters
     ----------
     columns
-        Which columns, in what structure: see `Columns.of`.
+        The columns and their structure; see `Columns.of`.
     missing
-        What stands for a null, by column.
+        The replacement of nulls, by column.
     partitions
-        The columns that the names of directories make.
+        The columns encoded in the names of directories.
     """
 
     columns: Any = None
@@ -69,7 +69,7 @@ class TableReader:
         Raises
         ------
         ArgumentError
-            There is no such column.
+            A column does not exist.
         """
         return Columns.of(self.columns, [*names, *(name for name in self.partitions.names if name not in names)])
 
@@ -91,9 +91,9 @@ class TableReader:
         Raises
         ------
         FileError
-            A column is of a type that no array holds.
+            No array can hold the type of a column.
         ArgumentError
-            There is no such column, or what stands for a null does not.
+            A column does not exist, or a replacement does not fit its column.
         """
         if self.missing is not None and not isinstance(self.missing, Mapping):
             raise ArgumentError(f"missing is {self.missing!r:.80}; give a dict by column: {{'count': -1}}")
@@ -112,19 +112,19 @@ class TableReader:
         Parameters
         ----------
         table
-            An Arrow table or record batch with the columns to be read, and others.
+            An Arrow table or record batch that has the columns to read.
         label
-            Where they are from.
+            The origin of the rows, for messages.
         path
-            Of the file, for what its directories say.
+            The path of the file, which has the values of partition columns.
         """
         schema = table.schema
         columns = self.chosen(schema.names)
-        # As most are: of one piece, whose columns are arrays and not lists of them.
+        # Most tables have one piece, whose columns are arrays rather than chunks.
         pieces = table.to_batches() if hasattr(table, "to_batches") else []
         piece = pieces[0] if len(pieces) == 1 else table
-        found = _by_name(schema.names, piece.columns)
-        arrays = columns.arrays(lambda name: self._leaves(found, piece.num_rows, name, label, path))
+        by_name = _by_name(schema.names, piece.columns)
+        arrays = columns.arrays(lambda name: self._leaves(by_name, piece.num_rows, name, label, path))
         return Block(self._structure(columns, schema, path), arrays, label)
 
     def _structure(self, columns: Columns, schema: Any, path: str) -> Structure:
@@ -136,7 +136,7 @@ class TableReader:
     def _column_spec(self, kinds: Mapping[str, Any], schema: Any, name: str, path: str) -> ElementSpec:
         kind = kinds.get(name)
         if kind is None and len(schema.get_all_field_indices(name)) > 1:
-            raise FileError(f"{path}: two columns are called {name!r}; leave them out, or name them apart")
+            raise FileError(f"{path}: two columns are called {name!r}; leave them out, or rename one")
         if kind is None:
             return ElementSpec(LONE, (TensorSpec((), self.partitions.dtype(name)),))
         missing = (self.missing or {}).get(name)
@@ -144,24 +144,24 @@ class TableReader:
             return _number_spec(kind)
         return spec_of(kind, f"{path}: column {name!r}", missing)
 
-    def _leaves(self, found: Mapping[str, Any], num_rows: int, name: str, label: str, path: str) -> Sequence[Any]:
-        column = found.get(name)
+    def _leaves(self, columns: Mapping[str, Any], num_rows: int, name: str, label: str, path: str) -> Sequence[Any]:
+        column = columns.get(name)
         if column is None:
             return [np.full(num_rows, self.partitions.value(name, path), self.partitions.dtype(name))]
         missing = (self.missing or {}).get(name)
         if missing is None and not column.null_count and column.type.id in _numbers() and hasattr(column, "buffers"):
-            # There may be very many of these, for which the sentences of messages would take longer than they.
+            # Fast path for many small columns: composing the label for messages would take longer than the conversion.
             return [column.to_numpy()]
         return leaves_of(_whole(column), f"{label}: column {name!r}", missing)
 
 
 def _by_name(names: Sequence[str], columns: Sequence[Any]) -> dict[str, Any]:
-    # Without those that are called as another.
-    found = dict(zip(names, columns, strict=True))
-    if len(found) < len(names):
+    # Leave out the columns whose name occurs twice.
+    by_name = dict(zip(names, columns, strict=True))
+    if len(by_name) < len(names):
         counts = Counter(names)
-        found = {name: column for name, column in found.items() if counts[name] == 1}
-    return found
+        by_name = {name: column for name, column in by_name.items() if counts[name] == 1}
+    return by_name
 
 
 @cache
@@ -170,7 +170,7 @@ def _number_spec(kind: Any) -> ElementSpec:
 
 
 def _try_out(missing: Any, kind: Any, where: str) -> None:
-    # See whether something can stand for a null, by having it stand for one.
+    # Check a replacement by replacing a null.
     import pyarrow as pa
 
     if (_is_list(kind) or pa.types.is_fixed_size_list(kind)) and not isinstance(missing, (list, tuple)):
@@ -190,14 +190,14 @@ def spec_of(kind: Any, where: str, missing: Any = None) -> ElementSpec:
     kind
         The type.
     where
-        What a message calls the column.
+        The name of the column in messages.
     missing
-        What stands for a null.
+        The replacement of nulls.
 
     Raises
     ------
     FileError
-        The type has no place in an element.
+        No element can hold the type.
     """
     import pyarrow as pa
 
@@ -229,9 +229,9 @@ def _array_spec(kind: Any, where: str, missing: Any) -> TensorSpec:
 
     inner = spec_of(kind.value_type, where, _within(missing))
     if inner.structure != LONE:
-        raise FileError(f"{where} holds lists of structs, which make no array; leave it out")
+        raise FileError(f"{where} holds lists of structs, which cannot form an array; leave it out")
     if None in inner.leaves[0].shape and pa.types.is_fixed_size_list(kind):
-        raise FileError(f"{where} holds fixed-size lists of lists that differ in length; leave it out")
+        raise FileError(f"{where} holds fixed-size lists of lists of different lengths; leave it out")
     leaf: TensorSpec = inner.leaves[0]
     return leaf
 
@@ -256,7 +256,7 @@ def _is_view(kind: Any) -> bool:
 
 
 def _stored_as(kind: Any) -> Any:
-    # The type of the values of what is only another way to write them down; None where it is none.
+    # Return the type of the decoded values of a dictionary, run-end or extension type; None for other types.
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
@@ -298,7 +298,7 @@ def _dtype(kind: Any, where: str, missing: Any) -> np.dtype[Any]:
         return np.dtype(f"datetime64[{kind.unit}]")
     if types.is_time(kind) or types.is_duration(kind):
         return np.dtype(f"timedelta64[{kind.unit}]")
-    raise FileError(f"{where} is of type {kind}, which no array holds; leave it out")
+    raise FileError(f"{where} is of type {kind}, which no array can hold; leave it out")
 
 
 def _is_text(kind: Any) -> bool:
@@ -315,7 +315,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def _whole(column: Any) -> Any:
-    # One array, of a column of a table or of a record batch.
+    # Return a column of a table or of a record batch as one array.
     import pyarrow as pa
 
     if not isinstance(column, pa.ChunkedArray):
@@ -334,20 +334,20 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
     array
         The array.
     where
-        What a message calls the column.
+        The name of the column in messages.
     missing
-        What stands for a null.
+        The replacement of nulls.
 
     Raises
     ------
     FileError
-        There is a null, and nothing that stands for it.
+        There is a null without a replacement.
     """
     import pyarrow as pa
 
     types, kind = pa.types, array.type
     if kind.id in _numbers() and missing is None and not array.null_count:
-        # Numbers without nulls, as most columns are.
+        # Most columns are numbers without nulls.
         return [array.to_numpy()]
     if isinstance(kind, pa.BaseExtensionType):
         return leaves_of(array.storage, where, missing)
@@ -364,7 +364,7 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
             return [texts]
         return leaves_of(array.dictionary_decode(), where, missing)
     if types.is_struct(kind):
-        # With the nulls of the structs themselves.
+        # flatten() merges the nulls of the structs into their fields.
         parts = array.flatten()
         order = sorted(range(kind.num_fields), key=lambda k: kind.field(k).name)
         return [
@@ -381,12 +381,12 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
     return [_flat(array, where, missing)]
 
 
-# Arrow's types of text and bytes for which it has few functions, by name, for old versions of pyarrow lack some.
+# Arrow's view types, which few functions support -> types that they do; by name, as old versions of pyarrow lack some.
 _VIEWS: Final = {"string_view": "large_string", "binary_view": "large_binary"}
 
 
 def _without_views(array: Any) -> Any:
-    # The same values, of a type that Arrow can take, decode and fill in.
+    # Cast to a type that Arrow's functions support.
     return array.cast(_VIEWS[str(array.type)]) if str(array.type) in _VIEWS else array
 
 
@@ -402,7 +402,7 @@ def _runs_without_views(array: Any) -> Any:
 
 @cache
 def _numbers() -> frozenset[int]:
-    # The types that are numbers here and there.
+    # Return the ids of the number types that Arrow and NumPy share.
     import pyarrow as pa
 
     integers = [getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -422,7 +422,7 @@ def _within(missing: Any) -> Any:
 def _ragged(array: Any, where: str, missing: Any) -> Ragged:
     is_for_lists = isinstance(missing, (list, tuple))
     if is_for_lists and missing:
-        raise ArgumentError(f"missing: only [] can stand for a list that is missing, and for {where} it is {missing!r}")
+        raise ArgumentError(f"missing: only [] can replace a missing list, but for {where} missing is {missing!r}")
     if not is_for_lists:
         _refuse_nulls(array, where)
     if not is_for_lists and not _is_view(array.type):
@@ -436,14 +436,14 @@ def _ragged(array: Any, where: str, missing: Any) -> Ragged:
     if values.null_count and _within(missing) is None and _lacks_null(values.type):
         row = int(np.searchsorted(splits, _first_null(values), "right")) - 1
         raise FileError(
-            f"{where}: the list in row {row} of it has a null, and {values.type} has no value for that, as floats have "
-            "NaN and times NaT; say what stands for it with missing={column: value}, or leave the column out"
+            f"{where}: the list in its row {row} has a null, and {values.type} has no value for that, as floats have "
+            "NaN and times NaT; give a replacement with missing={column: value}, or leave the column out"
         )
     return Ragged(_lone(values, f"{where}, within its lists", _within(missing)), splits)
 
 
 def _lacks_null(kind: Any) -> bool:
-    # Of plain values: those of nested ones say themselves which they are.
+    # Only plain values are checked here: nested ones report their own nulls.
     import pyarrow as pa
 
     types = pa.types
@@ -462,7 +462,7 @@ def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
     kind = array.type
     dtype = _dtype(kind, where, missing)
     if pa.types.is_decimal(kind):
-        # Not every width of them has a cast of its own.
+        # Arrow cannot cast every width of decimals directly.
         array = array.cast(pa.float64())
     if array.null_count and missing is not None:
         array = _filled(array, where, missing, dtype)
@@ -471,20 +471,20 @@ def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
     if dtype == _TEXT:
         return texts_of(array)
     if dtype == _BYTES:
-        made = np.empty(len(array), dtype)
-        made[:] = array.to_pylist()
-        return made
+        objects = np.empty(len(array), dtype)
+        objects[:] = array.to_pylist()
+        return objects
     if pa.types.is_null(kind):
         return np.full(len(array), np.nan)
     if pa.types.is_time(kind):
-        # As the integers they are, which may be missing too.
+        # Convert as integers, where nulls are possible.
         numbers = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
         array = numbers.cast(pa.int64()).cast(pa.duration(kind.unit))
-    found: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
-    return found if found.dtype == dtype else found.astype(dtype)
+    values: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
+    return values if values.dtype == dtype else values.astype(dtype)
 
 
-# Texts that are made at a time, and the longest that are cheaper made of bytes than of Python's own.
+# The number of texts to convert at a time, and the most bytes of a text for which NumPy's bytes are faster than `str`.
 _NUM_TEXTS: Final = 65_536
 _SHORT_BYTES: Final = 64
 
@@ -493,21 +493,21 @@ def texts_of(array: Any) -> np.ndarray[Any, Any]:
     """Convert an Arrow array of text without nulls, shape ``(num_rows,)``, dtype ``StringDType``."""
     import pyarrow as pa
 
-    made = np.empty(len(array), _TEXT)
+    texts = np.empty(len(array), _TEXT)
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
         array = array.cast(pa.large_string())
     for start in range(0, len(array), _NUM_TEXTS):
         part = array.slice(start, _NUM_TEXTS)
         short = _of_short(part)
         if short is None:
-            made[start : start + len(part)] = part.to_pylist()
+            texts[start : start + len(part)] = part.to_pylist()
         else:
-            _fill_from_bytes(made[start : start + len(part)], short)
-    return made
+            _fill_from_bytes(texts[start : start + len(part)], short)
+    return texts
 
 
 def _repeated_texts(array: Any) -> np.ndarray[Any, Any] | None:
-    # Texts of a dictionary without nulls, by its words as NumPy bytes; None where that is not possible.
+    # Convert a dictionary array without nulls by its words as NumPy bytes; None if that is not possible.
     import pyarrow as pa
 
     words = array.dictionary
@@ -515,15 +515,15 @@ def _repeated_texts(array: Any) -> np.ndarray[Any, Any] | None:
     short = _of_short(words) if is_plain and len(words) and not array.null_count and not words.null_count else None
     if short is None:
         return None
-    made, indices = np.empty(len(array), _TEXT), array.indices.to_numpy()
+    texts, indices = np.empty(len(array), _TEXT), array.indices.to_numpy()
     for start in range(0, len(array), _NUM_TEXTS):
         part = slice(start, start + _NUM_TEXTS)
-        _fill_from_bytes(made[part], short[indices[part]])
-    return made
+        _fill_from_bytes(texts[part], short[indices[part]])
+    return texts
 
 
 def _fill_from_bytes(texts: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
-    # By an iterator's buffer: an assignment takes bytes of most lengths for unaligned, and makes each text twice.
+    # Use an iterator's buffer: an assignment takes bytes of most lengths for unaligned, and creates each text twice.
     done = 0
     with np.nditer(
         texts, ["buffered", "external_loop", "refs_ok"], ["writeonly"], values.dtype, casting="unsafe", buffersize=2048
@@ -534,8 +534,8 @@ def _fill_from_bytes(texts: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) 
 
 
 def _of_short(array: Any) -> Any:
-    # Texts as NumPy's bytes of one length, which it makes into texts much faster than Python's; None where that
-    # would be a waste, or would lose what they end with.
+    # Return texts as NumPy's bytes of one length, which convert much faster than Python's; None if padding would waste
+    # too much memory or trailing zeros would be lost.
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -573,6 +573,6 @@ def _refuse_nulls(array: Any, where: str) -> None:
         what = "1 null" if array.null_count == 1 else f"{array.null_count} nulls"
         advice = "missing={column: []} for lists without values" if _is_list(array.type) else "missing={column: value}"
         raise FileError(
-            f"{where} of type {array.type} has {what}, the first in row {_first_null(array)}, and only floats have "
-            f"NaN and times NaT; say what stands for them with {advice}, or leave it out"
+            f"{where} of type {array.type} has {what}, the first in row {_first_null(array)}, but only floats have "
+            f"NaN and times NaT; give a replacement with {advice}, or leave it out"
         )

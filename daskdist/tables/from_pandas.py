@@ -1,8 +1,8 @@
-"""Columns of dataframes as elements: as those of Arrow tables, whatever kind of column pandas has them in.
+"""Conversion of dataframe columns to elements, as for Arrow tables, whatever pandas stores the columns in.
 
-Columns of NumPy's numbers, bools and times are taken as they are. All others (nullable and categorical ones, text,
-times with a zone, those of Arrow) become Arrow arrays, so that `from_arrow` tells their dtypes and nulls. What
-a column of objects holds is known only by its values; so is what categories are that are not known yet.
+Columns of NumPy's numbers, bools and times are used as they are. All others (nullable, categorical, text, times with a
+zone, Arrow types) become Arrow arrays, so that `from_arrow` decides their dtypes and nulls. The dtype of a column of
+objects or of unknown categories is known only from its values.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class FrameReader:
     Parameters
     ----------
     columns
-        Which columns make up which leaf.
+        The assignment of columns to leaves.
     labels
-        What the dataframe calls each of them, where that is no text; by name.
+        The dataframe's label of each column, which may not be text, by name.
     missing
-        What stands for a null, by name.
+        The replacement of nulls, by name.
     """
 
     columns: Columns
@@ -44,12 +44,12 @@ class FrameReader:
 
     @classmethod
     def of(cls, frame: Any, columns: Any, missing: Mapping[str, Any] | None) -> FrameReader:
-        """Create a reader for a dataframe, Dask's or pandas'.
+        """Create a reader for a Dask or pandas dataframe.
 
         Raises
         ------
         ArgumentError
-            There is no such column, or two have one name.
+            A column does not exist, or two have the same name.
         """
         labels = {str(label): label for label in frame.columns}
         if len(labels) < len(frame.columns):
@@ -59,8 +59,8 @@ class FrameReader:
         for name in missing or ():
             if name not in labels:
                 raise ArgumentError(f"missing: no column {name!r}; there are {', '.join(map(repr, labels))}")
-        made = Columns.of(columns, list(labels))
-        return cls(made, {name: labels[name] for name in made.names}, dict(missing or {}))
+        chosen = Columns.of(columns, list(labels))
+        return cls(chosen, {name: labels[name] for name in chosen.names}, dict(missing or {}))
 
     def spec(self, frame: Any) -> ElementSpec:
         """Return the spec of an element, given a dataframe without rows.
@@ -68,9 +68,9 @@ class FrameReader:
         Raises
         ------
         SpecUnknown
-            A column is of objects, or of categories that are not known yet.
+            A column is of objects, or its categories are not known yet.
         ArgumentError
-            No array holds what a column has.
+            No array can hold the values of a column.
         """
         return self.columns.spec(lambda name: self._column_spec(name, frame[self.labels[name]]))
 
@@ -80,7 +80,7 @@ class FrameReader:
         Raises
         ------
         ArgumentError
-            A column has nulls and nothing that stands for them, or what no array holds.
+            A column has nulls without a replacement, or values that no array can hold.
         """
         if not len(frame):
             return Bundle(self.columns.structure, [], label)
@@ -99,10 +99,10 @@ class FrameReader:
         if _is_plain(dtype) and name not in self.missing:
             return ElementSpec(LONE, (TensorSpec((), dtype),))
         if isinstance(dtype, np.dtype) and dtype.kind == "O":
-            raise SpecUnknown(f"what the column {name!r} of objects holds is known only when it is computed")
+            raise SpecUnknown(f"the values of the object column {name!r} are known only when it is computed")
         categories = getattr(dtype, "categories", None)
         if categories is not None and _UNKNOWN in categories:
-            raise SpecUnknown(f"what the categories of {name!r} are is known only when they are computed")
+            raise SpecUnknown(f"the categories of {name!r} are known only when they are computed")
         return self._spec_of(name, self._array(name, column, "the dataframe"), "the dataframe")
 
     def _spec_of(self, name: str, array: Any, label: str) -> ElementSpec:
@@ -119,13 +119,13 @@ class FrameReader:
         import pyarrow as pa
 
         try:
-            made = pa.array(column, from_pandas=True)
+            converted = pa.array(column, from_pandas=True)
         except (pa.ArrowException, ValueError, TypeError, NotImplementedError, OverflowError) as error:
             raise ArgumentError(
-                f"from_dask: {label}: column {name!r} of {column.dtype} makes no array: {error}; leave it out, or make "
-                "its values alike"
+                f"from_dask: {label}: column {name!r} of {column.dtype} cannot become an array: {error}; leave it out, "
+                "or give its values one type"
             ) from None
-        return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+        return converted.combine_chunks() if isinstance(converted, pa.ChunkedArray) else converted
 
     def _leaves(self, name: str, array: Any, label: str) -> Sequence[Any]:
         if isinstance(array, np.ndarray):

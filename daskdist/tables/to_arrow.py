@@ -1,20 +1,20 @@
-"""Elements as Arrow tables: the way back from `from_arrow`.
+"""Conversion of elements to Arrow tables, the inverse of `from_arrow`.
 
 ====================================  =============================================
-a leaf of                             is a column of
+a leaf of                             becomes a column of
 ====================================  =============================================
 bools, integers, floats to 64 bits    the type of that name
 text                                  text; NumPy's ``str_`` too
 bytes                                 bytes; NumPy's ``bytes_`` too
-``datetime64``                        dates where the unit is days, else timestamps
+``datetime64``                        dates if the unit is days, else timestamps
 ``timedelta64``                       durations
-arrays of one shape                   fixed-size lists, one in the other
-arrays whose length differs           lists
+arrays of one shape                   nested fixed-size lists
+arrays of varying length              lists
 `Ragged`                              lists of lists
 ====================================  =============================================
 
-A dict has a column for each name and a tuple one for each place, named by its number; within another they are
-structs. What is no nest is a column called ``value``. NaT is a null.
+A dict has a column for each name, and a tuple has one for each place, named by its number; nested dicts and tuples are
+structs. The column of an element that is a single leaf is called ``value``. NaT becomes a null.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, Shape, TensorSpec
 from daskdist.errors import ArgumentError
 
-# The name of the column of an element that is no nest.
+# The name of the column of an element that is a single leaf.
 LONE_NAME: Final = "value"
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _UNITS: Final = {"M": ("D", "s", "ms", "us", "ns"), "m": ("s", "ms", "us", "ns")}
-# Kinds of dtype that make one type of column.
+# Kinds of dtype that share a type of column.
 _TOGETHER: Final = ("TU", "OS")
 
 
 def columns_of(rows: Rows) -> list[Any]:
-    """Return each leaf as an array or `Ragged`, shape ``(num_rows, ...)``; a list of values where rows are a list."""
+    """Return each leaf as an array or `Ragged`, shape ``(num_rows, ...)``; for a bundle, as a list of values."""
     if isinstance(rows, Block):
         return list(rows.leaves)
     if isinstance(rows, Batches) and rows.inners is None and isinstance(rows.rows, Block):
@@ -52,14 +52,14 @@ def columns_of(rows: Rows) -> list[Any]:
 
 
 def _cuts(rows: Any, bounds: Any) -> Any:
-    # Batches as rows of one array: a view.
+    # Return batches of rows of one array as a view.
     chunks = Ragged(rows[bounds[0] : bounds[-1]], bounds - bounds[0])
     lengths = chunks.row_lengths
     return chunks.dense() if (lengths == lengths[:1]).all() else chunks
 
 
 def no_rows(spec: ElementSpec) -> Block:
-    """Return a block without rows of a spec; leaves whose length may differ are `Ragged`."""
+    """Return an empty block of a spec; leaves of varying length are `Ragged`."""
     return Block(spec.structure, [_no_rows(_axes(leaf), leaf.dtype) for leaf in spec.leaves])
 
 
@@ -70,7 +70,7 @@ def _no_rows(axes: Shape, dtype: np.dtype[Any]) -> Any:
 
 
 def _axes(leaf: TensorSpec) -> Shape:
-    # The axes of a leaf as a column has them: its `Ragged` are lists of any length.
+    # Return the axes of a leaf in a column, where `Ragged` rows are lists of any length.
     return (None, *leaf.shape[1:]) if isinstance(leaf, RaggedTensorSpec) else leaf.shape
 
 
@@ -78,12 +78,12 @@ def _axes(leaf: TensorSpec) -> Shape:
 
 
 def check_columns(spec: ElementSpec) -> None:
-    """See whether elements make columns.
+    """Check that elements can become columns.
 
     Raises
     ------
     ArgumentError
-        A leaf or a structure makes none; the message says which, and what to do.
+        A leaf or a structure cannot; the message says which, and what to do.
     """
     for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
         reason = _refused(leaf)
@@ -98,26 +98,26 @@ def called(path: str) -> str:
 
 
 def _refused(leaf: TensorSpec) -> str:
-    # Why a leaf makes no column; nothing where it does.
+    # Return the reason why a leaf cannot become a column; empty if it can.
     dtype, axes = leaf.dtype, _axes(leaf)
     if isinstance(leaf, DatasetSpec):
-        return "columns hold arrays; make arrays of it first, with flat_map(lambda window: window.batch(...))"
+        return "columns hold arrays; convert it to arrays first, with flat_map(lambda window: window.batch(...))"
     if dtype.kind == "c":
-        return "columns hold no complex numbers; make two leaves of it with map, x.real and x.imag"
+        return "columns cannot hold complex numbers; split it into two leaves with map, x.real and x.imag"
     if dtype.kind in _UNITS and not _has_unit(dtype):
         units = ", ".join(_UNITS[dtype.kind])
         return f"columns count time in {units}; change it with map, such as x.astype('{dtype.kind}8[s]')"
     if dtype.kind == "T" and dtype != _TEXT:
-        return "a column has no place for text that may be missing; fill it in with map"
+        return "a column cannot hold text with a missing value; fill it in with map"
     if dtype.kind not in "biufMmSUTO" or (dtype.kind == "f" and dtype.itemsize > 8):
-        return "columns hold bools, numbers of up to 64 bits, times, text and bytes; make one of these of it with map"
+        return "columns hold bools, numbers of up to 64 bits, times, text and bytes; convert it to these with map"
     if None in axes[_num_lists(axes) :] or (_num_lists(axes) > 1 and not isinstance(leaf, RaggedTensorSpec)):
         return (
-            "only the length of its first axis may differ; make it flat with map, x.reshape(-1), and keep "
-            "np.array(x.shape) in a leaf beside it"
+            "only the length of its first axis may vary; flatten it with map, x.reshape(-1), and keep "
+            "np.array(x.shape) in another leaf"
         )
     if 0 in axes:
-        return "arrays without values make no column; leave it out with map"
+        return "empty arrays cannot become a column; leave it out with map"
     return ""
 
 
@@ -139,12 +139,12 @@ def _check_names(treespec: Any) -> None:
 
 
 def fields(treespec: Any) -> list[tuple[str, int]]:
-    """Return the name of each column that a nest makes, in the order given, and the place of its child.
+    """Return the names of a nest's columns in the user's order, each with the index of its child.
 
     Raises
     ------
     ArgumentError
-        The nest is empty, of a class of its own, or two of its names are alike as text.
+        The nest is empty, neither a dict nor a tuple, or two of its names are the same as text.
     """
     kind = treespec.type
     if kind is tuple:
@@ -153,16 +153,16 @@ def fields(treespec: Any) -> list[tuple[str, int]]:
         named = list(zip(kind._fields, range(treespec.num_children), strict=True))
     elif isinstance(kind, type) and issubclass(kind, dict):
         places = {name: place for place, name in enumerate(treespec.entries())}
-        # Children come sorted; only a dict tells in which order they were given.
+        # Children are sorted; only a rebuilt dict has the user's order.
         named = [(str(name), places[name]) for name in treespec.unflatten(range(treespec.num_leaves))]
     else:
-        raise ArgumentError(f"columns are made of dicts and tuples, not of {kind.__name__}; make it one with map")
+        raise ArgumentError(f"columns need dicts and tuples, not {kind.__name__}; convert it with map")
     if not named:
-        raise ArgumentError(f"an empty {kind.__name__} makes no column; leave it out with map")
+        raise ArgumentError(f"an empty {kind.__name__} cannot become a column; leave it out with map")
     names = [name for name, _ in named]
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:
-        raise ArgumentError(f"two columns would be called {twice!r}; give other names with map")
+        raise ArgumentError(f"two columns would be called {twice!r}; rename one with map")
     return named
 
 
@@ -170,19 +170,19 @@ def fields(treespec: Any) -> list[tuple[str, int]]:
 
 
 def table_of(rows: Rows, spec: ElementSpec | None = None) -> Any:
-    """Elements as an Arrow table, a row each.
+    """Convert elements to an Arrow table with a row for each.
 
     Parameters
     ----------
     rows
         The elements.
     spec
-        What they are to be, so that tables of other elements have the same columns; that of these if None.
+        The spec they must have, so that tables of other elements have the same columns; None for their own.
 
     Raises
     ------
     ArgumentError
-        They make no columns, or are not of the spec; the message says which leaf of which element.
+        They cannot become columns, or do not have the spec; the message names the leaf and the element.
     """
     import pyarrow as pa
 
@@ -190,18 +190,18 @@ def table_of(rows: Rows, spec: ElementSpec | None = None) -> Any:
         spec = _spec_of(rows)
         check_columns(spec)
     if rows.structure != spec.structure:
-        raise ArgumentError(f"elements are {rows.structure}, and {spec.structure} is expected; make all alike with map")
+        raise ArgumentError(f"elements are {rows.structure}, but {spec.structure} is expected; convert them with map")
     arrays = []
     for path, leaf, column in zip(spec.structure.paths, spec.leaves, columns_of(rows), strict=True):
         try:
             arrays.append(_arrow(_fitted(_whole(column, leaf), _axes(leaf), leaf)))
         except _ConversionError as error:
             raise ArgumentError(
-                f"{called(path)} of {rows.where(error.place)} is {error}, where {leaf} is expected; "
-                "make all of them one with map"
+                f"{called(path)} of {rows.where(error.place)} is {error}, but {leaf} is expected; "
+                "convert all of them to one kind with map"
             ) from None
         except (pa.ArrowException, ValueError, OverflowError) as error:
-            raise ArgumentError(f"{called(path)}, {leaf}, makes no column: {error}") from None
+            raise ArgumentError(f"{called(path)}, {leaf}, cannot become a column: {error}") from None
     return pa.table(_named(spec.structure.treespec, iter(arrays)))
 
 
@@ -217,8 +217,8 @@ def _column(treespec: Any, leaves: Iterator[Any]) -> Any:
 
     if treespec.is_leaf():
         return next(leaves)
-    found = _named(treespec, leaves)
-    return pa.StructArray.from_arrays(list(found.values()), list(found))
+    by_name = _named(treespec, leaves)
+    return pa.StructArray.from_arrays(list(by_name.values()), list(by_name))
 
 
 class _ConversionError(Exception):
@@ -229,7 +229,7 @@ class _ConversionError(Exception):
 
 
 def _spec_of(rows: Rows) -> ElementSpec:
-    # The narrowest that holds all of them.
+    # Return the narrowest spec that holds all elements.
     leaves = []
     for path, column in zip(rows.structure.paths, columns_of(rows), strict=True):
         specs = list(map(_spec_of_value, column)) if isinstance(column, list) else [_spec_of_column(column)]
@@ -237,14 +237,14 @@ def _spec_of(rows: Rows) -> ElementSpec:
         for spec in specs[1:]:
             common = common and common.most_general_common_spec(spec)
         if common is None:
-            raise ArgumentError(f"{called(path)} comes in several dtypes or ranks; make all of them one with map")
+            raise ArgumentError(f"{called(path)} comes in several dtypes or ranks; convert all of them to one with map")
         leaves.append(common)
     return ElementSpec(rows.structure, tuple(leaves))
 
 
 def _spec_of_value(value: Any) -> TensorSpec:
     spec = TensorSpec.of(value)
-    # Words of different lengths differ in dtype.
+    # NumPy's fixed-width words of different lengths differ in dtype, so one dtype stands for all.
     words: dict[str, np.dtype[Any]] = {"U": _TEXT, "S": np.dtype(object)}
     return TensorSpec(spec.shape, words[spec.dtype.kind]) if spec.dtype.kind in words else spec
 
@@ -255,7 +255,7 @@ def _spec_of_column(column: Any) -> TensorSpec:
 
 
 def _whole(column: Any, leaf: TensorSpec) -> Any:
-    # One array or `Ragged`, of a column that may be the list of its values.
+    # Return a column, which may be a list of values, as one array or `Ragged`.
     if not isinstance(column, list):
         _check_dtype(column, leaf, 0)
         return column
@@ -268,18 +268,18 @@ def _whole(column: Any, leaf: TensorSpec) -> Any:
         _check_dtype(column[place], leaf, place)
         _check_shape(column[place], leaf, place)
     if isinstance(column[0], (np.str_, np.bytes_)):
-        # As an array of words they would lose the zeros they end with.
-        made = np.empty(len(column), _TEXT if isinstance(column[0], np.str_) else object)
-        made[:] = [str(value) if isinstance(value, np.str_) else bytes(value) for value in column]
-        return made
+        # A fixed-width array would lose trailing zeros.
+        values = np.empty(len(column), _TEXT if isinstance(column[0], np.str_) else object)
+        values[:] = [str(value) if isinstance(value, np.str_) else bytes(value) for value in column]
+        return values
     return Ragged.of(column) if _axes(leaf)[:1] == (None,) else np.stack(column)
 
 
 def _check_dtype(value: Any, leaf: TensorSpec, place: int) -> None:
     if not isinstance(value, (np.ndarray, np.generic, Ragged)):
-        raise _ConversionError(f"{type(value).__name__}, which is no array in the memory of the host", place)
-    given, wanted = _native(value.dtype), _native(leaf.dtype)
-    if given != wanted and not any(given.kind in kinds and wanted.kind in kinds for kinds in _TOGETHER):
+        raise _ConversionError(f"{type(value).__name__}, which is not an array in host memory", place)
+    actual, expected = _native(value.dtype), _native(leaf.dtype)
+    if actual != expected and not any(actual.kind in kinds and expected.kind in kinds for kinds in _TOGETHER):
         raise _ConversionError(_kind(value), place)
 
 
@@ -300,7 +300,7 @@ def _kind(value: Any) -> str:
 
 
 def _fitted(column: Any, axes: Shape, leaf: TensorSpec) -> Any:
-    # Lists where a length may differ, though it does not here, and arrays where it may not.
+    # Return lists where the spec lets a length vary, even if it does not here, and arrays elsewhere.
     if axes and axes[0] is None:
         if isinstance(column, Ragged):
             return Ragged(_fitted(column.values, axes[1:], leaf), column.row_splits)
@@ -330,10 +330,10 @@ def _arrow(column: Any) -> Any:
     if isinstance(column, Ragged):
         splits = pa.array(column.row_splits.astype(np.int64, copy=False))
         return pa.LargeListArray.from_arrays(splits, _arrow(column.values))
-    made = _flat(column.reshape(-1))
+    array = _flat(column.reshape(-1))
     for size in reversed(column.shape[1:]):
-        made = pa.FixedSizeListArray.from_arrays(made, size)
-    return made
+        array = pa.FixedSizeListArray.from_arrays(array, size)
+    return array
 
 
 def _flat(values: np.ndarray[Any, Any]) -> Any:
@@ -347,19 +347,19 @@ def _flat(values: np.ndarray[Any, Any]) -> Any:
     if kind == "T":
         try:
             return pa.array(values, pa.large_string())
-        # Older ones do not know NumPy's text.
+        # Older versions of pyarrow do not know NumPy's text.
         except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
             return pa.array(values.tolist(), pa.large_string())
     if values.dtype == "M8[D]":
-        # Arrow counts days in 32 bits, and would take the lowest of 64 without a word.
+        # Arrow counts days in 32 bits, and would silently truncate 64.
         days = values.astype(np.int64)[~np.isnat(values)]
         if len(days) and not -(2**31) <= days.min() <= days.max() < 2**31:
-            raise ValueError(f"dates from {values.min()} to {values.max()} are not all within those that columns hold")
+            raise ValueError(f"dates from {values.min()} to {values.max()} are not all in the range of a date column")
     return pa.array(values if values.dtype.isnative else values.astype(_native(values.dtype)))
 
 
 def _only_bytes(values: Sequence[Any]) -> Sequence[Any]:
-    # Arrow would take text for its bytes, and None for a null.
+    # Arrow would encode text as bytes, and take None for a null.
     for kind in set(map(type, values)):
         if not issubclass(kind, bytes):
             raise ValueError(f"an array of objects holds {kind.__name__}, and only bytes are written")

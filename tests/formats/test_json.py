@@ -260,7 +260,7 @@ def test_what_the_message_says_to_write_helps(write):
         ('{"a": -1}\n{"a": 18446744073709551615}\n', "is negative in some records, and too large for int64"),
         ('{"a": 99999999999999999999}\n', "is 99999999999999999999, which no whole number of 64 bits is"),
         ('{"a": ' + "[" * 100 + "]" * 100 + "}\n", "is nested more than 32 deep"),
-        ('{"a": [{"b": 1}]}\n', "lists of structs, which make no array"),
+        ('{"a": [{"b": 1}]}\n', "lists of structs, which cannot form an array"),
         ("", "no object with fields"),
         ("{}\n", "no object with fields"),
         ("not json\n", "no object with fields"),

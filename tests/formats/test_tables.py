@@ -200,7 +200,7 @@ def test_lists_of_lists_are_ragged():
         ),
         (pa.array([(1, 2, 3)], pa.month_day_nano_interval()), "is of type month_day_nano_interval"),
         (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), "'c'.*leave it out"),
-        (pa.array([[[1]]], pa.list_(pa.list_(pa.int64()), 1)), "fixed-size lists of lists that differ"),
+        (pa.array([[[1]]], pa.list_(pa.list_(pa.int64()), 1)), "fixed-size lists of lists of different lengths"),
     ],
     ids=lambda x: str(x.type)[:40] if hasattr(x, "type") else "",
 )
