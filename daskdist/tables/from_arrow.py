@@ -422,7 +422,7 @@ def _within(missing: Any) -> Any:
 def _ragged(array: Any, where: str, missing: Any) -> Ragged:
     is_for_lists = isinstance(missing, (list, tuple))
     if is_for_lists and missing:
-        raise ArgumentError(f"missing: only [] can replace a missing list, but for {where} missing is {missing!r}")
+        raise ArgumentError(f"missing: only [] can stand for a missing list, but for {where} it is {missing!r}")
     if not is_for_lists:
         _refuse_nulls(array, where)
     if not is_for_lists and not _is_view(array.type):

@@ -135,7 +135,7 @@ def test_errors_of_libraries_of_remote_files_say_what_to_set():
     for path in ("locked://a.txt", "locked://no-entry.txt"):
         with pytest.raises(errors.FileError, match=rf"{path}.*(locate|Forbidden); give credentials by storage_options"):
             read_text(path)
-    with pytest.raises(errors.FileError, match=r"locked://late.txt.*: Could not connect; see that .* the endpoint"):
+    with pytest.raises(errors.FileError, match=r"locked://late.txt.*: Could not connect; check that .* the endpoint"):
         list(read_text("locked://late.txt"))
 
 
@@ -249,7 +249,7 @@ def test_a_web_server_that_serves_no_ranges(parquet_files, tmp_path, served_whol
     parquet_files(5, files=1, row_group=2)
     assert [int(x) for x in read_parquet(f"{url}/data/part-0.parquet", "id")] == list(range(5))
     (tmp_path / "b.txt").write_text("\n".join(lines))
-    message = r"b\.txt: its server does not serve ranges.*whole-file-bytes, 5 MiB"
+    message = r"b\.txt: the server does not support range requests.*whole-file-bytes, 5 MiB"
     with dask.config.set({"daskdist.whole-file-bytes": "5 MiB"}), pytest.raises(errors.FileError, match=message):
         list(read_text(f"{url}/b.txt"))
 

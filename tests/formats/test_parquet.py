@@ -679,7 +679,7 @@ def test_nulls_within_lists(tmp_path, values, missing, expected):
 
 def test_nulls_within_lists_that_nothing_stands_for(tmp_path):
     pq.write_table(pa.table({"x": [[1], [2, None, 4]], "y": [[1], None]}), tmp_path / "a.parquet")
-    with pytest.raises(errors.FileError, match=r"column 'x': the list in row 1 of it has a null, and int64 .*missing="):
+    with pytest.raises(errors.FileError, match=r"column 'x': the list in its row 1 has a null, and int64 .*missing="):
         list(read_parquet(tmp_path, "x"))
     with pytest.raises(
         errors.FileError, match=r"column 'y' of type .* has 1 null, .* row 1, .*missing=\{column: \[\]\}"

@@ -255,7 +255,7 @@ def test_compressed(tmp_path, compression):
         (np.arange(3).astype("M8[25s]"), "count time in"),
         (np.array(["a", None], np.dtypes.StringDType(na_object=None)), "cannot hold text with a missing value"),
         (np.zeros((3, 2, 0)), "empty arrays cannot become a column; leave it out"),
-        ({"a": {}, "b": np.ones(3)}, "an empty dict makes no column"),
+        ({"a": {}, "b": np.ones(3)}, "an empty dict cannot become a column"),
         ({1: np.ones(3), "1": np.ones(3)}, "two columns would be called '1'"),
     ],
 )
@@ -291,8 +291,8 @@ def test_objects_that_are_not_bytes(tmp_path):
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (np.float64(2), r"the element of .* is float64\[\], where TensorSpec\(shape=\(\), dtype=int64"),
-        (np.array([1, 2]), r"is int64\[2\], where TensorSpec\(shape=\(\), .*make all of them one with map"),
+        (np.float64(2), r"the element of .* is float64\[\], but TensorSpec\(shape=\(\), dtype=int64"),
+        (np.array([1, 2]), r"is int64\[2\], but TensorSpec\(shape=\(\), .*convert all of them to one kind with map"),
     ],
 )
 def test_elements_that_differ_in_kind(tmp_path, second, message):
@@ -305,10 +305,10 @@ def test_elements_that_differ_in_kind(tmp_path, second, message):
 def test_rows_that_are_not_of_the_spec():
     spec = element_spec_of(Dataset.from_tensor_slices({"x": np.zeros((2, 3))}))
     other = Block(Structure.of({"y": 0})[1], [np.zeros((2, 3))])
-    with pytest.raises(errors.ArgumentError, match=r"elements are \{'y': value\}, and \{'x': value\} is expected"):
+    with pytest.raises(errors.ArgumentError, match=r"elements are \{'y': value\}, but \{'x': value\} is expected"):
         table_of(other, spec)
     for leaf in (np.zeros((2, 4)), np.zeros(2), Ragged(np.zeros(5), [0, 3, 5]), np.zeros((2, 3), np.int8)):
-        with pytest.raises(errors.ArgumentError, match=r"leaf \['x'\] of .* is .*, where TensorSpec\(shape=\(3,\)"):
+        with pytest.raises(errors.ArgumentError, match=r"leaf \['x'\] of .* is .*, but TensorSpec\(shape=\(3,\)"):
             table_of(Block(spec.structure, [leaf]), spec)
     whole = table_of(Block(spec.structure, [Ragged(np.zeros(6), [0, 3, 6])]), spec)
     assert whole.schema.field("x").type == pa.list_(pa.float64(), 3)
@@ -616,17 +616,17 @@ def test_a_manifest_says_which_files_are_the_dataset(tmp_path):
             read_parquet(path)
     assert numbers_in([paths[0], f"{place}/*2.parquet"]) == [0, 1, 4, 5]
     Path(paths[1]).write_bytes(b"PAR1")
-    with pytest.raises(errors.FileError, match=r"part-00001.parquet: of 4 bytes, and"):
+    with pytest.raises(errors.FileError, match=r"part-00001.parquet: has 4 bytes, but"):
         read_parquet(place)
     manifest.write_text(json.dumps(content | {"files": {}, "ignored": ["part-00002.parquet"]}))
     for path in (place, f"{place}/*.parquet"):
         with pytest.raises(errors.FileError, match="data: the write to this directory has not finished"):
             read_parquet(path)
     manifest.write_text(json.dumps(content | {"files": {}, "ignored": ["../x"]}))
-    with pytest.raises(errors.FileError, match=r"_daskdist_parquet.json: the list .* is damaged: '../x' is no name"):
+    with pytest.raises(errors.FileError, match=r"parquet.json: the manifest is damaged: '../x' is not a file name"):
         read_parquet(place)
     manifest.write_text(json.dumps(content | {"version": 2}))
-    with pytest.raises(errors.FileError, match=r"_daskdist_parquet.json: of version 2, and only version 1"):
+    with pytest.raises(errors.FileError, match=r"_daskdist_parquet.json: version 2 is unknown, only version 1"):
         read_parquet(place)
     manifest.unlink()
     os.remove(paths[1])

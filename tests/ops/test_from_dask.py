@@ -261,7 +261,9 @@ def test_objects_are_what_they_turn_out_to_be():
 
 def test_objects_that_make_no_array():
     collection = frame(1, c=pd.Series([1, "a"], dtype=object))
-    with pytest.raises(ArgumentError, match=r"partition 0 of .*: column 'c' of object makes no array.*leave it out"):
+    with pytest.raises(
+        ArgumentError, match=r"partition 0 of .*: column 'c' of object cannot become an array.*leave it out"
+    ):
         list(Dataset.from_dask(collection))
     spans = frame(1, a=[1.0, 2.0], c=pd.arrays.SparseArray([0, 1]))
     with pytest.raises(ArgumentError, match=r"column 'c'"):
