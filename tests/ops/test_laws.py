@@ -339,15 +339,15 @@ class TestGroups(NodeLaws):
 
 class TestBatchBySize(NodeLaws):
     def nodes(self):
-        return [
-            words().batch_by_size(9, len).node,
-            words().batch_by_size(9, len, ragged=True).node,
-            words().batch_by_size(9, len, 4, padding_values=-1).node,
-            words().batch_by_size(9, len, 3, round_size=2).node,
-            words().batch_by_size(12, len, 100, ragged=True, round_size=3).node,
-            rows().batch_by_size(20, lambda d: d["a"]).node,
-            rows(0).batch_by_size(20, lambda d: d["a"], 5).node,
-        ]
+        return nodes_of(
+            words().batch_by_size(9, len),
+            words().batch_by_size(9, len, ragged=True),
+            words().batch_by_size(9, len, 4, padding_values=-1),
+            words().batch_by_size(9, len, 3, round_size=2),
+            words().batch_by_size(12, len, 100, ragged=True, round_size=3),
+            rows().batch_by_size(20, lambda d: d["a"]),
+            rows(0).batch_by_size(20, lambda d: d["a"], 5),
+        )
 
 
 class TestPadded(NodeLaws):
