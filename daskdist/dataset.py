@@ -995,7 +995,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
                [ 3,  3,  3]])
         """
         padding = Padding.of("padded_batch", self._known_spec(), padded_shapes, padding_values)
-        return self._with(PaddedBatch(self._node, batch_size, padding, drop_remainder, label=name))
+        return self._with(PaddedBatch(self._node, batch_size, drop_remainder, padding=padding, label=name))
 
     def ragged_batch(
         self,
@@ -1021,7 +1021,14 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Ragged(values=array([1, 2, 2]), row_splits=array([0, 1, 3]))
         """
         return self._with(
-            RaggedBatch(self._node, known_spec(self._node), batch_size, drop_remainder, row_splits_dtype, label=name)
+            RaggedBatch(
+                self._node,
+                batch_size,
+                drop_remainder,
+                row_splits_dtype,
+                element_spec=known_spec(self._node),
+                label=name,
+            )
         )
 
     def unbatch(self, name: str | None = None) -> Dataset:

@@ -113,17 +113,7 @@ class Hdf5:
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version, arrays, places = self._found(path, first)
         check_alike(arrays, path, first)
-        return [
-            Split(
-                rows_label(path, start, stop),
-                Hdf5Split(version, start, stop, arrays, places),
-                stop - start,
-                (stop - start) * arrays.row_bytes,
-                file,
-                path,
-            )
-            for start, stop in arrays.cuts(path)
-        ]
+        return arrays.splits(path, file, lambda start, stop: Hdf5Split(version, start, stop, arrays, places))
 
     def read(self, split: Split) -> Block:
         return self._rows(split.payload, split.label)

@@ -35,7 +35,6 @@ from daskdist.formats.stored_arrays import (
     check_writable,
     chosen,
     columns_of,
-    rows_label,
 )
 from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
 from daskdist.storage.schema_check import FirstFile
@@ -146,18 +145,8 @@ class Npy:
         check_alike(arrays, path, first)
         # One split for arrays that are decoded from their beginning, or whose rows are interleaved in a remote file.
         is_whole = any(each.offset is None or (each.is_by_column and is_remote(path)) for each in members)
-        cuts = [(0, arrays.num_rows)] if is_whole and arrays.num_rows else arrays.cuts(path)
-        return [
-            Split(
-                rows_label(path, start, stop),
-                NpySplit(version, start, stop, arrays, members),
-                stop - start,
-                (stop - start) * arrays.row_bytes,
-                file,
-                path,
-            )
-            for start, stop in cuts
-        ]
+        cuts = [(0, arrays.num_rows)] if is_whole and arrays.num_rows else None
+        return arrays.splits(path, file, lambda start, stop: NpySplit(version, start, stop, arrays, members), cuts)
 
     def read(self, split: Split) -> Block:
         part: NpySplit = split.payload

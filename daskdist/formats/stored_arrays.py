@@ -24,6 +24,7 @@ import numpy as np
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows, merge
 from daskdist.core.failing.origin import Skipped
+from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
@@ -217,6 +218,36 @@ class StoredArrays:
                 "be read with a larger daskdist.split-bytes"
             )
         return [(start, min(start + rows, self.num_rows)) for start in range(0, self.num_rows, rows)]
+
+    def splits(
+        self,
+        path: str,
+        file: int,
+        payload: Callable[[int, int], Any],
+        cuts: Sequence[tuple[int, int]] | None = None,
+    ) -> list[Split]:
+        """Return the splits of the ``file``-th file.
+
+        Parameters
+        ----------
+        path, file
+            The file.
+        payload
+            Returns the payload of the split of rows from ``start`` to before ``stop``.
+        cuts
+            The rows of each split; those of `cuts` if None.
+        """
+        return [
+            Split(
+                rows_label(path, start, stop),
+                payload(start, stop),
+                stop - start,
+                (stop - start) * self.row_bytes,
+                file,
+                path,
+            )
+            for start, stop in (self.cuts(path) if cuts is None else cuts)
+        ]
 
     def block(self, rows: Callable[[StoredArray], Any], label: str) -> Block:
         """Return the elements of some rows of each array."""

@@ -102,17 +102,7 @@ class Zarr:
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         arrays, stamps = self._found(path, first)
         check_alike(arrays, path, first)
-        return [
-            Split(
-                rows_label(path, start, stop),
-                ZarrSplit(path, start, stop, arrays, stamps),
-                stop - start,
-                (stop - start) * arrays.row_bytes,
-                file,
-                path,
-            )
-            for start, stop in arrays.cuts(path)
-        ]
+        return arrays.splits(path, file, lambda start, stop: ZarrSplit(path, start, stop, arrays, stamps))
 
     def read(self, split: Split) -> Block:
         return self._rows(split.payload, split.label)

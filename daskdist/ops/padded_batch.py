@@ -9,16 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.core import cardinality
-from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.block import Batches, Block, Bundle
-from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Primitive, gathered
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, Shape, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.errors import ArgumentError, StackError
-from daskdist.ops.batch import BatchRows
+from daskdist.ops.batch import Batch, BatchRows
 from daskdist.ops.ragged_batch import columns_of, no_datasets
 
 
@@ -143,45 +140,22 @@ def _value(operation: str, leaf: TensorSpec, path: str, given: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class PaddedBatch(Transformation):
+class PaddedBatch(Batch):
     """Batches of ``batch_size`` elements, filled up to one shape.
 
     Parameters
     ----------
-    batch_size
-        Elements a batch.
     padding
         To what, and with what.
-    drop_remainder
-        Whether a last batch that would be shorter is left out.
     """
 
-    batch_size: int
-    padding: Padding = field(repr=False)
-    drop_remainder: bool = False
+    padding: Padding = field(repr=False, kw_only=True)
 
     name = "padded_batch"
-    facts = Facts(per_worker=True, regroups=True, levels=1)
-
-    def __post_init__(self) -> None:
-        whole_number(self.name, "batch_size", self.batch_size, at_least=1)
-        yes_or_no(self.name, "drop_remainder", self.drop_remainder)
-
-    @property
-    def drops_remainder(self) -> bool:
-        return self.drop_remainder
-
-    @property
-    def group_size(self) -> int:
-        return self.batch_size
 
     @property
     def spec(self) -> ElementSpec:
         return self.padding.spec(self.source.spec, self.batch_size if self.drop_remainder else None)
-
-    @property
-    def cardinality(self) -> int:
-        return cardinality.divide(self.source.cardinality, self.batch_size, drop_remainder=self.drop_remainder)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = BatchRows(self.batch_size, self.drop_remainder)

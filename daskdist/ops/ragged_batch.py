@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.core import cardinality
-from daskdist.core.arguments import number_dtype, whole_number, yes_or_no
+from daskdist.core.arguments import number_dtype
 from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.block import stack as stack_leaves
-from daskdist.core.node import Facts, Node, Transformation
+from daskdist.core.node import Node, Transformation
 from daskdist.core.primitive import Arrange, Compute, Primitive, gathered
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec, known_spec
@@ -21,45 +20,31 @@ from daskdist.ops.batch import Batch, BatchRows
 
 
 @dataclass(frozen=True, eq=False)
-class RaggedBatch(Transformation):
+class RaggedBatch(Batch):
     """Batches of ``batch_size`` elements; leaves with a length that varies become `Ragged`.
 
     Parameters
     ----------
     element_spec
         The spec of the elements, which says what varies; None where only the data tells.
-    batch_size, drop_remainder
-        As in ``batch``.
     row_splits_dtype
         int32 or int64.
     is_of_rows
         Whether only leaves that are rows of `Ragged` become `Ragged`, as in ``batch``; others stack.
     """
 
-    element_spec: ElementSpec | None = field(repr=False)
-    batch_size: int
-    drop_remainder: bool = False
+    element_spec: ElementSpec | None = field(repr=False, kw_only=True)
     row_splits_dtype: Any = np.int64
     is_of_rows: bool = False
 
     name = "ragged_batch"
-    facts = Facts(per_worker=True, regroups=True, levels=1)
 
     def __post_init__(self) -> None:
-        whole_number(self.name, "batch_size", self.batch_size, at_least=1)
-        yes_or_no(self.name, "drop_remainder", self.drop_remainder)
+        super().__post_init__()
         if self.element_spec is not None:
             no_datasets(self.name, self.element_spec)
         if number_dtype(self.name, "row_splits_dtype", self.row_splits_dtype) not in (np.int32, np.int64):
             raise ArgumentError(f"ragged_batch: row_splits_dtype is {self.row_splits_dtype!r}; give int32 or int64")
-
-    @property
-    def drops_remainder(self) -> bool:
-        return self.drop_remainder
-
-    @property
-    def group_size(self) -> int:
-        return self.batch_size
 
     @property
     def spec(self) -> ElementSpec:
@@ -72,10 +57,6 @@ class RaggedBatch(Transformation):
 
     def _is_ragged(self, leaf: TensorSpec) -> bool:
         return isinstance(leaf, RaggedRowSpec) if self.is_of_rows else is_ragged(leaf)
-
-    @property
-    def cardinality(self) -> int:
-        return cardinality.divide(self.source.cardinality, self.batch_size, drop_remainder=self.drop_remainder)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = BatchRows(self.batch_size, self.drop_remainder)
@@ -106,7 +87,7 @@ def batch(source: Node, batch_size: int, drop_remainder: bool, label: str | None
     spec = known_spec(source) if source.may_have_ragged_rows else None
     if spec is None or not spec.has_ragged_rows:
         return plain
-    return RaggedBatch(source, spec, batch_size, drop_remainder, is_of_rows=True, label=label)
+    return RaggedBatch(source, batch_size, drop_remainder, is_of_rows=True, element_spec=spec, label=label)
 
 
 @dataclass(frozen=True)

@@ -128,9 +128,9 @@ def read_csv(
     partitions = Partitions.of(found) if partitioned else Partitions()
     form = Csv(
         columns,
-        dialect,
         dtypes,
         missing,
+        dialect=dialect,
         sample_bytes=sample_bytes,
         compression=compression_of(compression),
         partitions=partitions,
@@ -312,7 +312,9 @@ def make_csv_dataset(
         null_values=tuple(dict.fromkeys(("", na_value))),
     )
     paths = storage.expand(file_pattern, endings(Csv()))
-    every = Csv(None, dialect, sample_bytes=_SAMPLE_BYTES, compression=compression_of(compression_type)).learned(paths)
+    every = Csv(dialect=dialect, sample_bytes=_SAMPLE_BYTES, compression=compression_of(compression_type)).learned(
+        paths
+    )
     names = every.schema.names if every.schema is not None else ()
     chosen = _selected(select_columns, names)
     if label_name is not None and label_name not in chosen:
@@ -360,9 +362,9 @@ _Field = tuple[str, Any]
 def _of_fields(columns: Any, fields: Mapping[str, _Field], dialect: Dialect, compression: str | None) -> Csv:
     return Csv(
         columns,
-        dialect,
         {name: kind for name, (kind, _) in fields.items()},
         {name: default for name, (_, default) in fields.items() if default is not None},
+        dialect=dialect,
         is_strict=True,
         sample_bytes=_SAMPLE_BYTES,
         compression=compression_of(compression),

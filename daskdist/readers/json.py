@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from daskdist.dataset import Dataset
@@ -79,10 +80,7 @@ def read_json(
     nearest float. A file that is not lines is read whole, into memory.
     """
     storage = Storage(storage_options)
-    form = Json(columns, lines, dtypes, missing, sample_bytes, compression_of(compression), storage=storage)
+    form = Json(columns, dtypes, missing, sample_bytes, compression_of(compression), storage=storage, lines=lines)
     found = storage.expand(paths, endings(form))
     partitions = Partitions.of(found) if partitioned else Partitions()
-    form = Json(
-        columns, lines, dtypes, missing, sample_bytes, compression_of(compression), partitions, storage
-    ).learned(found)
-    return Dataset(read_node(form, found))
+    return Dataset(read_node(replace(form, partitions=partitions).learned(found), found))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -20,12 +20,10 @@ from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.csv.dialect import TABS, Dialect, Sampled, first_row_begins, header_of, sampled, without_unequal
 from daskdist.formats.csv.fields import Fields, InvalidValue, arrow_type, kind_named, with_zone
 from daskdist.formats.csv.number_text import is_number_text
+from daskdist.formats.sampled import SampledFormat
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges, RangeRecords
-from daskdist.storage.compression import without_suffix
-from daskdist.storage.filesystem import Storage, failures
-from daskdist.storage.hive_partitions import Partitions
+from daskdist.storage.filesystem import failures
 from daskdist.storage.schema_check import FirstFile, readable, unlike
-from daskdist.tables.from_arrow import TableReader
 
 # From so many columns on splits are not made smaller than others.
 _MANY_COLUMNS: Final = 1000
@@ -72,60 +70,34 @@ class CsvSplit:
 
 
 @dataclass(frozen=True)
-class Csv:
+class Csv(SampledFormat):
     """The reader, with its options.
 
     Parameters
     ----------
-    columns
-        Which columns, in what structure: see `Columns.of`.
     dialect
         How rows and fields are written.
-    dtypes
-        The types of columns that are not to be inferred.
-    missing
-        What stands for a missing value, by column.
     is_strict
         Whether a missing value is an error in any column for which ``missing`` has nothing.
-    sample_bytes
-        How much of the first file is looked at for the types of columns.
-    compression
-        How files are compressed: ``"infer"``, a name, or None.
-    partitions
-        The columns that the names of directories make.
-    storage
-        How files are opened.
     schema
         The columns of all files; None for those of the first.
     """
 
-    columns: Any = None
     dialect: Dialect = field(default_factory=Dialect)
-    dtypes: Mapping[str, Any] | None = None
-    missing: Mapping[str, Any] | None = None
     is_strict: bool = False
-    sample_bytes: int = 2**20
-    compression: str | None = "infer"
-    partitions: Partitions = field(default_factory=Partitions)
-    storage: Storage = field(default_factory=Storage)
     schema: Schema | None = None
 
     name = "csv"
     suffixes = (".csv", *TABS)
-    is_splittable = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sample_bytes, int) or self.sample_bytes < 1:
-            raise ArgumentError(f"sample_bytes is {self.sample_bytes!r}; give a number of bytes, 1 or more")
+        super().__post_init__()
         if self.missing is not None and not isinstance(self.missing, Mapping):
             raise ArgumentError(f"missing is {self.missing!r:.80}; give a dict by column: {{'count': -1}}")
         if self.dtypes is not None and not isinstance(self.dtypes, Mapping):
             raise ArgumentError(f"dtypes is {self.dtypes!r:.80}; give a dict by column: {{'size': 'float64'}}")
         for column, dtype in (self.dtypes or {}).items():
             kind_named(dtype, column)
-
-    def guess(self, path: str, head: bytes) -> bool:
-        return without_suffix(path).endswith(self.suffixes)
 
     def learned(self, paths: Sequence[str]) -> Csv:
         """Return this reader with the columns of some files, taken from the first of them that has rows.
@@ -186,7 +158,7 @@ class Csv:
                 table = fields.table(data)
             except pa.ArrowInvalid as error:
                 raise self._conversion_error(split, fields, data, piece.offset, error) from error
-            return self._tables.block(table, split.label, path)
+            return self.tables.block(table, split.label, path)
 
     def read_valid_rows(self, split: Split) -> Block:
         part: CsvSplit = split.payload
@@ -207,7 +179,7 @@ class Csv:
                 Skipped(f"row {numbers(each.row)} of {split.label}", f"column {each.column!r}: {_what(each, kinds)}")
                 for each in invalid_values
             ]
-            block = self._tables.block(table, split.label, path)
+            block = self.tables.block(table, split.label, path)
         block.skipped = tuple(notes)
         return block
 
@@ -242,7 +214,7 @@ class Csv:
     def _spec(self, schema: Schema, path: str) -> ElementSpec:
         import pyarrow as pa
 
-        wanted = self._tables.read_from(schema.names)
+        wanted = self.tables.read_from(schema.names)
         for name, kind in zip(schema.names, schema.kinds, strict=True):
             if kind == "bytes" and name in wanted and name not in (self.dtypes or ()):
                 raise FileError(
@@ -250,15 +222,11 @@ class Csv:
                     f'dtypes={{{name!r}: "bytes"}}'
                 )
         types = pa.schema([(name, arrow_type(kind)) for name, kind in zip(schema.names, schema.kinds, strict=True)])
-        return self._tables.spec(types, path)
-
-    @property
-    def _tables(self) -> TableReader:
-        return TableReader(self.columns, self.missing, self.partitions)
+        return self.tables.spec(types, path)
 
     def _fields(self, part: CsvSplit, path: str) -> Fields:
         kinds = dict(zip(part.schema.names, part.schema.kinds, strict=True))
-        wanted = self._tables.read_from(part.schema.names)
+        wanted = self.tables.read_from(part.schema.names)
         # Without a column there would be no rows.
         given = self.missing or {}
         if not wanted:
@@ -283,7 +251,7 @@ class Csv:
 
     def _check_header(self, path: str, names: tuple[str, ...], schema: Schema, first: FirstFile) -> None:
         # Columns may come in another order, and more of them where some are chosen.
-        wanted = schema.names if self.columns is None else self._tables.read_from(schema.names)
+        wanted = schema.names if self.columns is None else self.tables.read_from(schema.names)
         have, known = frozenset(names), frozenset(schema.names)
         lacking = [name for name in wanted if name not in have]
         extra = [name for name in names if name not in known] if self.columns is None else []

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -29,13 +29,11 @@ from daskdist.formats.json.json_types import (
     refuse_problem,
     schema_of,
 )
+from daskdist.formats.sampled import SampledFormat
 from daskdist.formats.text import Lines
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges
-from daskdist.storage.compression import without_suffix
 from daskdist.storage.filesystem import Storage, Version, failures
-from daskdist.storage.hive_partitions import Partitions
 from daskdist.storage.schema_check import FirstFile, readable, unlike
-from daskdist.tables.from_arrow import TableReader
 
 _MARK: Final = b"\xef\xbb\xbf"
 # Bytes at the beginning of a file that tell whether its objects are lines.
@@ -80,54 +78,30 @@ class JsonSplit:
 
 
 @dataclass(frozen=True)
-class Json:
+class Json(SampledFormat):
     """The reader, with its options.
 
     Parameters
     ----------
-    columns
-        Which fields, in what structure: see `Columns.of`.
-    lines
-        Whether files have an object a line; None to tell it by how each begins.
     dtypes
         Of some fields the type: a dtype, ``[dtype]`` for lists, a dict by field for objects, or an Arrow type.
-    missing
-        What stands for a null, by column.
-    sample_bytes
-        How much of the first file is looked at for the types of the other fields.
-    compression
-        How files are compressed: ``"infer"``, a name, or None.
-    partitions
-        The columns that the names of directories make.
-    storage
-        How files are opened.
+    lines
+        Whether files have an object a line; None to tell it by how each begins.
     schema
         The Arrow schema of all files, serialized; None to learn it from the first of them.
     """
 
-    columns: Any = None
     lines: bool | None = None
-    dtypes: Mapping[str, Any] | None = None
-    missing: Mapping[str, Any] | None = None
-    sample_bytes: int = 2**20
-    compression: str | None = "infer"
-    partitions: Partitions = field(default_factory=Partitions)
-    storage: Storage = field(default_factory=Storage)
     schema: bytes | None = None
 
     name = "json"
     suffixes = (".json", ".jsonl", ".ndjson", ".jsonlines")
-    is_splittable = True
 
     def __post_init__(self) -> None:
         if self.lines not in (None, True, False):
             raise ArgumentError(f"lines is {self.lines!r}; give True, False, or None to tell it by the file")
-        if not isinstance(self.sample_bytes, int) or self.sample_bytes < 1:
-            raise ArgumentError(f"sample_bytes is {self.sample_bytes!r}; give a number of bytes, 1 or more")
+        super().__post_init__()
         check_dtypes(self.dtypes)
-
-    def guess(self, path: str, head: bytes) -> bool:
-        return without_suffix(path).endswith(self.suffixes)
 
     def learned(self, paths: Sequence[str]) -> Json:
         """Return this reader with the schema of some files, taken from the first of them that has an object."""
@@ -172,10 +146,6 @@ class Json:
         block.skipped = (*objects.notes, *notes)
         return block
 
-    @property
-    def _tables(self) -> TableReader:
-        return TableReader(self.columns, self.missing, self.partitions)
-
     def _ranges(self, are_lines: bool) -> ByteRanges:
         return ByteRanges(Lines() if are_lines else WholeFile(), self.storage, self.compression)
 
@@ -211,9 +181,9 @@ class Json:
 
     def _spec(self, schema: bytes, path: str) -> ElementSpec:
         fields = _parsed(schema)
-        for name in self._tables.read_from(fields.names):
+        for name in self.tables.read_from(fields.names):
             refuse_problem(fields.field(name), path)
-        return self._tables.spec(fields, path)
+        return self.tables.spec(fields, path)
 
     # --- from bytes to rows ---
 
@@ -234,13 +204,13 @@ class Json:
     def _block(self, data: bytes, split: Split) -> Block:
         table = self._decoded(data, _parsed(split.payload.schema))
         with failures(split.label):
-            return self._tables.block(table, split.label, split.path or "")
+            return self.tables.block(table, split.label, split.path or "")
 
     def _chosen(self, schema: Any) -> tuple[Any, str]:
         # Return the schema to decode, and the decoder's way with fields that are not in it.
         import pyarrow as pa
 
-        names = self._tables.read_from(schema.names)
+        names = self.tables.read_from(schema.names)
         if self.columns is None or any(_has_objects(schema.field(name).type) for name in names):
             # The decoder would leave out what it does not know within objects too, without a word.
             return schema, "error"
