@@ -1665,6 +1665,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         cross_trainer_cache: CrossTrainerCache | None = None,
         target_workers: str = "AUTO",
         on_consumer_loss: str = "redeliver",
+        tokens_per_consumer: int | None = None,
+        length_fn: Callable[..., Any] | None = None,
     ) -> Dataset:
         """Return the elements, produced by a cluster's workers; what is applied to them after it runs in this process.
 
@@ -1694,6 +1696,10 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         on_consumer_loss
             What becomes of elements that a consumer had taken when its process was lost: ``"redeliver"`` gives them to
             others, ``"drop"`` does not.
+        tokens_per_consumer, length_fn
+            For reads in rounds: have the elements put into padded batches within this budget of lengths, those of a
+            round of similar lengths, by `batch_by_size`; elements of one array are as long as that if ``length_fn`` is
+            None. Call `batch_by_size` with ``round_size=num_consumers`` before this for its other options.
 
         Raises
         ------
@@ -1727,7 +1733,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         worker puts its elements together instead, of what all of them compute.
         """
         from daskdist.service.address import service_address
-        from daskdist.service.served import served
+        from daskdist.service.served import rounds_by_size, served
 
         request = ServiceRequest.of(
             processing_mode,
@@ -1740,8 +1746,12 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             target_workers=target_workers,
             on_consumer_loss=on_consumer_loss,
         )
-        node = served(self._node, self._spec, self._fingerprint, request, service_address(service))
-        return type(self)(node)
+        ds = self
+        if tokens_per_consumer is not None:
+            ds = self.batch_by_size(**rounds_by_size(self._spec, tokens_per_consumer, length_fn, request))
+        elif length_fn is not None:
+            raise ArgumentError("length_fn is for tokens_per_consumer; give that, too")
+        return type(self)(served(ds._node, ds._spec, ds._fingerprint, request, service_address(service)))
 
     # --- options ---
 

@@ -11,37 +11,29 @@ from daskdist.service.dispatcher.status import ServiceStatus
 from daskdist.service.modes import CrossTrainerCache as CrossTrainerCache
 from daskdist.service.modes import ShardingPolicy as ShardingPolicy
 from daskdist.service.request import ServiceRequest
+from daskdist.service.signature import with_parameters
 
 __all__ = ["CrossTrainerCache", "ShardingPolicy", "distribute", "from_dataset_id", "register_dataset", "status"]
 
 
-def distribute(
-    processing_mode: Any,
-    service: Any,
-    job_name: str | None = None,
-    consumer_index: int | None = None,
-    num_consumers: int | None = None,
-    max_outstanding_requests: int | None = None,
-    compression: str | None = "AUTO",
-    cross_trainer_cache: CrossTrainerCache | None = None,
-    target_workers: str = "AUTO",
-) -> Callable[[Dataset], Dataset]:
+@with_parameters(
+    Dataset.serve,
+    "processing_mode",
+    "service",
+    "job_name",
+    "consumer_index",
+    "num_consumers",
+    "max_outstanding_requests",
+    "compression",
+    "cross_trainer_cache",
+    "target_workers",
+    "on_consumer_loss",
+    "tokens_per_consumer",
+    "length_fn",
+)
+def distribute(processing_mode: Any, service: Any, **options: Any) -> Callable[[Dataset], Dataset]:
     """Return what ``dataset.apply`` takes to have a dataset produced by the service; see `Dataset.serve`."""
-
-    def serve(dataset: Dataset) -> Dataset:
-        return dataset.serve(
-            service,
-            processing_mode,
-            job_name,
-            consumer_index=consumer_index,
-            num_consumers=num_consumers,
-            max_outstanding_requests=max_outstanding_requests,
-            compression=compression,
-            cross_trainer_cache=cross_trainer_cache,
-            target_workers=target_workers,
-        )
-
-    return serve
+    return lambda dataset: dataset.serve(service, processing_mode, **options)
 
 
 def register_dataset(
@@ -73,19 +65,22 @@ def register_dataset(
     return register(node_of(dataset), element_spec_of(dataset), service_address(service), compression, dataset_id)
 
 
+@with_parameters(
+    Dataset.serve,
+    "processing_mode",
+    "service",
+    "dataset_id",
+    "element_spec",
+    "job_name",
+    "consumer_index",
+    "num_consumers",
+    "max_outstanding_requests",
+    "cross_trainer_cache",
+    "target_workers",
+    "on_consumer_loss",
+)
 def from_dataset_id(
-    processing_mode: Any,
-    service: Any,
-    dataset_id: str,
-    element_spec: Any = None,
-    job_name: str | None = None,
-    *,
-    consumer_index: int | None = None,
-    num_consumers: int | None = None,
-    max_outstanding_requests: int | None = None,
-    cross_trainer_cache: CrossTrainerCache | None = None,
-    target_workers: str = "AUTO",
-    on_consumer_loss: str = "redeliver",
+    processing_mode: Any, service: Any, dataset_id: str, element_spec: Any = None, **options: Any
 ) -> Dataset:
     """Return the elements of a dataset that is registered with the service.
 
@@ -110,16 +105,8 @@ def from_dataset_id(
     from daskdist.service.address import service_address
     from daskdist.service.registry import registered
 
-    request = ServiceRequest.of(
-        processing_mode,
-        job_name=job_name,
-        consumer_index=consumer_index,
-        num_consumers=num_consumers,
-        max_outstanding_requests=max_outstanding_requests,
-        cross_trainer_cache=cross_trainer_cache,
-        target_workers=target_workers,
-        on_consumer_loss=on_consumer_loss,
-    )
+    # How they are compressed, they are registered with.
+    request = ServiceRequest.of(processing_mode, compression=None, **options)
     return Dataset(registered(dataset_id, element_spec, request, service_address(service)))
 
 

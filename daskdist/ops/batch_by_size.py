@@ -10,7 +10,7 @@ import numpy as np
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Rows
-from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import (
@@ -81,7 +81,8 @@ class BatchBySize(Transformation):
 
     @property
     def cardinality(self) -> int:
-        return 0 if self.source.cardinality == 0 else UNKNOWN
+        cardinality = self.source.cardinality
+        return cardinality if cardinality in (0, INFINITE) else UNKNOWN
 
     @property
     def note(self) -> str:

@@ -14,7 +14,7 @@ from daskdist.errors import ArgumentError
 from daskdist.passes.seed import fingerprint
 from daskdist.service.address import ServiceAddress
 from daskdist.service.consumer.connection import ask
-from daskdist.service.request import ServiceRequest
+from daskdist.service.request import ServiceRequest, checked_compression
 from daskdist.service.served import DatasetFacts, Served, check_endless, entry_of, shared_out
 
 
@@ -34,8 +34,7 @@ def register(
     name = own if dataset_id is None else dataset_id
     if not isinstance(name, str) or not name:
         raise ArgumentError(f"register_dataset: dataset_id is {dataset_id!r}; give a string that is not empty, or None")
-    codec = ServiceRequest.of("one_epoch", compression=compression).compression
-    (registered,) = ask(address, "register", entry_of(name, own, node, spec, codec))
+    (registered,) = ask(address, "register", entry_of(name, own, node, spec, checked_compression(compression)))
     return str(registered)
 
 

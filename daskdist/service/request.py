@@ -25,35 +25,34 @@ class ServiceRequest:
     """
 
     mode: ShardingPolicy
-    job_name: str | None = None
-    consumer_index: int | None = None
-    num_consumers: int | None = None
-    max_outstanding_requests: int | None = None
-    compression: str | None = "AUTO"
-    cross_trainer_cache: CrossTrainerCache | None = None
-    target_workers: str = "AUTO"
-    on_consumer_loss: str = "redeliver"
+    job_name: str | None
+    consumer_index: int | None
+    num_consumers: int | None
+    max_outstanding_requests: int | None
+    compression: str | None
+    cross_trainer_cache: CrossTrainerCache | None
+    target_workers: str
+    on_consumer_loss: str
 
     @classmethod
     def of(cls, processing_mode: Any, **options: Any) -> ServiceRequest:
         """Return the request of arguments as users give them."""
-        target, compression = options.get("target_workers", "AUTO"), options.get("compression", "AUTO")
-        if isinstance(target, str):
-            options["target_workers"] = target.upper()
-        if isinstance(compression, str):
-            options["compression"] = compression.upper()
-        return cls(checked_mode(processing_mode), **options)
+        target = options.pop("target_workers")
+        return cls(
+            checked_mode(processing_mode),
+            compression=checked_compression(options.pop("compression")),
+            target_workers=target.upper() if isinstance(target, str) else target,
+            **options,
+        )
 
     def __post_init__(self) -> None:
         if self.job_name is not None and (not isinstance(self.job_name, str) or not self.job_name):
             raise ArgumentError(f"job_name is {self.job_name!r}; give a non-empty string, or None")
         for name, value, allowed in (
-            ("compression", self.compression, _COMPRESSIONS),
             ("target_workers", self.target_workers, _TARGETS),
             ("on_consumer_loss", self.on_consumer_loss, _LOSSES),
         ):
-            if value not in allowed:
-                raise ArgumentError(f"{name} is {value!r}; give one of {', '.join(map(repr, allowed))}")
+            _check_one_of(name, value, allowed)
         if self.max_outstanding_requests is not None:
             whole_number("serve", "max_outstanding_requests", self.max_outstanding_requests, at_least=1)
         self._check_consumers()
@@ -80,3 +79,21 @@ class ServiceRequest:
             )
         if self.job_name is None:
             raise ArgumentError("consumers that read in rounds need a job_name in common; give one")
+
+
+def checked_compression(compression: Any) -> str | None:
+    """Return how elements are compressed, from what a user gives.
+
+    Raises
+    ------
+    ArgumentError
+        It is none of those allowed.
+    """
+    name = compression.upper() if isinstance(compression, str) else compression
+    _check_one_of("compression", name, _COMPRESSIONS)
+    return name
+
+
+def _check_one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        raise ArgumentError(f"{name} is {value!r}; give one of {', '.join(map(repr, allowed))}")

@@ -10,11 +10,13 @@ from typing import Any, Final
 import cloudpickle
 
 from daskdist.config import in_bytes
+from daskdist.core.arguments import whole_number
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Facts, Node, Source
 from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec
+from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, ShardingError
 from daskdist.execute.messages.pickling import describe_unpicklable
 from daskdist.ops.with_options import Options, WithOptions, merged_options
@@ -29,6 +31,8 @@ from daskdist.sharding import AutoShardPolicy
 
 # In rounds elements are sent one by one.
 _AHEAD_IN_ROUNDS: Final = 16
+# Elements that are sorted together, for each consumer, where rounds are to be of similar lengths.
+_SORTED_FOR_A_CONSUMER: Final = 1024
 _BY_FILE: Final = (ShardingPolicy.FILE, ShardingPolicy.FILE_OR_DATA)
 
 
@@ -230,6 +234,34 @@ def served(node: Node, spec: ElementSpec, fingerprint: str, request: ServiceRequ
     """
     check_endless(request, node.cardinality)
     return shared_out(Served(request, address, fingerprint, fingerprint, spec, node.cardinality, node))
+
+
+def rounds_by_size(
+    spec: ElementSpec, tokens_per_consumer: Any, length_fn: Any, request: ServiceRequest
+) -> dict[str, Any]:
+    """Return the arguments of ``batch_by_size`` for a round of batches of similar lengths, one for each consumer.
+
+    Raises
+    ------
+    ArgumentError
+        An argument does not go with others or the dataset.
+    """
+    whole_number("serve", "tokens_per_consumer", tokens_per_consumer, at_least=1)
+    num_consumers = request.num_consumers
+    if num_consumers is None:
+        raise ArgumentError("tokens_per_consumer is for consumers that read in rounds; give num_consumers, too")
+    if length_fn is None:
+        if spec.structure != LONE or not spec.leaves[0].shape:
+            raise ArgumentError(
+                f"tokens_per_consumer needs a length_fn where an element is not one array: it is {spec.packed}"
+            )
+        length_fn = len
+    return {
+        "budget": tokens_per_consumer,
+        "length_fn": length_fn,
+        "buffer_size": _SORTED_FOR_A_CONSUMER * num_consumers,
+        "round_size": num_consumers,
+    }
 
 
 def shared_out(node: Served) -> Node:

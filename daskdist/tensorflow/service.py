@@ -9,39 +9,33 @@ from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.dataset import Dataset, TensorFlowDataset
 from daskdist.errors import ArgumentError
 from daskdist.service.address import service_address
-from daskdist.service.modes import CrossTrainerCache
 from daskdist.service.registry import register, registered
 from daskdist.service.request import ServiceRequest
+from daskdist.service.signature import with_parameters
 
 
+@with_parameters(
+    Dataset.serve,
+    "processing_mode",
+    "service",
+    "job_name",
+    "consumer_index",
+    "num_consumers",
+    "max_outstanding_requests",
+    "data_transfer_protocol",
+    "compression",
+    "cross_trainer_cache",
+    "target_workers",
+)
 def distribute(
-    processing_mode: Any,
-    service: Any,
-    job_name: str | None = None,
-    consumer_index: int | None = None,
-    num_consumers: int | None = None,
-    max_outstanding_requests: int | None = None,
-    data_transfer_protocol: str | None = None,
-    compression: str | None = "AUTO",
-    cross_trainer_cache: CrossTrainerCache | None = None,
-    target_workers: str = "AUTO",
+    processing_mode: Any, service: Any, data_transfer_protocol: str | None = None, **options: Any
 ) -> Callable[[Dataset], Dataset]:
     """Return what ``dataset.apply`` takes to have a dataset produced by the service; see `Dataset.serve`.
 
     Elements go over Dask's connections: ``data_transfer_protocol`` is None, ``"grpc"`` or ``"tcp"``, which are alike.
     """
     _check_protocol(data_transfer_protocol)
-    return lambda dataset: dataset.serve(
-        service,
-        processing_mode,
-        job_name,
-        consumer_index=consumer_index,
-        num_consumers=num_consumers,
-        max_outstanding_requests=max_outstanding_requests,
-        compression=compression,
-        cross_trainer_cache=cross_trainer_cache,
-        target_workers=target_workers,
-    )
+    return lambda dataset: dataset.serve(service, processing_mode, **options)
 
 
 def register_dataset(
@@ -51,30 +45,31 @@ def register_dataset(
     return register(node_of(dataset), element_spec_of(dataset), service_address(service), compression, dataset_id)
 
 
+@with_parameters(
+    Dataset.serve,
+    "processing_mode",
+    "service",
+    "dataset_id",
+    "element_spec",
+    "job_name",
+    "consumer_index",
+    "num_consumers",
+    "max_outstanding_requests",
+    "data_transfer_protocol",
+    "cross_trainer_cache",
+    "target_workers",
+)
 def from_dataset_id(
     processing_mode: Any,
     service: Any,
     dataset_id: str,
     element_spec: Any = None,
-    job_name: str | None = None,
-    consumer_index: int | None = None,
-    num_consumers: int | None = None,
-    max_outstanding_requests: int | None = None,
     data_transfer_protocol: str | None = None,
-    cross_trainer_cache: CrossTrainerCache | None = None,
-    target_workers: str = "AUTO",
+    **options: Any,
 ) -> TensorFlowDataset:
     """Return the elements of a dataset that is registered; see `daskdist.data.service.from_dataset_id`."""
     _check_protocol(data_transfer_protocol)
-    request = ServiceRequest.of(
-        processing_mode,
-        job_name=job_name,
-        consumer_index=consumer_index,
-        num_consumers=num_consumers,
-        max_outstanding_requests=max_outstanding_requests,
-        cross_trainer_cache=cross_trainer_cache,
-        target_workers=target_workers,
-    )
+    request = ServiceRequest.of(processing_mode, compression=None, on_consumer_loss="redeliver", **options)
     return TensorFlowDataset(registered(dataset_id, element_spec, request, service_address(service)))
 
 

@@ -200,6 +200,47 @@ def test_rounds(client):
         Dataset.range(4).serve(client, job_name=name, consumer_index=0, num_consumers=2)
 
 
+@pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
+def test_rounds_within_a_budget(client, mode):
+    name, budget, num_consumers = job(), 64, 2
+    lengths = np.random.default_rng(1).integers(0, 33, 4096)
+    sequences = Dataset.from_tensor_slices(lengths).map(lambda n: np.arange(int(n))).repeat()
+    apart = sequences.apply(
+        distribute(mode, client, name, 0, num_consumers, tokens_per_consumer=budget),
+    )
+    consumers = [
+        iter(apart),
+        iter(sequences.serve(client, mode, name, consumer_index=1, num_consumers=2, tokens_per_consumer=budget)),
+    ]
+    rounds = [[next(each) for each in consumers] for _ in range(60)]
+    for batches in rounds:
+        assert all(0 < batch.size <= budget or batch.shape[1] == 0 for batch in batches)
+        longest = [batch.shape[1] for batch in batches]
+        # Sorted by length: the second is of elements that come next after those of the first.
+        assert longest[0] <= longest[1] <= longest[0] + 3
+    # Budgets are used.
+    assert np.mean([batch.size for batches in rounds for batch in batches]) > 0.7 * budget
+    for each in consumers:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments", "message"),
+    [
+        (lambda ds: ds.map(np.atleast_1d), {"num_consumers": None, "consumer_index": None}, "give num_consumers, too"),
+        (lambda ds: ds.map(np.atleast_1d), {"tokens_per_consumer": 0}, "serve: tokens_per_consumer is 0"),
+        (lambda ds: ds.map(np.atleast_1d), {"tokens_per_consumer": None, "length_fn": len}, "for tokens_per_consumer"),
+        (lambda ds: ds.map(lambda x: {"x": x, "y": x}), {}, r"needs a length_fn .* \{'x': TensorSpec"),
+        (lambda ds: ds, {}, "needs a length_fn"),
+        (lambda ds: ds.take(5).map(np.atleast_1d), {}, "need a dataset without end"),
+    ],
+)
+def test_budgets_that_do_not_do(build, arguments, message):
+    rounds = {"num_consumers": 2, "consumer_index": 0, "tokens_per_consumer": 8} | arguments
+    with pytest.raises(errors.ArgumentError, match=message):
+        build(Dataset.counter()).serve("tcp://127.0.0.1:1", job_name="job", **rounds)
+
+
 def test_trainers_share_what_is_produced(client):
     name = job()
 

@@ -89,6 +89,13 @@ def test_signatures_are_those_of_tensorflow():
         ("cross_trainer_cache", None),
         ("target_workers", "AUTO"),
     ]
+    # The plain spelling has more, and no protocol.
+    plain = dict(list(names(service.distribute).items())[:9])
+    assert plain == {name: value for name, value in names(distribute).items() if name != "data_transfer_protocol"}
+    with pytest.raises(TypeError, match=r"distribute\(\): missing a required argument: 'service'"):
+        distribute("one_epoch")
+    with pytest.raises(TypeError, match=r"distribute\(\): got an unexpected keyword argument 'jobname'"):
+        service.distribute("one_epoch", "localhost:1", jobname="job")
     assert list(names(register_dataset)) == ["service", "dataset", "compression", "dataset_id"]
     assert names(DispatchServer) == {"config": None, "start": True}
     assert names(WorkerServer) == {"config": required, "start": True}

@@ -1,0 +1,39 @@
+"""Functions that take options of another function, whose names, types and defaults are written there alone."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+def with_parameters(
+    source: Callable[..., Any], *names: str
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Return a decorator that gives a function these parameters, in this order.
+
+    A parameter is the function's own, or else that of ``source``, which the function takes in its ``**options``.
+    Callers may give each by its place or by its name.
+    """
+
+    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        known = {**inspect.signature(source).parameters, **inspect.signature(function).parameters}
+        parameters = [known[name].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        signature = inspect.signature(function).replace(parameters=parameters)
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Result:
+            try:
+                bound = signature.bind(*args, **options)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}(): {error}") from None
+            bound.apply_defaults()
+            return function(**bound.arguments)
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call
+
+    return decorate
