@@ -37,8 +37,7 @@ def read_tfrecord(
         Whether checksums are compared. Without, what is damaged shows only where it is no record or no example.
     index
         Whether files are gone through once for where their records are. Then the number of elements is known, and
-        every worker goes straight to its own. It is kept beside each local file as ``.NAME.index``, where that may
-        be written. Of compressed files there is none.
+        every worker goes straight to its own. Compressed files have none.
     compression
         ``"infer"``, by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``, ``"bz2"`` or
         ``"xz"``; or None.

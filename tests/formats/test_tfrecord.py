@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import gzip
 import io
-import json
 import struct
 import threading
 import zlib
@@ -24,7 +23,7 @@ from daskdist.core.block import Block
 from daskdist.core.dataset_base import node_of
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
-from daskdist.formats.tfrecord import crc, record_index
+from daskdist.formats.tfrecord import crc
 from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
@@ -298,13 +297,9 @@ def test_without_the_library(tmp_path, monkeypatch):
 # --- the index ---
 
 
-def test_an_index_is_kept_beside(tmp_path, monkeypatch):
+def test_an_index_counts_records_and_writes_nothing(tmp_path):
     records = [np.random.default_rng(k).bytes(30_000) for k in range(20)]
     path = written(tmp_path / "a.tfrecord", *records)
-    beside = tmp_path / ".a.tfrecord.index"
-    scans = []
-    scanned = record_index._scanned
-    monkeypatch.setattr(record_index, "_scanned", lambda *args, **more: scans.append(1) or scanned(*args, **more))
     with dask.config.set({"daskdist.split-bytes": "100 kB"}):
         ds = read_tfrecord(path, index=True)
         assert ds.cardinality() == 20
@@ -312,72 +307,18 @@ def test_an_index_is_kept_beside(tmp_path, monkeypatch):
     assert sum(split.num_rows for split in splits) == 20
     assert len(splits) > 4
     assert records_of(ds) == records
-    assert sorted(each.name for each in tmp_path.iterdir()) == [beside.name, "a.tfrecord"]
-    record_index.index_of.cache_clear()
-    assert read_tfrecord(path, index=True).cardinality() == 20
-    assert len(scans) == 1
-    # It is of a file that was changed since.
+    assert [each.name for each in tmp_path.iterdir()] == ["a.tfrecord"]
+    # A file that was changed has another index.
     written(tmp_path / "a.tfrecord", *records[:7])
     assert read_tfrecord(path, index=True).cardinality() == 7
-    assert len(scans) == 2
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"\xff", "starts", "numbers", "unsorted", "beyond", "words", "many"]
-)
-def test_an_index_that_is_damaged_is_made_anew(tmp_path, content):
-    path = written(tmp_path / "a.tfrecord", *[bytes(70_000)] * 5)
-    beside = tmp_path / ".a.tfrecord.index"
-    assert read_tfrecord(path, index=True).cardinality() == 5
-    if isinstance(content, str):
-        found = json.loads(beside.read_bytes())
-        spoil = {
-            "starts": lambda: found.pop("starts"),
-            "numbers": lambda: found["numbers"].pop(),
-            "unsorted": lambda: found["starts"].reverse(),
-            "beyond": lambda: found["starts"].__setitem__(-1, 2**40),
-            "words": lambda: found["numbers"].__setitem__(0, "0"),
-            "many": lambda: found["numbers"].__setitem__(-1, 10**12),
-        }
-        spoil[content]()
-        content = json.dumps(found).encode()
-    beside.write_bytes(content)
-    record_index.index_of.cache_clear()
-    assert read_tfrecord(path, index=True).cardinality() == 5
-    assert json.loads(beside.read_bytes())["numbers"][-1] == 5
-
-
-def test_an_index_of_other_records_is_told(tmp_path):
-    path = written(tmp_path / "a.tfrecord", *[bytes(70_000)] * 5)
-    assert read_tfrecord(path, index=True).cardinality() == 5
-    beside = tmp_path / ".a.tfrecord.index"
-    found = json.loads(beside.read_bytes())
-    found["numbers"] = [2 * number for number in found["numbers"]]
-    beside.write_text(json.dumps(found))
-    record_index.index_of.cache_clear()
-    with pytest.raises(errors.FileError, match=r"a\.tfrecord records 0 to 10: it has 5 records, and 10 by its index"):
-        list(read_tfrecord(path, index=True))
-
-
-def test_an_index_that_cannot_be_written(tmp_path, monkeypatch):
-    path = written(tmp_path / "a.tfrecord", b"one", b"two")
-
-    def refused(*args):
-        raise PermissionError(13, "read only")
-
-    monkeypatch.setattr(record_index.os, "replace", refused)
-    ds = read_tfrecord(path, index=True)
-    assert (ds.cardinality(), records_of(ds)) == (2, [b"one", b"two"])
-    assert [each.name for each in tmp_path.iterdir()] == ["a.tfrecord"]
-
-
-def test_files_elsewhere_are_indexed_in_memory():
+def test_files_elsewhere_have_an_index():
     fs = fsspec.filesystem("memory")
     fs.pipe_file("/tfrecords/a.tfrecord", framed(b"one", b"two"))
     try:
         ds = read_tfrecord("memory://tfrecords/*.tfrecord", index=True)
         assert (ds.cardinality(), records_of(ds)) == (2, [b"one", b"two"])
-        assert [Path(name).name for name in fs.ls("/tfrecords", detail=False)] == ["a.tfrecord"]
     finally:
         fs.rm("/tfrecords", recursive=True)
 

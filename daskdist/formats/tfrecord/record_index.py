@@ -1,26 +1,20 @@
-"""The index of a TFRecord file: where its records are, so that splits are of so many records.
+"""The index of a TFRecord file: where its records are, so that splits have known numbers of records.
 
-It takes one pass over the file, and is written beside it, as ``.NAME.index``, for the next time: of local files, and
-where that may be written. An index of a file that was changed since is made anew.
+It takes one pass over the file in each program.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 from bisect import bisect_left
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
-from uuid import uuid4
 
 import numpy as np
 
-from daskdist.formats.tfrecord.record_framing import AROUND_BYTES, HEADER_BYTES, headers_of
-from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
+from daskdist.formats.tfrecord.record_framing import HEADER_BYTES, headers_of
+from daskdist.storage.filesystem import Storage, Version, failures
 
-_VERSION: Final = 1
 # Records are stated in groups of about as many bytes, which no split is smaller than.
 _GROUP_BYTES: Final = 2**16
 # Bytes read at a time.
@@ -81,23 +75,10 @@ class RecordIndex:
             made.append(TFRecordSplit(self.version, self.numbers[-1], None, self.starts[-1], self.version.num_bytes))
         return made
 
-    @property
-    def is_sound(self) -> bool:
-        """True if the index is consistent."""
-        pairs = (self.starts, self.numbers)
-        return (
-            len(self.starts) == len(self.numbers) > 0
-            and all(isinstance(each, int) for values in pairs for each in values)
-            and all(values[0] == 0 and list(values) == sorted(set(values)) for values in pairs)
-            and self.starts[-1] <= self.version.num_bytes
-            # A number that no group of so many bytes holds would be believed where elements are counted.
-            and bool((AROUND_BYTES * np.diff(self.numbers) <= np.diff(self.starts)).all())
-        )
-
 
 @lru_cache(maxsize=256)
 def index_of(storage: Storage, version: Version, *, check: bool) -> RecordIndex:
-    """Return the index of a file: read the one beside it, or build one.
+    """Return the index of a file, found by a pass over it.
 
     Parameters
     ----------
@@ -113,18 +94,6 @@ def index_of(storage: Storage, version: Version, *, check: bool) -> RecordIndex:
     FileError
         It cannot be read.
     """
-    if is_remote(version.path):
-        return _scanned(storage, version, check=check)
-    folder, name = os.path.split(local(version.path))
-    path = os.path.join(folder, f".{name}.index")
-    index = _read(path, version)
-    if index is None:
-        index = _scanned(storage, version, check=check)
-        _write(path, index)
-    return index
-
-
-def _scanned(storage: Storage, version: Version, *, check: bool) -> RecordIndex:
     at, number, size = 0, 0, version.num_bytes
     starts, numbers = [0], [0]
     with storage.open(version.path) as file, failures(version.path):
@@ -143,28 +112,3 @@ def _scanned(storage: Storage, version: Version, *, check: bool) -> RecordIndex:
                 break
             at = starts[-1]
     return RecordIndex(version, tuple(starts), tuple(numbers))
-
-
-def _read(path: str, version: Version) -> RecordIndex | None:
-    # Whatever is wrong with it, there is another way.
-    try:
-        with open(path, "rb") as file:
-            content = json.load(file)
-        if content["layout"] != _VERSION or Version(**content["version"]) != version:
-            return None
-        index = RecordIndex(version, tuple(content["starts"]), tuple(content["numbers"]))
-        return index if index.is_sound else None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return None
-
-
-def _write(path: str, index: RecordIndex) -> None:
-    temporary = f"{path}.{uuid4().hex}.tmp"
-    content = {"layout": _VERSION, **asdict(index)}
-    with contextlib.suppress(OSError):
-        try:
-            with open(temporary, "x") as file:
-                json.dump(content, file)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
