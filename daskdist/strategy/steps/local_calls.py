@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ logger: Final = logging.getLogger("daskdist")
 _TELL_AFTER_S: Final = 1.0
 # Calls that are seen at two looks in a row take long enough for threads to be worth their while.
 _LOOK_EVERY_S: Final = 0.02
+# In which another thread can take the interpreter's lock.
+_INSTANT_S: Final = 1e-5
 # Looks at which there was nothing to see, after which nobody looks until there is another call.
 _MOST_IDLE: Final = 50
 
@@ -210,11 +213,16 @@ class _Watch:
     def __init__(self) -> None:
         self._calls: set[Calls] = set()
         self._looks = False
+        self._next_look_at = math.inf
         self._lock = threading.Lock()
 
     def add(self, calls: Calls) -> None:
         """Look after calls."""
         self._calls.add(calls)
+        if calls.begun_at > self._next_look_at:
+            # The thread waits for the interpreter's lock, which short calls may keep from it for long. Meanwhile each
+            # release of the lock, by NumPy say, wakes the thread in vain, and costs more than the call.
+            time.sleep(_INSTANT_S)
         if not self._looks:
             with self._lock:
                 if not self._looks:
@@ -228,6 +236,7 @@ class _Watch:
     def _look(self) -> None:
         num_idle = 0
         while True:
+            self._next_look_at = time.monotonic() + _LOOK_EVERY_S
             time.sleep(_LOOK_EVERY_S)
             num_idle = 0 if self._calls else num_idle + 1
             # At a copy, which is made in one go. Between looks nothing is held on to.
