@@ -17,14 +17,14 @@ from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.reduce.reductions import NAMED, Axis, Op, ReduceOp, name_of
 from daskdist.strategy.reduce.tree import fold_tree
-from daskdist.strategy.replica.context import cross_replica_scope, current_replica, is_free_for
+from daskdist.strategy.replica.context import cross_replica_scope, current_context, current_replica, is_free_for
 from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.replica.current_group import CurrentGroup
 from daskdist.strategy.replica.merge_calls import MergeCalls
 from daskdist.strategy.steps.returned_values import ReturnedValues
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import PerReplicaRef
-from daskdist.strategy.values.flat import LEAVES, flattened
+from daskdist.strategy.values.flat import LEAVES, flattened_call
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.variables.read_copies import has_variables, with_copies
 from daskdist.strategy.variables.replica_copy import align_on_replica
@@ -99,7 +99,7 @@ class StrategyInternals:
         RuntimeError
             It is called there.
         """
-        if is_free_for(self._strategy()):
+        if current_context.get() is None or is_free_for(self._strategy()):
             self.recover()
             return
         replica = current_replica()
@@ -123,6 +123,8 @@ class StrategyInternals:
         if num_replicas is not None and self.group.had(num_replicas):
             size = num_replicas
         for leaf in leaves:
+            if type(leaf) in LEAVES:
+                continue
             if isinstance(leaf, PerReplica):
                 if leaf.number() != size:
                     raise self.group.wrong_size(operation, leaf.number())
@@ -151,7 +153,7 @@ class StrategyInternals:
 
     def call_each(self, num_leaves: int, operation: str, fn: Callable[..., Any], *args: Any) -> list[PerReplica]:
         """Call a function on each replica; return the leaves of the list of ``num_leaves`` that it returns."""
-        leaves, treespec = flattened((args, {}), ARGUMENT_LEAVES)
+        leaves, treespec = flattened_call(args, {}, ARGUMENT_LEAVES)
         self.check_values(operation, leaves)
         handles, group = self.call_replicas(operation, fn, leaves, treespec)
         return self.returned.columns(handles, num_leaves, group)

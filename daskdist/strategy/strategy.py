@@ -29,7 +29,7 @@ from daskdist.strategy.replica.context import cross_replica_scope
 from daskdist.strategy.replica.merge_calls import LocalMergeCalls, MergeCalls
 from daskdist.strategy.replica.strategy_view import Viewed
 from daskdist.strategy.status import StrategyStatus
-from daskdist.strategy.values.flat import flattened
+from daskdist.strategy.values.flat import flattened_call
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.regroup import component
 from daskdist.strategy.values.value_context import ValueContext
@@ -231,7 +231,7 @@ class Strategy(Viewed):
             raise ArgumentError(f"run: args is a {type(args).__name__}; give a tuple, such as args=(batch,)")
         if not callable(fn):
             raise ArgumentError(f"run: {type(fn).__name__} is no function")
-        leaves, treespec = flattened((tuple(args), kwargs or {}), ARGUMENT_LEAVES)
+        leaves, treespec = flattened_call(args, kwargs or {}, ARGUMENT_LEAVES)
         self._internals.check_values("run", leaves)
         leaves, treespec, _shared_readers = with_plans(self, leaves, treespec)
         handles, group = self._internals.call_replicas("run", fn, leaves, treespec)
@@ -274,7 +274,7 @@ class Strategy(Viewed):
             )
         num_replicas = self.num_replicas_in_sync
         contexts = PerReplica([ValueContext(k, num_replicas) for k in range(num_replicas)])
-        leaves, treespec = flattened(((contexts,), {}))
+        leaves, treespec = flattened_call((contexts,), {}, ARGUMENT_LEAVES)
         return self._internals.returned.of_all(*self._internals.call_replicas("values", value_fn, leaves, treespec))
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:

@@ -140,7 +140,7 @@ def with_plans(
     ArgumentError
         One is of another strategy, or is an iterator, or cannot be read by the replicas themselves.
     """
-    kinds = {type(leaf) for leaf in leaves}
+    kinds = set(map(type, leaves))
     if DistributedIterator in kinds:
         raise ArgumentError(
             "run: an iterator over a distributed dataset stays in its program; give the distributed dataset itself, "

@@ -33,6 +33,9 @@ class ReduceOp(enum.Enum):
     MAX = "MAX"
     PROD = "PROD"
 
+    # Each step looks for its record several times, and the hash of `enum` is a function of Python's.
+    __hash__ = object.__hash__
+
     @classmethod
     def of(cls, value: object) -> ReduceOp:
         """Return an operation from itself or its name in any case."""
@@ -267,9 +270,9 @@ def checked_op(value: object) -> Op:
     ArgumentError
         It is none.
     """
-    if isinstance(value, str):
+    if isinstance(value, (str, ReduceOp)):
         return ReduceOp.of(value)
-    if isinstance(value, (ReduceOp, Reduction)):
+    if isinstance(value, Reduction):
         return value
     if isinstance(value, np.ufunc):
         if value.nin != 2 or value.nout != 1 or value.signature is not None:

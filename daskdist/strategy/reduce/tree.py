@@ -125,7 +125,8 @@ class Fold:
                 replicas = fill(replicas, [pick(results[number]) for number, pick in picks])
             columns = zip(*replicas, strict=True)
         reduction = reduction_of(self.op)
-        return self._fold(reduction, [[self._chunk(reduction, leaf) for leaf in column] for column in columns])
+        chunk = self._chunk
+        return self._fold(reduction, [[chunk(reduction, leaf) for leaf in column] for column in columns])
 
     def partials(self, results: Sequence[Any]) -> Any:
         """Fold partial results."""
@@ -163,7 +164,11 @@ class Fold:
     def _checked(self, value: Any) -> Any:
         op, axis = self.op, self.axis
         array = value
-        if type(value) is not np.ndarray and not isinstance(value, np.ma.MaskedArray):
+        kind = type(value)
+        if kind in _HERE:
+            if kind is not np.ndarray:
+                array = np.asarray(value)
+        elif not isinstance(value, np.ma.MaskedArray):
             if axis is None and isinstance(value, _COMBINED_AS_THEY_ARE) and not isinstance(op, (ReduceOp, np.ufunc)):
                 return value
             array = _as_array(value, self.operation)
@@ -171,13 +176,14 @@ class Fold:
             # Arrays from a message may be unaligned: NumPy adds those in another order, with other bits.
             array = np.require(array, requirements="A")
         if isinstance(op, ReduceOp):
-            check_is_no_dict(value, self.operation)
+            if kind not in _HERE:
+                check_is_no_dict(value, self.operation)
+                if isinstance(array, np.ma.MaskedArray):
+                    raise ArgumentError(
+                        f"{self.operation}: a value is a masked array; say what is to stand for what is masked, with "
+                        "filled(0) say"
+                    )
             self._check_dtype(array.dtype)
-            if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
-                raise ArgumentError(
-                    f"{self.operation}: a value is a masked array; say what is to stand for what is masked, with "
-                    "filled(0) say"
-                )
         elif axis is None and array.dtype.hasobject:
             # A value that is no array is combined as it is.
             return value
@@ -215,7 +221,16 @@ class Fold:
         return FlatResult(leaves, list_spec(len(leaves)))
 
     def _combined(self, reduction: Reduction, column: Sequence[tuple[tuple[int, ...], Any]]) -> tuple[Any, Any]:
-        kinds = {type(each[1]) for each in column}
+        kinds = {type(partial) for _, partial in column}
+        shape, partial = column[0]
+        if NoRows not in kinds and Placed not in kinds:
+            for other in column:
+                if other[0] != shape:
+                    # NumPy would stretch the smaller to the larger where it can.
+                    check_shapes([each[0] for each in column], self.axis)
+            for _, other in column[1:]:
+                partial = self._called(reduction.combine, partial, other)
+            return shape, partial
         telling = with_rows = column
         if NoRows in kinds:
             with_rows = [each for each in column if type(each[1]) is not NoRows]
@@ -223,7 +238,6 @@ class Fold:
             telling = [*with_rows, *(each for each in column if type(each[1]) is NoRows and 0 not in each[0])]
         shape, partial = (telling or column)[0]
         if any(each[0] != shape for each in telling):
-            # NumPy would stretch the smaller to the larger where it can.
             check_shapes([each[0] for each in column], self.axis)
         if NoRows in kinds and len(kinds) == 1:
             return shape, replace(partial, device=home_of([each[1].device for each in column]))
@@ -436,8 +450,8 @@ def _chunks(
     if isinstance(values, PerReplicaRef):
         wired = [[wiring.wire_leaf(values.part(number))] for number in numbers]
     else:
-        wire = wiring.wire
-        wired = [[leaf if type(leaf) in _HERE else wire(leaf) for leaf in values[number]] for number in numbers]
+        rows = [values[number] for number in numbers]
+        wired = [row if _HERE.issuperset(map(type, row)) else wiring.wire(row) for row in rows]
     return caller.call(fold.chunks, wiring.handles, wiring.picks, wired, worker=worker, name="reduce-chunk")
 
 

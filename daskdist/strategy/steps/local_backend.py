@@ -47,8 +47,8 @@ class LocalBackend:
         self._is_closed = False
         self._lock = threading.Lock()
         self._num_steps = 0
-        # Each with its name, and whether it is a step.
-        self._under_way: dict[Calls, tuple[bool, str]] = {}
+        # Each with its operation and its function.
+        self._under_way: dict[Calls, tuple[str, Callable[..., Any]]] = {}
 
     def call_replicas(
         self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, group: ReplicaGroup
@@ -57,10 +57,10 @@ class LocalBackend:
         if self._is_closed:
             raise _closed(operation)
         calls = Calls(self._strategy(), self.places, self.store, fn, leaves, treespec)
-        is_step = operation == "run"
-        with self._lock:
-            self._num_steps += is_step
-            self._under_way[calls] = is_step, f"{operation}-{getattr(fn, '__name__', type(fn).__name__)}"
+        if operation == "run":
+            with self._lock:
+                self._num_steps += 1
+        self._under_way[calls] = operation, fn
         try:
             return calls.results()
         finally:
@@ -124,12 +124,12 @@ class LocalBackend:
         now = time.monotonic()
         running = tuple(
             [
-                RunningCall(number, name, now - calls.begun_at)
-                for calls, (_, name) in under_way
+                RunningCall(number, f"{operation}-{getattr(fn, '__name__', type(fn).__name__)}", now - calls.begun_at)
+                for calls, (operation, fn) in under_way
                 for number in calls.running()
             ]
         )
-        num_in_flight = sum(is_step for _, (is_step, _) in under_way)
+        num_in_flight = sum(operation == "run" for _, (operation, _) in under_way)
         replicas = tuple(range(len(group.replicas)))
         devices = tuple([each.device for each in group.replicas])
         state = "closed" if self._is_closed else state_of(running, num_in_flight)

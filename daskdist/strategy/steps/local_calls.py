@@ -67,13 +67,14 @@ class Calls:
         leaves: Sequence[Any],
         treespec: Any,
     ) -> None:
-        self._strategy = strategy
-        self._store = store
+        # As a replica's context has them.
+        self._strategy: Callable[[], Any] = lambda: strategy
+        self._store: Callable[[], VariableStore] = lambda: store
         self._fn = fn
         self._leaves = leaves
         self._treespec = treespec
         self._places = places
-        self._size = len(self._places)
+        self._size = len(places)
         self.begun_at = time.monotonic()
         self.num_looks = 0
         self._results: list[Any] = [None] * self._size
@@ -153,10 +154,8 @@ class Calls:
                 self._num_begun += 1
 
     def _call(self, number: int) -> None:
-        strategy: Any = self._strategy
-        store = self._store
         replica = self._places[number]
-        context = ReplicaContext(number, self._size, lambda: strategy, self._rendezvous, lambda: store, replica.device)
+        context = ReplicaContext(number, self._size, self._strategy, self._rendezvous, self._store, replica.device)
         own = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in self._leaves]
         error = None
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -32,6 +32,20 @@ def check_is_no_dict(value: Any, operation: str) -> None:
             f"{operation}: a replica's value is a dict; give a dict of PerReplica values, {{{names}}}, as run and "
             "experimental_distribute_values_from_function return it"
         )
+
+
+def flattened_call(
+    args: Sequence[Any], kwargs: dict[str, Any], leaf_types: frozenset[type] = LEAVES
+) -> tuple[list[Any], Any]:
+    """Return the leaves of ``(args, kwargs)`` and their structure, as `flattened` does."""
+    if not kwargs and leaf_types.issuperset(map(type, args)):
+        return list(args), _treespec_of_args(len(args))
+    return flattened((tuple(args), kwargs), leaf_types)
+
+
+@lru_cache(64)
+def _treespec_of_args(num_args: int) -> Any:
+    return flattened(((0,) * num_args, {}))[1]
 
 
 def flattened(nest: Any, leaf_types: frozenset[type] = LEAVES) -> tuple[list[Any], Any]:

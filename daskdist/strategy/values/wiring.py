@@ -72,7 +72,7 @@ class Expression:
         return Expression, (self.function, self.args, self.kwargs)
 
 
-@dataclass
+@dataclass(slots=True)
 class Wiring:
     """The results that nests with asynchronous values need to be filled elsewhere.
 
