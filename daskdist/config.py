@@ -6,6 +6,8 @@ Set them as any Dask setting: ``dask.config.set({"daskdist.window-bytes": "256 M
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,19 +73,25 @@ dask.config.update_defaults({"daskdist": DEFAULTS})
 
 def in_bytes(name: str) -> int:
     """Return a setting that is a size, as a number of bytes."""
-    return int(parse_bytes(setting(name)))
+    return _num_bytes(setting(name))
+
+
+@functools.lru_cache(maxsize=64)
+def _num_bytes(size: Any) -> int:
+    return int(parse_bytes(size))
 
 
 def setting(name: str) -> Any:
     """Return a setting by its name below ``daskdist``, such as ``"window-bytes"``."""
-    default: Any = DEFAULTS
     found = dask.config.config.get("daskdist")
-    for part in name.split("."):
-        default = default[part]
+    parts = name.split(".")
+    for part in parts:
         found = found.get(part) if isinstance(found, dict) else None
-    # Each step asks, and Dask's own `get` takes ten times as long. Where one was set for a while before this module was
-    # imported, all of them go when that is over.
-    return dask.config.get(f"daskdist.{name}", default) if found is None else found
+    # Each step asks, and Dask's own `get` takes ten times as long.
+    if found is not None:
+        return found
+    # Where one was set for a while before this module was imported, all of them go when that is over.
+    return dask.config.get(f"daskdist.{name}", functools.reduce(operator.getitem, parts, DEFAULTS))
 
 
 # In a call of a program on a worker, what the program has for `timeouts.collective`, and what the worker has.

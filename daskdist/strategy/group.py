@@ -63,7 +63,14 @@ class ReplicaGroup:
 
     def members(self, worker: str) -> tuple[int, ...]:
         """Return the numbers of the replicas on a worker."""
-        return tuple(number for number, replica in enumerate(self.replicas) if replica.worker == worker)
+        return self._members.get(worker, ())
+
+    @cached_property
+    def _members(self) -> dict[str, tuple[int, ...]]:
+        return {
+            worker: tuple([number for number, each in enumerate(self.worker_of) if each == worker])
+            for worker in self.workers
+        }
 
 
 def describe_error(error: BaseException) -> str:

@@ -6,7 +6,8 @@ import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from itertools import zip_longest
 from typing import Any, Final
 
 import cloudpickle
@@ -37,9 +38,9 @@ from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_array
-from daskdist.strategy.values.extract import ExtractAll, PerReplicaRef
+from daskdist.strategy.values.extract import ExtractAll, ExtractFromRows, PerReplicaRef
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.wiring import Wiring
+from daskdist.strategy.values.wiring import Slot, Wiring
 
 # How long other replicas of a step are waited for, once one has failed.
 _SOON_S: Final = 0.5
@@ -111,50 +112,51 @@ class ClusterBackend:
         ClusterError
             A worker is lost.
         """
-        workers = [str(worker) for worker in group.worker_of]
-        kept = [each for leaf in leaves if type(leaf) is PerReplica for each in _kept_of(leaf)]
+        is_step = operation == "run"
         streams = self.streams
+        # None of them is None on a cluster.
+        workers: Any = group.worker_of
         function = self.objects(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
         packed = [
             (type(leaf) is PerReplica and leaf.spread)
             or self.packed(leaf, partial(_place_of, operation, treespec, number))
             for number, leaf in enumerate(leaves)
         ]
-        structure = pickled_structure(treespec)
-        columns, common, own = _wired(packed, len(workers))
-        columns = list(map(self._own_column, columns))
-        settings = to_send()
-        is_loop = any(
-            type(leaf) is PerReplica and not leaf.spread and type(leaf.values[0]) is DatasetArgument for leaf in leaves
-        )
-        name = f"{LOOP if is_loop else ''}{operation}-{getattr(fn, '__name__', type(fn).__name__)}"
-        capture = current_capture()
+        columns, args = _wired(packed, len(group.replicas))
+        if not all(type(each) is Call and each.streams is streams.identity for each in columns):
+            columns = list(map(self._own_column, columns))
+        structure, settings = pickled_structure(treespec), to_send()
+        here = [leaf.values for leaf in leaves if type(leaf) is PerReplica and not leaf.spread]
+        # What has to stay on the cluster until the call is over, which is told of it by key.
+        kept = [part.futures for values in here for part in values if type(part) is WithRemoteResults]
+        is_loop = any(type(values[0]) is DatasetArgument for values in here)
+        name = _name_of(operation, getattr(fn, "__name__", type(fn).__name__), is_loop)
         # In a function, before its first step: it may be called as often as a step.
-        if operation == "run" and (capture is None or not capture.num_steps):
+        if is_step and ((capture := current_capture()) is None or not capture.num_steps):
             streams.wait_for_room()
         with streams.lock:
             streams.check_open(group.workers)
             streams.check_there(columns)
-            with streams.closed_if_interrupted():
-                call = streams.new_call(workers, (*columns, *kept), name, is_step=operation == "run")
-                number = call.record.number
+            try:
+                call = streams.new_call(workers, (*columns, *kept), name, is_step=is_step)
                 for worker in group.workers:
                     members = group.members(worker)
-                    reference = streams.object_reference(worker, function)
-                    for column in columns:
-                        for member in members:
-                            if type(each := _of_lane(column, member)) is SentObject:
-                                streams.object_reference(worker, each)
+                    own = [[_of_lane(column, member) for column in columns] for member in members]
+                    # Before what refers to it, and before a message to another worker that tells the place of this one.
+                    for each in (function, *(each for lane in own for each in lane)):
+                        if type(each) is SentObject:
+                            streams.send_object(worker, each)
                     lanes = [
-                        (
-                            member,
-                            [self._reference(worker, each) for each in _of_lane_only(columns, member)],
-                            None if own is None else own[member],
-                        )
-                        for member in members
+                        (member, [streams.reference(worker, each) for each in lane if each is not None], args[member])
+                        for member, lane in zip(members, own, strict=True)
                     ]
-                    streams.append(worker, "run", number, reference, structure, common, lanes, settings, name)
-        self._sent(is_step=operation == "run")
+                    number = call.record.number
+                    streams.append(worker, "run", number, function.number, structure, lanes, settings, name)
+            except BaseException:
+                # Some workers have a part of the call.
+                streams.close()
+                raise
+        self._sent(is_step=is_step)
         return call
 
     def call(
@@ -175,17 +177,21 @@ class ClusterBackend:
         with streams.lock:
             streams.check_open((worker,))
             streams.check_there(handles)
-            with streams.closed_if_interrupted():
+            try:
                 call = streams.new_call((worker,), handles, name, is_step=False)
-                for each in handles:
+                for each in (prepared, *handles):
                     if type(each) is SentObject:
-                        streams.object_reference(worker, each)
-                reference = ("p", pickled) if prepared is None else streams.object_reference(worker, prepared)
-                references = [self._reference(worker, each) for each in handles]
+                        streams.send_object(worker, each)
+                reference = ("p", pickled) if prepared is None else streams.reference(worker, prepared)
+                references = [streams.reference(worker, each) for each in handles]
                 streams.append(worker, "call", call.record.number, reference, references, to_send(), name)
                 if handles and all(isinstance(each, Future) for each in handles):
                     # Dask computes what was lost again.
                     call.record.again = partial(self.call, function, handles, *args, name=name)
+            except BaseException:
+                # Another worker may have a part of the call.
+                streams.close()
+                raise
         self._sent(is_step=False)
         return Result(call, 0)
 
@@ -213,11 +219,6 @@ class ClusterBackend:
     def _worker_of(self, handles: Sequence[Handle]) -> str:
         workers = [each.worker for each in handles if type(each) is Result]
         return next(filter(self.streams.is_open, (*workers, *self.live_workers.present)), self.live_workers.present[0])
-
-    def _reference(self, worker: str, handle: Handle) -> tuple[Any, ...]:
-        if type(handle) is SentObject:
-            return self.streams.object_reference(worker, handle)
-        return self.streams.reference(worker, handle)
 
     def _sent(self, *, is_step: bool) -> None:
         capture = current_capture()
@@ -444,11 +445,6 @@ class ClusterBackend:
         self._end()
 
 
-def _kept_of(leaf: PerReplica) -> list[Any]:
-    # What has to stay on the cluster until a call is over that is told of it by key.
-    return [] if leaf.spread else [part.futures for part in leaf.values if type(part) is WithRemoteResults]
-
-
 def _whole(results: Sequence[Any]) -> Any:
     (result,) = results
     return result
@@ -462,32 +458,46 @@ def _loaded(value: Any) -> Any:
     return cloudpickle.loads(value) if type(value) is bytes else value
 
 
-def _wired(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], bytes | None, list[bytes] | None]:
-    # What calls need, a column of handles each; the arguments, pickled once where all replicas have the same.
+def _wired(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], list[Any]]:
+    # What calls need, a column of handles each; and the arguments of each replica, one object where they are the same.
     if any(type(leaf) is PerReplica for leaf in packed):
         wirings = [Wiring() for _ in range(num_replicas)]
-        own = []
-        for lane, wiring in enumerate(wirings):
-            leaves = [_wire_part(wiring, leaf, lane) for leaf in packed]
-            own.append(_pickled((wiring.picks, leaves), lambda: "run: an argument"))
-        longest = max(len(wiring.handles) for wiring in wirings)
-        columns: list[Any] = [
-            tuple([wiring.handles[k] if k < len(wiring.handles) else None for wiring in wirings])
-            for k in range(longest)
+        args = [
+            _sendable(wiring.picks, [_wire_part(wiring, leaf, lane) for leaf in packed])
+            for lane, wiring in enumerate(wirings)
         ]
-        return columns, None, own
+        columns = zip_longest(*[wiring.handles for wiring in wirings])
+        return list(columns), args
     wiring = Wiring()
     leaves = [
         wiring.slot(leaf.handles, leaf.picks) if type(leaf) is PerReplicaRef else _wire(wiring, leaf) for leaf in packed
     ]
     picks: list[tuple[int, Any]] = wiring.picks
     if not any(type(pick) is tuple for _, pick in picks):
-        return wiring.handles, _pickled((picks, leaves), lambda: "run: an argument"), None
-    each = [
-        [(number, pick[lane] if type(pick) is tuple else pick) for number, pick in picks]
+        return wiring.handles, [_sendable(picks, leaves)] * num_replicas
+    return wiring.handles, [
+        _sendable([(number, pick[lane] if type(pick) is tuple else pick) for number, pick in picks], leaves)
         for lane in range(num_replicas)
     ]
-    return wiring.handles, None, [_pickled((own, leaves), lambda: "run: an argument") for own in each]
+
+
+def _sendable(picks: list[tuple[int, Any]], leaves: list[Any]) -> Any:
+    # References go along as they are; anything else is pickled now, as it is now.
+    if set(map(type, leaves)) == _SLOTS:
+        if _SIMPLE.issuperset([type(pick) for _, pick in picks]):
+            return picks, leaves
+        return _pickled_references(tuple(picks), tuple(leaves))
+    return _pickled((picks, leaves), lambda: "run: an argument")
+
+
+@lru_cache(maxsize=1024)
+def _pickled_references(picks: tuple[tuple[int, Any], ...], leaves: tuple[Any, ...]) -> bytes:
+    return _pickled((picks, list(leaves)), lambda: "run: an argument")
+
+
+_SLOTS: Final = frozenset({Slot})
+# What takes parts out of results and pickles for certain.
+_SIMPLE: Final = frozenset({ExtractFromRows, ExtractAll})
 
 
 def _wire(wiring: Wiring, leaf: Any) -> Any:
@@ -504,11 +514,6 @@ def _wire_part(wiring: Wiring, leaf: Any, lane: int) -> Any:
 
 def _of_lane(column: Any, lane: int) -> Any:
     return column[lane] if type(column) in _COLUMNS else column
-
-
-def _of_lane_only(columns: Sequence[Any], lane: int) -> list[Any]:
-    # Other lanes may need more.
-    return [each for column in columns if (each := _of_lane(column, lane)) is not None]
 
 
 _COLUMNS: Final = frozenset({tuple, Call})
@@ -529,6 +534,12 @@ def _pickled(value: Any, name: Callable[[], str]) -> bytes:
             f"{name()} ({type_name(value)}) does not pickle, and so cannot be sent to a worker"
             f"{describe_unpicklable(value)}: {error}"
         ) from error
+
+
+@lru_cache(maxsize=256)
+def _name_of(operation: str, function: str, is_loop: bool) -> str:
+    # One object for all calls of a function: among messages that are sent together it is there once.
+    return f"{LOOP if is_loop else ''}{operation}-{function}"
 
 
 def _place_of(operation: str, treespec: Any, number: int) -> str:

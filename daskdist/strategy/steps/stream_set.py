@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import cloudpickle
@@ -169,29 +169,21 @@ class StreamSet:
                 self._streams[each].num_steps += 1
         return Call(record, self._dropped, self.identity)
 
-    @contextlib.contextmanager
-    def closed_if_interrupted(self) -> Iterator[None]:
-        """Close the streams where a ``with`` block is interrupted: some workers have a part of a call."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
-
     def append(self, address: str, *message: Any) -> None:
         """Add a message to the stream of a worker."""
         self._streams[address].append(*message)
 
-    def object_reference(self, address: str, sent: SentObject) -> tuple[Any, ...]:
-        """Return the reference by which a worker knows an object, which is sent if it has not got it."""
+    def send_object(self, address: str, sent: SentObject) -> None:
+        """Send an object to a worker if it has not got it."""
         stream = self._streams[address]
         if sent.number not in stream.objects:
             stream.append("object", sent.number, sent.value, num_bytes=sent.num_bytes)
             stream.objects.add(sent.number)
-        return "o", sent.number
 
     def reference(self, address: str, handle: Handle) -> tuple[Any, ...]:
-        """Return the reference by which a call on a worker names a result; objects of the call were sent before."""
+        """Return the reference by which a call on a worker names a result, or an object that was sent before."""
+        if type(handle) is SentObject:
+            return "o", handle.number
         if isinstance(handle, Future):
             return "k", handle.key
         call, place = handle.call, handle.place
@@ -234,9 +226,10 @@ class StreamSet:
                 "the connection to the cluster is closed, and what was computed there is gone with it; bring results "
                 "here, with local_results say, before the strategy or its client is closed"
             )
-        if not all(map(self.is_open, workers)):
-            self.live_workers.in_doubt = True
-            raise self._lost_error(self.lost())
+        for each in workers:
+            if not self.is_open(each):
+                self.live_workers.in_doubt = True
+                raise self._lost_error(self.lost())
 
     def check_there(self, needs: Sequence[Any]) -> None:
         """Refuse data that is no longer on the cluster, before anything is sent.
@@ -465,7 +458,7 @@ class StreamSet:
             self.wait(lambda: self.num_steps < most)
             self.raise_unseen()
         most_bytes = in_bytes("step-bytes")
-        if any(stream.outbox.num_bytes > most_bytes for stream in self._streams.values()):
+        if max([stream.outbox.num_bytes for stream in self._streams.values()]) > most_bytes:
             self.wait(lambda: all(each.outbox.num_bytes <= most_bytes for each in self._streams.values()))
 
     @property

@@ -234,14 +234,13 @@ class StepsOnWorker:
     def _run(
         self,
         number: int,
-        function: Any,
+        function: int,
         structure: bytes,
-        common: Any,
         lanes: Sequence[tuple[int, Any, Any]],
         settings: Any,
         name: str,
     ) -> None:
-        function = self._input(function)
+        sent_function = self._objects[function]
         for replica, references, own in lanes:
             cell = self._new_cell(number, replica)
             if replica not in self._slots:
@@ -253,9 +252,8 @@ class StepsOnWorker:
                 self._tell_outcome(number, replica, cell.get(), is_urgent=True)
                 continue
             slot, executor = self._slots[replica]
-            inputs = [function, *map(self._input, references)]
-            args = structure, own or common
-            executor.put(partial(self._make_run, slot, number, cell, inputs, args, settings, name))
+            inputs = [sent_function, *map(self._input, references)]
+            executor.put(partial(self._make_run, slot, number, cell, inputs, (structure, own), settings, name))
 
     def _call(self, number: int, function: Any, references: Sequence[Any], settings: Any, name: str) -> None:
         cell = self._new_cell(number, 0)
@@ -443,7 +441,7 @@ class StepsOnWorker:
         number: int,
         cell: Cell,
         inputs: Sequence[Any],
-        args: tuple[bytes, bytes],
+        args: tuple[bytes, Any],
         settings: Any,
         name: str,
     ) -> None:
@@ -455,9 +453,10 @@ class StepsOnWorker:
         else:
             try:
                 with self._running_as(number, slot.number, name, settings):
-                    structure, pickled = args
+                    structure, wired = args
                     treespec, _ = loaded_structure(structure)
-                    outcome = call_replica(self._mailbox, slot, number, values, treespec, *load_sent(pickled))
+                    picks, leaves = load_sent(wired) if type(wired) is bytes else wired
+                    outcome = call_replica(self._mailbox, slot, number, values, treespec, picks, leaves)
             except BaseException as error:
                 outcome = Failed(Failure.of(error), number)
         # What is reduced or sent on at once is looked at later, if at all.
