@@ -19,7 +19,7 @@ _SCALARS: Final = frozenset(
     | {np.float16, np.float32, np.float64, np.complex64, np.complex128}
 )
 # Types of leaves for which a structure needs no closer look.
-_PLAIN: Final = _SCALARS | {np.ndarray, bool, float, int, str}
+PLAIN: Final = _SCALARS | {np.ndarray, bool, float, int, str}
 _INT32: Final = np.iinfo(np.int32)
 
 _dtype_of: Final = attrgetter("dtype")
@@ -42,7 +42,7 @@ def plain_leaves_of(structure: Structure) -> Callable[[Any], Sequence[Any] | Non
     """
     treespec = structure.treespec
     if treespec.is_leaf():
-        return lambda nest: (nest,) if type(nest) in _PLAIN else None
+        return lambda nest: (nest,) if type(nest) in PLAIN else None
     if not all(child.is_leaf() for child in treespec.children()):
         return lambda nest: None
     number = treespec.num_leaves
@@ -51,7 +51,7 @@ def plain_leaves_of(structure: Structure) -> Callable[[Any], Sequence[Any] | Non
         def of_tuple(nest: Any) -> Sequence[Any] | None:
             # A list at the top counts as a tuple.
             is_alike = (type(nest) is tuple or type(nest) is list) and len(nest) == number
-            return nest if is_alike and _PLAIN.issuperset(map(type, nest)) else None
+            return nest if is_alike and PLAIN.issuperset(map(type, nest)) else None
 
         return of_tuple
     if treespec.type is dict:
@@ -64,7 +64,7 @@ def plain_leaves_of(structure: Structure) -> Callable[[Any], Sequence[Any] | Non
                 leaves = [nest[key] for key in keys]
             except KeyError:
                 return None
-            return leaves if _PLAIN.issuperset(map(type, leaves)) else None
+            return leaves if PLAIN.issuperset(map(type, leaves)) else None
 
         return of_dict
     return lambda nest: None

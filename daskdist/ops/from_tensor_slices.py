@@ -10,6 +10,7 @@ import numpy as np
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block
+from daskdist.core.failing.origin import origin_from
 from daskdist.core.node import Facts, Pieces, Source
 from daskdist.core.primitive import Primitive, Read, Split, payload_itself
 from daskdist.core.ragged import Ragged
@@ -88,6 +89,7 @@ class FromTensorSlices(Source):
                 self.structure,
                 [leaf[start:stop] for leaf in self.leaves],
                 f"from_tensor_slices rows {start} on",
+                origin_from("from_tensor_slices", start, stop - start),
             )
             splits.append(Split(block.label, block, stop - start, block.nbytes))
         return splits

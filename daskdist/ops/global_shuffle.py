@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from daskdist.core.selection.lazy_shuffle import shuffled
 from daskdist.core.selection.permutation import Permutation
 from daskdist.core.selection.runs import Run, concat
 from daskdist.errors import UnknownLengthError
+from daskdist.ops.range import numbered_split
 
 # Up to so many elements their order goes with each split; it is the same order however they are read.
 _MOST_SENT: Final = 2**16
@@ -88,7 +89,7 @@ class GlobalShuffle(Transformation):
 def _split(order: Permutation, size: int, number: int) -> Split:
     start = number * size
     num_rows = min(size, order.length - start)
-    return Split(f"global_shuffle rows {start} on", (order, start), num_rows, num_rows * 8)
+    return numbered_split("global_shuffle", start, (order, start), num_rows)
 
 
 def _read(rows_at: Any, split: Split) -> Block:
@@ -99,7 +100,7 @@ def _read(rows_at: Any, split: Split) -> Block:
 
 def _divide(split: Split, start: int, stop: int) -> Split:
     order, first = split.payload
-    return replace(split, payload=(order, first + start), num_rows=stop - start, num_bytes=(stop - start) * 8)
+    return numbered_split("global_shuffle", first + start, (order, first + start), stop - start)
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
-from daskdist.core.block import Block, Bundle, Rows, from_items
-from daskdist.core.columns import column_of, plain_leaves_of
+from daskdist.core.block import Block, Bundle, Rows, from_items, merge
+from daskdist.core.columns import PLAIN, column_of, plain_leaves_of
 from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.spec import ElementSpec, SpecUnknown, learned_spec
-from daskdist.core.structure import Structure
+from daskdist.core.structure import LONE, Structure
 from daskdist.core.vectorize.apply import Vectorised, blocks_of, call_at_once
 from daskdist.errors import ArgumentError, UserFunctionError
+
+# Results become arrays after so many rows: more of Python's own objects do not fit in a processor's cache.
+_PART_ROWS: Final = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,12 +149,70 @@ class MapRows:
     function: UserFunction
 
     def __call__(self, rows: Rows) -> Rows:
-        elements = self.function.loop_limit.loop(rows.elements(), len(rows))
-        values: list[Any] = []
+        elements = iter(self.function.loop_limit.loop(rows.elements(), len(rows)))
+        parts: list[Rows] = []
+        structure: Structure | None = None
+        part_rows = _PART_ROWS if isinstance(rows, Block) else max(len(rows), 1)
         with SeedsInCall() as seeds:
-            structure = self._call_each(rows, elements, values, seeds)
-        if structure is None:
-            return Bundle(rows.structure, [], rows.label)
+            for start in range(0, len(rows), part_rows):
+                stop = min(start + part_rows, len(rows))
+                part = rows if stop - start == len(rows) else rows.slice(start, stop)
+                values: list[Any] = []
+                # The last part takes all that is left, so that the iterator sees its end.
+                part_elements = elements if stop == len(rows) else islice(elements, stop - start)
+                structure = self._call_each(part, part_elements, values, seeds, structure)
+                parts.append(self._rows_of(part, values, structure))
+        result = merge(parts, rows) if len(parts) > 1 else parts[0] if parts else Bundle(rows.structure, [], rows.label)
+        if isinstance(result, Block) and isinstance(rows, Block):
+            return Block(result.structure, result.leaves, rows.label, rows.origin)
+        return result
+
+    def _call_each(
+        self,
+        rows: Rows,
+        elements: Iterable[Any],
+        values: list[Any],
+        seeds: SeedsInCall,
+        structure: Structure | None,
+    ) -> Structure:
+        # Add the leaves of each result to ``values``, as they were returned where they are plain. One list for all
+        # rows: the garbage collector would look through a tuple for each over and over.
+        user = self.function
+        function = user.of_items()
+        leaves_of: Callable[[Any], Sequence[Any] | None] | None = structure and plain_leaves_of(structure)
+        is_lone = structure == LONE
+        is_tuple = rows.structure.treespec.type is tuple
+        index = 0
+
+        def where() -> str:
+            return rows.where(len(values) if is_lone else index)
+
+        for element in elements:
+            seeds.argument, seeds.number = element, 0
+            try:
+                result = function(*element) if is_tuple else function(element)
+            except Exception as error:
+                raise user.failed(error, where()) from error
+            if is_lone and type(result) in PLAIN:
+                values.append(result)
+                continue
+            leaves = None if leaves_of is None else leaves_of(result)
+            if leaves is None:
+                leaves, nesting = user.flattened(result, where)
+                if structure is None:
+                    structure, leaves_of, is_lone = nesting, plain_leaves_of(nesting), nesting == LONE
+                    # The type that the leaves of later rows have.
+                    leaves = leaves_of(result) or leaves
+                elif nesting != structure:
+                    raise UserFunctionError(
+                        f"map: {user} returned the structure {nesting} on {where()}, "
+                        f"and {structure} before; every element needs the same"
+                    )
+            values.extend(leaves)
+            index += 1
+        return structure  # type: ignore[return-value]
+
+    def _rows_of(self, rows: Rows, values: list[Any], structure: Structure) -> Rows:
         number = structure.num_leaves
         if isinstance(rows, Block):
             columns = [column_of(values[leaf::number], narrow=self.function.narrow) for leaf in range(number)]
@@ -166,36 +228,6 @@ class MapRows:
         if isinstance(rows, Block):
             return from_items(structure, items, rows.label, rows.origin)
         return Bundle(structure, items, rows.label)
-
-    def _call_each(
-        self, rows: Rows, elements: Iterable[Any], values: list[Any], seeds: SeedsInCall
-    ) -> Structure | None:
-        # Adds the leaves of each result, as they were returned where they are plain. In one list for all rows: a tuple
-        # for each would have the garbage collector look through all of them, over and over.
-        user = self.function
-        function = user.of_items()
-        structure: Structure | None = None
-        plain_leaves: Callable[[Any], Sequence[Any] | None] | None = None
-        for index, element in enumerate(elements):
-            seeds.argument, seeds.number = element, 0
-            try:
-                result = function(*element) if type(element) is tuple else function(element)
-            except Exception as error:
-                raise user.failed(error, rows.where(index)) from error
-            leaves = None if plain_leaves is None else plain_leaves(result)
-            if leaves is None:
-                leaves, found = user.flattened(result, lambda index=index: rows.where(index))  # type: ignore[misc]
-                if structure is None:
-                    structure, plain_leaves = found, plain_leaves_of(found)
-                    # Of the type that those of later rows are of.
-                    leaves = plain_leaves(result) or leaves
-                elif found != structure:
-                    raise UserFunctionError(
-                        f"map: {user} returned the structure {found} on {rows.where(index)}, "
-                        f"and {structure} before; every element needs the same"
-                    )
-            values.extend(leaves)
-        return structure
 
 
 @dataclass(frozen=True)

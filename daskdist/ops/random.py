@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -10,12 +10,14 @@ import numpy as np
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.block import Block
 from daskdist.core.cardinality import INFINITE
+from daskdist.core.failing.origin import origin_from
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import EndlessSplits, Epoch, Primitive, Read, Split
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import generator
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
+from daskdist.ops.range import numbered_split
 
 # Numbers drawn from one generator: what comes does not depend on how much is read at a time.
 _ROWS = 65_536
@@ -64,18 +66,17 @@ class Random(Source):
 
 
 def _split(numbers: tuple[int, ...], number: int) -> Split:
-    return Split(f"random rows {number * _ROWS} on", (numbers, number, 0, _ROWS), _ROWS, _ROWS * 8)
+    return numbered_split("random", number * _ROWS, (numbers, number, 0, _ROWS), _ROWS)
 
 
 def _divide(split: Split, start: int, stop: int) -> Split:
     numbers, number, first, _ = split.payload
-    num_rows = stop - start
-    return replace(
-        split, payload=(numbers, number, first + start, first + stop), num_rows=num_rows, num_bytes=8 * num_rows
-    )
+    payload = (numbers, number, first + start, first + stop)
+    return numbered_split("random", number * _ROWS + first + start, payload, stop - start)
 
 
 def _draw(seed: int, stream: int, split: Split) -> Block:
     numbers, number, start, stop = split.payload
     drawn = generator(seed, stream, (*numbers, number)).integers(2**32, size=_ROWS)
-    return Block(LONE, [drawn[start:stop]], split.label)
+    origin = origin_from("random", number * _ROWS + start, stop - start)
+    return Block(LONE, [drawn[start:stop]], split.label, origin)

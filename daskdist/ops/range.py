@@ -11,6 +11,7 @@ import numpy as np
 from daskdist.config import in_bytes
 from daskdist.core.arguments import number_dtype, whole_number
 from daskdist.core.block import Block
+from daskdist.core.failing.origin import Origin, SelectedOrigins, origin_from
 from daskdist.core.node import Facts, Pieces, Source
 from daskdist.core.primitive import LazySplits, Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, TensorSpec
@@ -63,7 +64,8 @@ class Range(Source):
     def rows_at(self, places: np.ndarray[Any, Any]) -> Block:
         """Return the elements at these places."""
         numbers = self.start + places.astype(np.int64) * self.step
-        return Block(LONE, [numbers.astype(self.output_type, copy=False)], self.name)
+        origin = SelectedOrigins([Origin(self.name)], places)
+        return Block(LONE, [numbers.astype(self.output_type, copy=False)], self.name, origin)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return Read(self.splits, ReadNumbers(np.dtype(self.output_type)), self.name, divide=divide_numbers)
@@ -85,11 +87,12 @@ def fits(operation: str, number: int, dtype: np.dtype[Any]) -> None:
 
 @dataclass(frozen=True)
 class Numbers:
-    """``length`` numbers, from ``start`` on, ``step`` apart."""
+    """``length`` numbers, from ``start`` on, ``step`` apart; ``place`` is that of the first among all."""
 
     start: int
     step: int
     length: int
+    place: int = 0
 
     def __len__(self) -> int:
         return self.length
@@ -97,7 +100,7 @@ class Numbers:
     def cut(self, start: int, stop: int) -> Numbers:
         """Return the numbers from place ``start`` to ``stop``."""
         stop = min(stop, self.length)
-        return Numbers(self.start + start * self.step, self.step, stop - start)
+        return Numbers(self.start + start * self.step, self.step, stop - start, self.place + start)
 
 
 @dataclass(frozen=True)
@@ -111,13 +114,22 @@ class CutNumbers:
     def __call__(self, index: int) -> Split:
         start = index * self.size
         part = self.numbers.cut(start, start + self.size)
-        return Split(f"{self.name} rows {start} on", part, len(part), len(part) * 8)
+        return numbered_split(self.name, start, part, len(part))
+
+
+def numbered_split(name: str, start: int, payload: Any, num_rows: int) -> Split:
+    """Return a split of 64-bit numbers, whose label tells the place of its first row."""
+    return Split(f"{name} rows {start} on", payload, num_rows, num_rows * 8)
 
 
 def divide_numbers(split: Split, start: int, stop: int) -> Split:
     """Return the numbers from place ``start`` to ``stop`` as a split."""
     part = split.payload.cut(start, stop)
-    return replace(split, payload=part, num_rows=len(part), num_bytes=len(part) * 8)
+    return numbered_split(_name_of(split), part.place, part, len(part))
+
+
+def _name_of(split: Split) -> str:
+    return split.label.partition(" ")[0]
 
 
 @dataclass(frozen=True)
@@ -129,4 +141,5 @@ class ReadNumbers:
     def __call__(self, split: Split) -> Block:
         numbers: Numbers = split.payload
         values = numbers.start + numbers.step * np.arange(len(numbers), dtype=np.int64)
-        return Block(LONE, [values.astype(self.dtype, copy=False)], split.label)
+        origin = origin_from(_name_of(split), numbers.place, len(numbers))
+        return Block(LONE, [values.astype(self.dtype, copy=False)], split.label, origin)

@@ -168,7 +168,7 @@ def test_elements_that_fail_are_left_out(caplog, vectorized):
     ds = with_options(Dataset.range(10).map(half, vectorized=vectorized), on_error="skip")
     with caplog.at_level(logging.WARNING, "daskdist"):
         assert [float(x) for x in ds.batch(3).unbatch()] == [0, 1, 1.5, 2, 3, 3.5, 4]
-    assert "row 5 of range rows 0 on" in caplog.text
+    assert "row 5 of range" in caplog.text
     assert "ValueError: no 5" in caplog.text
     assert caplog.messages[-1] == "left out 3 elements in all"
 

@@ -73,6 +73,11 @@ class SelectedOrigins:
         return self.origins[block].where(int(self.rows[index]))
 
 
+def origin_from(label: str, start: int, num_rows: int) -> SelectedOrigins:
+    """Return the origin of rows ``start`` to ``start + num_rows`` of what ``label`` names."""
+    return SelectedOrigins([Origin(label)], range(start, start + num_rows))
+
+
 @dataclass(frozen=True, slots=True)
 class JoinedOrigin:
     """Rows each made of a row of several others.
