@@ -919,7 +919,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
         Notes
         -----
-        A split that cannot be read is left out whole. A generator that raises ends.
+        A split that cannot be read is left out whole. A generator that raises ends. After `batch`, only the failing
+        elements are left out, before batches are filled; TensorFlow leaves out each batch that has one.
 
         >>> [float(x) for x in Dataset.range(4).map(lambda x: 1 // int(x)).ignore_errors()]
         [1.0, 0.0, 0.0]

@@ -189,7 +189,8 @@ class DistributedDataset:
     def element_spec(self) -> Any:
         """The spec of each leaf of a step, a `PerReplicaSpec` where there are several replicas.
 
-        The first length is None where it can vary.
+        The first length is None where it can vary. Other lengths that a function gives are inferred by trying it on
+        sample elements, and elements of replicas are not checked against them.
 
         Raises
         ------
