@@ -179,7 +179,9 @@ class MapRows:
         # rows: the garbage collector would look through a tuple for each over and over.
         user = self.function
         function = user.of_items()
-        leaves_of: Callable[[Any], Sequence[Any] | None] | None = structure and plain_leaves_of(structure)
+        leaves_of: Callable[[Any], Sequence[Any] | None] | None = (
+            None if structure is None else plain_leaves_of(structure)
+        )
         is_lone = structure == LONE
         is_tuple = rows.structure.treespec.type is tuple
         index = 0
