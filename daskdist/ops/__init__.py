@@ -5,6 +5,6 @@ from __future__ import annotations
 from daskdist.core.to_numpy import HOST_CONVERTERS
 from daskdist.devices import on_host, others_on_host
 
-# Elements may be made of arrays on devices that functions and sources give.
+# Functions and sources may return arrays on devices.
 HOST_CONVERTERS.known = on_host
 HOST_CONVERTERS.others = others_on_host

@@ -1,4 +1,4 @@
-"""``assert_cardinality``: a number of elements that is stated, and checked as they come."""
+"""``assert_cardinality``: a stated number of elements, checked as they come."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from daskdist.errors import CardinalityError
 
 @dataclass(frozen=True, eq=False)
 class AssertCardinality(Transformation):
-    """The same elements, ``expected`` of them; endless where that is -1."""
+    """The same elements, whose number is ``expected``; -1 means endless."""
 
     expected: int
 
@@ -35,7 +35,7 @@ class AssertCardinality(Transformation):
 
 @dataclass(frozen=True)
 class CountRows:
-    """The arithmetic of it."""
+    """Row arithmetic of ``assert_cardinality``."""
 
     expected: int
 
@@ -45,7 +45,7 @@ class CountRows:
 
 @dataclass
 class CountCursor:
-    """``number`` elements have come."""
+    """A cursor that counts elements; ``number`` have come."""
 
     source: Cursor
     expected: int
@@ -63,6 +63,6 @@ class CountCursor:
             raise CardinalityError(self._message("there are more"))
         return run
 
-    def _message(self, found: str) -> str:
-        expected = "without end" if self.expected == INFINITE else f"{self.expected}"
-        return f"assert_cardinality: elements were said to be {expected}, and {found}"
+    def _message(self, actual: str) -> str:
+        expected = "infinite" if self.expected == INFINITE else f"{self.expected}"
+        return f"assert_cardinality: the stated number of elements is {expected}, but {actual}"

@@ -14,7 +14,7 @@ from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, 
 from daskdist.core.selection.runs import Run, RunQueue, group
 from daskdist.core.spec import ElementSpec
 
-# Groups made at a time: enough to share the cost of a pull, few enough that the first comes at once.
+# The most groups of one pull: enough to share its cost, few enough that the first comes without delay.
 _AT_ONCE = 1024
 
 
@@ -54,7 +54,7 @@ class Batch(Transformation):
 
 @dataclass(frozen=True)
 class BatchRows:
-    """The arithmetic of it."""
+    """Row arithmetic of ``batch``."""
 
     batch_size: int
     drop_remainder: bool
@@ -65,7 +65,7 @@ class BatchRows:
 
 @dataclass
 class BatchCursor:
-    """Elements not yet in a batch wait."""
+    """A cursor of batches; elements not yet in a batch are in ``waiting``."""
 
     source: Cursor
     batch_size: int
@@ -84,10 +84,10 @@ class BatchCursor:
         except NotReady:
             raise
         except Exception:
-            # The batch that the failing element is in fails with it.
+            # The batch that contains the failing element fails with it.
             if waiting:
                 waiting.pop(size)
             raise
-        # Only a batch that straddles runs is put together; those within one are cuts of it.
+        # Only a batch that spans runs is assembled; others are slices of one run.
         num_batches = min(max(len(waiting.runs[0]) // size, 1), _AT_ONCE)
         return group(waiting.pop(num_batches * size), np.arange(num_batches + 1) * size)

@@ -1,4 +1,4 @@
-"""``batch_by_size``: batches of as many elements as a budget of lengths allows."""
+"""``batch_by_size``: batches with as many elements as a budget of lengths allows."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class BatchBySize(Transformation):
     Parameters
     ----------
     length_function
-        Gives an element's length.
+        Returns an element's length.
     budget
-        The most that a batch comes to: the number of its elements times the longest length if they are padded, else the
-        sum of their lengths.
+        The limit on the size of a batch: the number of its elements times the longest length if they are padded, else
+        the sum of their lengths.
     buffer_size
-        So many consecutive elements are sorted by their lengths before they are put into batches; None for none.
+        The number of consecutive elements to sort by length before they are batched; None not to sort.
     round_size
-        The number of batches of each buffer is a multiple of this, where it has enough elements.
+        The number of batches of each buffer is a multiple of this, if it has enough elements.
     padding
-        What elements are padded with; None for `Ragged` batches.
+        The shapes and values to pad to; None for `Ragged` batches.
     """
 
     length_function: UserFunction
@@ -86,7 +86,7 @@ class BatchBySize(Transformation):
 
     @property
     def note(self) -> str:
-        """Say whether the length function is called for many rows at once, and if not, why; nothing is read."""
+        """Describe whether the length function is called for many rows at once, and if not, why; nothing is read."""
         return Vectorised(self.length_function).note(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
@@ -103,7 +103,7 @@ class BatchBySize(Transformation):
 
 @dataclass(frozen=True)
 class LengthsOf:
-    """The length of each element, shape ``(num_rows,)``; one without content counts as 1."""
+    """A function that returns the length of each element, shape ``(num_rows,)``; an empty element counts as 1."""
 
     lengths: KeysOf
     budget: int
@@ -114,7 +114,7 @@ class LengthsOf:
         if wrong.any():
             row = int(np.argmax(wrong))
             raise UserFunctionError(
-                f"batch_by_size: {self.lengths.function} returned {lengths[row]} on {rows.where(row)}, and a length is "
+                f"batch_by_size: {self.lengths.function} returned {lengths[row]} on {rows.where(row)}, but a length is "
                 f"from 0 to the budget, {self.budget}; leave longer elements out with filter(...), cut them with "
                 "map(...), or give a larger budget"
             )
@@ -123,7 +123,7 @@ class LengthsOf:
 
 @dataclass(frozen=True)
 class SizeRows:
-    """The arithmetic of it; its input notes each element's length."""
+    """The arithmetic of it; its input is a stream with each element's length."""
 
     budget: int
     buffer_size: int | None
@@ -134,18 +134,18 @@ class SizeRows:
         source = inputs[0](epoch)
         if self.buffer_size is None:
             return InOrderCursor(source, self)
-        # All its elements can be batches of one then.
+        # A multiple of the round size: then even batches of one element make complete rounds.
         buffer_size = -(-self.buffer_size // self.round_size) * self.round_size
         return SortedCursor(source, self, buffer_size)
 
 
-# The batch that is not full yet: the number of its elements, their longest and their total length.
+# The incomplete batch: the number of its elements, their longest and their total length.
 Open = tuple[int, int, int]
 _NONE_OPEN: Final[Open] = 0, 0, 0
 
 
 def full_batches(lengths: Sequence[int], rows: SizeRows, open_batch: Open = _NONE_OPEN) -> tuple[list[int], Open]:
-    """Return the sizes of the batches that are full when elements of these lengths come, and the one that is not.
+    """Return the sizes of the complete batches of elements with these lengths, and the incomplete batch.
 
     >>> full_batches([2, 1, 3, 1], SizeRows(6, None, 1, is_padded=True))
     ([2], (2, 3, 4))
@@ -165,7 +165,7 @@ def full_batches(lengths: Sequence[int], rows: SizeRows, open_batch: Open = _NON
 
 @dataclass
 class InOrderCursor:
-    """Elements that are in no batch yet wait."""
+    """A cursor of batches in the input's order; elements not yet in a batch are in ``waiting``."""
 
     source: Cursor
     rows: SizeRows
@@ -192,7 +192,7 @@ class InOrderCursor:
 
 @dataclass
 class SortedCursor:
-    """Elements that are in no full buffer yet wait, with their lengths."""
+    """A cursor of batches of sorted buffers; elements not yet in a full buffer are in ``waiting``."""
 
     source: Cursor
     rows: SizeRows
@@ -222,7 +222,7 @@ class SortedCursor:
     def _sizes(self, lengths: list[int]) -> list[int]:
         sizes, (num_open, *_) = full_batches(lengths, self.rows)
         sizes.append(num_open)
-        # Whole rounds: what is too little for one is split further, the largest batch first.
+        # Split the largest batches until rounds are complete.
         while len(sizes) % self.rows.round_size and len(sizes) < len(lengths):
             place = sizes.index(max(sizes))
             sizes[place : place + 1] = sizes[place] - sizes[place] // 2, sizes[place] // 2
@@ -230,5 +230,5 @@ class SortedCursor:
 
 
 def batches(run: Run, sizes: Sequence[int]) -> Run:
-    """Return the elements of a run as batches of these sizes."""
+    """Return the elements of a run in batches of these sizes."""
     return group(run, np.cumsum([0, *sizes]))

@@ -1,4 +1,4 @@
-"""``bucket_by_sequence_length``: batches of elements of like length."""
+"""``bucket_by_sequence_length``: batches of elements of similar length."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class BucketBySequenceLength(Transformation):
     Parameters
     ----------
     length_function
-        Gives an element's length.
+        Returns an element's length.
     boundaries
-        The lengths at which buckets end, each the first that is of the next.
+        The smallest length of each bucket except the first, in ascending order.
     batch_sizes
-        Elements a batch, for each bucket; one more than boundaries.
+        The number of elements of a batch, for each bucket; one more than boundaries.
     padding
-        To what, and with what; None where elements of a bucket are of one shape.
+        The shapes and values to pad to; None if the elements of a bucket have one shape.
     pad_to_boundary
-        Whether batches are filled up to one less than the upper boundary of their bucket.
+        Whether batches are padded to one less than the upper boundary of their bucket.
     drop_remainder
-        Whether batches that would be shorter at the end are left out.
+        Whether incomplete batches at the end are left out.
     """
 
     length_function: UserFunction
@@ -63,7 +63,7 @@ class BucketBySequenceLength(Transformation):
                 "bucket_boundaries; there is one bucket more than boundaries"
             )
         if any(b <= a for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)):
-            raise ArgumentError(f"bucket_by_sequence_length: bucket_boundaries {list(self.boundaries)} do not rise")
+            raise ArgumentError(f"bucket_by_sequence_length: bucket_boundaries {list(self.boundaries)} do not ascend")
         if self.pad_to_boundary and not self.boundaries:
             raise ArgumentError("bucket_by_sequence_length: pad_to_bucket_boundary is True without bucket_boundaries")
 
@@ -83,7 +83,7 @@ class BucketBySequenceLength(Transformation):
 
     @property
     def note(self) -> str:
-        """Say whether the length function is called for many rows at once, and if not, why; nothing is read."""
+        """Describe whether the length function is called for many rows at once, and if not, why; nothing is read."""
         return Vectorised(self.length_function).note(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:

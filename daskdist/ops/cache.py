@@ -1,4 +1,4 @@
-"""``cache``: elements kept in memory as they pass, and given from there afterwards."""
+"""``cache``: elements stored in memory during a pass, and replayed in later ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from daskdist.core.selection.runs import Run
 
 
 class CachedElements:
-    """The elements of complete passes, as runs: by the node that gave them and where they lie."""
+    """The elements of complete passes, as runs, by node and location of the data."""
 
     def __init__(self) -> None:
         self.runs: dict[Any, list[Run]] = {}
         self.resumed = ResumedPasses()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # In another process there is nothing yet.
+        # A cache starts empty in another process.
         return CachedElements, ()
 
     def __dask_tokenize__(self) -> object:
@@ -31,12 +31,12 @@ class CachedElements:
 
 @dataclass(frozen=True, eq=False)
 class Cache(Transformation):
-    """The same elements; after a first complete pass, those of that pass, in its order.
+    """The same elements; after a first complete pass, that pass is replayed in its order.
 
     Parameters
     ----------
     kept
-        What was kept.
+        The stored elements.
     """
 
     kept: CachedElements = field(default_factory=CachedElements, repr=False)
@@ -49,24 +49,24 @@ class Cache(Transformation):
         number = self.source.cardinality
         if number != UNKNOWN or not self.kept.runs:
             return number
-        # As many as complete passes have left, wherever they were made.
-        own = self._key()
-        counts = {sum(map(len, runs)) for key, runs in list(self.kept.runs.items()) if key[0] == own}
+        # The number that complete passes have stored, wherever they ran.
+        key_here = self._key()
+        counts = {sum(map(len, runs)) for key, runs in list(self.kept.runs.items()) if key[0] == key_here}
         return counts.pop() if len(counts) == 1 else UNKNOWN
 
     def _key(self) -> tuple[Hashable, Hashable]:
-        # Rewritten for a worker's share, the same node keeps other elements.
+        # The same node, rewritten for a worker's share, has other elements.
         nodes = list(walk(self.source))
-        sources = tuple(_identity(each) for each in nodes if not each.inputs)
+        sources = tuple(_identity(node) for node in nodes if not node.inputs)
         return (tuple(map(str, nodes)), sources), code_of(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        places = tuple(each.passes.place for each in counting(self.source))
+        places = tuple(node.passes.place for node in counting(self.source))
         return Arrange(inputs, CacheRows(self.kept, self._key(), places), inputs[0].grouped, name=self.name)
 
 
 def _identity(source: Any) -> object:
-    # A random source is another node once it was told its place; its counter stays.
+    # A random source becomes another node when its place is set, but keeps its pass counter.
     passes = getattr(source, "passes", None)
     return source if passes is None else passes.counter
 
@@ -78,12 +78,12 @@ class CacheRows:
     Parameters
     ----------
     kept
-        What was kept.
+        The stored elements.
     key
-        Tells what is cached here from what the same operation keeps on other shares; and what its functions are, for
-        what others made is not replayed.
+        Identifies the share and the code of the functions, so that elements of another share or of changed functions
+        are not replayed.
     places
-        The places of the operations below that count their passes.
+        The places of the upstream operations that count their passes.
     """
 
     kept: CachedElements
@@ -98,15 +98,18 @@ class CacheRows:
         replayed = self.kept.runs.get(key)
         source: Cursor | None = None
         if replayed is None:
-            for made in [each for each in self.kept.runs if each[0][0] == self.key[0] and each[1] == home]:
-                del self.kept.runs[made]
+            kept_keys = [
+                kept_key for kept_key in self.kept.runs if kept_key[0][0] == self.key[0] and kept_key[1] == home
+            ]
+            for outdated in kept_keys:
+                del self.kept.runs[outdated]
             source = inputs[0](self.kept.resumed.instead_of(key, epoch, self.places))
         return CacheCursor(source, self.kept, key, replayed, _places=self.places)
 
 
 @dataclass
 class CacheCursor:
-    """A pass that is kept when it is over, if it came from the start; or one that gives what another left."""
+    """A pass that is stored when it is complete, if it began at the start; or the replay of a stored pass."""
 
     source: Cursor | None
     kept: CachedElements
@@ -124,8 +127,8 @@ class CacheCursor:
             run: Run = self.source.pull()
         except Exhausted:
             if self.is_whole:
-                for made in self._runs:
-                    made.stay()
+                for stored in self._runs:
+                    stored.stay()
                 self.kept.runs.setdefault(self.key, self._runs)
             raise
         if self.is_whole:
@@ -140,7 +143,7 @@ class CacheCursor:
         return runs[self.number - 1]
 
     def resumed(self, saved: None) -> None:
-        """Go on half way: what came before is not here, so nothing is kept of a pass that is not a replay."""
+        """Continue in the middle: earlier elements are missing, so the pass is not stored unless it is a replay."""
         if self.replayed is not None:
             self.kept.runs.setdefault(self.key, self.replayed)
         elif self.source is not None:

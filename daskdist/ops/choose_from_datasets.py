@@ -1,4 +1,4 @@
-"""``Dataset.choose_from_datasets``: elements of several datasets, each from the one that a dataset of numbers names."""
+"""``Dataset.choose_from_datasets``: elements of several datasets, chosen by a dataset of their numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from daskdist.core.selection.runs import Run, RunQueue, concat
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 from daskdist.errors import ArgumentError
 
-# Choices met at a time.
+# The number of choices to serve at a time.
 _AT_ONCE = 4096
 
 
@@ -41,11 +41,11 @@ class ChooseFromDatasets(Node):
     Parameters
     ----------
     sources
-        Where elements come from.
+        The datasets to choose from.
     choices
-        Integer scalars.
+        The numbers of sources, as integer scalars.
     stop_on_empty_dataset
-        Whether all ends where the source chosen has; else that choice is passed over.
+        Whether to end when the chosen source is exhausted; otherwise such a choice is skipped.
     """
 
     sources: tuple[Node, ...] = field(repr=False)
@@ -93,7 +93,7 @@ class ChooseFromDatasets(Node):
 
 
 def column_of(rows: Rows) -> Any:
-    """Elements that are scalars as one array."""
+    """Return elements that are scalars as one array, shape ``(num_rows,)``."""
     if isinstance(rows, Block):
         return rows.leaves[0]
     return np.array([rows.item(index)[0] for index in range(len(rows))])
@@ -101,7 +101,7 @@ def column_of(rows: Rows) -> Any:
 
 @dataclass(frozen=True)
 class ChooseRows:
-    """The arithmetic of it; its last input notes the choices."""
+    """Row arithmetic of ``choose_from_datasets``; the last input is the stream of choices."""
 
     stop_on_empty: bool
 
@@ -112,7 +112,7 @@ class ChooseRows:
 
 @dataclass
 class NotedChoices:
-    """Choices as a dataset gives them."""
+    """Choices read from a dataset."""
 
     source: Cursor
 
@@ -124,12 +124,12 @@ class NotedChoices:
 
 @dataclass
 class DirectedCursor:
-    """Elements pulled of each source and not yet chosen, and choices not yet served.
+    """A cursor with the elements pulled but not yet chosen, and the choices not yet served.
 
     Parameters
     ----------
     choices
-        ``pull()`` gives numbers of sources.
+        ``pull()`` returns numbers of sources.
     stop_on_empty
         Whether all ends where the source chosen has.
     """
@@ -154,12 +154,12 @@ class DirectedCursor:
         raise Exhausted
 
     def _meet(self, choices: Index) -> Run | None:
-        # As many of the choices as there are elements for.
+        # Serve as many of the choices as there are elements for.
         bad = np.flatnonzero((choices < 0) | (choices >= len(self.sources)))
         if len(bad):
             if bad[0] == 0:
                 raise ArgumentError(
-                    f"choose_from_datasets: the choice {choices[0]}; there are datasets 0 to {len(self.sources) - 1}"
+                    f"choose_from_datasets: a choice is {choices[0]}; there are datasets 0 to {len(self.sources) - 1}"
                 )
             choices = choices[: bad[0]]
         counts = np.bincount(choices, minlength=len(self.sources)).tolist()
@@ -168,7 +168,7 @@ class DirectedCursor:
         for number, queue in enumerate(self.queues):
             missing = counts[number] - len(queue)
             if missing > 0:
-                # Up to the first choice of a source at its end.
+                # Stop at the first choice of an exhausted source.
                 choices = choices[: np.flatnonzero(choices == number)[-missing]]
                 counts = np.bincount(choices, minlength=len(self.sources)).tolist()
         self._pass_on(len(choices))
@@ -190,7 +190,7 @@ class DirectedCursor:
                 self.are_over.add(number)
 
     def _pass_on(self, num_met: int) -> None:
-        # The choice after those met, if there is one looked at, is of a source without elements.
+        # If there is a further choice among those examined, its source has no elements.
         looked_at = min(len(self.waiting), _AT_ONCE)
         self.waiting = self.waiting[num_met:]
         if num_met == looked_at:

@@ -49,7 +49,7 @@ class Concatenate(Node):
 
 @dataclass(frozen=True)
 class ConcatenateRows:
-    """The arithmetic of it."""
+    """Row arithmetic of ``concatenate``."""
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         return ConcatenateCursor([opener(epoch) for opener in inputs])
@@ -57,7 +57,7 @@ class ConcatenateRows:
 
 @dataclass
 class ConcatenateCursor:
-    """``number`` sources are at their end."""
+    """A cursor over the sources in turn; ``number`` are exhausted."""
 
     sources: list[Cursor]
     number: int = 0

@@ -1,4 +1,4 @@
-"""``Dataset.counter``: evenly spaced integers without end."""
+"""``Dataset.counter``: an endless sequence of evenly spaced integers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Counter(Source):
         return Range(self.start + first * self.step, self.start + stop * self.step, self.step, self.dtype)
 
     def endless_splits(self) -> EndlessSplits:
-        """Return the units it is read in."""
+        """Return the splits, which are endless."""
         size = max(in_bytes("split-bytes") // 8, 1)
         return EndlessSplits(CutNumbers(Numbers(self.start, self.step, 2**63), size, self.name))
 

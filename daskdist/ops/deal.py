@@ -1,4 +1,4 @@
-"""Splitting batches among replicas: each global batch cut into one piece a replica."""
+"""Splitting of batches among replicas: each global batch is cut into one piece per replica."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Deal(Transformation):
     Parameters
     ----------
     num_pieces
-        Into how many each batch is cut.
+        The number of pieces of each batch.
     is_whole
-        Whether a batch is put together before it is cut, so that one that cannot be is left out as a whole.
+        Whether batches are assembled before they are cut, so that one that fails is left out as a whole.
     """
 
     num_pieces: int
@@ -68,8 +68,8 @@ class Deal(Transformation):
         return cardinality * self.num_pieces if cardinality > 0 else cardinality
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        # Batches that are not gathered yet are cut by arithmetic, and only the pieces are gathered, each where
-        # it is wanted. What a function made of a batch is cut where it lies.
+        # Batches that are not gathered yet are cut by arithmetic, and each piece is gathered on its worker. Batches
+        # that a function returned are cut where they are.
         if inputs[0].grouped and not self.is_whole:
             return Arrange(inputs, DealGroups(self.num_pieces), inputs[0].grouped, name=self.name)
         return Compute(gathered(inputs[0]), DealRows(self.num_pieces), "deal", factor=self.num_pieces)
@@ -77,7 +77,7 @@ class Deal(Transformation):
 
 @dataclass(frozen=True)
 class DealGroups:
-    """Batches that are not gathered yet, cut by arithmetic."""
+    """Row arithmetic that cuts batches which are not gathered yet."""
 
     num_pieces: int
 
@@ -87,7 +87,7 @@ class DealGroups:
 
 @dataclass
 class DealCursor:
-    """No state of its own."""
+    """A cursor of pieces, without state."""
 
     source: Cursor
     num_pieces: int
@@ -99,7 +99,7 @@ class DealCursor:
 
 @dataclass(frozen=True)
 class DealRows:
-    """Each element of a block or bundle cut along its own first axis, leaf by leaf."""
+    """A function that cuts each element of a block or bundle along its first axis, leaf by leaf."""
 
     num_pieces: int
 
@@ -118,7 +118,7 @@ class DealRows:
         if not getattr(leaf, "shape", ()):
             raise ShardingError(
                 f"{rows.where(index)} cannot be split over {self.num_pieces} replicas: its leaf "
-                f"{_path(rows.structure, number)} is a scalar here and has no batch dimension. Give it a row for each "
+                f"{_path(rows.structure, number)} is a scalar and has no batch dimension. Give it a row for each "
                 "row of the batch"
             )
         return piece_bounds(len(leaf), self.num_pieces)

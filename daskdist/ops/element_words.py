@@ -1,4 +1,4 @@
-"""Random words for each element, which the seed, the pass and the number of the element decide."""
+"""Random words for each element, determined by the seed, the pass and the number of the element."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.ops.zip import zipped
 
-# Generators whose words are made at a time.
+# The number of generators whose words are drawn at a time.
 _ROWS: Final = 65_536
 # An element and its words.
 PAIR: Final = Structure.of((0, 0))[1]
@@ -25,20 +25,20 @@ WORDS: Final = ElementSpec(LONE, (TensorSpec((WORDS_PER_GENERATOR,), np.dtype(np
 
 
 def paired(source: Primitive, name: str, seed: int, passes: PassNumber, stream: int = 0) -> Primitive:
-    """Return the stream of elements, each in a pair with its words.
+    """Return the stream of pairs of an element and its words.
 
     Parameters
     ----------
     source
         The elements.
     name
-        What plans call the operation.
+        The name of the operation in plans.
     seed
         The seed of the operation.
     passes
-        Tells which pass it is in.
+        The number of the current pass.
     stream
-        Keeps apart operations that have the same seed.
+        Distinguishes operations with the same seed.
     """
     draw = partial(_draw, seed, stream)
     splits_of = partial(_splits_of, passes)
@@ -64,7 +64,7 @@ def _divide(split: Split, start: int, stop: int) -> Split:
 
 def _draw(seed: int, stream: int, split: Split) -> Block:
     numbers, start = split.payload
-    # Without a label: messages name the element.
+    # No label, because messages name the element.
     return Block(LONE, [random_words(seed, numbers, start, split.num_rows or 0, stream)])
 
 
@@ -80,19 +80,19 @@ def unpaired(rows: Rows) -> Block | Bundle:
 class DrawsForFunction(Transformation):
     """An operation whose function may make datasets that draw at random.
 
-    Their operations that were given no seed draw by the words of the element that the function is called with, so
-    that a call that is repeated, here or on another worker, makes the same dataset.
+    Operations without a seed in such a dataset draw by the words of the element that the function is called with, so
+    that a repeated call, here or on another worker, makes the same dataset.
 
     Parameters
     ----------
     seed
-        Decides the words.
+        The seed of the words.
     is_seeded
-        Whether the seed was given: it never is.
+        Whether the user gave the seed; always False.
     passes
-        Tells which pass it is in: another has other words.
+        The number of the current pass; each pass has other words.
     share
-        The share of a worker, where the operation is on one.
+        The number of the worker's share, if the operation is on one.
     """
 
     seed: int = field(default_factory=fresh_seed, kw_only=True, repr=False)
@@ -105,8 +105,8 @@ class DrawsForFunction(Transformation):
     def __dask_tokenize__(self) -> object:
         from dask.tokenize import normalize_token
 
-        # Without the seed, where nothing is drawn by it.
-        values = [getattr(self, each.name) for each in fields(self) if each.name != "seed"]
+        # Without the seed if nothing is drawn by it.
+        values = [getattr(self, attribute.name) for attribute in fields(self) if attribute.name != "seed"]
         return type(self).__name__, normalize_token(values), self.seed if self.draws else 0
 
     def on_share(self, index: int, num_shards: int) -> Self:
@@ -117,6 +117,6 @@ class DrawsForFunction(Transformation):
 
 
 def words_of(pair: Any) -> tuple[Any, list[int]]:
-    """Return the element of a pair, and its words as whole numbers."""
+    """Return the element of a pair, and its words as integers."""
     element, words = pair
     return element, words.tolist()

@@ -17,7 +17,7 @@ _PAIR = Structure.of((0, 0))[1]
 
 @dataclass(frozen=True, eq=False)
 class Enumerate(Transformation):
-    """``(number, element)``, numbers counted from ``start`` as int64 scalars."""
+    """Pairs ``(number, element)``; numbers are int64 scalars counted from ``start``."""
 
     start: int = 0
 

@@ -22,15 +22,15 @@ from daskdist.errors import UserFunctionError
 
 @dataclass(frozen=True, eq=False)
 class Filter(Transformation):
-    """The elements for which the predicate gives True, in order.
+    """The elements for which the predicate returns True, in order.
 
     Parameters
     ----------
     predicate
-        Gives a bool for an element.
+        Returns a bool for an element.
     vectorized
-        True where it gives an array of bools for many, with rows along axis 0; False where it is called for each;
-        None where it is written for one, and may be called for many if that makes no difference.
+        True if it takes many elements, with rows along axis 0, and returns an array of bools; False if it is called
+        for each; None if it is written for one, and may be called for many if the result is the same.
     """
 
     predicate: UserFunction
@@ -45,7 +45,7 @@ class Filter(Transformation):
 
     @property
     def note(self) -> str:
-        """Tells if the predicate is called for many rows at once, and if not, why; found without reading anything."""
+        """Describe whether the predicate is called for many rows at once, and if not, why; nothing is read."""
         if self.vectorized is None:
             return Vectorised(self.predicate).note(self.source)
         return "vectorised: given whole blocks" if self.vectorized else "row by row: vectorized=False"
@@ -58,7 +58,7 @@ class Filter(Transformation):
 
 @dataclass(frozen=True)
 class FilterRows:
-    """The predicate over the elements of a block or bundle; over those of a block at once where that is the same."""
+    """A function that filters a block or bundle, with one call for a block if that gives the same."""
 
     predicate: UserFunction
     vectorised: Vectorised | None = None
@@ -74,7 +74,7 @@ class FilterRows:
         return mask
 
     def _as_block(self, block: Block) -> Block:
-        # In the form that columns of results come in.
+        # Return the mask in the form of vectorised results.
         return Block(LONE, [self._by_row(block)], block.label)
 
     def _by_row(self, rows: Rows) -> Any:
@@ -101,7 +101,7 @@ class FilterRows:
 
 @dataclass(frozen=True)
 class FilterBlocks:
-    """A predicate of many rows over the rows of a block."""
+    """A function that filters the rows of a block by a predicate of many rows."""
 
     predicate: UserFunction
 

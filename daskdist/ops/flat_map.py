@@ -1,4 +1,4 @@
-"""``flat_map``: the elements of the datasets that a function makes of elements."""
+"""``flat_map``: the elements of the datasets that a function returns for elements."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from daskdist.ops.nested import ExpandRows, Expansion, elements_of
 
 @dataclass(frozen=True, eq=False)
 class FlatMap(Expansion):
-    """The elements of the dataset made of the first element, then those of the second's, and so on."""
+    """The elements of the first element's dataset, then those of the second's, and so on."""
 
     name = "flat_map"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         source, function = self._calls(inputs[0])
         if self.function.nested_spec(self.source).is_cheap:
-            # Small datasets are made and read where their elements lie, many in one call.
+            # Small datasets are created and read on the worker that has their elements, many in one call.
             return Compute(source, ExpandRows(function), self.name, factor=None)
         elements = Fact(gathered(source), elements_of, f"{self.name}-elements")
         return Arrange((elements,), InterleaveRows(1, None, function), grouped=0, name=self.name)

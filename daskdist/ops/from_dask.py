@@ -1,7 +1,7 @@
-"""``from_dask``: the partitions of a Dask collection, computed as they are wanted.
+"""``from_dask``: the partitions of a Dask collection, computed when they are needed.
 
-The collection's own graph is part of the pipeline: nothing of it runs before the elements are read. Objects of
-xarray are known by what they offer, and are their Dask arrays.
+The collection's graph becomes part of the pipeline: no task of it runs before the elements are read. Objects of xarray
+are recognised by their interface, and read as their Dask arrays.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from daskdist.tables.from_pandas import FrameReader
 
 @dataclass(frozen=True, eq=False)
 class FromDask(Source):
-    """One element a row or item of a Dask collection.
+    """Each row or item of a Dask collection as an element.
 
     Parameters
     ----------
     collection
-        The collection; an array in chunks along axis 0 only; delayed values as a tuple; of variables an array whose
-        chunks are tuples of theirs.
+        The collection: an array has chunks along axis 0 only, delayed values are a tuple, and variables are an array
+        whose chunks are tuples of theirs.
     kind
         ``"array"``, ``"frame"``, ``"bag"``, ``"delayed"`` or ``"variables"``.
     frames
-        How a dataframe's rows become elements.
+        The conversion of a dataframe's rows.
     variables
-        How variables make up an element, and the spec of each.
+        The assignment of variables to leaves, and the spec of an element.
     narrow
         Whether Python numbers in bags and delayed values become int32 and float32, as in `as_array`.
     """
@@ -69,19 +69,19 @@ class FromDask(Source):
         *,
         narrow: bool = False,
     ) -> FromDask:
-        """Make one of a Dask array, dataframe, series or bag, a list of delayed values, or an object of xarray."""
+        """Create the source from a Dask array, dataframe, series or bag, a list of delayed values, or from xarray."""
         if _is_xarray(collection):
             if missing is not None:
                 raise ArgumentError("from_dask: missing= is for dataframes; use fillna() of xarray")
             return cls._of_xarray(collection, columns, label, dim)
         parts = collection if isinstance(collection, (list, tuple)) else [collection]
         if not parts or not all(map(is_dask_collection, parts)):
-            given = "an empty list" if not parts else " and ".join(sorted({type(part).__name__ for part in parts}))
-            raise ArgumentError(f"from_dask: {given} is no Dask collection, nor a list of delayed values")
+            kinds = "an empty list" if not parts else " and ".join(sorted({type(part).__name__ for part in parts}))
+            raise ArgumentError(f"from_dask: {kinds} is neither a Dask collection nor a list of delayed values")
         if dim is not None:
-            raise ArgumentError("from_dask: dim= is for xarray; of other collections it is axis 0")
+            raise ArgumentError("from_dask: dim= is for xarray; other collections have their elements along axis 0")
         if is_series_like(collection) and columns is None:
-            # A dataframe of one column, whose values are the elements.
+            # The elements are the values of the only column.
             columns = _SERIES if collection.name is None else str(collection.name)
             collection = collection.to_frame(name=columns)
         if is_dataframe_like(collection):
@@ -92,7 +92,7 @@ class FromDask(Source):
             raise ArgumentError("from_dask: missing= is for dataframes; this has no columns")
         if isinstance(collection, (list, tuple)) or _is_delayed(collection):
             if not all(map(_is_delayed, parts)):
-                raise ArgumentError("from_dask: a list is to be of delayed values; give one array, dataframe or bag")
+                raise ArgumentError("from_dask: a list must have delayed values only; give one array, dataframe or bag")
             return cls(tuple(parts), "delayed", narrow=narrow, label=label)
         if hasattr(collection, "to_delayed") and hasattr(collection, "npartitions") and not is_arraylike(collection):
             return cls(collection, "bag", narrow=narrow, label=label)
@@ -106,27 +106,27 @@ class FromDask(Source):
         return cls(_rows_whole(collection), "array", label=label)
 
     @classmethod
-    def _of_xarray(cls, given: Any, columns: Any, label: str | None, dim: str | None) -> FromDask:
-        what = type(given).__name__
-        if what in ("DataArray", "Dataset") and not is_dask_collection(given):
+    def _of_xarray(cls, labelled: Any, columns: Any, label: str | None, dim: str | None) -> FromDask:
+        what = type(labelled).__name__
+        if what in ("DataArray", "Dataset") and not is_dask_collection(labelled):
             raise ArgumentError(
                 f"from_dask: the {what} has no Dask array; cut it into chunks first: .chunk({{dim: n}})"
             )
         if what == "DataArray":
             if columns is not None:
                 raise ArgumentError("from_dask: columns= is for dataframes and xarray's Datasets; this has none")
-            return cls(_along(given.variable, dim, f"the array {given.name!r}"), "array", label=label)
+            return cls(_along(labelled.variable, dim, f"the array {labelled.name!r}"), "array", label=label)
         if what != "Dataset":
-            raise ArgumentError(f"from_dask: of xarray it takes DataArrays and Datasets, not {what}")
-        available = [str(name) for name in (*given.data_vars, *given.coords)]
-        chosen = [str(name) for name in given.data_vars] if columns is None else columns
-        made = Columns.of(chosen, available)
-        found = {name: given[name].variable for name in made.names}
+            raise ArgumentError(f"from_dask: xarray objects can be DataArrays and Datasets, not {what}")
+        available = [str(name) for name in (*labelled.data_vars, *labelled.coords)]
+        chosen = [str(name) for name in labelled.data_vars] if columns is None else columns
+        columns_of_leaves = Columns.of(chosen, available)
+        by_name = {name: labelled[name].variable for name in columns_of_leaves.names}
         if dim is None:
-            dim = next((each.dims[0] for each in found.values() if each.dims), None)
-        arrays = {name: _along(each, dim, f"the variable {name!r}") for name, each in found.items()}
+            dim = next((variable.dims[0] for variable in by_name.values() if variable.dims), None)
+        arrays = {name: _along(variable, dim, f"the variable {name!r}") for name, variable in by_name.items()}
         specs = {name: ElementSpec(LONE, (_row_spec(array),)) for name, array in arrays.items()}
-        variables = Variables(made, made.spec(specs.__getitem__))
+        variables = Variables(columns_of_leaves, columns_of_leaves.spec(specs.__getitem__))
         return cls(_side_by_side(list(arrays.values())), "variables", variables=variables, label=label)
 
     @cached_property
@@ -136,7 +136,7 @@ class FromDask(Source):
         if self.variables is not None:
             return self.variables.spec
         if self.kind != "array":
-            raise SpecUnknown(f"what a {self.kind} holds is known only when it is computed")
+            raise SpecUnknown(f"the elements of a {self.kind} are known only when it is computed")
         return ElementSpec(LONE, (_row_spec(self.collection),))
 
     def splits(self) -> Sequence[Split]:
@@ -173,7 +173,7 @@ class FromDask(Source):
             return dict(self._lowered.__dask_graph__())
         from dask.highlevelgraph import HighLevelGraph
 
-        # Values that were made together have one graph, which is written out once.
+        # Values created together share one graph, which is written out once.
         return dict(HighLevelGraph.merge(*[part.__dask_graph__() for part in self.collection]))
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
@@ -184,12 +184,12 @@ class FromDask(Source):
 
 @dataclass(frozen=True)
 class Variables:
-    """The parts of elements of several arrays.
+    """The assignment of several arrays to the leaves of an element.
 
     Parameters
     ----------
     columns
-        Which arrays make up which leaf.
+        The arrays of each leaf.
     spec
         The spec of an element.
     """
@@ -200,7 +200,7 @@ class Variables:
 
 @dataclass(frozen=True)
 class MakeBlock:
-    """A partition's value as a block."""
+    """A function that converts a partition's value to a block."""
 
     kind: str
     frames: FrameReader | None = None
@@ -237,11 +237,11 @@ def _host_array(value: Any, label: str) -> Any:
 
 
 def _check_unmasked(array: Any) -> None:
-    # Known without computing anything, by the array of no values that Dask has for its type.
+    # Decide by Dask's empty array of the same type, so that nothing is computed.
     if is_masked_array(getattr(array, "_meta", None)):
         raise ArgumentError(
-            "from_dask: a masked Dask array, and elements have no mask; fill it by "
-            "dask.array.ma.filled(array, fill_value=...), and keep dask.array.ma.getmaskarray(array) beside it if it "
+            "from_dask: the Dask array is masked, but elements have no mask; fill it with "
+            "dask.array.ma.filled(array, fill_value=...), and keep dask.array.ma.getmaskarray(array) if the mask "
             "is needed"
         )
 
@@ -249,7 +249,7 @@ def _check_unmasked(array: Any) -> None:
 def _check_lengths(leaves: Sequence[Any], label: str) -> None:
     lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
     if len(lengths) > 1 or None in lengths:
-        raise ArgumentError(f"from_dask: {label} is a nest of arrays of {lengths} rows; they need as many rows each")
+        raise ArgumentError(f"from_dask: {label} is a nest of arrays of {lengths} rows; they need equal lengths")
 
 
 def _items_of(value: Any, label: str) -> list[Any]:
@@ -257,7 +257,7 @@ def _items_of(value: Any, label: str) -> list[Any]:
         return list(value)
     except TypeError:
         raise ArgumentError(
-            f"from_dask: {label} is {type(value).__name__}, which has no items; give a collection of several elements"
+            f"from_dask: {label} is {type(value).__name__}, which has no items; give a collection of elements"
         ) from None
 
 
@@ -269,9 +269,11 @@ def _of_items(items: list[Any], label: str, narrow: bool) -> Block | Bundle:
     except ArgumentError as error:
         raise ArgumentError(f"from_dask: {label}: {error}") from None
     structure = flat[0][1]
-    for place, (_, found) in enumerate(flat):
-        if found != structure:
-            raise ArgumentError(f"from_dask: item {place} of {label} is {found}, and those before {structure}")
+    for place, (_, item_structure) in enumerate(flat):
+        if item_structure != structure:
+            raise ArgumentError(
+                f"from_dask: item {place} of {label} is {item_structure}, but earlier ones are {structure}"
+            )
     return from_items(structure, [leaves for leaves, _ in flat], label)
 
 
@@ -282,7 +284,7 @@ def _is_delayed(value: Any) -> bool:
 
 
 def _first(keys: Any) -> Any:
-    # The keys of an array nest one list an axis; along all but the first there is just one.
+    # The keys of an array nest one list per axis; there is one key along each axis but the first.
     while isinstance(keys, list):
         (keys,) = keys
     return keys
@@ -301,12 +303,12 @@ def _rows_whole(array: Any) -> Any:
     return array.rechunk(dict.fromkeys(range(1, array.ndim), -1))
 
 
-def _is_xarray(given: Any) -> bool:
-    return type(given).__module__.partition(".")[0] == "xarray" and hasattr(given, "dims")
+def _is_xarray(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "xarray" and hasattr(value, "dims")
 
 
 def _along(variable: Any, dim: str | None, what: str) -> Any:
-    # A variable of xarray as a Dask array whose axis 0 is the dimension.
+    # Return a variable of xarray as a Dask array whose axis 0 is the dimension.
     dims = tuple(variable.dims)
     if not dims:
         raise ArgumentError(f"from_dask: {what} has no dimension to take elements from; leave it out, or expand_dims()")
@@ -318,18 +320,18 @@ def _along(variable: Any, dim: str | None, what: str) -> Any:
         )
     import dask.array as da
 
-    # As xarray has it where nothing was chunked: the values are in memory, or in a file that is read now.
+    # A variable without chunks has its values in memory, or in a file that is read now.
     data = variable.data if is_dask_collection(variable.data) else da.from_array(variable.values)
     _check_unmasked(data)
     return _rows_whole(da.moveaxis(data, dims.index(dim), 0))
 
 
 def _side_by_side(arrays: Sequence[Any]) -> Any:
-    # One array whose chunks are tuples of a chunk of each; chunks along axis 0 are made those of all.
+    # Return one array whose chunks are tuples of a chunk of each array, after aligning chunks along axis 0.
     import dask.array as da
 
     places = iter(range(1, sum(array.ndim for array in arrays) + 1))
-    pairs = [each for array in arrays for each in (array, (0, *[next(places) for _ in range(array.ndim - 1)]))]
+    pairs = [argument for array in arrays for argument in (array, (0, *[next(places) for _ in range(array.ndim - 1)]))]
     return da.blockwise(_together, (0,), *pairs, dtype=object, concatenate=True, meta=np.empty(0, object))
 
 

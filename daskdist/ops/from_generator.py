@@ -1,4 +1,4 @@
-"""``Dataset.from_generator``: what a Python generator yields."""
+"""``Dataset.from_generator``: the elements that a Python generator yields."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from daskdist.errors import ArgumentError, UserFunctionError
 
 
 class GeneratorFunction(UserFunction):
-    """A function that gives an iterable."""
+    """A user's function that returns an iterable."""
 
     stays_in_program = True
 
 
 @dataclass(frozen=True, eq=False)
 class FromGenerator(Source):
-    """The elements a generator yields, started anew for each pass.
+    """The elements of a generator, which is started again for each pass.
 
     Parameters
     ----------
     generator
-        Called with ``args``, gives an iterable.
+        Called with ``args``; returns an iterable.
     args
         Its arguments.
     signature
-        The spec that each element must be of.
+        The spec that each element must have.
     """
 
     generator: UserFunction
@@ -58,17 +58,17 @@ class FromGenerator(Source):
     def of(
         cls, generator: Callable[..., Any], args: tuple[Any, ...], signature: ElementSpec, label: str | None
     ) -> Self:
-        """Return the source of a function that users gave.
+        """Create the source from a user's function.
 
         Raises
         ------
         ArgumentError
-            It is no function, or the signature has no leaves.
+            The generator is not a function, or the signature has no leaves.
         """
         if not callable(generator):
             raise ArgumentError(
-                f"from_generator: expected a function that gives an iterable, got {type(generator).__name__}; "
-                "a generator itself can be run once only, so give the function that makes it"
+                f"from_generator: expected a function that returns an iterable, got {type(generator).__name__}; "
+                "a generator itself can run only once, so give the function that creates it"
             )
         return cls(GeneratorFunction(generator, "from_generator"), args, signature, label=label)
 
@@ -89,7 +89,7 @@ class FromGenerator(Source):
 
 
 class Generated:
-    """The elements of a generator that runs, checked to be of the signature."""
+    """The elements of a running generator, checked against the signature."""
 
     def __init__(self, generator: UserFunction, args: tuple[Any, ...], signature: ElementSpec) -> None:
         self.location = generator.location
@@ -98,7 +98,7 @@ class Generated:
         self.element_bytes = _bytes_of(signature)
 
     def __iter__(self) -> Iterator[Leaves]:
-        """Return what gives the leaves of each element."""
+        """Return an iterator over the leaves of each element."""
         return self.iterator
 
     def close(self) -> None:
@@ -106,23 +106,23 @@ class Generated:
         self.iterator.close()
 
     def rows(self, items: Sequence[Leaves], first: int) -> Block | Bundle:
-        """Return elements as rows; ``first`` is the number of the first of them."""
+        """Return elements as rows; ``first`` is the number of the first one."""
         label = f"from_generator elements {first} on"
         return from_items(self.signature.structure, items, label, Origin(label))
 
     def _checked(self, generator: Callable[..., Any], args: tuple[Any, ...]) -> Generator[Leaves, None, None]:
         try:
-            made = generator(*args)
+            iterable = generator(*args)
         except Exception as error:
             raise UserFunctionError(
                 f"from_generator: {self.location} raised {type(error).__name__}: {error}"
             ) from error
         try:
-            elements = iter(made)
+            elements = iter(iterable)
         except TypeError:
             raise UserFunctionError(
-                f"from_generator: {self.location} returned {type(made).__name__} {made!r:.80}; "
-                "it is to return an iterable"
+                f"from_generator: {self.location} returned {type(iterable).__name__} {iterable!r:.80}; "
+                "it must return an iterable"
             ) from None
         conform = self.signature.conform
         for number in itertools.count():

@@ -1,4 +1,4 @@
-"""Elements that are in memory as rows: what a window is a dataset of."""
+"""Elements in memory as rows, such as those of a window."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from daskdist.errors import ArgumentError
 
 @dataclass(frozen=True, eq=False)
 class FromRows(Source):
-    """Each row an element.
+    """A source of elements in memory, one per row.
 
     Parameters
     ----------
     rows
         The elements.
     known_spec
-        Their spec; None for what they are.
+        Their spec; None to derive it from the rows.
     """
 
     rows: Block | Bundle = field(repr=False)
@@ -59,7 +59,7 @@ def rows_spec(rows: Block | Bundle) -> ElementSpec:
     Raises
     ------
     SpecUnknown
-        There are none, or they have none in common.
+        There are no elements, or they have no common spec.
     """
     if isinstance(rows, Block):
         return ElementSpec.of_rows(rows.structure, rows.leaves)
@@ -70,7 +70,7 @@ def rows_spec(rows: Block | Bundle) -> ElementSpec:
         if common is None:
             break
     if common is None:
-        raise SpecUnknown("the elements have no spec in common")
+        raise SpecUnknown("the elements have no common spec")
     return common
 
 
@@ -82,8 +82,8 @@ def rows_of_elements(operation: str, elements: Sequence[Any], *, narrow: bool) -
     operation
         Its name, for messages.
     elements
-        Nests of one structure. Where a leaf is one of Python's numbers in all of them, they get one dtype, that which
-        a list of them has.
+        Nests of one structure. A leaf that is a Python number in all of them gets one dtype, as an array of a list of
+        these numbers has.
     narrow
         As in `as_array`.
 
@@ -94,24 +94,26 @@ def rows_of_elements(operation: str, elements: Sequence[Any], *, narrow: bool) -
     """
     flat = [Structure.flatten(element, narrow=narrow) for element in elements]
     if not flat:
-        raise ArgumentError(f"{operation}: the list is empty, so that nothing is known of its elements")
+        raise ArgumentError(f"{operation}: the list is empty, so that the spec of its elements is unknown")
     structure = flat[0][1]
-    for number, (_, found) in enumerate(flat):
-        if found != structure:
-            raise ArgumentError(f"{operation}: element {number} is {found}, and those before {structure}")
+    for number, (_, element_structure) in enumerate(flat):
+        if element_structure != structure:
+            raise ArgumentError(
+                f"{operation}: element {number} is {element_structure}, but earlier ones are {structure}"
+            )
     columns = [list(column) for column in zip(*[leaves for leaves, _ in flat], strict=True)]
     for number, column in enumerate(columns):
         if len({getattr(leaf, "dtype", None) for leaf in column}) > 1:
-            given = [structure.leaves_of(element)[number] for element in elements]
-            if all(isinstance(leaf, int | float) and is_plain(leaf) for leaf in given):
-                columns[number] = list(as_array(given, narrow=narrow))
+            leaf_values = [structure.leaves_of(element)[number] for element in elements]
+            if all(isinstance(leaf, int | float) and is_plain(leaf) for leaf in leaf_values):
+                columns[number] = list(as_array(leaf_values, narrow=narrow))
             else:
                 _check_dtypes(operation, structure.paths[number], column)
     return from_items(structure, list(zip(*columns, strict=True)), operation)
 
 
 def _check_dtypes(operation: str, path: str, column: Sequence[Any]) -> None:
-    # Words of other widths are of one kind, and arrays of nothing of any.
+    # Fixed-width words of different widths agree, and empty arrays agree with any dtype.
     kinds: dict[Any, int] = {}
     for number, leaf in enumerate(column):
         if isinstance(leaf, np.ndarray | np.generic) and leaf.size:
@@ -119,6 +121,6 @@ def _check_dtypes(operation: str, path: str, column: Sequence[Any]) -> None:
     if len(kinds) > 1:
         first, other = list(kinds.values())[:2]
         raise ArgumentError(
-            f"{operation}: leaf {path or '(the element)'} of element {other} is {column[other].dtype}, and of element "
-            f"{first} {column[first].dtype}; give all of them one dtype"
+            f"{operation}: leaf {path or '(the element)'} of element {other} is {column[other].dtype}, but of element "
+            f"{first} it is {column[first].dtype}; give all of them one dtype"
         )

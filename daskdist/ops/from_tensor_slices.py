@@ -1,4 +1,4 @@
-"""``Dataset.from_tensor_slices`` and ``Dataset.from_tensors``: arrays that are in memory already."""
+"""``Dataset.from_tensor_slices`` and ``Dataset.from_tensors``: arrays in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from daskdist.errors import ArgumentError
 
 @dataclass(frozen=True, eq=False)
 class FromTensorSlices(Source):
-    """One element a row of each leaf."""
+    """Elements that are the rows of arrays in memory."""
 
     structure: Structure
     leaves: tuple[Any, ...] = field(repr=False)
@@ -38,7 +38,7 @@ class FromTensorSlices(Source):
         *,
         narrow: bool = False,
     ) -> FromTensorSlices:
-        """Make one of a nest of arrays of the same length along axis 0; ``narrow`` as in `as_array`."""
+        """Create the source from a nest of arrays of equal length along axis 0; ``narrow`` as in `as_array`."""
         leaves, structure = _arrays(operation, tensors, narrow)
         lengths = {}
         for path, leaf in zip(structure.paths, leaves, strict=True):
@@ -54,7 +54,7 @@ class FromTensorSlices(Source):
 
     @classmethod
     def of_one(cls, tensors: object, label: str | None = None, *, narrow: bool = False) -> FromTensorSlices:
-        """Make one of a single element, whole; ``narrow`` as in `as_array`."""
+        """Create the source of a single element; ``narrow`` as in `as_array`."""
         leaves, structure = _arrays("from_tensors", tensors, narrow)
         return cls(structure, tuple(_alone(leaf) for leaf in leaves), label=label)
 
@@ -62,7 +62,8 @@ class FromTensorSlices(Source):
     def spec(self) -> ElementSpec:
         spec = ElementSpec.of_rows(self.structure, self.leaves)
         columns = zip(spec.leaves, self.leaves, strict=True)
-        return spec.with_leaves([_row_of_ragged(leaf) if isinstance(each, Ragged) else leaf for leaf, each in columns])
+        leaves = [_row_of_ragged(leaf) if isinstance(value, Ragged) else leaf for leaf, value in columns]
+        return spec.with_leaves(leaves)
 
     @property
     def may_have_ragged_rows(self) -> bool:

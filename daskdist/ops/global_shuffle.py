@@ -34,20 +34,20 @@ from daskdist.core.selection.runs import Run, concat
 from daskdist.errors import UnknownLengthError
 from daskdist.ops.range import numbered_split
 
-# Up to so many elements their order goes with each split; it is the same order however they are read.
+# The most elements whose whole order is sent with each split; the order does not depend on it.
 _MOST_SENT: Final = 2**16
 
 
 @dataclass(frozen=True, eq=False)
 class GlobalShuffle(Transformation):
-    """All elements, every order as likely.
+    """All elements, in an order drawn uniformly from all orders.
 
     Parameters
     ----------
     seed
-        Decides the order, with the number of elements.
+        Determines the order, together with the number of elements.
     reshuffle_each_iteration
-        Whether each pass has an order of its own.
+        Whether each pass has a different order.
     """
 
     seed: int
@@ -56,14 +56,14 @@ class GlobalShuffle(Transformation):
     passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "global_shuffle"
-    # Not `keeps_rows`: what is computed of elements is better computed after than held.
+    # Not `keeps_rows`: results of computations take more memory than elements, so they are computed afterwards.
     facts = Facts(keeps_count=True, keeps_spec=True)
 
     def __post_init__(self) -> None:
         whole_number(self.name, "seed", self.seed)
         if self.source.cardinality == INFINITE:
             raise UnknownLengthError(
-                "global_shuffle: the dataset is endless, and all of it is put in order; use take(n)"
+                "global_shuffle: the dataset is endless, and all of it would be put in order; use take(n)"
             )
 
     def rng(self, epoch: Epoch) -> np.random.Generator:
@@ -75,7 +75,7 @@ class GlobalShuffle(Transformation):
         rows_at = getattr(self.source, "rows_at", None)
         if rows_at is None:
             return Arrange(inputs, GlobalShuffleRows(self), inputs[0].grouped, name=self.name)
-        # What can be had at any place is had where it is wanted: nothing is read before, nor kept.
+        # A source with random access is read in the shuffled order: nothing is read ahead or stored.
         splits = partial(self._splits, (0,))
         return Read(splits, partial(_read, rows_at), self.name, divide=_divide, splits_of=self._splits)
 
@@ -105,7 +105,7 @@ def _divide(split: Split, start: int, stop: int) -> Split:
 
 @dataclass(frozen=True)
 class GlobalShuffleRows:
-    """The arithmetic of it."""
+    """Row arithmetic of ``global_shuffle``."""
 
     shuffle: GlobalShuffle
 
@@ -115,7 +115,7 @@ class GlobalShuffleRows:
 
 @dataclass
 class GlobalShuffleCursor:
-    """All elements, once they are there."""
+    """A cursor that reads all elements, then returns them in order."""
 
     source: Cursor
     shuffle: GlobalShuffle

@@ -1,4 +1,4 @@
-"""``group_by_window``: elements of one key, so many at a time, as a dataset that a function reduces to another."""
+"""``group_by_window``: windows of elements with the same key, each reduced to a dataset by a function."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from daskdist.ops.nested import NestedFunction, rows_of
 
 @dataclass(frozen=True, eq=False)
 class GroupByWindow(DrawsForFunction):
-    """The elements of the datasets that ``reduce_function(key, window)`` makes.
+    """The elements of the datasets that ``reduce_function(key, window)`` returns.
 
     Parameters
     ----------
     key_function
-        Gives an element's key, an integer.
+        Returns an element's key, an integer.
     reduce_function
-        Makes a dataset of a key and the dataset of a window.
+        Returns a dataset for a key and the dataset of a window.
     window_size
-        Elements a window: a number, or a function of the key.
+        The number of elements of a window, or a function of the key that returns it.
     make
-        Makes a dataset of rows and the spec of its elements.
+        Creates a dataset from rows and the spec of its elements.
     """
 
     key_function: UserFunction
@@ -62,7 +62,7 @@ class GroupByWindow(DrawsForFunction):
     make: MakeDataset = field(repr=False)
 
     name = "group_by_window"
-    # A function decides the outcome of a window, and the windows of each worker's share have other elements.
+    # The result of a window depends on its elements, and the windows of each worker's share have other ones.
     facts = Facts(regroups=True)
     may_have_ragged_rows = True
 
@@ -84,14 +84,14 @@ class GroupByWindow(DrawsForFunction):
 
     @property
     def note(self) -> str:
-        """Say whether the key function is called for many rows at once, and if not, why; nothing is read."""
+        """Describe whether the key function is called for many rows at once, and if not, why; nothing is read."""
         return Vectorised(self.key_function).note(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         source, reduce_function = gathered(inputs[0]), self.reduce_function
         keys_of: Callable[[Rows], Index] = KeysOf.of_blocks(self.key_function)
         if self.draws:
-            # A window draws by the words of its first element.
+            # A window draws random numbers by the words of its first element.
             source, reduce_function = self._paired(source), reduce_function.with_words()
             keys_of = KeysOfPairs(keys_of)
         keys = Fact(source, keys_of, f"{self.name}-keys")
@@ -102,16 +102,16 @@ class GroupByWindow(DrawsForFunction):
 
 @dataclass(frozen=True)
 class KeysOf:
-    """The key of each element, shape ``(num_rows,)``, int64.
+    """A function that returns the key of each element, shape ``(num_rows,)``, int64.
 
     Parameters
     ----------
     function
-        Gives the key of one element.
+        Returns the key of one element.
     kind
-        What messages call a key.
+        The word for a key in messages.
     vectorised
-        The function for many elements at once, where that may be tried.
+        The function for many elements at once; None if it may not be tried.
     """
 
     function: UserFunction
@@ -120,7 +120,7 @@ class KeysOf:
 
     @classmethod
     def of_blocks(cls, function: UserFunction, kind: str = "key") -> KeysOf:
-        """Create a computation of keys, of many elements at once where that makes no difference."""
+        """Create a computation of keys, for many elements at once if that gives the same."""
         return cls(function, kind, Vectorised(function))
 
     def __call__(self, rows: Rows) -> Index:
@@ -143,20 +143,20 @@ class KeysOf:
         return np.stack(keys) if keys else np.zeros(0, np.int64)
 
     def key(self, element: Any, where: Callable[[], str]) -> Any:
-        """Return the key of one element, of the dtype that it comes in."""
-        found = self.function(element, where)
-        key = to_numpy(found)
+        """Return the key of one element, in its original dtype."""
+        value = self.function(element, where)
+        key = to_numpy(value)
         if key.shape or key.dtype.kind not in "biu":
             raise UserFunctionError(
-                f"{self.function.operation}: {self.function} returned {found!r:.80} on {where()}; "
+                f"{self.function.operation}: {self.function} returned {value!r:.80} on {where()}; "
                 f"a {self.kind} is one integer"
             )
-        return as_array(found, narrow=self.function.narrow)
+        return as_array(value, narrow=self.function.narrow)
 
 
 @dataclass(frozen=True)
 class KeysOfPairs:
-    """The key of each element of pairs of an element and its words."""
+    """A function that returns the key of each element in pairs with words."""
 
     keys_of: Callable[[Rows], Index]
 
@@ -166,7 +166,7 @@ class KeysOfPairs:
 
 @dataclass(frozen=True)
 class ReduceWindows:
-    """The datasets that the function returns for windows."""
+    """A function that reduces windows and returns the elements of the resulting datasets."""
 
     key_function: UserFunction
     reduce_function: NestedFunction
@@ -183,8 +183,8 @@ class ReduceWindows:
             with SeedsInCall(first):
                 key = np.int64(KeysOf(self.key_function).key(first, lambda rows=rows: rows.where(0)))  # type: ignore[misc]
             where = partial(_where, key, rows)
-            made = self.reduce_function.dataset(key, self._last(rows, words), where=where)
-            parts += self.reduce_function.of_one_structure(parts[-1:], rows_of(made, self.reduce_function), where)
+            reduced = self.reduce_function.dataset(key, self._last(rows, words), where=where)
+            parts += self.reduce_function.of_one_structure(parts[-1:], rows_of(reduced, self.reduce_function), where)
         return merge(parts, batches)
 
     def _last(self, rows: Block | Bundle, words: Any) -> Any:
@@ -198,14 +198,14 @@ def _where(key: Any, rows: Rows) -> str:
 
 @dataclass(frozen=True)
 class GroupRows:
-    """The arithmetic of it; its input notes each element's key.
+    """Row arithmetic of ``group_by_window``; its input is a stream with each element's key.
 
     Parameters
     ----------
     size
-        Elements a group: a number, one a key, or a function of the key.
+        The number of elements of a group: one number, one for each key, or a function of the key.
     drop_remainder
-        Whether groups that are not full at the end are left out.
+        Whether incomplete groups at the end are left out.
     """
 
     size: int | tuple[int, ...] | UserFunction
@@ -215,7 +215,7 @@ class GroupRows:
         return GroupCursor(inputs[0](epoch), self)
 
     def size_of(self, key: int) -> int:
-        """Elements a group of a key."""
+        """Return the number of elements of a key's groups."""
         if isinstance(self.size, UserFunction):
             with SeedsInCall(key):
                 size = to_numpy(self.size.of((np.int64(key),), lambda: f"the key {key}"))
@@ -230,7 +230,7 @@ class GroupRows:
 
 @dataclass
 class GroupCursor:
-    """The elements of each key that are in no group yet."""
+    """A cursor of groups, with the elements of each key that are in no group yet."""
 
     source: Cursor
     rows: GroupRows
@@ -256,7 +256,7 @@ class GroupCursor:
         return grouped(groups)
 
     def _full(self, run: Run, keys: Index) -> list[Run]:
-        # Groups in the order in which their last elements came.
+        # Return the groups in the order of their last elements.
         full: list[tuple[int, Run]] = []
         for key in np.unique(keys).tolist():
             places = np.flatnonzero(keys == key)
@@ -267,10 +267,10 @@ class GroupCursor:
             lasts = places[size - len(queue) - 1 :: size].tolist()
             queue.push(run.take(places))
             full += [(last, queue.pop(size)) for last in lasts]
-        return [group for _, group in sorted(full, key=lambda each: each[0])]
+        return [group for _, group in sorted(full, key=lambda numbered: numbered[0])]
 
 
 def grouped(groups: Sequence[Run]) -> Groups:
-    """Each run as one element."""
+    """Return groups, one for each run."""
     bounds = np.cumsum([0, *map(len, groups)])
     return group(concat(groups), bounds)

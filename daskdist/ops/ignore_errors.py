@@ -1,4 +1,4 @@
-"""``ignore_errors``: elements whose computation fails left out."""
+"""``ignore_errors``: the elements whose computation succeeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from daskdist.core.primitive import Primitive, gathered
 
 @dataclass(frozen=True, eq=False)
 class IgnoreErrors(Transformation):
-    """The elements upstream of which nothing failed; what is left out is logged."""
+    """The elements that no upstream operation failed on; others are logged and left out."""
 
     name = "ignore_errors"
     facts = Facts(keeps_spec=True, per_worker=True, leaves_out_failed=True)

@@ -1,4 +1,4 @@
-"""``interleave``: the datasets that a function makes of elements, several of them by turns."""
+"""``interleave``: the datasets that a function returns for elements, several of them read in turn."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from daskdist.core.primitive import (
 from daskdist.core.selection.runs import Run, RunQueue, concat
 from daskdist.ops.nested import ExpandRows, Expansion, NestedFunction, elements_of
 
-# Elements worth handing on together, and datasets worth opening for them.
+# The number of elements to return together, and of datasets to open for them.
 _ENOUGH = 1024
 _MANY_OPENED = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Interleave(Expansion):
-    """``block_length`` elements of each of ``cycle_length`` datasets in turn.
+    """Blocks of ``block_length`` elements of each of ``cycle_length`` datasets in turn.
 
-    A dataset at its end makes room: when its turn comes again, the next element's takes its place.
+    An exhausted dataset is replaced by that of the next element when its turn comes.
     """
 
     cycle_length: int
@@ -50,7 +50,7 @@ class Interleave(Expansion):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         calls, function = self._calls(gathered(inputs[0]))
         if self.function.nested_spec(self.source).is_cheap:
-            # Small datasets are made and read where their elements lie; how long each is, is all it takes here.
+            # Small datasets are created and read on the worker that has their elements; only their lengths come here.
             source = Fact(calls, ExpandRows(function).with_lengths, self.name, makes_rows=True)
             rows = InterleaveRows(self.cycle_length, self.block_length, None)
         else:
@@ -61,17 +61,17 @@ class Interleave(Expansion):
 
 @dataclass(frozen=True)
 class InterleaveRows:
-    """The arithmetic of it.
+    """Row arithmetic of ``interleave``.
 
     Parameters
     ----------
     cycle_length
-        Datasets that are read by turns.
+        The number of datasets that are read in turn.
     block_length
-        Elements a turn; None for all.
+        The number of elements per turn; None for all.
     function
-        Makes a dataset of an element that the input notes; None where the input gives the datasets' elements,
-        and notes how many are each one's.
+        Returns the dataset of an element in the input's facts; None if the input has the elements of the datasets, and
+        its facts are their numbers of elements.
     """
 
     cycle_length: int
@@ -79,10 +79,10 @@ class InterleaveRows:
     function: NestedFunction | None
 
     def primitive_of(self, key: tuple[Any, str]) -> Primitive:
-        """Return the primitive of the dataset of an element, together with the element's place."""
+        """Return the primitive of an element's dataset, by the element and its place."""
         element, where = key
         if self.function is None:
-            raise TypeError("the datasets' elements are given already")
+            raise TypeError("the input already has the elements of the datasets")
         return gathered(primitive_of(self.function.dataset(element, where=lambda: where)))
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
@@ -91,13 +91,13 @@ class InterleaveRows:
 
 @dataclass
 class InputSlot:
-    """A dataset that is being read: what has come of it and was not handed on, and where more comes from."""
+    """An open dataset: its elements that were not returned yet, and the cursor for more."""
 
     queue: RunQueue
     source: Cursor | None = None
 
     def fill(self, num_elements: int) -> bool:
-        """Pull until the slot has so many elements or is at its end; return whether it has them."""
+        """Pull until the slot has ``num_elements`` elements or is exhausted; return whether it has them."""
         try:
             if self.source is not None:
                 self.queue.fill(self.source.pull, num_elements)
@@ -108,7 +108,7 @@ class InputSlot:
 
 @dataclass
 class InterleaveCursor:
-    """The slots, whose turn it is, and how much of that turn is over."""
+    """A cursor over slots: ``position`` is the slot whose turn it is, ``taken`` the elements of this turn."""
 
     source: Cursor
     rows: InterleaveRows
@@ -117,7 +117,7 @@ class InterleaveCursor:
     position: int = 0
     taken: int = 0
     is_input_over: bool = False
-    # Datasets that are next: their elements, or what makes them.
+    # The next datasets: their elements, or the keys of their primitives.
     ready: deque[Any] = field(default_factory=deque)
     num_opened: int = 0
 
@@ -139,7 +139,7 @@ class InterleaveCursor:
         return concat(runs)
 
     def _turn(self) -> Run | None:
-        # What one step of the rule gives; None where it only moves on.
+        # Return the elements of one turn; None if only the position changed.
         slot = self.slots[self.position]
         if slot is None:
             if not self.is_input_over:
@@ -171,16 +171,16 @@ class InterleaveCursor:
         except Exhausted:
             self.is_input_over = True
             return
-        found = self.ready.popleft()
+        contents = self.ready.popleft()
         if self.rows.function is None:
             queue = RunQueue()
-            if len(found):
-                queue.push(found)
+            if len(contents):
+                queue.push(contents)
             self.slots[self.position] = InputSlot(queue)
         else:
-            # The dataset knows by the words of its element which pass it is in.
+            # The words of its element already tell the dataset its pass, so the pass number is 0.
             self.num_opened += 1
-            self.slots[self.position] = InputSlot(RunQueue(), self.context.open(found)((0,)))
+            self.slots[self.position] = InputSlot(RunQueue(), self.context.open(contents)((0,)))
 
     def _pull_ready(self) -> None:
         noted = self.source.pull()
@@ -191,14 +191,14 @@ class InterleaveCursor:
         self.ready.extend(noted.run[start:stop] for start, stop in zip([0, *stops], stops, strict=False))
 
     def _rounds(self) -> Run | None:
-        # As many whole rounds as all slots have elements for, by one piece of arithmetic.
+        # Return as many complete rounds as all slots have elements for, in one step.
         length, slots = self.rows.block_length, [slot for slot in self.slots if slot is not None]
         if length is None or self.position or self.taken or not slots:
             return None
         if len(slots) < len(self.slots) and not self.is_input_over:
             return None
         try:
-            # A turn waits for its own dataset only.
+            # A turn waits only for its dataset.
             with self.context.waiting(False, is_brief=True):
                 if not all(slot.fill(length) for slot in slots):
                     return None

@@ -1,4 +1,4 @@
-"""``Strategy.experimental_make_numpy_dataset``: arrays that were put on the workers of a cluster, once."""
+"""``Strategy.experimental_make_numpy_dataset``: arrays stored on the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class PlacedArray:
     Parameters
     ----------
     key
-        What the cluster calls it.
+        Its key on the cluster.
     future
-        Holds on to it.
+        The future that keeps it on the cluster.
     num_rows
-        Its rows.
+        Its number of rows.
     num_bytes
-        Its size.
+        Its size in bytes.
     """
 
     key: Any
@@ -42,7 +42,7 @@ class Placing:
     blocks
         The blocks.
     token
-        Tells their contents from others', wherever they are.
+        Identifies their contents, wherever they are stored.
     """
 
     blocks: tuple[PlacedArray, ...]
@@ -54,16 +54,16 @@ class Placing:
 
 @dataclass(frozen=True, eq=False)
 class MakeNumpyDataset(Source):
-    """One element a row of each array.
+    """Elements that are the rows of arrays on workers.
 
     Parameters
     ----------
     num_rows
-        How many there are.
+        The number of elements.
     known_spec
         The spec of the elements.
     placing
-        Where they are.
+        The blocks that hold them.
     """
 
     num_rows: int

@@ -1,4 +1,4 @@
-"""``map``: a function of each element, called where that is made; or, with ``device=True``, where it is used."""
+"""``map``: a function of each element, called on the worker that has it or, with ``device=True``, on its replica."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _PART_ROWS: Final = 4096
 
 @dataclass(frozen=True, eq=False)
 class Map(Transformation):
-    """Each element replaced by what the function makes of it; after ``batch``, each batch.
+    """The result of a function for each element; after ``batch``, for each batch.
 
     Parameters
     ----------
     function
-        Makes an element of an element.
+        Returns an element for an element.
     vectorized
-        True where it makes many elements of many, with rows along axis 0; False where it is called for each; None
-        where it is written for one, and may be called for many if that makes no difference.
+        True if it takes and returns many elements, with rows along axis 0; False if it is called for each; None if it
+        is written for one, and may be called for many if the result is the same.
     in_order
-        Whether elements come in the order of the input's; else block by block as they are done.
+        Whether elements keep the order of the input; otherwise blocks come as they finish.
     """
 
     function: UserFunction
@@ -70,7 +70,7 @@ class Map(Transformation):
 
     @property
     def note(self) -> str:
-        """Tells if the function is called for many rows at once, and if not, why; found without reading anything."""
+        """Describe whether the function is called for many rows at once, and if not, why; nothing is read."""
         if self.vectorized is None:
             return Vectorised(self.function).note(self.source)
         return "vectorised: given whole blocks" if self.vectorized else "row by row: vectorized=False"
@@ -86,17 +86,17 @@ class Map(Transformation):
 
 @dataclass(frozen=True, eq=False)
 class MapOnDevice(Map):
-    """Each element replaced by what the function makes of it, on the device of the replica that is given the element.
+    """The result of a function for each element, computed on the device of the element's replica.
 
-    Where a pipeline is not distributed, that is here; the function is given whole elements, one after the other.
+    If the pipeline is not distributed, it is computed in this process, one whole element after the other.
     """
 
-    # Nothing changes places with it: it is taken off at the end.
+    # It stays the last operation: strategies apply its function after everything else.
     facts = Facts(keeps_count=True, per_worker=True, on_device=True)
 
     @property
     def note(self) -> str:
-        return "on the device of the replica that is given the element"
+        return "on the device of the element's replica"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return Compute(inputs[0], MapRows(self.function), "map", factor=1)
@@ -109,19 +109,19 @@ class MapOnDevice(Map):
 def check_alone(
     *, num_parallel_calls: int | None = None, deterministic: bool | None = None, vectorized: bool | None = None
 ) -> None:
-    """Check that ``map`` is given nothing else with ``device=True`` that says how a function is called.
+    """Check that ``map`` has no option besides ``device=True`` that decides how a function is called.
 
     Raises
     ------
     ArgumentError
-        It is.
+        It has one.
     """
-    given = {"num_parallel_calls": num_parallel_calls, "deterministic": deterministic, "vectorized": vectorized}
-    for argument, value in given.items():
+    options = {"num_parallel_calls": num_parallel_calls, "deterministic": deterministic, "vectorized": vectorized}
+    for argument, value in options.items():
         if value is not None:
             raise ArgumentError(
-                f"map: {argument} is {value!r}, and device=True: what a replica is given is mapped as it comes, whole "
-                f"and in order. Leave {argument} out"
+                f"map: {argument} is {value!r}, but device=True maps the elements of a replica whole and in order. "
+                f"Leave {argument} out"
             )
 
 
@@ -131,7 +131,7 @@ def spec_after(function: UserFunction, spec: ElementSpec) -> ElementSpec:
     Raises
     ------
     SpecUnknown
-        It cannot be told without real ones.
+        The spec depends on real elements.
     """
     numbers = numbers_in(function.function)
     return learned_spec(lambda unknown, value: _tried(function, spec, unknown, value), numbers, spec)
@@ -144,7 +144,7 @@ def _tried(function: UserFunction, spec: ElementSpec, unknown: int, value: float
 
 @dataclass(frozen=True)
 class MapRows:
-    """The function over the elements of a block or bundle."""
+    """A function that maps the elements of a block or bundle one by one."""
 
     function: UserFunction
 
@@ -158,7 +158,7 @@ class MapRows:
                 stop = min(start + part_rows, len(rows))
                 part = rows if stop - start == len(rows) else rows.slice(start, stop)
                 values: list[Any] = []
-                # The last part takes all that is left, so that the iterator sees its end.
+                # The last part takes the rest, so that the iterator sees its end.
                 part_elements = elements if stop == len(rows) else islice(elements, stop - start)
                 structure = self._call_each(part, part_elements, values, seeds, structure)
                 parts.append(self._rows_of(part, values, structure))
@@ -175,8 +175,8 @@ class MapRows:
         seeds: SeedsInCall,
         structure: Structure | None,
     ) -> Structure:
-        # Add the leaves of each result to ``values``, as they were returned where they are plain. One list for all
-        # rows: the garbage collector would look through a tuple for each over and over.
+        # Add the leaves of each result to ``values``, unconverted if they are plain. One list for all rows: a tuple for
+        # each row would make the garbage collector scan all of them repeatedly.
         user = self.function
         function = user.of_items()
         leaves_of: Callable[[Any], Sequence[Any] | None] | None = (
@@ -203,12 +203,12 @@ class MapRows:
                 leaves, nesting = user.flattened(result, where)
                 if structure is None:
                     structure, leaves_of, is_lone = nesting, plain_leaves_of(nesting), nesting == LONE
-                    # The type that the leaves of later rows have.
+                    # Use the type that later rows have.
                     leaves = leaves_of(result) or leaves
                 elif nesting != structure:
                     raise UserFunctionError(
                         f"map: {user} returned the structure {nesting} on {where()}, "
-                        f"and {structure} before; every element needs the same"
+                        f"but {structure} before; every element needs the same"
                     )
             values.extend(leaves)
             index += 1
@@ -234,7 +234,7 @@ class MapRows:
 
 @dataclass(frozen=True)
 class MapColumns:
-    """The function over the elements of a block at once where that is the same, else over each."""
+    """A function that maps a block with one call if that gives the same, otherwise row by row."""
 
     by_row: MapRows
     vectorised: Vectorised
@@ -245,9 +245,9 @@ class MapColumns:
 
 @dataclass(frozen=True)
 class MapBlocks:
-    """A function of many rows over the rows of a block.
+    """A function that maps the rows of a block by a user's function of many rows.
 
-    Batches are rows too, of one row more axis: those of one shape are given together, others each alone.
+    Batches are rows with an additional axis: those of one shape are passed together, others one by one.
     """
 
     function: UserFunction
@@ -257,15 +257,15 @@ class MapBlocks:
             return Bundle(rows.structure, [], rows.label)
         if isinstance(rows, Block):
             return self._on(rows)
-        made = [self._on(block) for block in blocks_of(rows, "map")]
-        structure = made[0].structure
-        for block in made:
+        blocks = [self._on(block) for block in blocks_of(rows, "map")]
+        structure = blocks[0].structure
+        for block in blocks:
             if block.structure != structure:
                 raise UserFunctionError(
                     f"map: {self.function} returned the structure {block.structure} on rows of "
-                    f"{rows.label or 'this data'}, and {structure} before; every element needs the same"
+                    f"{rows.label or 'this data'}, but {structure} before; every element needs the same"
                 )
-        items = [block.item(index) for block in made for index in range(len(block))]
+        items = [block.item(index) for block in blocks for index in range(len(block))]
         return Bundle(structure, items, rows.label)
 
     def _on(self, block: Block) -> Block:

@@ -1,4 +1,4 @@
-"""``map`` with ``rng=``: a function of each element and of a random generator of its own."""
+"""``map`` with ``rng=``: a function of each element and its own random generator."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from daskdist.ops.map import MapRows, spec_after
 
 
 class SeededFunction(UserFunction):
-    """A function of an element and a generator, called with an element and the words that make the generator."""
+    """A user's function of an element and a generator, called with the words that seed the generator."""
 
     def of_items(self) -> Callable[..., Any]:
-        """Return what is called with an element and its words."""
+        """Return a function of a pair of an element and its words."""
         return self._of_pair
 
     def __call__(self, element: Any, where: Callable[[], str]) -> Any:
-        """Call it with an element and its words; ``where()`` says which for a message."""
+        """Call the function with a pair of an element and its words; ``where()`` names the element in messages."""
         try:
             return self._of_pair(*element)
         except Exception as error:
             raise self.failed(error, where()) from error
 
-    def _of_pair(self, given: Any, words: Any) -> Any:
-        items = given if type(given) is tuple else (given,)
+    def _of_pair(self, element: Any, words: Any) -> Any:
+        items = element if type(element) is tuple else (element,)
         return self.function(*items, generator_of(words))
 
 
 @dataclass(frozen=True, eq=False)
 class MapWithRng(Transformation):
-    """Each element replaced by what the function makes of it and of a generator of its own.
+    """The result of a function for each element and its own random generator.
 
-    What a generator gives is decided by the seed, the pass and the number of the element.
+    The seed, the pass and the number of the element determine a generator.
 
     Parameters
     ----------
     function
-        Makes an element of an element and a `numpy.random.Generator`.
+        Returns an element for an element and a `numpy.random.Generator`.
     rng
         The seed.
     in_order
-        Whether elements come in the order of the input's; else block by block as they are done.
+        Whether elements keep the order of the input; otherwise blocks come as they finish.
     passes
         Tells which pass it is in.
     """
@@ -62,7 +62,7 @@ class MapWithRng(Transformation):
     passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "map_with_rng"
-    # It goes by the numbers of elements, which a worker's share of the files has not got.
+    # It needs the global numbers of elements, which are unknown on a worker's share of the files.
     facts = Facts(keeps_count=True)
     may_have_ragged_rows = False
 
@@ -84,7 +84,7 @@ class MapWithRng(Transformation):
 
     @property
     def note(self) -> str:
-        return "row by row: each has a generator of its own"
+        return "row by row: each has its own generator"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         pairs = paired(inputs[0], self.name, self.rng, self.passes)
@@ -92,16 +92,16 @@ class MapWithRng(Transformation):
 
 
 def check_by_row(*, vectorized: bool | None, device: bool) -> None:
-    """Check that ``map`` is given nothing with ``rng`` that has the function called for many elements, or elsewhere.
+    """Check that ``map`` has no option besides ``rng`` that conflicts with one call for each element, in place.
 
     Raises
     ------
     ArgumentError
-        It is.
+        It has one.
     """
     for argument, value in (("vectorized", vectorized), ("device", device)):
         if value:
             raise ArgumentError(
-                f"map: {argument}=True does not go with rng, which gives each element a generator of its own. "
+                f"map: {argument}=True conflicts with rng, which gives each element its own generator. "
                 f"Leave {argument} out"
             )

@@ -1,4 +1,4 @@
-"""Functions that make datasets of elements: what ``flat_map`` and its like are given."""
+"""Functions that return a dataset for each element, as for ``flat_map`` and ``interleave``."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from daskdist.ops.with_options import Options
 
 @dataclass(frozen=True)
 class NestedSpec:
-    """The facts about the datasets of elements that are known before there are elements.
+    """The facts about the datasets of elements that are known before any element.
 
     Parameters
     ----------
     spec
-        The spec of their elements, or why it is not known.
+        The spec of their elements, or the reason why it is unknown.
     is_cheap
         Whether they are finite and of data in memory.
     reads_files
-        Whether they read files; None where only an element tells.
+        Whether they read files; None if that depends on the element.
     draws
-        Whether they may draw at random by seeds that they were not given.
+        Whether they may draw random numbers without a seed from the user.
     """
 
     spec: ElementSpec | SpecUnknown
@@ -46,12 +46,12 @@ class NestedSpec:
     draws: bool = True
 
     def spec_or_raise(self) -> ElementSpec:
-        """Return the spec, or raise the error that there is instead.
+        """Return the spec.
 
         Raises
         ------
         SpecUnknown
-            It is not known.
+            The spec is unknown.
         """
         if isinstance(self.spec, SpecUnknown):
             raise self.spec
@@ -59,7 +59,7 @@ class NestedSpec:
 
 
 class NestedFunction(UserFunction):
-    """A function a user gave that makes a dataset of an element."""
+    """A user's function that returns a dataset for an element."""
 
     def __init__(self, function: Callable[..., Any], operation: str, *, narrow: bool = False) -> None:
         super().__init__(function, operation, narrow=narrow)
@@ -67,41 +67,41 @@ class NestedFunction(UserFunction):
         self.has_words = False
 
     def with_words(self) -> NestedFunction:
-        """Return the same function, to be called with pairs of an element and its words, as `paired` gives."""
+        """Return the same function, to be called with pairs of an element and its words, as from `paired`."""
         other = object.__new__(type(self))
         other.__dict__ = {**self.__dict__, "has_words": True}
         return other
 
     def dataset(self, *elements: Any, where: Callable[[], str]) -> DatasetBase:
-        """Return the dataset it makes of an element, or of several arguments.
+        """Return the dataset for an element, or for several arguments.
 
-        The last may be a pair with its words: they decide the seeds and passes of what draws in the dataset.
+        The last one may be a pair with words, which determine the seeds and passes of random operations in the dataset.
         """
         words = None
         if self.has_words:
             last, words = words_of(elements[-1])
             elements = (*elements[:-1], last)
         with SeedsInCall(elements, words):
-            made: Any = self.of(elements, where) if len(elements) > 1 else self(elements[0], where)
-        if not isinstance(made, DatasetBase):
+            result: Any = self.of(elements, where) if len(elements) > 1 else self(elements[0], where)
+        if not isinstance(result, DatasetBase):
             raise UserFunctionError(
-                f"{self.operation}: {self.location} returned {type(made).__name__} {made!r:.80}, on {where()}; "
-                "it is to return a Dataset"
+                f"{self.operation}: {self.location} returned {type(result).__name__} {result!r:.80}, on {where()}; "
+                "it must return a Dataset"
             )
-        dataset: Any = made
+        dataset: Any = result
         if words is not None:
             dataset = dataset.__replace__(node=in_pass(node_of(dataset), words[0] >> 1))
         return dataset if self.may_vectorize else dataset.with_options(Options(vectorize=False))  # type: ignore[no-any-return]
 
     def nested_spec(self, source: Node, make: MakeDataset | None = None) -> NestedSpec:
-        """Return the spec of the datasets, by a trial on a made-up element or on a key and a window."""
+        """Return the spec of the datasets, by a trial with a made-up element or with a key and a window."""
         known = self._outlooks.get(id(source))
         if known is None or known[0] is not source:
             known = self._outlooks[id(source)] = source, self._look(source, make)
         return known[1]
 
     def _look(self, source: Node, make: MakeDataset | None) -> NestedSpec:
-        found: list[DatasetBase] = []
+        tried: list[DatasetBase] = []
 
         def try_one(unknown: int, value: float | None) -> ElementSpec:
             example = [source.spec.example(unknown, value)]
@@ -109,52 +109,53 @@ class NestedFunction(UserFunction):
                 key = np.int64(1 if value is None else value)
                 example = [key, DatasetSpec(element=source.spec, make=make).example(unknown, value)]
             try:
-                made = self.dataset(*example, where=lambda: "a made-up element")
-                found.append(made)
-                return element_spec_of(made)
+                dataset = self.dataset(*example, where=lambda: "a made-up element")
+                tried.append(dataset)
+                return element_spec_of(dataset)
             except SpecUnknown:
                 raise
             except Exception as error:
-                if not found or isinstance(error, UserFunctionError):
+                if not tried or isinstance(error, UserFunctionError):
                     raise
                 raise UserFunctionError(str(error)) from error
 
         spec: ElementSpec | SpecUnknown
         try:
-            # Alone, so that its failure tells of files.
+            # A single trial first: its failure tells whether files are read.
             try_one(2, 1)
             spec = learned_spec(try_one, numbers_in(self.function), source.spec)
         except SpecUnknown as unknown:
             spec = unknown
         except Exception as error:
-            # A file of the made-up name is not there.
+            # An OSError means that the made-up name of a file was opened.
             return NestedSpec(SpecUnknown(str(error)), False, True if isinstance(error.__cause__, OSError) else None)
-        if not found:
+        if not tried:
             return NestedSpec(spec, False)
-        nodes = [node for made in found for node in walk(node_of(made))]
-        is_cheap = all(each.is_cheap for each in nodes) and all(node_of(made).cardinality != INFINITE for made in found)
-        # A dataset that was handed on says nothing where it was made up too.
+        nodes = [node for dataset in tried for node in walk(node_of(dataset))]
+        is_finite = all(node_of(dataset).cardinality != INFINITE for dataset in tried)
+        is_cheap = is_finite and all(node.is_cheap for node in nodes)
+        # A nested dataset is made up too, so whether it reads files is unknown.
         is_told = not any(isinstance(leaf, DatasetSpec) for leaf in source.spec.leaves)
         handed_on = any(isinstance(leaf, DatasetSpec) and leaf.draws for leaf in source.spec.leaves)
-        draws = handed_on or any(each.draws for each in nodes)
-        return NestedSpec(spec, is_cheap, reads_files(found[0]) if is_told else None, draws)
+        draws = handed_on or any(node.draws for node in nodes)
+        return NestedSpec(spec, is_cheap, reads_files(tried[0]) if is_told else None, draws)
 
-    def of_one_structure(self, before: list[Rows], made: Iterable[Rows], where: Callable[[], str]) -> list[Rows]:
-        """Return the elements of a dataset, checked to have the structure of those before, if there are any.
+    def of_one_structure(self, before: list[Rows], parts: Iterable[Rows], where: Callable[[], str]) -> list[Rows]:
+        """Return the elements of a dataset, checked to have the structure of the elements before, if any.
 
         Raises
         ------
         UserFunctionError
-            They are of another.
+            The structure differs.
         """
-        made = [rows for rows in made if len(rows)]
-        for rows in made:
+        parts = [rows for rows in parts if len(rows)]
+        for rows in parts:
             if before and rows.structure != before[0].structure:
                 raise UserFunctionError(
-                    f"{self.operation}: {self.location} made a dataset of {rows.structure} of {where()}, and of "
-                    f"{before[0].structure} before; all are of one structure"
+                    f"{self.operation}: {self.location} returned a dataset of {rows.structure} for {where()}, but of "
+                    f"{before[0].structure} before; all need the same structure"
                 )
-        return made
+        return parts
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_outlooks": {}}
@@ -162,7 +163,7 @@ class NestedFunction(UserFunction):
 
 @dataclass(frozen=True, eq=False)
 class Expansion(DrawsForFunction, ExpandingNode):
-    """A node that makes a dataset of each element, and gives the elements of those."""
+    """A node with the elements of the datasets that a function returns for elements."""
 
     function: NestedFunction
 
@@ -191,18 +192,18 @@ class Expansion(DrawsForFunction, ExpandingNode):
         return self.function.nested_spec(self.source).reads_files
 
     def _calls(self, elements: Primitive) -> tuple[Primitive, NestedFunction]:
-        # The elements to call with, and the function. Words cost time, so only functions that use them get some.
+        # Return the arguments and the function. Drawing words takes time, so only functions that use them get some.
         if self.draws:
             return self._paired(elements), self.function.with_words()
         return elements, self.function
 
     def nested_pipeline(self, element: Any) -> Node | None:
-        """Return the pipeline of an element; None where a file that it is to read is missing.
+        """Return the pipeline of an element; None if a file that it would read is missing.
 
         Raises
         ------
         UserFunctionError
-            The function fails otherwise.
+            The function fails for another reason.
         """
         try:
             return node_of(self.function.dataset(element, where=lambda: "the first element"))
@@ -213,14 +214,14 @@ class Expansion(DrawsForFunction, ExpandingNode):
 
 
 def in_pass(node: Node, number: int) -> Node:
-    """Return the pipeline with operations that were given no seed in the pass of that number.
+    """Return the pipeline in pass ``number``, for operations without a seed from the user.
 
-    What a cache or snapshot keeps is the same in all passes.
+    The contents of a cache or snapshot are the same in all passes.
     """
-    if not any(each.draws for each in walk(node)) or isinstance(node, (Cache, Snapshot)):
+    if not any(source.draws for source in walk(node)) or isinstance(node, (Cache, Snapshot)):
         return node
     if node.inputs:
-        node = node.with_inputs(tuple(in_pass(each, number) for each in node.inputs))
+        node = node.with_inputs(tuple(in_pass(source, number) for source in node.inputs))
     if getattr(node, "passes", None) is None or getattr(node, "is_seeded", True):
         return node
     drawing: Any = node
@@ -228,14 +229,14 @@ def in_pass(node: Node, number: int) -> Node:
 
 
 def reads_files(dataset: DatasetBase) -> bool | None:
-    """Return whether a dataset reads files; None where that cannot be known."""
-    found = [each.reads_files for each in walk(node_of(dataset))]
-    return True if True in found else None if None in found else False
+    """Return whether a dataset reads files; None if that is unknown."""
+    answers = [node.reads_files for node in walk(node_of(dataset))]
+    return True if True in answers else None if None in answers else False
 
 
 @dataclass(frozen=True)
 class ExpandRows:
-    """The elements of the datasets made of the elements of a block or bundle."""
+    """A function that returns the elements of the datasets for the elements of a block or bundle."""
 
     function: NestedFunction
 
@@ -243,15 +244,15 @@ class ExpandRows:
         return self.with_lengths(rows)[0]
 
     def with_lengths(self, rows: Rows) -> tuple[Block | Bundle, np.ndarray[Any, Any]]:
-        """Return the elements, and the number of each dataset's elements."""
+        """Return the elements, and the number of elements of each dataset."""
         parts: list[Rows] = []
         lengths = []
         for index, element in enumerate(rows.elements()):
             where = partial(rows.where, index)
             dataset = self.function.dataset(element, where=where)
-            made = self.function.of_one_structure(parts[-1:], rows_of(dataset, self.function), where)
-            lengths.append(sum(map(len, made)))
-            parts += made
+            elements = self.function.of_one_structure(parts[-1:], rows_of(dataset, self.function), where)
+            lengths.append(sum(map(len, elements)))
+            parts += elements
         return merge(parts, rows), np.array(lengths, np.intp)
 
 
@@ -259,8 +260,8 @@ def rows_of(dataset: DatasetBase, function: UserFunction) -> Iterator[Rows]:
     """Compute the elements of a dataset that a function returned."""
     if node_of(dataset).cardinality == INFINITE:
         raise UserFunctionError(
-            f"{function.operation}: {function.location} made an endless dataset of one element, and a finite one of "
-            "a made-up element; use take(n) in it"
+            f"{function.operation}: {function.location} returned an endless dataset for one element, but a finite one "
+            "for a made-up element; use take(n) in it"
         )
     return computed_rows(dataset)
 

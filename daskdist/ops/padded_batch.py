@@ -1,4 +1,4 @@
-"""``padded_batch``: consecutive elements of different shapes in one array, filled up with a value."""
+"""``padded_batch``: consecutive elements of different shapes stacked into one array, padded with a value."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Padding:
     Parameters
     ----------
     operation
-        Who does it.
+        The name of the operation, for messages.
     shapes
-        For each leaf its shape afterwards, None for the longest of its batch; None for all leaves so.
+        The padded shape of each leaf, where None is the longest length in the batch; None for this on all axes.
     values
-        For each leaf what fills it up; None for zero, the empty word, or False.
+        The fill value of each leaf; None for zero, the empty word, or False.
     """
 
     operation: str
@@ -39,19 +39,19 @@ class Padding:
 
     @classmethod
     def of(cls, operation: str, spec: ElementSpec | SpecUnknown, shapes: Any, values: Any) -> Padding:
-        """From nests as a user gives them: of shapes, and of values or one value for all leaves.
+        """Create the padding from a user's nest of shapes, and a nest of values or one value for all leaves.
 
         Raises
         ------
         ArgumentError
-            They do not fit the elements.
+            The shapes or values do not fit the elements.
         """
         if isinstance(spec, SpecUnknown):
             if shapes is None and values is None:
                 return cls(operation, None, ())
             raise ArgumentError(f"{operation}: padded_shapes and padding_values need elements of a known spec; {spec}")
         no_datasets(operation, spec)
-        given = (
+        padded_shapes = (
             None
             if shapes is None
             else tuple(
@@ -65,20 +65,20 @@ class Padding:
             )
         )
         if values is None or not _is_nest(values):
-            wanted = [values] * spec.structure.num_leaves
+            leaf_values = [values] * spec.structure.num_leaves
         else:
-            wanted = _nest(operation, "padding_values", spec.structure, values)
-        found = [
+            leaf_values = _nest(operation, "padding_values", spec.structure, values)
+        fill_values = [
             _value(operation, leaf, path, value)
-            for leaf, path, value in zip(spec.leaves, spec.structure.paths, wanted, strict=True)
+            for leaf, path, value in zip(spec.leaves, spec.structure.paths, leaf_values, strict=True)
         ]
-        return cls(operation, given, tuple(found))
+        return cls(operation, padded_shapes, tuple(fill_values))
 
     def spec(self, source: ElementSpec, size: int | None) -> ElementSpec:
         """Return the spec of batches of ``size`` elements."""
         shapes = self.shapes or tuple((None,) * len(leaf.shape) for leaf in source.leaves)
         leaves = [
-            # An axis of known length needs nothing, whatever it is filled up to.
+            # An axis of known length keeps it.
             TensorSpec((size, *(a if b is None else b for a, b in zip(leaf.shape, shape, strict=True))), leaf.dtype)
             for leaf, shape in zip(source.leaves, shapes, strict=True)
         ]
@@ -89,64 +89,64 @@ def _is_nest(value: Any) -> bool:
     return isinstance(value, (tuple, dict))
 
 
-def _nest(operation: str, name: str, structure: Structure, given: Any) -> list[Any]:
+def _nest(operation: str, name: str, structure: Structure, nest: Any) -> list[Any]:
     if structure == LONE:
-        return [given]
+        return [nest]
     try:
-        return structure.leaves_of(given)
+        return structure.leaves_of(nest)
     except (ValueError, TypeError):
         raise ArgumentError(
-            f"{operation}: {name} is {given!r}; give it in the structure of an element, {structure}"
+            f"{operation}: {name} is {nest!r}; give it the structure of an element, {structure}"
         ) from None
 
 
-def _shape(operation: str, leaf: TensorSpec, path: str, given: Any) -> Shape:
+def _shape(operation: str, leaf: TensorSpec, path: str, lengths: Any) -> Shape:
     where = f"{operation}: padded_shapes of leaf {path or '(the element)'}"
     try:
-        shape = tuple(None if size is None or size == -1 else operator.index(size) for size in given)
+        shape = tuple(None if size is None or size == -1 else operator.index(size) for size in lengths)
     except (TypeError, ValueError):
         shape = (-1,)
     if any(size is not None and size < 0 for size in shape):
-        raise ArgumentError(f"{where} is {given!r}; give lengths, with None or -1 for the longest of a batch")
+        raise ArgumentError(f"{where} is {lengths!r}; give lengths, with None or -1 for the longest of a batch")
     if len(shape) != len(leaf.shape):
         raise ArgumentError(f"{where} is {list(shape)}, of {len(shape)} axes; the leaf has {len(leaf.shape)}, {leaf}")
     for size, known in zip(shape, leaf.shape, strict=True):
         if size is not None and known is not None and size < known:
-            raise ArgumentError(f"{where} is {list(shape)}, and the leaf is longer: {leaf}")
+            raise ArgumentError(f"{where} is {list(shape)}, but the leaf is longer: {leaf}")
     return shape
 
 
-def _value(operation: str, leaf: TensorSpec, path: str, given: Any) -> Any:
-    if given is None:
+def _value(operation: str, leaf: TensorSpec, path: str, fill_value: Any) -> Any:
+    if fill_value is None:
         return b"" if leaf.dtype == object else np.zeros((), leaf.dtype)[()]
-    value = np.asarray(given)
-    of_python = not isinstance(given, (np.generic, np.ndarray))
+    value = np.asarray(fill_value)
+    of_python = not isinstance(fill_value, (np.generic, np.ndarray))
     same_kind = value.dtype.kind == leaf.dtype.kind or (
         of_python and value.dtype.kind in "iu" and leaf.dtype.kind in "iufc"
     )
     words = value.dtype.kind in "SUTO" and leaf.dtype.kind in "SUTO"
     if value.shape or not (words or (same_kind and (of_python or value.dtype == leaf.dtype))):
         raise ArgumentError(
-            f"{operation}: padding_values of leaf {path or '(the element)'} is {given!r}, of {value.dtype}"
-            f"{list(value.shape)}; the leaf is {leaf.dtype}, so give one value of that"
+            f"{operation}: padding_values of leaf {path or '(the element)'} is {fill_value!r}, of {value.dtype}"
+            f"{list(value.shape)}; the leaf is {leaf.dtype}, so give one value of that dtype"
         )
     try:
-        return given if leaf.dtype == object else np.asarray(given, leaf.dtype)[()]
+        return fill_value if leaf.dtype == object else np.asarray(fill_value, leaf.dtype)[()]
     except OverflowError:
         raise ArgumentError(
-            f"{operation}: padding_values of leaf {path or '(the element)'} is {given!r}, and {leaf.dtype} holds no "
-            "such number"
+            f"{operation}: padding_values of leaf {path or '(the element)'} is {fill_value!r}, but {leaf.dtype} cannot "
+            "hold that number"
         ) from None
 
 
 @dataclass(frozen=True, eq=False)
 class PaddedBatch(Batch):
-    """Batches of ``batch_size`` elements, filled up to one shape.
+    """Batches of ``batch_size`` elements, padded to one shape.
 
     Parameters
     ----------
     padding
-        To what, and with what.
+        The shapes and values to pad to.
     """
 
     padding: Padding = field(repr=False, kw_only=True)
@@ -165,15 +165,15 @@ class PaddedBatch(Batch):
 
 @dataclass(frozen=True)
 class PadRows:
-    """Groups of rows as batches.
+    """A function that assembles groups of rows as padded batches.
 
     Parameters
     ----------
     padding
-        To what, and with what.
+        The shapes and values to pad to.
     fill_to
-        Gives for the first element of a batch, and what tells where it is from, the length of axes that are padded to
-        the longest; None where that is the longest itself.
+        Returns the length of axes of unspecified size, given the first element of a batch and a function that names
+        its origin; None for the longest length in the batch.
     """
 
     padding: Padding
@@ -202,7 +202,7 @@ class PadRows:
                 path = rows.structure.paths[number]
                 raise StackError(
                     f"{self.padding.operation}: leaf {path or '(the element)'} of {rows.where(start + error.row)} "
-                    f"is of shape {list(error.shape)}, and is to be filled up to {list(error.wanted)}"
+                    f"has shape {list(error.shape)}, longer than the padded shape {list(error.padded_shape)}"
                 ) from None
             except StackError as error:
                 raise StackError(
@@ -213,33 +213,33 @@ class PadRows:
 
 
 class TooLong(Exception):  # noqa: N818 - a signal
-    """An element is longer than what it is to be filled up to."""
+    """An element that is longer than its padded shape."""
 
-    def __init__(self, row: int, shape: Sequence[int], wanted: Sequence[int]) -> None:
-        super().__init__(row, shape, wanted)
+    def __init__(self, row: int, shape: Sequence[int], padded_shape: Sequence[int]) -> None:
+        super().__init__(row, shape, padded_shape)
         self.row = row
         self.shape = shape
-        self.wanted = wanted
+        self.padded_shape = padded_shape
 
 
 def padded(column: Any, shape: Shape | None, value: Any, fill_to: int | None = None) -> Any:
-    """Leaves of the elements of a batch as one array, filled up.
+    """Return the leaves of the elements of a batch as one padded array.
 
     Parameters
     ----------
     column
         An array, shape ``(num_rows, ...)``, `Ragged` rows, or a list of arrays.
     shape
-        The shape of each afterwards; None for axes, or for all, that are as long as the longest.
+        The padded shape of each leaf, where None is the longest length in the batch; None for this on all axes.
     value
-        What fills them up.
+        The fill value.
     fill_to
-        The length of axes that are as long as the longest, where it is not that.
+        The length of axes without a given size; None for the longest length.
 
     Raises
     ------
     TooLong
-        An element is longer than its shape is to be.
+        An element is longer than its padded shape.
 
     >>> padded([np.array([1, 2]), np.array([3])], None, 0)
     array([[1, 2],
@@ -250,44 +250,44 @@ def padded(column: Any, shape: Shape | None, value: Any, fill_to: int | None = N
         if (
             shape is None
             or shape[1:] == inner
-            or not any(size not in (None, own) for size, own in zip(shape[1:], inner, strict=True))
+            or not any(size not in (None, length) for size, length in zip(shape[1:], inner, strict=True))
         ):
-            wanted = shape[0] if shape is not None and shape[0] is not None else fill_to
+            target = shape[0] if shape is not None and shape[0] is not None else fill_to
             lengths = column.row_lengths
             longest = int(lengths.max(initial=0))
-            if wanted is not None and longest > wanted:
-                row = int(np.argmax(lengths > wanted))
-                raise TooLong(row, [int(lengths[row]), *inner], [wanted, *inner])
-            return column.padded(longest if wanted is None else wanted, _filler(value, column.dtype))
+            if target is not None and longest > target:
+                row = int(np.argmax(lengths > target))
+                raise TooLong(row, [int(lengths[row]), *inner], [target, *inner])
+            return column.padded(longest if target is None else target, _filler(value, column.dtype))
     if (
         isinstance(column, np.ndarray)
         and fill_to is None
         and (shape is None or all(a in (None, b) for a, b in zip(shape, column.shape[1:], strict=True)))
     ):
         return column
-    arrays = [np.asarray(each) for each in column]
-    # Words of different lengths differ in dtype too.
+    arrays = [np.asarray(leaf) for leaf in column]
+    # NumPy's fixed-width words of different lengths differ in dtype.
     kinds = dict.fromkeys(
         (array.dtype.kind if array.dtype.kind in "SU" else array.dtype, array.ndim) for array in arrays
     )
     if len(kinds) > 1:
-        found = ", ".join(f"{dtype} of {num_axes} axes" for dtype, num_axes in kinds)
-        raise StackError(f"comes as {found} in one batch; give it one dtype and rank with map(...)")
+        descriptions = ", ".join(f"{dtype} of {num_axes} axes" for dtype, num_axes in kinds)
+        raise StackError(f"comes as {descriptions} in one batch; give it one dtype and rank with map(...)")
     sizes = np.array([array.shape for array in arrays]).reshape(len(arrays), arrays[0].ndim)
     longest_each = sizes.max(axis=0).tolist()
-    wanted_each = [
+    padded_shape = [
         (fill_to if fill_to is not None else longest) if size is None else size
         for size, longest in zip(shape or (None,) * len(longest_each), longest_each, strict=True)
     ]
-    too_long = (sizes > np.array(wanted_each)).any(axis=1)
+    too_long = (sizes > np.array(padded_shape)).any(axis=1)
     if too_long.any():
         row = int(np.argmax(too_long))
-        raise TooLong(row, arrays[row].shape, wanted_each)
+        raise TooLong(row, arrays[row].shape, padded_shape)
     dtype = np.result_type(*{array.dtype for array in arrays})
-    out = np.full((len(arrays), *wanted_each), _filler(value, dtype), dtype)
+    out = np.full((len(arrays), *padded_shape), _filler(value, dtype), dtype)
     for row, array in enumerate(arrays):
         place: Any = (row, *map(slice, array.shape))
-        # A lone object would else come as the array it is in.
+        # [()] extracts a lone object from its 0-d array.
         out[place] = array[()]
     return out
 

@@ -1,4 +1,4 @@
-"""``prefetch``: elements made ready while earlier ones are in use."""
+"""``prefetch``: elements that are prepared while earlier ones are in use."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from daskdist.core.primitive import Primitive
 class Prefetch(Transformation):
     """The same elements, read in the background by threads.
 
-    How far ahead is governed by bytes (``daskdist.window-bytes``), not by ``buffer_size``, which is only
-    checked: a number of elements says nothing of the memory they take.
+    The setting ``daskdist.window-bytes`` limits the bytes read ahead. ``buffer_size`` is only checked, because a number
+    of elements does not tell how much memory they take.
     """
 
     buffer_size: int

@@ -1,4 +1,4 @@
-"""``ragged_batch``: consecutive elements of different lengths in one array of values and where each begins."""
+"""``ragged_batch``: consecutive elements of different lengths as an array of values and their row splits."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from daskdist.ops.batch import Batch, BatchRows
 
 @dataclass(frozen=True, eq=False)
 class RaggedBatch(Batch):
-    """Batches of ``batch_size`` elements; leaves with a length that varies become `Ragged`.
+    """Batches of ``batch_size`` elements; leaves of varying length become `Ragged`.
 
     Parameters
     ----------
     element_spec
-        The spec of the elements, which says what varies; None where only the data tells.
+        The spec of the elements, which tells the varying lengths; None if only the data does.
     row_splits_dtype
         int32 or int64.
     is_of_rows
-        Whether only leaves that are rows of `Ragged` become `Ragged`, as in ``batch``; others stack.
+        Whether only leaves that are rows of `Ragged` become `Ragged`, as in ``batch``; others are stacked.
     """
 
     element_spec: ElementSpec | None = field(repr=False, kw_only=True)
@@ -82,7 +82,7 @@ def _ragged_leaf(leaf: TensorSpec, size: int | None) -> TensorSpec:
 
 
 def batch(source: Node, batch_size: int, drop_remainder: bool, label: str | None) -> Transformation:
-    """Return batches of elements; of rows of `Ragged` they are `Ragged`, as in TensorFlow."""
+    """Return batches of elements; rows of `Ragged` become `Ragged`, as in TensorFlow."""
     plain = Batch(source, batch_size, drop_remainder, label=label)
     spec = known_spec(source) if source.may_have_ragged_rows else None
     if spec is None or not spec.has_ragged_rows:
@@ -92,12 +92,12 @@ def batch(source: Node, batch_size: int, drop_remainder: bool, label: str | None
 
 @dataclass(frozen=True)
 class RaggedRows:
-    """Groups of rows as batches.
+    """A function that assembles groups of rows as batches.
 
     Parameters
     ----------
     is_ragged
-        For each leaf whether it becomes `Ragged`; None for those of one axis or more.
+        Whether each leaf becomes `Ragged`; None if exactly the leaves with an axis do.
     splits_dtype
         The dtype of row splits.
     """
@@ -110,7 +110,7 @@ class RaggedRows:
         columns = rows.leaves if isinstance(rows, Block) else columns_of(rows)
         items = []
         for start, stop in zip(batches.bounds[:-1], batches.bounds[1:], strict=True):
-            # Of a batch without rows, what it is like is told by a row.
+            # An empty batch takes its shape and dtype from a row.
             first = start if start < stop else min(start, len(rows) - 1)
             cuts = [column[first : max(stop, first + 1)] for column in columns]
             leaves = tuple([self._leaf(cut, number, rows) for number, cut in enumerate(cuts)])
@@ -132,12 +132,12 @@ def no_datasets(operation: str, spec: ElementSpec) -> None:
     Raises
     ------
     ArgumentError
-        One is; the message names it.
+        A leaf is a dataset; the message names it.
     """
     for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
         if isinstance(leaf, DatasetSpec):
             raise ArgumentError(
-                f"{operation}: leaf {path or '(the element)'} is a dataset, {leaf}; make arrays of it first, "
+                f"{operation}: leaf {path or '(the element)'} is a dataset, {leaf}; convert it to arrays first, "
                 "for example by flat_map(lambda window: window.batch(n))"
             )
 
@@ -148,7 +148,7 @@ def columns_of(rows: Bundle) -> list[list[Any]]:
 
 
 def stacked(column: Any, rows: Block | Bundle, number: int) -> Any:
-    """Leaves of elements as one array.
+    """Return the leaves of elements as one array.
 
     Raises
     ------
@@ -157,5 +157,5 @@ def stacked(column: Any, rows: Block | Bundle, number: int) -> Any:
     """
     path = rows.structure.paths[number]
     structure = Structure.of({path: 0})[1] if path else rows.structure
-    (leaf,) = stack_leaves(structure, [(each,) for each in column], rows.label)
+    (leaf,) = stack_leaves(structure, [(leaf_of_row,) for leaf_of_row in column], rows.label)
     return leaf

@@ -1,4 +1,4 @@
-"""``Dataset.random``: random integers without end."""
+"""``Dataset.random``: an endless sequence of random integers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.ops.range import numbered_split
 
-# Numbers drawn from one generator: what comes does not depend on how much is read at a time.
+# The number of integers drawn from one generator; fixed, so that they do not depend on the size of reads.
 _ROWS = 65_536
 
 
@@ -30,9 +30,9 @@ class Random(Source):
     Parameters
     ----------
     seed
-        Decides the numbers.
+        Determines the numbers.
     rerandomize_each_iteration
-        Whether each pass has numbers of its own.
+        Whether each pass has different numbers.
     """
 
     seed: int
@@ -57,7 +57,7 @@ class Random(Source):
         return INFINITE
 
     def splits_of(self, epoch: Epoch) -> EndlessSplits:
-        """Return the units a pass is read in."""
+        """Return the splits of a pass, which are endless."""
         return EndlessSplits(partial(_split, self.passes.of(epoch) if self.rerandomize_each_iteration else ()))
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:

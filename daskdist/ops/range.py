@@ -77,17 +77,17 @@ def fits(operation: str, number: int, dtype: np.dtype[Any]) -> None:
     Raises
     ------
     ArgumentError
-        It is beyond what its dtype, or int64, holds.
+        It is out of the range of its dtype, or of int64.
     """
     bounds = np.iinfo(dtype if dtype.kind in "iu" else np.int64)
     lowest, highest = int(bounds.min), min(int(bounds.max), 2**63 - 1)
     if not lowest <= number <= highest:
-        raise ArgumentError(f"{operation}: {number} is no {bounds.dtype}, which goes from {lowest} to {highest}")
+        raise ArgumentError(f"{operation}: {number} is out of the range of {bounds.dtype}, {lowest} to {highest}")
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """``length`` numbers, from ``start`` on, ``step`` apart; ``place`` is that of the first among all."""
+    """an arithmetic sequence of ``length`` numbers; ``place`` is the index of ``start`` in the whole."""
 
     start: int
     step: int
@@ -98,14 +98,14 @@ class Numbers:
         return self.length
 
     def cut(self, start: int, stop: int) -> Numbers:
-        """Return the numbers from place ``start`` to ``stop``."""
+        """Return the part from index ``start`` to ``stop``."""
         stop = min(stop, self.length)
         return Numbers(self.start + start * self.step, self.step, stop - start, self.place + start)
 
 
 @dataclass(frozen=True)
 class CutNumbers:
-    """Parts of ``size`` numbers each, as splits."""
+    """A function that returns parts of ``size`` numbers as splits."""
 
     numbers: Numbers
     size: int
@@ -123,7 +123,7 @@ def numbered_split(name: str, start: int, payload: Any, num_rows: int) -> Split:
 
 
 def divide_numbers(split: Split, start: int, stop: int) -> Split:
-    """Return the numbers from place ``start`` to ``stop`` as a split."""
+    """Return the part of a split from index ``start`` to ``stop``."""
     part = split.payload.cut(start, stop)
     return numbered_split(_name_of(split), part.place, part, len(part))
 
@@ -134,7 +134,7 @@ def _name_of(split: Split) -> str:
 
 @dataclass(frozen=True)
 class ReadNumbers:
-    """Numbers as a block."""
+    """A function that reads numbers as a block."""
 
     dtype: np.dtype[Any]
 

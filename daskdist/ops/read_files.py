@@ -1,4 +1,4 @@
-"""Sources that are files: the elements of each file, files in listed order."""
+"""Sources that read files: the elements of each file, in the order of the files."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class ReadFiles(FileBackedSource):
     paths
         The files, in order.
     format
-        Their format, which reads them.
+        The format that reads them.
     shard
-        ``(index, num_shards)``: only every ``num_shards``-th file, or split where ``by_split``, from the
-        ``index``-th on; None for all.
+        ``(index, num_shards)`` to read only every ``num_shards``-th file, or split if ``by_split``, from number
+        ``index`` on; None for all.
     by_split
-        Whether shards are of splits, for want of files.
+        Whether shards consist of splits, because there are too few files.
     file_share
-        The files of the shard, where they are divided by their sizes.
+        The files of the shard if files are divided by size.
     span
-        The first of the splits to read, and before which to stop; None for all.
+        The range ``(first, stop)`` of splits to read; None for all.
     whole
-        What it is a shard or span of; what that has found out is not found out again.
+        The source that this is a shard or span of, whose listing is reused.
     """
 
     format: Format
@@ -82,7 +82,7 @@ class ReadFiles(FileBackedSource):
         return self._first.spec
 
     def splits(self) -> Sequence[Split]:
-        """Return the splits to read, from the files' own indexes (a Parquet footer, say); kept for later."""
+        """Return the splits to read, from the files' indexes (such as a Parquet footer); cached."""
         return self._splits
 
     @cached_property
@@ -106,12 +106,12 @@ class ReadFiles(FileBackedSource):
         return self._listed(lambda file: self._or_unlisted(self._list_own, file))
 
     def _listed(self, list_file: Callable[[int], Sequence[Split]]) -> FileSplits:
-        # Remote files are mostly waited for; for local ones, threads would only be in each other's way.
+        # Listing remote files is mostly waiting, so threads help; for local files they do not.
         return FileSplits(list_file, self.files, 8 * num_threads() if is_remote(self.paths[0]) else 1)
 
     @property
     def files(self) -> Sequence[int]:
-        """The numbers of the files it is of, in order."""
+        """The numbers of the files to read, in order."""
         if self.file_share is not None:
             return self.file_share.files
         index, num_shards = (0, 1) if self.shard is None or self.by_split else self.shard
@@ -138,7 +138,7 @@ class ReadFiles(FileBackedSource):
         return FirstFile(path, spec)
 
     def splits_of_file(self, file: int) -> Sequence[Split]:
-        """List the splits of one file, and keep them for later."""
+        """List the splits of one file; cached."""
         if file not in self._known:
             self._known[file] = self.list_file(file)
         return self._known[file]
@@ -156,7 +156,7 @@ class ReadFiles(FileBackedSource):
 
     @cached_property
     def _known(self) -> dict[int, Sequence[Split]]:
-        # The splits of files that were listed already.
+        # The splits of files that are listed already.
         listed = self.__dict__.get("_splits")
         if not isinstance(listed, FileSplits) or not listed.is_complete:
             return {}
@@ -166,7 +166,7 @@ class ReadFiles(FileBackedSource):
         return known
 
     def file_bytes(self) -> Sequence[int]:
-        """Return the size of each file: in storage, or in memory where it is no single file."""
+        """Return the size of each file: in storage, or in memory if it is not a single file."""
         storage = getattr(self.format, "storage", None)
         if isinstance(storage, Storage) and not isinstance(self.format, DirectoryFormat):
             return storage.sizes(self.paths)
@@ -178,7 +178,7 @@ class ReadFiles(FileBackedSource):
         return (storage if isinstance(storage, Storage) else Storage()).states(self.paths)
 
     def shard_of_files(self, index: int, num_shards: int, *, by_split: bool) -> ReadFiles:
-        """Return one worker's share; files already listed are not listed again."""
+        """Return a worker's share; files already listed are not listed again."""
         return replace(self, shard=(index, num_shards), by_split=by_split, whole=self)
 
     def share_of_files(self, index: int, num_shards: int, share: FileShare) -> ReadFiles:
@@ -207,7 +207,7 @@ class ReadFiles(FileBackedSource):
         return [0, *accumulate(split.num_rows or 0 for split in self.splits())]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Elsewhere, what others read is of no use.
+        # The listing of other files is of no use in another process.
         return {name: value for name, value in self.__dict__.items() if name != "_known"}
 
     def __str__(self) -> str:
@@ -223,28 +223,28 @@ class ReadFiles(FileBackedSource):
         reader = ReadValidRows(self.format)
         if isinstance(self.format, GroupsFiles):
             most = self.format.num_grouped
-            # Among files that are read together, each that cannot be read is left out by itself.
+            # A file that cannot be read is left out without the others of its group.
             lenient = Read(GroupSplits(self.valid_splits, most), ReadGroup(SkipErrorsRead(reader)), self.name)
             return Read(GroupSplits(self.splits, most), ReadGroup(self.format.read), self.name, lenient=lenient)
         lenient = Read(self.valid_splits, reader, self.name)
         return Read(self.splits, self.format.read, self.name, lenient=lenient)
 
 
-# Files that are listed at a time, where splits are looked at one after the other.
+# The number of files to list at a time when splits are accessed in order.
 _LISTED_AT_ONCE: Final = 64
 
 
 class FileSplits(Sequence[Split]):
-    """The splits of files, which are listed as far as splits are looked at.
+    """The splits of files, which are listed only as far as splits are accessed.
 
     Parameters
     ----------
     list_file
-        Gives the splits of a file by its number.
+        Returns the splits of a file by its number.
     files
         The numbers of the files, in order.
     num_threads
-        How many are listed at the same time.
+        The number of files to list at the same time.
     """
 
     def __init__(self, list_file: Callable[[int], Sequence[Split]], files: Sequence[int], num_threads: int) -> None:
@@ -278,10 +278,10 @@ class FileSplits(Sequence[Split]):
             num_threads = min(len(files), self._num_threads)
             if num_threads > 1:
                 with ThreadPoolExecutor(num_threads) as pool:
-                    found = list(pool.map(self._list_file, files))
+                    listed = list(pool.map(self._list_file, files))
             else:
-                found = list(map(self._list_file, files))
-            self._found.extend(split for splits in found for split in splits)
+                listed = list(map(self._list_file, files))
+            self._found.extend(split for splits in listed for split in splits)
             self._files = rest
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -290,19 +290,19 @@ class FileSplits(Sequence[Split]):
 
 @dataclass(frozen=True)
 class Unlisted:
-    """The payload of the split of a file that could not be listed."""
+    """The payload of a split that stands for a file that cannot be listed."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class ReadValidRows:
-    """The reading of what can be read of a split; what cannot is noted.
+    """A function that reads the valid rows of a split and records the others as skipped.
 
     Parameters
     ----------
     format
-        How it is read.
+        The format that reads it.
     """
 
     format: Format
@@ -321,19 +321,19 @@ class ReadValidRows:
 
 
 def endings(form: Format) -> tuple[str, ...]:
-    """Return the endings of the names of a format's files in a directory, compressed or not."""
+    """Return the suffixes of a format's files in a directory, compressed or not."""
     return tuple(end + more for end in form.suffixes for more in ("", *SUFFIXES)) or ("",)
 
 
 def read_node(form: Format, paths: tuple[str, ...], name: str | None = None) -> ReadFiles:
-    """Return the node of a dataset of files, for datasets of a class of their own."""
+    """Return the node of a dataset of files, for dataset classes of their own."""
     node = ReadFiles(paths, form, label=name)
     node.spec  # noqa: B018 - a file that is not of the format, or a column that is not there, shows now
     return node
 
 
 def expand_filenames(filenames: Any, form: Format) -> tuple[str, ...]:
-    """Return the files that TensorFlow's datasets are given: a path, a list of them, or a dataset of paths."""
+    """Return the files of an argument as for TensorFlow's datasets: a path, a list of paths, or a dataset of paths."""
     if isinstance(filenames, Nested):
         filenames = [str(path) for path in cast(Iterable[Any], filenames)]
     return Storage().expand(filenames, endings(form))

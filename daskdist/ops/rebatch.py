@@ -1,4 +1,4 @@
-"""``rebatch``: batches of other sizes, across the boundaries of those that come."""
+"""``rebatch``: batches of other sizes, across the boundaries of the input's batches."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from daskdist.errors import ArgumentError
 from daskdist.ops.ragged_batch import RaggedRows
 from daskdist.ops.unbatch import row_spec, ungrouped
 
-# Batches made at a time.
+# The most batches of one pull.
 _AT_ONCE = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class Rebatch(Transformation):
-    """The rows of all elements in batches of ``sizes``, one after the other and over again."""
+    """The rows of all elements in batches of ``sizes``, which are used cyclically."""
 
     sizes: tuple[int, ...]
     drop_remainder: bool = False
@@ -64,13 +64,13 @@ class Rebatch(Transformation):
             is_ragged = tuple(isinstance(leaf, RaggedRowSpec) for leaf in leaves)
             if any(is_ragged):
                 return Compute(batches, RaggedRows(is_ragged, np.dtype(np.int64)), self.name, factor=1, unstacked=True)
-        # A batch without rows that is gathered is an element like others.
+        # Empty batches need gathering: a gathered batch without rows is an element like others.
         return batches if all(self.sizes) else gathered(batches)
 
 
 @dataclass(frozen=True)
 class RebatchRows:
-    """The arithmetic of it."""
+    """Row arithmetic of ``rebatch``."""
 
     sizes: tuple[int, ...]
     drop_remainder: bool
@@ -81,7 +81,7 @@ class RebatchRows:
 
 @dataclass
 class RebatchCursor:
-    """Rows not yet in a batch wait; ``number`` batches were made."""
+    """A cursor of batches: rows not yet in a batch are in ``waiting``; ``number`` batches are done."""
 
     source: Cursor
     sizes: tuple[int, ...]
@@ -92,8 +92,8 @@ class RebatchCursor:
     def pull(self) -> Run:
         coming = np.roll(self.sizes, -(self.number % len(self.sizes)))
         first = int(np.argmax(coming > 0))
-        # Whole rounds that end before a batch with rows: those without come with the one before them, so that what
-        # comes at the end does not depend on how the rows were cut.
+        # Complete rounds that end before a non-empty batch: empty batches come with the one before them, so that the
+        # end does not depend on how the rows were cut.
         coming = np.resize(coming, (_AT_ONCE // len(coming) + 1) * len(coming) + first)
         try:
             self.waiting.fill(self.source.pull, int(coming[first]))
@@ -104,7 +104,7 @@ class RebatchCursor:
         return self._made(stops[: int(np.searchsorted(stops, num_rows, side="right"))])
 
     def _last(self, coming: np.ndarray[tuple[int], np.dtype[np.intp]], first: int) -> Run:
-        # A batch without rows at the very beginning comes also where the first that has rows is too short.
+        # Empty batches at the very beginning come even if the first non-empty one is incomplete.
         num_batches = first if self.drop_remainder else first + 1
         if not self.waiting or not num_batches:
             raise Exhausted
@@ -114,5 +114,5 @@ class RebatchCursor:
 
     def _made(self, stops: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Run:
         self.number += len(stops)
-        # A row, if only to say what those without any are like.
+        # At least one row, which gives empty batches their shape and dtype.
         return group(self.waiting.pop(max(int(stops[-1]), 1)), np.concatenate([[0], stops]))

@@ -1,4 +1,4 @@
-"""``rejection_resample``: elements left out at random so that classes come in given shares."""
+"""``rejection_resample``: elements dropped at random so that classes have target shares."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _PAIR = Structure.of((0, 0))[1]
 
 @dataclass(frozen=True, eq=False)
 class RejectionResample(Transformation):
-    """``(class, element)`` of the elements that are kept.
+    """Pairs ``(class, element)`` of the elements that are kept.
 
     Parameters
     ----------
     class_function
-        Gives an element's class, an integer.
+        Returns an element's class, an integer.
     target
-        The share each class is to have; they sum to 1.
+        The target share of each class; they sum to 1.
     initial
-        The share each class has; None to go by those that have come.
+        The share of each class in the input; None to estimate it from the elements so far.
     seed
-        Decides what is kept.
+        Determines which elements are kept.
     """
 
     class_function: UserFunction
@@ -61,10 +61,10 @@ class RejectionResample(Transformation):
                 raise ArgumentError(
                     f"rejection_resample: initial_dist has {len(self.initial)} classes, target_dist {len(self.target)}"
                 )
-            for number, (wanted, there) in enumerate(zip(self.target, self.initial, strict=True)):
-                if wanted and not there:
+            for number, (target_share, initial_share) in enumerate(zip(self.target, self.initial, strict=True)):
+                if target_share and not initial_share:
                     raise ArgumentError(
-                        f"rejection_resample: class {number} is to have a share of {wanted:g}, and has none"
+                        f"rejection_resample: class {number} has target share {target_share:g}, but initial share 0"
                     )
 
     @property
@@ -85,7 +85,7 @@ class RejectionResample(Transformation):
 
 
 def check_shares(operation: str, name: str, shares: Sequence[float]) -> None:
-    """Check that shares are numbers from 0 that add up to 1.
+    """Check that shares are non-negative numbers that sum to 1.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def check_shares(operation: str, name: str, shares: Sequence[float]) -> None:
 
 @dataclass(frozen=True)
 class WithClass:
-    """Elements with their class, and the classes."""
+    """A function that returns pairs of a class and an element, and the classes."""
 
     function: UserFunction
     num_classes: int
@@ -115,11 +115,11 @@ class WithClass:
         return join([Block(LONE, [classes]), rows], _PAIR), classes
 
     def _class(self, element: Any, where: Callable[[], str]) -> Any:
-        found = self.function(element, where)
-        number = to_numpy(found)
+        value = self.function(element, where)
+        number = to_numpy(value)
         if number.shape or number.dtype.kind not in "iu" or not 0 <= number < self.num_classes:
             raise UserFunctionError(
-                f"rejection_resample: {self.function} returned {found!r:.80} on {where()}; "
+                f"rejection_resample: {self.function} returned {value!r:.80} on {where()}; "
                 f"a class is an integer from 0 to {self.num_classes - 1}"
             )
         return number
@@ -127,7 +127,7 @@ class WithClass:
 
 @dataclass(frozen=True)
 class ResampleRows:
-    """The choice; its input notes each element's class."""
+    """Row arithmetic that keeps elements at random; its input is a stream with each element's class."""
 
     target: tuple[float, ...]
     initial: tuple[float, ...] | None
@@ -143,7 +143,7 @@ class ResampleRows:
 
 @dataclass
 class ResampleCursor:
-    """The number of elements of each class so far."""
+    """A cursor that keeps elements at random; ``seen`` counts the elements of each class so far."""
 
     source: Cursor
     rows: ResampleRows
@@ -159,15 +159,15 @@ class ResampleCursor:
                 return run
 
     def _chances(self, classes: Index) -> Any:
-        # The probability of keeping an element: the class that is rarest relative to its target share is kept whole.
+        # Return the probability of keeping each element: 1 for the class that is rarest relative to its target share.
         target = np.asarray(self.rows.target)
         if self.rows.initial is not None:
-            there = np.asarray(self.rows.initial)
-            ratio = np.divide(target, there, out=np.zeros_like(target), where=there > 0)
+            initial = np.asarray(self.rows.initial)
+            ratio = np.divide(target, initial, out=np.zeros_like(target), where=initial > 0)
             return (ratio / ratio.max())[classes]
         come = self.seen + np.cumsum(np.eye(len(target), dtype=np.int64)[classes], axis=0)
         self.seen = come[-1] if len(come) else self.seen
         ratio = np.divide(target, come, out=np.zeros(come.shape), where=come > 0)
         most = ratio.max(axis=1)
-        own = ratio[np.arange(len(classes)), classes]
-        return np.divide(own, most, out=np.zeros(len(own)), where=most > 0)
+        ratios = ratio[np.arange(len(classes)), classes]
+        return np.divide(ratios, most, out=np.zeros(len(ratios)), where=most > 0)

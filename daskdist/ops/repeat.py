@@ -1,4 +1,4 @@
-"""``repeat``: several passes, one after the other."""
+"""``repeat``: several passes in sequence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from daskdist.core.selection.runs import Run
 
 @dataclass(frozen=True, eq=False)
 class Repeat(Transformation):
-    """``count`` passes over the input; endless where ``count`` is None or negative."""
+    """The elements of ``count`` passes over the input; endless if ``count`` is None or negative."""
 
     count: int | None = None
 
@@ -37,13 +37,13 @@ class Repeat(Transformation):
         return Arrange(inputs, RepeatRows(self._count), inputs[0].grouped, name=self.name)
 
 
-# A pass may have elements where those before had none: what is drawn at random differs.
+# The most empty passes to accept: with random operations, a pass may have elements after empty ones.
 _MOST_EMPTY: Final = 1000
 
 
 @dataclass(frozen=True)
 class RepeatRows:
-    """The arithmetic of it."""
+    """Row arithmetic of ``repeat``."""
 
     count: int
 
@@ -53,7 +53,7 @@ class RepeatRows:
 
 @dataclass
 class RepeatCursor:
-    """``passes`` passes are over; ``current`` is the one under way."""
+    """A cursor over passes: ``passes`` are over, ``current`` is the running one."""
 
     opener: Opener
     epoch: Epoch
@@ -70,7 +70,7 @@ class RepeatCursor:
                 run: Run = self.current.pull()
             except Exhausted:
                 if self.is_empty and (self.count < 0 or self.passes == _MOST_EMPTY):
-                    # Nothing so far: passes without end, or as good as that, would hang.
+                    # No elements so far: endless empty passes would hang.
                     raise
                 self.current = None
                 self.passes += 1

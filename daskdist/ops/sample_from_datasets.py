@@ -1,4 +1,4 @@
-"""``Dataset.sample_from_datasets``: elements of several datasets, drawn at random."""
+"""``Dataset.sample_from_datasets``: elements of several datasets, each drawn at random."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from daskdist.core.selection.runs import RunQueue
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 from daskdist.ops.choose_from_datasets import DirectedCursor
 
-# Choices drawn at a time; what is drawn does not depend on how much is read.
+# The number of choices drawn at a time; fixed, so that draws do not depend on the size of reads.
 _DRAWS = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class SampleFromDatasets(Node):
-    """The next element of a source drawn at random, each with its weight.
+    """The next elements of sources drawn at random by their weights.
 
     Parameters
     ----------
     sources
-        Where elements come from.
+        The datasets to draw from.
     weights
-        Of each source; they sum to 1.
+        The probability of each source; they sum to 1.
     seed
-        Decides the draws.
+        Determines the draws.
     stop_on_empty_dataset
-        Whether all ends where the source drawn has; else the rest goes on.
+        Whether to end when the drawn source is exhausted; otherwise the other sources continue.
     rerandomize_each_iteration
-        Whether each pass has draws of its own.
+        Whether each pass has different draws.
     """
 
     sources: tuple[Node, ...] = field(repr=False)
@@ -72,9 +72,9 @@ class SampleFromDatasets(Node):
 
     @property
     def cardinality(self) -> int:
-        # One that has an end ends all, or is left behind.
+        # A finite source ends all, or is left behind by endless ones.
         is_endless = all if self.stop_on_empty_dataset else any
-        return INFINITE if is_endless(each.cardinality == INFINITE for each in self.sources) else UNKNOWN
+        return INFINITE if is_endless(source.cardinality == INFINITE for source in self.sources) else UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         inputs = same_nesting(inputs)
@@ -85,7 +85,7 @@ class SampleFromDatasets(Node):
 
 @dataclass(frozen=True)
 class SampleRows:
-    """The arithmetic of it."""
+    """Row arithmetic of ``sample_from_datasets``."""
 
     weights: tuple[float, ...]
     seed: int
@@ -102,7 +102,7 @@ class SampleRows:
 
 @dataclass
 class DrawnChoices:
-    """Choices drawn at random; ``shares`` are the upper ends of all sources' shares but the last."""
+    """Choices drawn at random; ``shares`` are the cumulative weights of all sources but the last."""
 
     rng: np.random.Generator
     shares: Index

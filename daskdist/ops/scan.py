@@ -1,4 +1,4 @@
-"""``scan``: a function of each element and a state that it carries on."""
+"""``scan``: a function of each element and a state that is carried from element to element."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _NUM_STEPS_TRIED: Final = 3
 
 @dataclass(frozen=True, eq=False)
 class Scan(Transformation):
-    """The outputs of ``function(state, element) -> (state, output)``, the state carried on from element to element.
+    """The outputs of ``function(state, element) -> (state, output)``.
 
     Parameters
     ----------
     structure, initial
-        The state before the first element, as `first_state` gives it.
+        The state before the first element, from `first_state`.
     function
-        Makes the next state and the output.
+        Returns the next state and the output.
     """
 
     structure: Structure
@@ -54,10 +54,10 @@ class Scan(Transformation):
         scan = ScanRows(self.structure, self.function)
         state, common = own_state(self.initial), None
         for _ in range(_NUM_STEPS_TRIED):
-            # Outputs may depend on the state, which differs from step to step.
+            # Try several steps: outputs may depend on the state.
             state, leaves, structure = scan.step(state, example, lambda: "a made-up element")
-            found = ElementSpec.of(structure.pack(leaves))
-            common = found if common is None else common.most_general_common_spec(found)
+            output_spec = ElementSpec.of(structure.pack(leaves))
+            common = output_spec if common is None else common.most_general_common_spec(output_spec)
             if common is None:
                 raise SpecUnknown("the structure, rank or dtype of its output depends on the state")
         return common  # type: ignore[return-value]
@@ -74,7 +74,7 @@ class Scan(Transformation):
 
 @dataclass(frozen=True)
 class ScanRows:
-    """The function over the elements of a block or bundle, one after the other."""
+    """A function that scans the elements of a block or bundle in order."""
 
     structure: Structure
     function: UserFunction
@@ -82,15 +82,16 @@ class ScanRows:
     def __call__(self, rows: Rows, state: Leaves) -> tuple[Rows, Leaves]:
         items: list[Leaves] = []
         structure: Structure | None = None
-        # Others have the state too: the next pass, and the positions that were taken down.
+        # Copy the state, which the next pass and saved positions use too.
         state = own_state(state)
         for index, element in enumerate(rows.elements()):
-            state, leaves, found = self.step(state, element, lambda index=index: rows.where(index))  # type: ignore[misc]
-            if structure is not None and found != structure:
+            state, leaves, output_structure = self.step(state, element, lambda index=index: rows.where(index))  # type: ignore[misc]
+            if structure is not None and output_structure != structure:
                 raise UserFunctionError(
-                    f"scan: {self.function} output the structure {found} on {rows.where(index)}, and {structure} before"
+                    f"scan: {self.function} output the structure {output_structure} on {rows.where(index)}, "
+                    f"but {structure} before"
                 )
-            structure = found
+            structure = output_structure
             items.append(_without_state(leaves, state))
         if structure is None:
             return Bundle(rows.structure, [], rows.label), state
@@ -105,14 +106,14 @@ class ScanRows:
             result = self.function.of(arguments, where)
         if type(result) not in (tuple, list) or len(result) != 2:
             raise UserFunctionError(
-                f"scan: {self.function} returned {result!r:.80}, on {where()}; it is to return (state, output)"
+                f"scan: {self.function} returned {result!r:.80}, on {where()}; it must return (state, output)"
             )
         output, structure = self.function.flattened(result[1], where)
         return next_state(self.function, self.structure, state, result[0], where), output, structure
 
 
 def _without_state(output: Leaves, state: Leaves) -> Leaves:
-    # The next call may write into the state, which is not to change what was output.
+    # Copy outputs that share memory with the state, as the next call may write into the state.
     arrays = [leaf for leaf in state if isinstance(leaf, np.ndarray)]
     if not arrays:
         return output
@@ -126,51 +127,51 @@ def _without_state(output: Leaves, state: Leaves) -> Leaves:
     )
 
 
-# What stays of its Python type in a state; the first that a value is an instance of.
+# The types whose values keep their Python type in a state; the first match counts.
 _PYTHON_TYPES: Final = (bool, int, float, complex, str, bytes)
 
 
 def first_state(function: UserFunction, initial: Any) -> tuple[Leaves, Structure]:
     """Return the state before the first element as leaves and structure.
 
-    Python's own numbers and strings stay what they are; anything else becomes an array.
+    Python numbers and strings keep their type; anything else becomes an array.
 
     Raises
     ------
     ArgumentError
-        A leaf is none of these, and no array can be made of it.
+        A leaf is neither of these and cannot be converted to an array.
     """
     try:
         leaves, structure = Structure.flatten(initial, narrow=function.narrow)
     except ArgumentError as error:
         raise ArgumentError(f"{function.operation}: initial_state: {error}") from None
-    given = structure.leaves_of(initial)
-    state = [old if type(old) in _PYTHON_TYPES else leaf for old, leaf in zip(given, leaves, strict=True)]
+    initial_leaves = structure.leaves_of(initial)
+    state = [old if type(old) in _PYTHON_TYPES else leaf for old, leaf in zip(initial_leaves, leaves, strict=True)]
     return own_state(state), structure
 
 
 def own_state(state: Sequence[Any]) -> Leaves:
-    """Return the leaves of a state with arrays copied: a function may write into what it is given."""
+    """Return the leaves of a state with arrays copied, because a function may write into its arguments."""
     return tuple([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in state])
 
 
 def next_state(
-    function: UserFunction, structure: Structure, state: Leaves, given: Any, where: Callable[[], str]
+    function: UserFunction, structure: Structure, state: Leaves, returned: Any, where: Callable[[], str]
 ) -> Leaves:
-    """Return a state that a function gave as leaves, checked to be like the one before.
+    """Return the leaves of a state that a function returned, checked to match the previous state.
 
     Raises
     ------
     UserFunctionError
-        It is of another structure, dtype or Python type.
+        The structure, a dtype or a Python type differs.
     """
-    if type(given) is list and structure != LONE:
-        given = tuple(given)
-    leaves, of_state = Structure.of(given)
+    if type(returned) is list and structure != LONE:
+        returned = tuple(returned)
+    leaves, of_state = Structure.of(returned)
     if of_state != structure:
         raise UserFunctionError(
-            f"{function.operation}: {function} gave a state of the structure {of_state}, on {where()}; "
-            f"it was {structure}, and stays so"
+            f"{function.operation}: {function} returned a state of the structure {of_state}, on {where()}; "
+            f"it was {structure} and must stay the same"
         )
     return tuple(
         _next_leaf(function, path, old, new, where)
@@ -194,8 +195,8 @@ def _next_leaf(function: UserFunction, path: str, old: Any, new: Any, where: Cal
                 leaf = np.asarray(new, old.dtype)[()]
         except OverflowError:
             raise UserFunctionError(
-                f"{function.operation}: {function} gave a state whose leaf {path or '(the state)'} is {new!r:.80}, on "
-                f"{where()}; it is {old.dtype}, which holds no such number"
+                f"{function.operation}: {function} returned a state whose leaf {path or '(the state)'} is {new!r:.80} "
+                f"on {where()}; its dtype is {old.dtype}, which cannot hold that number"
             ) from None
         except ArgumentError as error:
             raise UserFunctionError(f"{function.operation}: {function} returned {error}, on {where()}") from None
@@ -203,13 +204,13 @@ def _next_leaf(function: UserFunction, path: str, old: Any, new: Any, where: Cal
             return leaf
         was, now = np.asarray(old).dtype, np.asarray(leaf).dtype
     raise UserFunctionError(
-        f"{function.operation}: {function} gave a state whose leaf {path or '(the state)'} is {now}, on {where()}; "
-        f"it was {was}, and stays so"
+        f"{function.operation}: {function} returned a state whose leaf {path or '(the state)'} is {now}, on {where()}; "
+        f"it was {was} and must stay the same"
     )
 
 
 def _of_type(kind: type[Any], value: Any) -> Any:
-    # A value as one of Python's own types, where that loses nothing of its kind; else a TypeError.
+    # Convert a value to a Python type if that is lossless; otherwise raise TypeError.
     if type(value) is kind:
         return value
     if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
@@ -222,5 +223,5 @@ def _of_type(kind: type[Any], value: Any) -> Any:
     raise TypeError
 
 
-# A number of one type is one of a later type too.
+# A number of one type can become one of a later type.
 _RANK: Final = {bool: 0, int: 1, float: 2, complex: 3}

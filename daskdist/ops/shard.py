@@ -18,16 +18,16 @@ from daskdist.sharding import SHARD_HINT
 
 @dataclass(frozen=True, eq=False)
 class Shard(Transformation):
-    """The elements whose number is ``index`` modulo ``num_shards``.
+    """The elements whose number modulo ``num_shards`` is ``index``.
 
     Parameters
     ----------
     num_shards
-        How many shards there are; `SHARD_HINT` for a place that the policy HINT fills in, whatever the index.
+        The number of shards; `SHARD_HINT` for a placeholder that the policy HINT replaces, whatever the index.
     index
-        Which one this is.
+        The number of this shard.
     is_worker_share
-        Whether it is one worker's, and other workers count the same elements for theirs.
+        Whether it is a worker's share, so that other workers count the same elements.
     """
 
     num_shards: int
@@ -44,11 +44,11 @@ class Shard(Transformation):
         whole_number(self.name, "num_shards", self.num_shards, at_least=1)
         whole_number(self.name, "index", self.index, at_least=0)
         if self.index >= self.num_shards:
-            raise ArgumentError(f"shard: index is {self.index}; of {self.num_shards} shards it is below that")
+            raise ArgumentError(f"shard: index is {self.index}; with {self.num_shards} shards it must be below that")
 
     @property
     def is_shard_hint(self) -> bool:
-        """True if it marks a place for a shard."""
+        """True if it is a placeholder for a shard."""
         return self.num_shards == SHARD_HINT
 
     def on_share(self, index: int, num_shards: int) -> Node:
@@ -66,8 +66,8 @@ class Shard(Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         if self.is_shard_hint:
             raise ShardingError(
-                "shard(SHARD_HINT, SHARD_HINT) is a place that AutoShardPolicy.HINT fills in when the dataset is "
-                "distributed, and this is not that: iterate over strategy.distribute_dataset(dataset.with_options("
+                "shard(SHARD_HINT, SHARD_HINT) is a placeholder that AutoShardPolicy.HINT replaces when the dataset is "
+                "distributed; iterate over strategy.distribute_dataset(dataset.with_options("
                 "Options(auto_shard_policy='hint'))), or use shard(num_shards, index) with numbers"
             )
         rows = ShardRows(self.num_shards, self.index)
@@ -76,7 +76,7 @@ class Shard(Transformation):
 
 @dataclass(frozen=True)
 class ShardRows:
-    """The arithmetic of it."""
+    """Row arithmetic of ``shard``."""
 
     num_shards: int
     index: int
@@ -87,7 +87,7 @@ class ShardRows:
 
 @dataclass
 class ShardCursor:
-    """The next one is ``to_skip`` elements ahead."""
+    """A cursor of a shard, whose next element is ``to_skip`` elements ahead."""
 
     source: Cursor
     num_shards: int

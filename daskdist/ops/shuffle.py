@@ -1,4 +1,4 @@
-"""``shuffle``: an order drawn from a buffer that slides over the elements."""
+"""``shuffle``: elements drawn at random from a buffer that slides over the input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from daskdist.core.selection.lazy_shuffle import shuffled
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.core.selection.shuffle_buffer import BatchBuffer, Draws, RowBuffer, buffer_of
 
-# Draws made at a time, at most: few enough for the cache, enough to share the cost of a call.
+# The most draws of one call: few enough for the cache, enough to share the cost of a call.
 _DRAWS = 65_536
 _DRAWN_BYTES = 2**20
 
@@ -28,17 +28,18 @@ class Shuffle(Transformation):
     Parameters
     ----------
     buffer_size
-        Elements to draw from. As many as there are elements makes the order uniform over all orders.
+        The number of elements to draw from. With all elements in the buffer, every order is equally likely.
     seed
-        Decides the order, with the buffer size and the number of elements.
+        Determines the order, together with the buffer size and the number of elements.
     reshuffle_each_iteration
-        Whether each pass has an order of its own.
+        Whether each pass has a different order.
     is_seeded
-        Whether the seed was given; else it was drawn when the operation was made.
+        Whether the user gave the seed; otherwise it was drawn when the operation was created.
     passes
         Tells which pass it is in.
     share
-        The share of a worker, where the operation is on one and its seed was drawn: workers draw differently then.
+        The number of the worker's share if the operation is on one and its seed was drawn: workers then draw
+        differently.
     """
 
     buffer_size: int
@@ -68,7 +69,7 @@ class Shuffle(Transformation):
 
 @dataclass(frozen=True)
 class ShuffleRows:
-    """The arithmetic of it."""
+    """Row arithmetic of ``shuffle``."""
 
     buffer_size: int
     seed: int
@@ -82,11 +83,10 @@ class ShuffleRows:
 
 @dataclass
 class ShuffleCursor:
-    """The buffer, and what has been pulled and has not come into it yet.
+    """A cursor with the buffer, and the elements that were pulled but are not in it yet.
 
-    The order is that of drawing one slot at a time: output its occupant, put the next element in; at the end
-    what is left comes in random order. Draws are consumed one an element, so the order does not depend on how
-    the input was cut.
+    Each draw outputs the element of a random slot and puts the next element of the input there; at the end the rest
+    comes in random order. There is one draw for each element, so the order does not depend on how the input was cut.
     """
 
     source: Cursor
@@ -100,7 +100,8 @@ class ShuffleCursor:
     def pull(self) -> Run:
         num_draws = 1
         try:
-            # One more than the buffer holds, to see what an element takes; then as many as are drawn at a time.
+            # First one more than the buffer holds, to learn the size of an element; later as many as are drawn at a
+            # time.
             self.waiting.fill(self.source.pull, 1 if self.buffer is not None else self.buffer_size + 1)
             num_draws = self._num_draws(self.waiting.runs[0].element_bytes)
             with self.context.waiting(False):
@@ -123,7 +124,7 @@ class ShuffleCursor:
         return shuffled(rest, self.rng)
 
     def _num_draws(self, element_bytes: float) -> int:
-        # A small part of the buffer, or if that is small, what makes a call worth its cost and still is not much.
+        # A small part of the buffer; if that is little, enough to justify a call.
         worth = min(_DRAWN_BYTES / max(element_bytes, 1), _DRAWS / 4)
         return max(min(self.buffer_size // 8, _DRAWS), int(worth), 1)
 
@@ -132,7 +133,7 @@ class ShuffleCursor:
         output: Run = buffer.exchange(draws, incoming)  # type: ignore[arg-type]  # both are of one kind
         self.num_untidy += len(incoming)
         if self.num_untidy >= len(buffer) // 4:
-            # A block's last rows can stay long after the others left: keep just them.
+            # The last rows of a block can stay for long: copy them, so that the block can be freed.
             buffer.tidy(lambda run: self.context.compact(run, self.waiting.runs))
             self.num_untidy = 0
         return output

@@ -15,7 +15,7 @@ from daskdist.ops.take import TakeRows
 
 @dataclass(frozen=True, eq=False)
 class Skip(Transformation):
-    """The elements after the first ``count``; none where ``count`` is negative."""
+    """The elements after the first ``count``; none if ``count`` is negative."""
 
     count: int
 
@@ -40,7 +40,7 @@ class Skip(Transformation):
 
 @dataclass(frozen=True)
 class SkipRows:
-    """The arithmetic of it."""
+    """Row arithmetic of ``skip``."""
 
     count: int
 
@@ -50,7 +50,7 @@ class SkipRows:
 
 @dataclass
 class SkipCursor:
-    """``left`` elements are still to be passed over."""
+    """A cursor that skips ``left`` more elements."""
 
     source: Cursor
     left: int

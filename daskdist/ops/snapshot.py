@@ -1,4 +1,4 @@
-"""``snapshot``, ``save`` and ``cache`` to a path: elements written as they pass, and read from there afterwards."""
+"""``snapshot``, ``save`` and ``cache`` to a path: elements written during a pass, and read in later ones."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ logger: Final = logging.getLogger("daskdist")
 
 @dataclass(frozen=True, eq=False)
 class Snapshot(Transformation):
-    """The same elements; the first complete pass writes them to a directory, and later ones read them there.
+    """The same elements; the first complete pass writes them to a directory, and later passes read them.
 
     Parameters
     ----------
     directory
-        Where they are written.
+        The directory to write to.
     fingerprint
-        Of the pipeline that makes them, for the manifest.
+        The fingerprint of the pipeline, for the manifest.
     element_spec
         The spec of the elements.
     compression
-        How they are compressed.
+        The name of the compression, or None.
     is_reused
-        Whether what is there already is read; else it is written anew.
+        Whether an existing snapshot is read; otherwise it is written again.
     resumed
-        The passes that were resumed half way.
+        The passes that were resumed in the middle.
     code
-        Of the functions of that pipeline, when the fingerprint was taken; None where it is not to follow them.
+        The code of the pipeline's functions when the fingerprint was computed; None if changes of it are ignored.
     """
 
     directory: str
@@ -67,7 +67,7 @@ class Snapshot(Transformation):
     code: tuple[str, ...] | None = field(default=None, repr=False)
 
     name = "snapshot"
-    # There is one directory for all workers.
+    # All workers share one directory.
     facts = Facts(keeps_count=True)
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Snapshot(Transformation):
         return self.element_spec
 
     def of_code(self, code: tuple[str, ...], fingerprint: str) -> Node:
-        """Return the same operation where functions of its pipeline were changed: it keeps elements elsewhere."""
+        """Return the operation after a change of its pipeline's functions, with another directory."""
         directory = f"{self.directory.rpartition('/')[0]}/{fingerprint}"
         return replace(self, directory=directory, fingerprint=fingerprint, code=code, resumed=ResumedPasses())
 
@@ -88,25 +88,25 @@ class Snapshot(Transformation):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         write = WriteRows(self.directory, self.compression, new_owner())
-        # A file for as much as a call takes, however little the runs are that come.
+        # Each file has as many rows as a call takes, however short the incoming runs are.
         rows = Compute(inputs[0], same, "gather", factor=1, is_full=True)
         parts = Fact(rows, write, f"{self.name}-write", is_strict=True)
-        places = tuple(each.passes.place for each in counting(self.source))
+        places = tuple(node.passes.place for node in counting(self.source))
         return Arrange((parts,), SnapshotRows(self, places), grouped=0, name=self.name)
 
 
 @dataclass(frozen=True)
 class WriteRows:
-    """Elements written to a file of their own, which is the fact of them.
+    """A function that writes elements to a new file and returns its `SavedPart`.
 
     Parameters
     ----------
     directory
-        Where.
+        The directory to write to.
     compression
-        How they are compressed.
+        The name of the compression, or None.
     owner
-        Tells files of these passes from those that others write there.
+        Distinguishes the files of these passes from those of other writers.
     """
 
     directory: str
@@ -119,34 +119,34 @@ class WriteRows:
 
 @dataclass(frozen=True)
 class SnapshotRows:
-    """The choice between a pass that writes the elements and one that reads them; the input notes the parts written.
+    """The choice between a pass that writes the elements and one that reads them; the input's facts are the parts.
 
     Parameters
     ----------
     snapshot
-        Where, and of what.
+        The operation.
     places
-        The places of the operations below that count their passes.
+        The places of the upstream operations that count their passes.
     """
 
     snapshot: Snapshot
     places: tuple[int, ...]
 
     def primitive_of(self, key: str) -> Primitive:
-        """Return the reading of what was written, which is to be what the key tells.
+        """Return the primitive that reads the snapshot, which must be the one that ``key`` identifies.
 
         Raises
         ------
         FileError
-            It is not there any more, or something else is.
+            The snapshot is missing or was replaced.
         """
         directory = self.snapshot.directory
-        found = _contents(directory)
-        if found != key:
-            state = "not there any more" if found is None else "written anew since"
+        contents = _contents(directory)
+        if contents != key:
+            state = "no longer there" if contents is None else "has been replaced"
             raise FileError(
-                f"load_state_dict: the position is in a pass that read {directory}, and what was written there is "
-                f"{state}; begin a new pass, or load a position from before it was complete"
+                f"load_state_dict: the position is in a pass that read the snapshot {directory}, which {state}; begin "
+                "a new pass, or load a position from before the snapshot was complete"
             )
         return ReadFiles((directory,), Saved()).lower(())
 
@@ -163,7 +163,7 @@ class SnapshotRows:
 
 @dataclass(eq=False)
 class SnapshotCursor:
-    """A pass that reads, by ``reader``; or one that writes, whose parts go if it ends early or was resumed."""
+    """A pass that reads with ``reader``, or one that writes parts, which are deleted if it is incomplete or resumed."""
 
     source: Cursor | None
     reader: Cursor | None
@@ -177,7 +177,7 @@ class SnapshotCursor:
         self._finalizer = Finalizer(self, _remove, self._snapshot.directory, self._parts)
 
     def resumed(self, saved: None) -> None:
-        """Go on half way: what was written before is not here, so nothing is left of a pass that writes."""
+        """Continue in the middle: earlier parts are missing, so a pass that writes leaves no snapshot."""
         if self.source is not None:
             self.is_whole = False
             epoch: Epoch = self.source.opened_at[1]  # type: ignore[attr-defined]  # of every cursor
@@ -202,7 +202,7 @@ class SnapshotCursor:
         snapshot = self._snapshot
         directory = snapshot.directory
         if not self.is_whole or (snapshot.is_reused and exists(directory)):
-            # Another pass was done first, or another has to be: one that is whole is enough.
+            # Another pass finished first, or this one is incomplete: delete its parts.
             self._finalizer()
             return
         missing = missing_parts(directory, self._parts)
@@ -225,21 +225,21 @@ class SnapshotCursor:
         told = f"{self._snapshot.directory}: {len(missing)} of {len(self._parts)} files are gone ({missing[0]})"
         if not self._snapshot.is_reused:
             raise FileError(
-                f"save: {told}; see that no other process saves to this directory, and that it is one that all "
-                "workers and this process share, and save again"
+                f"save: {told}; check that no other process saves to this directory, and that all workers and this "
+                "process share it, and save again"
             )
-        logger.warning("%s; nothing is kept of this pass, and the next one writes them again", told)
+        logger.warning("%s; this pass leaves no snapshot, and the next one writes it again", told)
 
 
 def _contents(directory: str) -> str | None:
-    # Tells what was written there from anything that is written there later; None where nothing was.
+    # Return an identifier of the snapshot in a directory; None if there is none.
     if not exists(directory):
         return None
     return str(tokenize([part.name for part in read_manifest(directory).parts]))
 
 
 def _remove(directory: str, parts: Sequence[SavedPart]) -> None:
-    # Best effort: parts that stay are not in the manifest, and so are not read; later passes remove them.
+    # Best effort: parts that remain are not in the manifest, so they are not read, and later passes remove them.
     if not parts:
         return
     with contextlib.suppress(OSError, ValueError):

@@ -14,7 +14,7 @@ from daskdist.core.selection.runs import Run
 
 @dataclass(frozen=True, eq=False)
 class Take(Transformation):
-    """The first ``count`` elements; all where ``count`` is negative."""
+    """The first ``count`` elements; all if ``count`` is negative."""
 
     count: int
 
@@ -38,7 +38,7 @@ class Take(Transformation):
 
 @dataclass(frozen=True)
 class TakeRows:
-    """The arithmetic of it."""
+    """Row arithmetic of ``take``."""
 
     count: int
 
@@ -48,7 +48,7 @@ class TakeRows:
 
 @dataclass
 class TakeCursor:
-    """``left`` elements are still to come."""
+    """A cursor that returns ``left`` more elements."""
 
     source: Cursor
     left: int

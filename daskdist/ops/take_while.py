@@ -1,4 +1,4 @@
-"""``take_while``: the elements up to the first for which a predicate does not hold."""
+"""``take_while``: the elements before the first for which a predicate is False."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from daskdist.ops.filter import FilterRows
 
 @dataclass(frozen=True, eq=False)
 class TakeWhile(Transformation):
-    """The elements before the first for which the predicate gives False."""
+    """The elements before the first for which the predicate returns False."""
 
     predicate: UserFunction
 
@@ -31,7 +31,7 @@ class TakeWhile(Transformation):
 
     @property
     def note(self) -> str:
-        """Say whether the predicate is called for many rows at once, and if not, why; nothing is read."""
+        """Describe whether the predicate is called for many rows at once, and if not, why; nothing is read."""
         return Vectorised(self.predicate).note(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
@@ -42,7 +42,7 @@ class TakeWhile(Transformation):
 
 @dataclass(frozen=True)
 class TakeWhileRows:
-    """The arithmetic of it; its input notes for each element whether the predicate holds."""
+    """Row arithmetic of ``take_while``; its input is a stream with the predicate's value for each element."""
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         return TakeWhileCursor(inputs[0](epoch))
@@ -50,7 +50,7 @@ class TakeWhileRows:
 
 @dataclass
 class TakeWhileCursor:
-    """``is_over`` is True once the predicate was False."""
+    """A cursor that ends after the predicate was False; ``is_over`` is True then."""
 
     source: Cursor
     is_over: bool = False

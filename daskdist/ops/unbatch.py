@@ -23,7 +23,7 @@ from daskdist.errors import ArgumentError, StackError
 
 @dataclass(frozen=True, eq=False)
 class Unbatch(Transformation):
-    """Each element cut along its first axis."""
+    """The rows of each element along its first axis."""
 
     name = "unbatch"
     facts = Facts(compute=True, per_worker=True, levels=-1)
@@ -57,7 +57,7 @@ class Unbatch(Transformation):
 
 
 def ungrouped(primitive: Primitive, factor: int | None = None) -> Primitive:
-    """Return the stream of the rows of each element; ``factor`` is the number each has, if that is known."""
+    """Return the stream of the rows of each element; ``factor`` is their number per element, if known."""
     if primitive.grouped:
         return Arrange((primitive,), UngroupRows(), primitive.grouped - 1, name="unbatch", on_stacked=unbatch_rows)
     return Compute(primitive, unbatch_rows, "unbatch", factor=factor)
@@ -89,7 +89,7 @@ def row_spec(operation: str, spec: ElementSpec) -> ElementSpec:
 
 @dataclass(frozen=True)
 class UngroupRows:
-    """Batches that are not gathered yet as what they are made of."""
+    """Row arithmetic that returns the elements of batches which are not gathered yet."""
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         return UngroupCursor(inputs[0](epoch))
@@ -97,7 +97,7 @@ class UngroupRows:
 
 @dataclass
 class UngroupCursor:
-    """No state of its own."""
+    """A cursor of rows, without state."""
 
     source: Cursor
 
@@ -121,13 +121,13 @@ def unbatch_rows(rows: Rows) -> Block | Bundle:
         lengths = {path or "(the element)": len(leaf) for path, leaf in zip(rows.structure.paths, leaves, strict=True)}
         if len(set(lengths.values())) > 1:
             raise StackError(f"unbatch: leaves of {rows.where(index)} differ in their number of rows: {lengths}")
-        # An item of an array of strings is one of Python's.
+        # Items of arrays of strings are Python strings, and become arrays again.
         items += zip(*[map(as_array, leaf) for leaf in leaves], strict=True)
     return from_items(rows.structure, items, rows.label)
 
 
 def _reshaped(block: Block) -> Block | None:
-    # All rows of all elements by one view a leaf, where their lengths agree.
+    # Return all rows of all elements as one view of each leaf, if the lengths of leaves agree.
     first = block.leaves[0]
     lengths = first.row_lengths if isinstance(first, Ragged) else np.full(len(first), first.shape[1])
     leaves = []

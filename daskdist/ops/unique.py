@@ -1,4 +1,4 @@
-"""``unique``: each element once, where it first comes."""
+"""``unique``: each distinct element once, at its first occurrence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAN = "nan"
 
 @dataclass(frozen=True, eq=False)
 class Unique(Transformation):
-    """The elements that differ from all before."""
+    """The elements that differ from all earlier ones."""
 
     name = "unique"
     facts = Facts(keeps_spec=True)
@@ -39,7 +39,7 @@ class Unique(Transformation):
 
 
 def keys_of(rows: Rows) -> Any:
-    """Return the key of each element: itself if it is a number or a word, else a digest of its bytes."""
+    """Return the key of each element: a number or word itself, otherwise a digest of its bytes."""
     if isinstance(rows, Block) and len(rows.leaves) == 1 and rows.leaves[0].ndim == 1:
         column = rows.leaves[0]
         return column.tolist() if column.dtype.kind in "OT" else column
@@ -47,7 +47,7 @@ def keys_of(rows: Rows) -> Any:
 
 
 def _key(leaves: tuple[Any, ...]) -> Any:
-    # The same for a number or a word in a bundle as in a block.
+    # A number or word has the same key in a bundle as in a block.
     if len(leaves) > 1 or isinstance(leaves[0], Nested) or leaves[0].ndim:
         return _digest(leaves)
     value = np.asarray(leaves[0]).tolist()
@@ -58,21 +58,21 @@ def _digest(leaves: tuple[Any, ...]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for leaf in leaves:
         if isinstance(leaf, Nested):
-            raise ArgumentError("unique: an element holds a dataset, and datasets are not compared")
+            raise ArgumentError("unique: an element contains a dataset, which cannot be compared")
         parts = (leaf.values, leaf.row_splits) if isinstance(leaf, Ragged) else (np.asarray(leaf),)
         for part in parts:
             digest.update(f"{part.dtype.kind}{part.shape}".encode())
             if part.dtype.kind in "OT":
                 digest.update(repr(part.tolist()).encode())
             else:
-                # Both zeros are one number.
+                # Adding 0 makes the two zeros equal.
                 digest.update((part + part.dtype.type(0) if part.dtype.kind in "fc" else part).tobytes())
     return digest.digest()
 
 
 @dataclass(frozen=True)
 class UniqueRows:
-    """The choice; its input notes each element's key."""
+    """Row arithmetic of ``unique``; its input is a stream with each element's key."""
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         return UniqueCursor(inputs[0](epoch))
@@ -80,7 +80,7 @@ class UniqueRows:
 
 @dataclass
 class UniqueCursor:
-    """The keys that have come."""
+    """A cursor of new elements; ``seen`` has the keys so far."""
 
     source: Cursor
     seen: set[Any] = field(default_factory=set)
@@ -91,7 +91,7 @@ class UniqueCursor:
             first: dict[Any, int] = {}
             if isinstance(noted.fact, np.ndarray):
                 values, places = np.unique(noted.fact, return_index=True)
-                # No number equals NaN, not even itself: all of them are one element.
+                # NaN does not equal itself, but all NaN count as one element.
                 keys = [_NAN if value != value else value for value in values.tolist()]
                 first = dict(zip(keys, places.tolist(), strict=True))
             else:

@@ -1,4 +1,4 @@
-"""``window``: consecutive elements as datasets of their own."""
+"""``window``: consecutive elements as nested datasets."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from daskdist.core.selection.runs import Run, concat, group
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, known_spec
 from daskdist.core.structure import LONE
 
-# Windows made at a time.
+# The most windows of one pull.
 _AT_ONCE = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class Window(Transformation):
-    """Windows of ``size`` elements, ``stride`` apart, each beginning ``shift`` elements after the one before.
+    """Windows of ``size`` elements, ``stride`` apart; each begins ``shift`` elements after the previous one.
 
     Parameters
     ----------
     make
-        Makes a dataset of rows and the spec of its elements.
+        Creates a dataset from rows and the spec of its elements.
     """
 
     size: int
@@ -39,8 +39,8 @@ class Window(Transformation):
     make: MakeDataset = field(repr=False)
 
     name = "window"
-    # The windows of a share have other elements; where they overlap, their number differs, too. A function decides
-    # the outcome of a window.
+    # The windows of a worker's share have other elements, and another number if they overlap; and a function may depend
+    # on the elements of its window.
     facts = Facts(regroups=True, levels=1)
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class Window(Transformation):
 
 @dataclass(frozen=True)
 class OpenWindows:
-    """Groups of rows as elements whose leaves are datasets."""
+    """A function that converts groups of rows to elements whose leaves are datasets."""
 
     make: MakeDataset
     spec: ElementSpec | None
@@ -95,7 +95,7 @@ class OpenWindows:
 
 @dataclass(frozen=True)
 class WindowRows:
-    """The arithmetic of it."""
+    """Row arithmetic of ``window``."""
 
     size: int
     shift: int
@@ -104,7 +104,7 @@ class WindowRows:
 
     @property
     def reach(self) -> int:
-        """The elements from the first of a window to its last."""
+        """The number of elements from the first of a window to its last."""
         return (self.size - 1) * self.stride + 1
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
@@ -113,7 +113,7 @@ class WindowRows:
 
 @dataclass
 class WindowCursor:
-    """The elements from the next window's first on; ``to_skip`` are to be passed over before that."""
+    """A cursor with the elements from the next window's first on, of which ``to_skip`` more are skipped before."""
 
     source: Cursor
     rows: WindowRows
@@ -128,7 +128,7 @@ class WindowCursor:
             self._pull_source()
         num_windows = (self.num_waiting - rows.reach) // rows.shift + 1
         if num_windows < 1:
-            # At the end: those that begin and have too few elements.
+            # At the end there may be incomplete windows.
             num_windows = 0 if rows.drop_remainder else -(-self.num_waiting // rows.shift)
         if num_windows < 1:
             raise Exhausted

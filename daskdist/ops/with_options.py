@@ -1,4 +1,4 @@
-"""``with_options``: settings that travel with a pipeline."""
+"""``with_options``: settings attached to a pipeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from daskdist.errors import ArgumentError
 from daskdist.sharding import AutoShardPolicy, policy_of
 from daskdist.storage.locations import Locations
 
-# TensorFlow's names of settings that are called otherwise here.
+# TensorFlow's names for settings with another name here.
 _ALIASES: Final = {"private_threadpool_size": "num_threads", "ram_budget": "memory_budget_bytes"}
 
 
@@ -33,60 +33,57 @@ class _Options:
 
 @dataclass
 class Options(_Options):
-    """Settings of a pipeline; None leaves one as it was.
+    """Settings of a pipeline; None leaves a setting unchanged.
 
     Parameters
     ----------
     auto_shard_policy
-        How it is sharded over the workers of a cluster: an `AutoShardPolicy` or its name. AUTO if never set.
+        The sharding over the workers of a cluster: an `AutoShardPolicy` or its name. Default: AUTO.
     balance
-        Under `AutoShardPolicy.FILE`, ``"files"`` for file i to worker i mod n; or ``"bytes"`` for the largest files
-        first, each to the worker that has the least so far, and large ones in parts, so that workers have about as
-        many bytes. Files if never set.
+        The distribution of files under `AutoShardPolicy.FILE`: ``"files"`` gives file i to worker i mod n; ``"bytes"``
+        gives the largest files first, each to the worker with the fewest bytes so far, and splits large ones, so that
+        workers have about the same number of bytes. Default: ``"files"``.
     drop_uneven
-        Whether a distributed dataset ends before the first step in which a replica would have no rows, as where workers
-        read files of different size. Where False, replicas that run out early have zero rows until the last is done.
-        False if never set.
+        Whether a distributed dataset ends before the first step in which a replica would have no rows, for example when
+        workers read files of different sizes. If False, replicas that run out early get batches of zero rows until the
+        last one is done. Default: False.
     deterministic
-        Whether elements come in order. Where False, blocks are handed on as they are done: the same elements,
-        and a slow one holds up none of the others. True if never set.
+        Whether elements come in order. If False, blocks come as they finish: the same elements, without waiting for a
+        slow block. Default: True.
     locations
-        Which workers of a cluster have files on a disk of their own, and so read them: a mapping of files, or folders
-        of them, to the name or address of a worker or a list of such; or a function of a path that returns this, or
-        None. The elements and their order are the same wherever they are read. Workers read in turn if never set.
+        The workers of a cluster that have files on a local disk and so read them: a mapping from files or folders to
+        the name or address of a worker or a list of them, or a function from a path to these or None. The elements and
+        their order do not depend on it. Default: workers read in turn.
     memory_budget_bytes
-        Bytes that may be read ahead on each worker, or in this process: a number, or text such as ``"64 MiB"``.
-        All iterators of a process together stay within the setting ``daskdist.window-bytes`` besides.
+        The bytes to read ahead on each worker, or in this process: a number, or text such as ``"64 MiB"``. All
+        iterators of a process together also stay within the setting ``daskdist.window-bytes``.
     num_threads
-        Threads that read ahead in this process. The setting ``daskdist.num-threads`` if never set.
+        The number of threads that read ahead in this process. Default: the setting ``daskdist.num-threads``.
     on_error
-        ``"raise"`` or ``"skip"``: whether an element whose computation fails raises, or is left out and logged as by
-        ``ignore_errors``. Raise if never set.
+        ``"raise"``, or ``"skip"`` to log and leave out elements whose computation fails, as ``ignore_errors`` does.
+        Default: ``"raise"``.
     python_numbers
-        What Python's own numbers become in elements, also those that functions return: ``"numpy"`` for int64 and
-        float64; or ``"tensorflow"`` for int32, int64 where that does not hold them, and float32. It is for
-        operations added after it. If never set, ``"tensorflow"`` for datasets of ``daskdist.data``, ``"numpy"`` for
-        others.
+        The dtypes of Python numbers in elements, also of those that functions return: ``"numpy"`` for int64 and
+        float64, or ``"tensorflow"`` for int32 (int64 for larger numbers) and float32. It applies to operations added
+        after it. Default: ``"tensorflow"`` for datasets of ``daskdist.data``, ``"numpy"`` for others.
     seed
-        Decides every random choice of operations that were given no seed of their own. Drawn anew for each
-        operation if never set.
+        Determines the random choices of all operations without a seed. Default: a seed drawn for each operation.
     shuffle_on_device
-        Whether the rows of replicas on GPUs are put in order there: the blocks go to each device whole, once, stay
-        there for as long as rows of them are to come, and are gathered by the device, which has more memory
-        bandwidth; the order and the values are the same. For embedded strategies, and loops on replicas. It takes the
-        memory of a shuffle's buffer on each device and of what is read ahead, up to the setting ``window-bytes``, and
-        where several replicas share a pipeline, each of their devices is sent all of it. What is computed after the
-        last operation that shuffles, batches or the like, and leaves of text, objects, times, or rows of different
-        lengths, are put together on the host in any case. False if never set.
+        Whether rows for replicas on GPUs are shuffled there, for embedded strategies and loops on replicas: each device
+        gets whole blocks, once, keeps them while rows of them are needed, and gathers the rows with its higher memory
+        bandwidth. The order and the values are the same. This takes device memory for the buffer of a shuffle and for
+        data read ahead, up to the setting ``window-bytes``; if several replicas share a pipeline, each of their devices
+        gets all of it. Results of operations after the last one that shuffles, batches or the like, and leaves of text,
+        objects, times or rows of different lengths, are assembled on the host in any case. Default: False.
     vectorize
-        Whether functions of one element may be called once for many rows where that is known to give the same. Where
-        False, each is called for each element, also in datasets that functions make; functions given with
-        ``vectorized=True`` are called as they say. True if never set.
+        Whether functions of one element may be called once for many rows if that is known to give the same. If False,
+        each is called for each element, also in datasets that functions return; functions with ``vectorized=True`` are
+        not affected. Default: True.
     writable
-        Whether arrays that are handed out can be written into: what would be a read-only view of a block that others
-        have too is copied first. It is for iteration over datasets and distributed datasets, for functions that `run`
-        calls (on a cluster each call is given a copy of its own), and for ``dask.compute``. Functions given to `map`
-        are given read-only arrays all the same. False if never set.
+        Whether arrays that reach the user are writable: read-only views of shared blocks are copied first. It applies
+        to iteration over datasets and distributed datasets, to functions that `run` calls (on a cluster each call gets
+        its own copy), and to ``dask.compute``. Functions passed to `map` get read-only arrays in any case. Default:
+        False.
 
     >>> Options(auto_shard_policy="data").auto_shard_policy
     <AutoShardPolicy.DATA: 2>
@@ -108,7 +105,7 @@ class Options(_Options):
 
     @property
     def auto_shard(self) -> bool:
-        """True if a policy other than OFF is set, or none; assign False for OFF, True for AUTO.
+        """False if the policy is OFF, else True; assign False for OFF, True for AUTO.
 
         TensorFlow's older spelling of ``auto_shard_policy``.
         """
@@ -121,7 +118,7 @@ class Options(_Options):
 
     @property
     def experimental_distribute(self) -> Options:
-        """These options, which TensorFlow keeps one level down; assigning some sets each field they have."""
+        """These options, which TensorFlow nests one level deeper; assigning options sets each of their fields."""
         return self
 
     @experimental_distribute.setter
@@ -133,15 +130,15 @@ class Options(_Options):
     threading = autotune = experimental_distribute
 
     def copy(self) -> Options:
-        """Return the same settings, to be changed apart from these."""
+        """Return an independent copy."""
         return Options(**dict(self.given()))
 
     def given(self) -> Iterator[tuple[str, Any]]:
-        """Return the fields that are set, by name."""
-        for each in fields(self):
-            value = getattr(self, each.name)
+        """Return an iterator over the names and values of the fields that are set."""
+        for option in fields(self):
+            value = getattr(self, option.name)
             if value is not None:
-                yield each.name, value
+                yield option.name, value
 
 
 def _bool(name: str) -> Callable[[object], bool]:
@@ -213,17 +210,17 @@ class WithOptions(Transformation):
         return cardinality_with_skips(self.source) if self.options.on_error == "skip" else self.source.cardinality
 
     def __str__(self) -> str:
-        given = [f"{name}={getattr(value, 'name', value)}" for name, value in self.options.given()]
-        return f"with_options({', '.join(given)})"
+        settings = [f"{name}={getattr(value, 'name', value)}" for name, value in self.options.given()]
+        return f"with_options({', '.join(settings)})"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return inputs[0]
 
 
 def merged_options(node: Node) -> Options:
-    """Return the options in force at a node: a field set further down the pipeline, or by a later input, wins."""
+    """Return the options of a node: a field set further downstream, or by a later input, wins."""
     merged = Options()
-    if not any(isinstance(each, WithOptions) for each in walk(node)):
+    if not any(isinstance(above, WithOptions) for above in walk(node)):
         return merged
     for source in node.inputs:
         _update(merged, merged_options(source))

@@ -1,4 +1,4 @@
-"""``Dataset.zip``: elements made of one element of each of several datasets."""
+"""``Dataset.zip``: tuples of one element of each of several datasets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from daskdist.errors import ArgumentError, CardinalityError
 
 @dataclass(frozen=True, eq=False)
 class Zip(Node):
-    """An element of each source, nested; as many as the shortest has, or where ``strict`` as each has."""
+    """Nests of one element of each source, up to the shortest; if ``strict``, all must be equally long."""
 
     structure: Structure
     sources: tuple[Node, ...] = field(repr=False)
@@ -32,8 +32,8 @@ class Zip(Node):
         known = {length for length in lengths if length != cardinality.UNKNOWN}
         if self.strict and len(known) > 1:
             raise ArgumentError(
-                f"zip: strict=True, and the datasets have {', '.join(map(_in_words, lengths))} elements; give datasets "
-                "of one length, or leave strict out to stop with the shortest"
+                f"zip: strict=True, but the datasets have {', '.join(map(_in_words, lengths))} elements; give datasets "
+                "of equal length, or leave strict out to stop with the shortest"
             )
 
     @property
@@ -56,8 +56,8 @@ class Zip(Node):
 
 
 def zipped(inputs: tuple[Primitive, ...], structure: Structure, name: str, *, strict: bool = False) -> Primitive:
-    """Return the stream of elements made of one of each input; where ``strict`` all must be equally long."""
-    # Put together at once: views, where the inputs are contiguous.
+    """Return the stream of nests of one element of each input; if ``strict``, all must be equally long."""
+    # Gathered immediately: the results are views if the inputs are contiguous.
     return Compute(Arrange(inputs, ZipRows(structure, strict), grouped=0, name=name), same, name, factor=1)
 
 
@@ -67,7 +67,7 @@ def _in_words(length: int) -> str:
 
 @dataclass(frozen=True)
 class ZipRows:
-    """The arithmetic of it."""
+    """Row arithmetic of ``zip``."""
 
     structure: Structure
     strict: bool = False
@@ -79,7 +79,7 @@ class ZipRows:
 
 @dataclass
 class ZipCursor:
-    """Elements whose partners have not come yet wait."""
+    """A cursor of nests; elements whose partners are missing are in ``queues``."""
 
     sources: list[Cursor]
     structure: Structure
@@ -98,7 +98,7 @@ class ZipCursor:
         return Zipped(tuple(queue.pop(num_elements) for queue in self.queues), self.structure)
 
     def _check_ends(self, ended: int) -> None:
-        # Check that the others are at their end, too, once one is.
+        # Check that all sources are exhausted when one is.
         for number, (source, queue) in enumerate(zip(self.sources, self.queues, strict=True)):
             if number == ended:
                 continue
@@ -107,6 +107,6 @@ class ZipCursor:
             except Exhausted:
                 continue
             raise CardinalityError(
-                f"zip: strict=True, and dataset {ended} has ended where dataset {number} goes on; give datasets of one "
+                f"zip: strict=True, but dataset {ended} is shorter than dataset {number}; give datasets of equal "
                 "length, or leave strict out to stop with the shortest"
             )

@@ -58,7 +58,7 @@ class Columns:
         names, treespec = optree.tree_flatten(columns, is_leaf=lambda node: isinstance(node, list), none_is_leaf=True)
         leaves = tuple(tuple(leaf) if isinstance(leaf, list) else leaf for leaf in names)
         if not leaves or () in leaves:
-            raise ArgumentError(f"{kind}s: an array needs a {kind}; there are {', '.join(map(repr, available))}")
+            raise ArgumentError(f"{kind}s: an array of no {kind}s; there are {', '.join(map(repr, available))}")
         known = frozenset(available)
         for name in (name for leaf in leaves for name in (leaf if isinstance(leaf, tuple) else (leaf,))):
             if not isinstance(name, str):

@@ -75,9 +75,9 @@ def test_elements_of_other_structures_that_never_meet_stay_what_they_are():
 @pytest.mark.parametrize(
     ("elements", "says"),
     [
-        ([np.int32(1), np.int64(2)], "element 1 is int64, and of element 0 int32"),
+        ([np.int32(1), np.int64(2)], "element 1 is int64, but of element 0 it is int32"),
         ([{"a": np.zeros(2)}, {"a": np.zeros(0, int)}, {"a": np.zeros(3, "f4")}], "['a'] of element 2 is float32"),
-        ([1, 2.5, np.float32(3)], "element 1 is float64, and of element 0 int64"),
+        ([1, 2.5, np.float32(3)], "element 1 is float64, but of element 0 it is int64"),
     ],
 )
 def test_lists_of_several_dtypes_are_refused_when_built(elements, says):

@@ -415,11 +415,11 @@ def test_from_a_computed_frame_plans_once():
 
 
 def test_from_dask_takes_no_other_thing():
-    with pytest.raises(ArgumentError, match="is no Dask collection"):
+    with pytest.raises(ArgumentError, match="is neither a Dask collection"):
         Dataset.from_dask(np.arange(3))
-    with pytest.raises(ArgumentError, match="a list is to be of delayed values"):
+    with pytest.raises(ArgumentError, match="a list must have delayed values only"):
         Dataset.from_dask([da.arange(3), da.arange(3)])
-    with pytest.raises(ArgumentError, match="an empty list is no Dask collection"):
+    with pytest.raises(ArgumentError, match="an empty list is neither a Dask collection"):
         Dataset.from_dask([])
     with pytest.raises(ArgumentError, match="no axis 0"):
         Dataset.from_dask(da.arange(3).sum())
@@ -452,9 +452,9 @@ def test_list_of_delayed_values():
 
 
 def test_delayed_values_need_rows():
-    with pytest.raises(ArgumentError, match="they need as many rows each"):
+    with pytest.raises(ArgumentError, match="they need equal lengths"):
         list(Dataset.from_dask([dask.delayed((np.arange(3), np.arange(2)))]))
-    with pytest.raises(ArgumentError, match="they need as many rows each"):
+    with pytest.raises(ArgumentError, match="they need equal lengths"):
         list(Dataset.from_dask([dask.delayed(1)]))
 
 

@@ -252,7 +252,7 @@ def test_what_is_kept_becomes_complete_or_goes(name, is_complete, caller, tmp_pa
         shutil.rmtree(tmp_path / "kept", ignore_errors=True)
         again = iter(make())
         if is_complete and name != "cache":
-            with pytest.raises(errors.FileError, match="not there any more"):
+            with pytest.raises(errors.FileError, match="no longer there"):
                 again.load_state_dict(pickle.loads(state))
             return
         assert num_files == (0 if name == "cache" else 2), "a part for all there is, and a manifest"
@@ -277,7 +277,7 @@ def test_a_snapshot_written_anew_is_not_gone_on_with(tmp_path):
     state = iterator.state_dict()
     shutil.rmtree(tmp_path / "kept")
     list(ds)
-    with pytest.raises(errors.FileError, match="written anew"):
+    with pytest.raises(errors.FileError, match="has been replaced"):
         iter(ds).load_state_dict(state)
 
 

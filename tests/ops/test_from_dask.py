@@ -132,7 +132,7 @@ def test_xarray_of_unknown_lengths():
 
 def test_chunks_that_are_not_as_long_as_they_say():
     wrong = da.arange(4, chunks=2).map_blocks(lambda block: block[:1], dtype=int)
-    with pytest.raises(ArgumentError, match=r"partition 0 of the Dask collection .*they need as many rows each"):
+    with pytest.raises(ArgumentError, match=r"partition 0 of the Dask collection .*they need equal lengths"):
         list(Dataset.from_dask(xr.Dataset({"a": ("t", wrong), "b": ("t", da.arange(4))})))
 
 
@@ -149,9 +149,9 @@ def test_xarray_that_is_not_taken():
         Dataset.from_dask(in_memory.chunk(), columns=["a"])
     with pytest.raises(ArgumentError, match=r"missing= is for dataframes; use fillna\(\)"):
         Dataset.from_dask(in_memory.chunk(), missing={"a": 0})
-    with pytest.raises(ArgumentError, match="takes DataArrays and Datasets, not Variable"):
+    with pytest.raises(ArgumentError, match="can be DataArrays and Datasets, not Variable"):
         Dataset.from_dask(in_memory.chunk().variable)
-    with pytest.raises(ArgumentError, match="dim= is for xarray; of other collections it is axis 0"):
+    with pytest.raises(ArgumentError, match="dim= is for xarray"):
         Dataset.from_dask(da.arange(3), dim="t")
 
 
@@ -293,7 +293,7 @@ def test_a_series_gives_its_values():
 
 
 def test_a_scalar_is_no_collection_of_elements():
-    with pytest.raises(ArgumentError, match=r"int64, which has no items; give a collection of several|not Scalar"):
+    with pytest.raises(ArgumentError, match=r"int64, which has no items; give a collection of elements|not Scalar"):
         list(Dataset.from_dask(frame(1, x=[1, 2]).x.sum()))
 
 

@@ -123,7 +123,7 @@ def test_bad_input():
     with pytest.raises(ArgumentError, match="rng is 'a'; give a whole number"):
         Dataset.range(3).map(drawn, rng="a")
     for argument in ("vectorized", "device"):
-        with pytest.raises(ArgumentError, match=f"{argument}=True does not go with rng"):
+        with pytest.raises(ArgumentError, match=f"{argument}=True conflicts with rng"):
             Dataset.range(3).map(drawn, rng=0, **{argument: True})
     with pytest.raises(UserFunctionError, match="raised ZeroDivisionError"):
         list(Dataset.range(4).map(lambda x, rng: 1 // (2 - int(x)), rng=0))

@@ -146,8 +146,8 @@ def test_none_is_no_number(operation, argument, build):
         (lambda: NUMBERS.assert_cardinality(-2), ["assert_cardinality: expected_cardinality is -2", "-1 or more"]),
         (lambda: bucket(sizes=[1]), ["bucket_by_sequence_length", "1 bucket_batch_sizes", "1 bucket_boundaries"]),
         (lambda: bucket(sizes=[1, 0]), ["bucket_by_sequence_length: bucket_batch_sizes[1] is 0", "1 or more"]),
-        (lambda: bucket([2, 2], [1, 1, 1]), ["bucket_boundaries [2, 2] do not rise"]),
-        (lambda: bucket([3, 2], [1, 1, 1]), ["bucket_boundaries [3, 2] do not rise"]),
+        (lambda: bucket([2, 2], [1, 1, 1]), ["bucket_boundaries [2, 2] do not ascend"]),
+        (lambda: bucket([3, 2], [1, 1, 1]), ["bucket_boundaries [3, 2] do not ascend"]),
         (lambda: bucket(3), ["bucket_by_sequence_length: bucket_boundaries is 3", "list"]),
         (lambda: bucket(sizes="ab"), ["bucket_by_sequence_length: bucket_batch_sizes is 'ab'", "list"]),
         (lambda: bucket([], [1], pad_to_bucket_boundary=True), ["pad_to_bucket_boundary", "bucket_boundaries"]),
@@ -247,7 +247,7 @@ def test_a_function_is_asked_for(operation, build, given):
 
 
 def test_a_generator_is_no_function_that_makes_one():
-    refused(lambda: Dataset.from_generator(iter([1]), INT), ["from_generator", "once only"])
+    refused(lambda: Dataset.from_generator(iter([1]), INT), ["from_generator", "only once"])
 
 
 def test_a_function_to_apply_returns_a_dataset():
@@ -807,7 +807,7 @@ def test_a_choice_of_no_dataset(choice):
     chosen = Dataset.choose_from_datasets([NUMBERS, NUMBERS], Dataset.from_tensor_slices([0, choice]))
     elements = iter(chosen)
     assert next(elements) == 0
-    with pytest.raises(errors.ArgumentError, match=rf"choose_from_datasets: the choice {choice}.*0 to 1"):
+    with pytest.raises(errors.ArgumentError, match=rf"choose_from_datasets: a choice is {choice}.*0 to 1"):
         next(elements)
 
 

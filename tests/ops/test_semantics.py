@@ -960,14 +960,14 @@ def test_zip_of_one_length():
     assert len(list(Dataset.zip(three, three, strict=True))) == 3
     assert len(list(Dataset.zip(three.repeat(), three.repeat(), strict=True).take(5))) == 5
     for other in (Dataset.range(4), three.repeat()):
-        with pytest.raises(errors.ArgumentError, match=r"strict=True, and the datasets have 3, (4|endless) elements"):
+        with pytest.raises(errors.ArgumentError, match=r"strict=True, but the datasets have 3, (4|endless) elements"):
             Dataset.zip(three, other, strict=True)
         assert len(Dataset.zip(three, other)) == 3
     for pair in ((evens(), three), (three, evens()), (evens(), evens().skip(1))):
         elements = iter(Dataset.zip(*pair, strict=True))
         for _ in range(3):
             next(elements)
-        with pytest.raises(errors.CardinalityError, match=r"strict=True, and dataset [01] has ended"):
+        with pytest.raises(errors.CardinalityError, match=r"strict=True, but dataset [01] is shorter"):
             next(elements)
     assert len(list(Dataset.zip(evens(), evens(), strict=True))) == 4
 

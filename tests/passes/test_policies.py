@@ -453,7 +453,7 @@ def test_a_hint_that_nobody_fills_in_is_an_error():
     ds = Dataset.range(5).shard(SHARD_HINT, SHARD_HINT)
     assert ds.cardinality() == daskdist.data.UNKNOWN_CARDINALITY
     assert ds.element_spec == TensorSpec((), "int64")
-    with pytest.raises(ShardingError, match=r"AutoShardPolicy\.HINT fills in when the dataset is distributed"):
+    with pytest.raises(ShardingError, match=r"AutoShardPolicy\.HINT replaces when the dataset is distributed"):
         next(iter(ds))
 
 

@@ -108,7 +108,7 @@ class TestOnItsOwn:
         ("argument", "value"), [("vectorized", True), ("deterministic", False), ("num_parallel_calls", 2)]
     )
     def test_what_says_how_it_is_called_does_not_go_with_it(self, argument: str, value: Any) -> None:
-        with pytest.raises(ArgumentError, match=f"map: {argument} is {value}, and device=True.*Leave {argument} out"):
+        with pytest.raises(ArgumentError, match=f"map: {argument} is {value}, but device=True.*Leave {argument} out"):
             Dataset.range(3).map(plus_one, device=True, **{argument: value})
 
     def test_device_is_yes_or_no(self) -> None:
@@ -118,7 +118,7 @@ class TestOnItsOwn:
     def test_plans_tell(self) -> None:
         plan = Dataset.range(4).batch(2).map(plus_one, device=True).explain("pipeline")
         assert "device=True)" in plan
-        assert "# on the device of the replica" in plan
+        assert "# on the device of the element's replica" in plan
 
     def test_a_position_goes_on(self) -> None:
         ds = Dataset.range(20).shuffle(7, seed=1).batch(3).map(plus_one, device=True)
