@@ -43,7 +43,7 @@ from daskdist.core.spec import (
 from daskdist.core.structure import Structure
 from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
-from daskdist.execute.caller import Caller
+from daskdist.execute.caller import Caller, WritingStrategy
 from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array
 from daskdist.execute.callers.graph import FromGraph, Recorded, record, scheduler_of
@@ -110,7 +110,6 @@ from daskdist.storage.filesystem import Paths, Storage, is_remote, local
 
 if TYPE_CHECKING:
     from daskdist.service.modes import CrossTrainerCache
-    from daskdist.strategy.strategy import Strategy
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -1292,7 +1291,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return self._snapshot(path, compression, "snapshot", name)
 
     def save(
-        self, path: str | os.PathLike[str], compression: str | None = None, *, strategy: Strategy | None = None
+        self, path: str | os.PathLike[str], compression: str | None = None, *, strategy: WritingStrategy | None = None
     ) -> None:
         """Write the elements to a directory, from which `load` reads them.
 
@@ -1366,7 +1365,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         compression: str | None = "snappy",
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
-        strategy: Strategy | None = None,
+        strategy: WritingStrategy | None = None,
     ) -> list[str]:
         """Write the elements to Parquet files, a row each.
 
@@ -1436,7 +1435,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         compression: str | None = None,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
-        strategy: Strategy | None = None,
+        strategy: WritingStrategy | None = None,
     ) -> list[str]:
         """Write the elements to TFRecord files, a record each.
 
@@ -1487,7 +1486,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         rows_per_file: int | None = None,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
-        strategy: Strategy | None = None,
+        strategy: WritingStrategy | None = None,
     ) -> list[str]:
         """Write the elements to NumPy files: ``.npy`` where they are lone arrays, ``.npz`` where dicts of such.
 
@@ -1532,7 +1531,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         chunk_rows: int | None = None,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
-        strategy: Strategy | None = None,
+        strategy: WritingStrategy | None = None,
     ) -> list[str]:
         """Write the elements to a Zarr store of format v3: an array where they are lone, a group where dicts of such.
 
@@ -1589,7 +1588,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         rows_per_file: int | None = None,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
-        strategy: Strategy | None = None,
+        strategy: WritingStrategy | None = None,
     ) -> list[str]:
         """Write the elements, dicts by the ends of names, to tar archives as WebDataset has them, a sample each.
 
@@ -2086,7 +2085,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         num_rows: int | None,
         overwrite: bool,
         storage_options: Mapping[str, Any] | None,
-        strategy: Strategy | None,
+        strategy: WritingStrategy | None,
     ) -> list[str]:
         yes_or_no(operation, "overwrite", overwrite)
         if num_rows is not None:
@@ -2095,7 +2094,11 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return self._by_calls(files, spec, num_rows, strategy)
 
     def _by_calls(
-        self, target: DirectoryWriter | ZarrWriter, spec: ElementSpec, num_rows: int | None, strategy: Strategy | None
+        self,
+        target: DirectoryWriter | ZarrWriter,
+        spec: ElementSpec,
+        num_rows: int | None,
+        strategy: WritingStrategy | None,
     ) -> list[str]:
         portions = PortionSize(in_bytes("bundle-bytes"), num_rows)
         (epoch,) = begin_pass(self._node)
@@ -2106,7 +2109,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             ),
         )
 
-    def _writers(self, strategy: Strategy | None) -> tuple[Caller, tuple[str | None, ...], int | None]:
+    def _writers(self, strategy: WritingStrategy | None) -> tuple[Caller, tuple[str | None, ...], int | None]:
         # Who makes the calls, where, and the bytes that may be outstanding on each.
         options = self.options()
         if strategy is not None:
@@ -2114,7 +2117,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         # In threads also where reading alone would not gain from them.
         return local_caller(self._node, options.num_threads or num_threads()), (None,), options.memory_budget_bytes
 
-    def _spec_to_write(self, operation: str, strategy: Strategy | None) -> ElementSpec:
+    def _spec_to_write(self, operation: str, strategy: WritingStrategy | None) -> ElementSpec:
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError(f"{operation}: the dataset is endless; use take(n) first")
         # Writers look whether each element is of it.

@@ -168,3 +168,16 @@ class Caller(Protocol):
     def close(self) -> None:
         """Drop the calls that are running; no call is made afterwards."""
         ...
+
+
+class WritingStrategy(Protocol):
+    """A strategy whose workers write a dataset."""
+
+    @property
+    def workers(self) -> tuple[str | None, ...]:
+        """The address of each worker; ``(None,)`` for this process."""
+        ...
+
+    def reader(self, dataset: Any) -> Caller:
+        """Return a caller for one pass over a dataset, closed with the pass."""
+        ...
