@@ -96,13 +96,18 @@ class _JointCursor:
     def next(self) -> tuple[list[tuple[Lane, int]], int]:
         """Return each replica's lane and place, and how many have no rows; raise `OutOfRangeError` at the end."""
         while True:
-            steps = [feed.next() for feed in self._feeds]
-            if all(step is None for step in steps):
-                raise OutOfRangeError(_AT_ITS_END)
+            is_over = True
             places: list[tuple[Lane, int]] = []
-            for step, num_lanes in zip(steps, self._num_lanes, strict=True):
-                places += [_NO_ROWS] * num_lanes if step is None else step
-            num_empty = sum(place < 0 for _, place in places)
+            for feed, num_lanes in zip(self._feeds, self._num_lanes, strict=False):
+                step = feed.next()
+                if step is None:
+                    places += [_NO_ROWS] * num_lanes
+                else:
+                    is_over = False
+                    places += step
+            if is_over:
+                raise OutOfRangeError(_AT_ITS_END)
+            num_empty = len([place for _, place in places if place < 0])
             # A step is one if any replica has a row.
             if num_empty < len(places):
                 break
@@ -111,7 +116,7 @@ class _JointCursor:
         return places, num_empty
 
     def close(self) -> None:
-        """Drop the blocks that were read."""
+        """Drop the blocks that were read; the next step is the end."""
         self._feeds = []
 
 
@@ -358,9 +363,10 @@ class DistributedIterator:
 
     def _spread(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
         # The same as `_leaves`, for all replicas.
-        refs = self._refs
-        if any(lane.ref is not ref for (lane, _), ref in zip(places, refs, strict=True)):
-            refs = self._refs = [lane.ref for lane, _ in places]
+        refs = [lane.ref for lane, _ in places]
+        # The references of one bundle are the same objects.
+        if refs != self._refs:
+            self._refs = refs
             self._handles = tuple([ref.handle for ref in refs])  # type: ignore[union-attr]
             self._workers = tuple([ref.worker for ref in refs])  # type: ignore[union-attr]
         numbers = [place for _, place in places]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from distributed import Future
@@ -81,6 +81,9 @@ class Call(Sequence["Result"]):
         if not 0 <= place < len(self.record.outcomes):
             raise IndexError(place)
         return Result(self, place)
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter([Result(self, place) for place in range(len(self.record.outcomes))])
 
     def __del__(self) -> None:
         self._dropped.append(self.record)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import zip_longest
+from itertools import chain, repeat, zip_longest
 from typing import Any, Final
 
 import cloudpickle
@@ -123,8 +123,9 @@ class ClusterBackend:
             for number, leaf in enumerate(leaves)
         ]
         columns, args = _wired(packed, len(group.replicas))
-        if not all(type(each) is Call and each.streams is streams.identity for each in columns):
-            columns = list(map(self._own_column, columns))
+        columns = list(map(self._own_column, columns))
+        needs = [each if type(each) in _COLUMNS else repeat(each, len(workers)) for each in columns]
+        lanes = list(zip(*needs, strict=True)) or [()] * len(workers)
         structure, settings = pickled_structure(treespec), to_send()
         here = [leaf.values for leaf in leaves if type(leaf) is PerReplica and not leaf.spread]
         # What has to stay on the cluster until the call is over, which is told of it by key.
@@ -139,19 +140,20 @@ class ClusterBackend:
             streams.check_there(columns)
             try:
                 call = streams.new_call(workers, (*columns, *kept), name, is_step=is_step)
+                number = call.record.number
                 for worker in group.workers:
                     members = group.members(worker)
-                    own = [[_of_lane(column, member) for column in columns] for member in members]
-                    # Before what refers to it, and before a message to another worker that tells the place of this one.
-                    for each in (function, *(each for lane in own for each in lane)):
-                        if type(each) is SentObject:
-                            streams.send_object(worker, each)
-                    lanes = [
-                        (member, [streams.reference(worker, each) for each in lane if each is not None], args[member])
-                        for member, lane in zip(members, own, strict=True)
+                    # Before a message to another worker that tells the place of the one that needs them.
+                    streams.send_objects(worker, function, *chain.from_iterable([lanes[each] for each in members]))
+                    own = [
+                        (
+                            each,
+                            [streams.reference(worker, need) for need in lanes[each] if need is not None],
+                            args[each],
+                        )
+                        for each in members
                     ]
-                    number = call.record.number
-                    streams.append(worker, "run", number, function.number, structure, lanes, settings, name)
+                    streams.append(worker, "run", number, function.number, structure, own, settings, name)
             except BaseException:
                 # Some workers have a part of the call.
                 streams.close()
@@ -179,9 +181,7 @@ class ClusterBackend:
             streams.check_there(handles)
             try:
                 call = streams.new_call((worker,), handles, name, is_step=False)
-                for each in (prepared, *handles):
-                    if type(each) is SentObject:
-                        streams.send_object(worker, each)
+                streams.send_objects(worker, prepared, *handles)
                 reference = ("p", pickled) if prepared is None else streams.reference(worker, prepared)
                 references = [streams.reference(worker, each) for each in handles]
                 streams.append(worker, "call", call.record.number, reference, references, to_send(), name)
@@ -510,10 +510,6 @@ def _wire_part(wiring: Wiring, leaf: Any, lane: int) -> Any:
     if type(leaf) is PerReplicaRef:
         return wiring.slot(leaf.handles[lane], leaf.pick(lane))
     return _wire(wiring, leaf)
-
-
-def _of_lane(column: Any, lane: int) -> Any:
-    return column[lane] if type(column) in _COLUMNS else column
 
 
 _COLUMNS: Final = frozenset({tuple, Call})

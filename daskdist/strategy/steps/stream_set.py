@@ -173,12 +173,13 @@ class StreamSet:
         """Add a message to the stream of a worker."""
         self._streams[address].append(*message)
 
-    def send_object(self, address: str, sent: SentObject) -> None:
-        """Send an object to a worker if it has not got it."""
+    def send_objects(self, address: str, *needs: Any) -> None:
+        """Send the objects among what a call needs to a worker that has not got them."""
         stream = self._streams[address]
-        if sent.number not in stream.objects:
-            stream.append("object", sent.number, sent.value, num_bytes=sent.num_bytes)
-            stream.objects.add(sent.number)
+        for each in needs:
+            if type(each) is SentObject and each.number not in stream.objects:
+                stream.append("object", each.number, each.value, num_bytes=each.num_bytes)
+                stream.objects.add(each.number)
 
     def reference(self, address: str, handle: Handle) -> tuple[Any, ...]:
         """Return the reference by which a call on a worker names a result, or an object that was sent before."""

@@ -38,7 +38,10 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
     __slots__ = ("_name", "spec", "worker")
 
     def __init__(self, caller: ResultSource, source: Remote | Applied, spec: TensorSpec | None = None) -> None:
-        super().__init__(caller, source)
+        # As the constructor of `PendingValue` does; each step makes some.
+        self.caller = caller
+        self.source = source
+        self.known = None
         self._name = ""
         self.spec = spec
         # The address of the worker that was asked for it, where that is known.
