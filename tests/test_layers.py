@@ -332,6 +332,11 @@ def test_files_are_small(path):
     assert number <= 600 or name_of(path) in LONG, f"{name_of(path)} has {number} lines"
 
 
+def test_files_of_tests_are_small():
+    numbers = {path.name: len(path.read_text().splitlines()) for path in Path(__file__).parent.rglob("*.py")}
+    assert {name: number for name, number in numbers.items() if number > 900} == {}
+
+
 @each_file
 def test_files_say_what_they_are(path):
     docstring = ast.get_docstring(tree_of(path))

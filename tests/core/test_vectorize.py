@@ -14,33 +14,27 @@ import time
 import warnings
 from pathlib import Path
 
-import cloudpickle
 import hypothesis
 import numpy as np
 import pytest
-from dask.tokenize import tokenize
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from vectorize_checks import MEAN, block, columns, is_same, rng, scalars, seen
 
-from daskdist import Dataset, Options
-from daskdist.core.block import Batches, Block, Bundle
+from daskdist import Dataset
+from daskdist.core.block import Block, Bundle
 from daskdist.core.dataset_base import node_of
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.ragged import Ragged
-from daskdist.core.spec import SpecUnknown
-from daskdist.core.structure import Nested, Structure
+from daskdist.core.structure import Structure
 from daskdist.core.vectorize import apply, proof, rules
-from daskdist.core.vectorize.apply import Vectorised
-from daskdist.errors import ArgumentError, UserFunctionError
-from daskdist.ops.filter import Filter, FilterBlocks, FilterRows
-from daskdist.ops.map import Map, MapBlocks, MapColumns, MapRows
+from daskdist.errors import UserFunctionError
+from daskdist.ops.map import Map
 from daskdist.testing import same_elements
 
 Pair = collections.namedtuple("Pair", ["left", "right"])
-MEAN = np.array([0.5, -1.5, 2.0])
 TABLE = [1.0, 2.0]
 MANY = list(range(20_000))
-_rng = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
@@ -50,30 +44,16 @@ def _fresh(monkeypatch):
     monkeypatch.setattr(apply, "_FEWEST_ROWS", 8)
 
 
-def block(nest, label="here"):
-    leaves, structure = Structure.of(nest)
-    return Block(structure, leaves, label)
-
-
-def scalars(dtype=np.float64, num_rows=300):
-    return block((_rng.standard_normal(num_rows) * 50).astype(dtype))
-
-
 def vectors(dtype=np.float64, shape=(3,), num_rows=300):
-    return block((_rng.standard_normal((num_rows, *shape)) * 50).astype(dtype))
+    return block((rng.standard_normal((num_rows, *shape)) * 50).astype(dtype))
 
 
 def dicts(num_rows=300):
-    return block({"n": np.arange(num_rows) - 7, "v": _rng.standard_normal((num_rows, 3)).astype(np.float32)})
+    return block({"n": np.arange(num_rows) - 7, "v": rng.standard_normal((num_rows, 3)).astype(np.float32)})
 
 
 def tuples(num_rows=300):
-    return block((np.arange(num_rows), _rng.standard_normal(num_rows)))
-
-
-def columns(function):
-    user = UserFunction(function, "map")
-    return MapColumns(MapRows(user), Vectorised(user))
+    return block((np.arange(num_rows), rng.standard_normal(num_rows)))
 
 
 def reason_of(given):
@@ -82,24 +62,6 @@ def reason_of(given):
         return apply._DIFFERED
     (reason,) = given.vectorised._refused.values()
     return reason
-
-
-def is_same(given, expected):
-    assert type(given) is type(expected)
-    assert given.structure == expected.structure
-    assert given.label == expected.label
-    if isinstance(given, Bundle):
-        same_elements(list(given.elements()), list(expected.elements()))
-        return
-    for leaf, other in zip(given.leaves, expected.leaves, strict=True):
-        assert (leaf.dtype, leaf.shape) == (other.dtype, other.shape)
-        if leaf.dtype.kind in "fmM":
-            # Bits, so that -0.0 is not 0.0; of what is no number the bits say nothing.
-            is_nan = np.isnan(leaf)
-            assert (is_nan == np.isnan(other)).all()
-            assert leaf[~is_nan].tobytes() == other[~is_nan].tobytes()
-        else:
-            assert (leaf == other).all()
 
 
 def is_vectorised(function, rows):
@@ -238,7 +200,7 @@ def test_long_sums(length):
 
 
 def test_columns_in_another_memory_order():
-    rows = block(np.asfortranarray(_rng.standard_normal((300, 20))))
+    rows = block(np.asfortranarray(rng.standard_normal((300, 20))))
     is_vectorised(lambda x: (x.sum(), x * 2, np.sqrt(abs(x)).mean()), rows)
 
 
@@ -411,7 +373,6 @@ def test_row_by_row(function, rows, reason):
     is_row_by_row(function, rows, reason)
 
 
-_seen: list[int] = []
 _count = 0
 
 
@@ -422,7 +383,7 @@ def _counting(x):
 
 
 def _noting(x):
-    _seen.append(1)
+    seen.append(1)
     return x * 2
 
 
@@ -478,13 +439,13 @@ def _cell():
 
 class Rows(dict):
     def __getitem__(self, key):
-        _seen.append(key)
+        seen.append(key)
         return dict.__getitem__(self, key)
 
 
 class Items(list):
     def __iadd__(self, items):
-        _seen.append(items)
+        seen.append(items)
         return list.__iadd__(self, items)
 
 
@@ -549,7 +510,7 @@ def _importing(x):
 
 
 def _stateful(x):
-    _seen.append(1)
+    seen.append(1)
     return x
 
 
@@ -565,11 +526,11 @@ STATEFUL_VECTORIZED = np.vectorize(_stateful, otypes=[float])
         (_cell(), "it sets the variable number"),
         (_noting, "it changes a list that all rows share, by .append"),
         (_helped, "it changes a list that all rows share, by .append"),
-        (lambda x: _seen.append(1) or x, "it changes a list that all rows share, by .append"),
+        (lambda x: seen.append(1) or x, "it changes a list that all rows share, by .append"),
         (lambda x: print(end="") or x, "it calls print, which is not known to be pure"),
         (_drawing, "it calls RandomState.random, which is not known to be pure"),
         (_importing, "it imports numpy.random"),
-        (lambda x: x + 0 * _rng.random(), "Generator.random, which is not known to be pure"),
+        (lambda x: x + 0 * rng.random(), "Generator.random, which is not known to be pure"),
         (lambda x: x + next(COUNTER), "it calls next, which is not known to be pure"),
         (lambda x: x + sum(zip(COUNTER)), "it uses a count, which is not plain data"),
         (Scaler().noting, "it changes a list that all rows share, by .append"),
@@ -696,9 +657,9 @@ def test_code_that_changes_between_blocks_and_passes(monkeypatch):
         assert [int(x) for x in ds] == [factor * x for x in range(30)]
     monkeypatch.setitem(globals(), "_helper", _noting)
     for run, number in ((lambda: given(rows), len(rows)), (lambda: list(ds), 30)):
-        before = len(_seen)
+        before = len(seen)
         run()
-        assert len(_seen) == before + number
+        assert len(seen) == before + number
 
 
 def test_modules_that_are_loaded_again(tmp_path, monkeypatch):
@@ -852,280 +813,3 @@ def test_results_cannot_be_written_to_and_own_their_rows():
     assert not any(leaf.flags.writeable for leaf in (first, whole, constant))
     assert first.flags.c_contiguous
     assert constant.flags.c_contiguous
-
-
-# --- pipelines ---
-
-
-def mapped(ds, function, vectorized=None):
-    return Dataset(Map(node_of(ds), UserFunction(function, "map"), vectorized))
-
-
-def filtered(ds, predicate, vectorized=None):
-    return Dataset(Filter(node_of(ds), UserFunction(predicate, "filter"), vectorized))
-
-
-def num_calls(function, run):
-    """How often a function is called, counted where it cannot see it."""
-    calls = []
-
-    def profile(frame, event, argument):
-        if event == "call" and frame.f_code is function.__code__:
-            calls.append(1)
-
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        run()
-    finally:
-        sys.setprofile(before)
-    return len(calls)
-
-
-def test_few_calls_for_many_rows():
-    def function(x):
-        return x * 3 + 1
-
-    def predicate(x):
-        return x % 2 == 0
-
-    rows = scalars(np.int64, 10_000)
-    filtering = UserFunction(predicate, "filter")
-    for run, called in ((columns(function), function), (FilterRows(filtering, Vectorised(filtering)), predicate)):
-        assert num_calls(called, functools.partial(run, rows.slice(0, 64))) == 64
-        assert num_calls(called, functools.partial(run, rows)) == 0
-
-
-def test_whole_pipelines():
-    arrays = {"a": np.arange(1000), "b": np.arange(2000.0).reshape(1000, 2)}
-    ds = Dataset.from_tensor_slices(arrays)
-
-    def chain(vectorized):
-        chained = mapped(ds, lambda d: {"s": d["b"].sum(), "a": d["a"]}, vectorized)
-        chained = filtered(chained, lambda d: d["a"] % 3 != 0, vectorized)
-        return mapped(chained, lambda d: (d["s"] / 2, d["a"]), vectorized).shuffle(100, seed=1).batch(32)
-
-    same_elements(list(chain(None)), list(chain(False)))
-    assert list(apply._SAME.values()) == [True] * 3
-
-
-@pytest.mark.parametrize(
-    "predicate",
-    [
-        lambda x: x > 3,
-        lambda x: True,
-        lambda x: np.bool_(False),
-        lambda x: x > 3 and x < 9,
-        lambda x: (x > 3) & (x < 9),
-    ],
-)
-def test_filters(predicate):
-    ds = Dataset.range(100)
-    same_elements(list(filtered(ds, predicate)), list(filtered(ds, predicate, False)))
-
-
-@pytest.mark.parametrize("predicate", [lambda x: x, lambda x: (x > 3, True), lambda x: 1, lambda x: (x > 3)[None]])
-def test_a_predicate_returns_one_bool(predicate):
-    with pytest.raises(UserFunctionError, match=r"on row 0 of .*; a predicate returns one bool"):
-        list(filtered(Dataset.range(9), predicate))
-
-
-def test_functions_travel():
-    user = UserFunction(lambda x: x * MEAN, "map")
-    given = MapColumns(MapRows(user), Vectorised(user))
-    copy = cloudpickle.loads(cloudpickle.dumps(given))
-    assert tokenize(copy.vectorised) == tokenize(given.vectorised)
-    rows = scalars()
-    is_same(copy(rows), given(rows))
-    # What one of them found holds for the other, and what both remember tells nothing of which they are.
-    assert list(apply._SAME.values()) == [True]
-    assert tokenize(copy.vectorised) == tokenize(Vectorised(UserFunction(user.function, "map")))
-    assert tokenize(copy.vectorised) != tokenize(Vectorised(UserFunction(lambda x: x * 2, "map")))
-
-
-# --- notes ---
-
-
-@pytest.mark.parametrize(
-    ("function", "note"),
-    [
-        (lambda x: x * 3 + 1, "vectorised: multiply, add"),
-        (lambda x: x, "vectorised"),
-        (lambda x: x if x > 3 else 0, "row by row: it asks for the truth of a value"),
-        (lambda x: _seen.append(1), "row by row: it changes a list that all rows share, by .append"),
-        (lambda x: x.nothing, "raises AttributeError: 'int64' object has no attribute 'nothing'"),
-    ],
-)
-def test_note(function, note):
-    found = Map(node_of(Dataset.range(5)), UserFunction(function, "map")).note
-    assert found.endswith(note) if note.startswith("raises") else found == note
-    assert Filter(node_of(Dataset.range(5)), UserFunction(function, "filter")).note == found
-
-
-def test_note_of_what_is_not_known():
-    user = UserFunction(lambda x: x + 1, "map")
-
-    def note(ds, vectorized=None):
-        return Map(node_of(ds), user, vectorized).note
-
-    ds = Dataset.range(5)
-    assert note(ds.batch(2)) == "row by row: its elements are batches"
-    assert note(ds.batch(2).map(lambda x: x * 2).take(2)) == "row by row: its elements are batches"
-    assert note(ds.map(lambda x: np.zeros(int(x)))).startswith("decided at the first block")
-    assert note(ds.map(lambda x: np.zeros(9 // (x - 1)))) == "decided at the first block"
-    assert note(ds, True) == "vectorised: given whole blocks"
-    assert note(ds, False) == "row by row: vectorized=False"
-    strings = Dataset.from_tensor_slices(np.array(["a", "b"]))
-    assert note(strings).startswith("row by row: its elements have a leaf of ")
-
-
-def test_options_turn_it_off():
-    calls = []
-    ds = Dataset.range(40).map(lambda x: x * 2).filter(lambda x: x % 3 != 0).take_while(lambda x: x < 60)
-    ds = ds.group_by_window(lambda x: x % 2, lambda key, rows: rows.map(lambda x: x + 1).batch(8), 8)
-    off = ds.with_options(Options(vectorize=False))
-    same_elements(list(off), list(ds))
-    assert off.explain("pipeline").count("# row by row: Options(vectorize=False)") == 4
-    assert ds.explain("pipeline").count("# vectorised") == 4
-    assert "vectorize=False" in str(off.options())
-    apply._SAME.clear()
-    list(off)
-    assert not apply._SAME
-    list(Dataset.range(30).map(lambda x: calls.append(1) or x).with_options(Options(vectorize=False)))
-    with pytest.raises(ArgumentError, match="vectorize is 'no'; give True or False"):
-        Options(vectorize="no")
-
-
-def test_explain_tells_of_blocks_that_were_computed_row_by_row(caplog):
-    ds = Dataset.from_tensor_slices(np.arange(-5.0, 30)).map(lambda x: np.sqrt(x))
-    caplog.set_level("INFO", "daskdist")
-    with np.errstate(all="ignore"):
-        list(ds)
-    assert ds.explain("pipeline").endswith("# vectorised: sqrt")
-    with pytest.warns(RuntimeWarning, match="invalid value"):
-        list(ds)
-    assert ds.explain("pipeline").endswith(
-        "# vectorised: sqrt; some blocks row by row: invalid value encountered in sqrt"
-    )
-    assert "is called row by row for some blocks: invalid value encountered in sqrt" in caplog.text
-
-
-def test_arguments_of_a_node_are_shown_where_given():
-    user = UserFunction(np.negative, "map")
-    assert "vectorized" not in str(Map(node_of(Dataset.range(5)), user))
-    assert "vectorized=True" in str(Map(node_of(Dataset.range(5)), user, True))
-
-
-# --- functions that are given whole blocks ---
-
-
-def at_once(ds, function):
-    return mapped(ds, function, True)
-
-
-def test_blocks_are_given_whole():
-    shapes = []
-    ds = Dataset.from_tensor_slices({"a": np.arange(100), "b": np.arange(200.0).reshape(100, 2)})
-    made = at_once(ds, lambda d: shapes.append(d["b"].shape) or {"s": d["b"].sum(axis=1), "a": d["a"][::-1]})
-    assert len(list(made)) == 100
-    assert all(shape[0] > 1 and shape[1:] == (2,) for shape in shapes)
-    assert {key: (spec.shape, spec.dtype) for key, spec in made.element_spec.items()} == {
-        "s": ((), np.dtype("float64")),
-        "a": ((), np.dtype("int64")),
-    }
-
-
-def test_tuples_are_given_as_arguments_and_lists_are_tuples():
-    ds = Dataset.from_tensor_slices((np.arange(10), np.arange(10.0)))
-    same_elements(list(at_once(ds, lambda a, b: [a * 2, b])), [(np.int64(2 * k), np.float64(k)) for k in range(10)])
-
-
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [
-        (lambda x: x.sum(), r"int64\[\] for its leaf \(the element\)"),
-        (lambda x: x[:1], r"int64\[1\] for its leaf \(the element\)"),
-        (lambda x: {"a": x, "b": 3}, r"int64\[\] for its leaf \['b'\]"),
-        (lambda x: (x, np.zeros((2, 9))), r"float64\[2, 9\] for its leaf \[1\]"),
-    ],
-)
-def test_as_many_rows_are_returned_as_given(function, says):
-    with pytest.raises(UserFunctionError, match=f"map: .* returned {says}, on 9 rows of .*given 9 rows along axis 0"):
-        list(at_once(Dataset.range(9), function))
-
-
-def test_an_error_of_a_block_says_which():
-    with pytest.raises(UserFunctionError, match=r"map: .* raised ZeroDivisionError: .* on 9 rows of "):
-        list(at_once(Dataset.range(9), lambda x: 1 // 0))
-    with pytest.raises(SpecUnknown, match="on two made-up rows"):
-        _ = node_of(at_once(Dataset.range(9), lambda x: 1 // 0)).spec
-
-
-def test_rows_of_different_lengths_are_given_as_such():
-    rows = block(Ragged.of([np.arange(2.0), np.arange(3.0)]))
-    made = MapBlocks(UserFunction(lambda x: (Ragged(x.values * 2, x.row_splits), x.row_lengths), "map"))(rows)
-    same_elements(
-        list(made.elements()),
-        [(np.array([0.0, 2.0]), np.int64(2)), (np.array([0.0, 2.0, 4.0]), np.int64(3))],
-    )
-
-
-def test_batches_are_rows_too():
-    shapes = []
-
-    def function(x):
-        shapes.append(x.shape)
-        return x.sum(axis=1)
-
-    rows = block(np.arange(10))
-    made = MapBlocks(UserFunction(function, "map"))(Batches(rows, np.array([0, 4, 8])))
-    same_elements(list(made.elements()), [np.int64(6), np.int64(22)])
-    made = MapBlocks(UserFunction(function, "map"))(Batches(rows, np.array([0, 4, 8, 10])))
-    same_elements(list(made.elements()), [np.int64(6), np.int64(22), np.int64(17)])
-    assert shapes == [(2, 4), (1, 4), (1, 4), (1, 2)]
-    ds = at_once(Dataset.range(10).batch(4), lambda x: x * 2)
-    same_elements(list(ds), [np.arange(4) * 2, np.arange(4, 8) * 2, np.arange(8, 10) * 2])
-    assert ds.element_spec.shape == (None,)
-
-
-def test_datasets_are_no_rows():
-    class Window(Nested):
-        pass
-
-    nested = Bundle(Structure.of(0)[1], [(Window(),), (Window(),)])
-    with pytest.raises(ArgumentError, match="elements have datasets"):
-        MapBlocks(UserFunction(lambda x: x, "map"))(nested)
-
-
-def test_the_structure_of_blocks_is_one():
-    rows = Batches(block(np.arange(6)), np.array([0, 4, 6]))
-    with pytest.raises(UserFunctionError, match="every element needs the same"):
-        MapBlocks(UserFunction(lambda x: x if x.shape[1] == 4 else (x,), "map"))(rows)
-
-
-def test_blocks_without_rows_are_not_given():
-    rows = scalars(num_rows=0)
-    assert len(MapBlocks(UserFunction(lambda x: 1 // 0, "map"))(rows)) == 0
-    assert len(FilterBlocks(UserFunction(lambda x: 1 // 0, "filter"))(rows)) == 0
-
-
-def test_predicates_of_blocks():
-    ds = Dataset.range(20)
-    same_elements(list(filtered(ds, lambda x: x % 2 == 0, True)), list(map(np.int64, range(0, 20, 2))))
-    batches = filtered(ds.batch(3), lambda x: x.sum(axis=1) > 30, True)
-    same_elements(list(batches), list(filtered(ds.batch(3), lambda x: x.sum() > 30, False)))
-
-
-@pytest.mark.parametrize(
-    ("predicate", "says"),
-    [
-        (lambda x: x, r"returned int64\[9\] on 9 rows of .* returns bool\[9\]"),
-        (lambda x: (x > 3, x > 2), r"returned \('bool\[9\]', 'bool\[9\]'\)"),
-        (lambda x: x[:, None] > 3, r"returned bool\[9, 1\]"),
-        (lambda x: True, r"returned bool\[\] for its leaf \(the element\)"),
-        (lambda x: x[:2] > 3, r"returned bool\[2\] for its leaf \(the element\)"),
-    ],
-)
-def test_a_predicate_of_blocks_returns_bools(predicate, says):
-    with pytest.raises(UserFunctionError, match=f"filter: .*{says}"):
-        list(filtered(Dataset.range(9), predicate, True))

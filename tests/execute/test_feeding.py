@@ -6,22 +6,21 @@ import gc
 import itertools
 import logging
 import threading
-import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import numpy as np
 import pytest
 import strict_device
 from conftest import eventually, mirrored
-from strict_device import LIMITS, TAKEN, StrictDevice, StrictStream, reads_late
+from feeding_checks import arrays, device_gather_of, feed_threads, join, taken_bytes
+from strict_device import LIMITS, StrictDevice, StrictStream, reads_late
 
 import daskdist
 from daskdist import Dataset, DeviceAssignment, InputOptions, MirroredStrategy, Options, errors
 from daskdist.core.ragged import Ragged
 from daskdist.devices import device, on_host
-from daskdist.execute.transfer import copier, gather_on_device, layout, prefetch
+from daskdist.execute.transfer import copier, layout, prefetch
 from daskdist.execute.transfer.copier import Channel, channel_of, pinned_empty
 from daskdist.execute.transfer.deferred_release import DeferredRelease
 from daskdist.execute.transfer.prefetch import DevicePrefetch
@@ -54,21 +53,6 @@ def waits_by_itself(monkeypatch):
     monkeypatch.setattr(StrictStream, "wait", lambda self, event: self.give(event.synchronize))
 
 
-def feed_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("daskdist-feed")]
-
-
-def join(threads):
-    """Threads end, or else the test does."""
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
-
-
-def device_gather_of(num_replicas=1):
-    return MirroredStrategy([f"STRICT:{number}" for number in range(num_replicas)])
-
-
 def told(element):
     """A nest as lists of dtypes, shapes and values, wherever its arrays are."""
     if isinstance(element, dict):
@@ -83,19 +67,6 @@ def told(element):
 
 def steps_of(strategy, distributed, most=None):
     return [[told(each) for each in strategy.local_results(step)] for step in itertools.islice(iter(distributed), most)]
-
-
-def arrays(*shapes, num_steps=8, dtype=np.float64):
-    """Steps for one replica, with other values each."""
-    return [
-        [[np.arange(np.prod(shape), dtype=dtype).reshape(shape) + 1000 * step for shape in shapes]]
-        for step in range(num_steps)
-    ]
-
-
-def taken_bytes(index=0):
-    gc.collect()
-    return TAKEN.get(index, 0)
 
 
 # --- the same as on the host ---
@@ -661,238 +632,6 @@ def test_what_came_before_is_handed_out_though_the_next_does_not_fit():
     with pytest.raises(errors.DeviceMemoryError, match="keep fewer of them"):
         next(ahead)
     assert [on_host(leaf)[0] for ((leaf,),) in kept] == [0.0, 1000.0, 2000.0, 3000.0]
-
-
-# --- the thread ---
-
-
-def test_the_source_is_used_and_closed_by_one_thread():
-    threads = set()
-
-    class Source:
-        def __init__(self):
-            self.rest = iter(arrays((3,)))
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            threads.add(threading.current_thread())
-            return next(self.rest)
-
-        def close(self):
-            threads.add((threading.current_thread(), "closed"))
-
-    ahead = DevicePrefetch(Source(), [device("STRICT:0")])
-    next(ahead)
-    ahead.close()
-    (thread,) = (each for each in threads if not isinstance(each, tuple))
-    assert thread is not threading.current_thread()
-    assert (thread, "closed") in threads
-    assert not thread.is_alive()
-    with pytest.raises(StopIteration):
-        next(ahead)
-
-
-def test_one_that_was_never_begun_closes_its_source():
-    closed = []
-
-    class Source:
-        def __next__(self):
-            raise AssertionError
-
-        def close(self):
-            closed.append(1)
-
-    DevicePrefetch(Source(), [device("STRICT:0")]).close()
-    assert closed == [1]
-    DevicePrefetch(Source(), [device("STRICT:0")])
-    gc.collect()
-    eventually(lambda: closed == [1, 1])
-
-
-@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
-def test_a_thread_ends_though_nobody_takes_what_there_is(is_closed):
-    strategy = device_gather_of(2)
-    iterator = iter(strategy.distribute_dataset(Dataset.range(10).repeat().batch(4)))
-    next(iterator)
-    threads = feed_threads()
-    assert len(threads) == 1
-    if is_closed:
-        iterator.close()
-    del iterator
-    gc.collect()
-    join(threads)
-    assert taken_bytes(0) == taken_bytes(1) == 0
-
-
-def test_closing_does_not_wait_for_a_source_that_waits(monkeypatch):
-    monkeypatch.setattr(prefetch, "_JOIN_TIMEOUT_S", 0.05)
-    waits, go_on, then = threading.Event(), threading.Event(), threading.Event()
-
-    def source():
-        yield [[np.arange(3)]]
-        waits.set()
-        go_on.wait(20)
-
-    ahead = DevicePrefetch(source(), [device("STRICT:0")])
-    next(ahead)
-    (thread,) = feed_threads()
-    assert waits.wait(10)
-    ahead.close(then.set)
-    assert thread.is_alive()
-    assert not then.is_set()
-    go_on.set()
-    assert then.wait(10)
-    join([thread])
-
-
-def test_what_there_is_does_not_wait_for_what_is_not():
-    taken = [threading.Event() for _ in range(6)]
-
-    def source():
-        for number, before in enumerate([None, *taken[:-1]]):
-            # Nothing more before the last one is used.
-            assert before is None or before.wait(10)
-            yield [[np.array([number])]]
-
-    for number, ((leaf,),) in enumerate(DevicePrefetch(source(), [device("STRICT:0")])):
-        assert on_host(leaf).tolist() == [number]
-        taken[number].set()
-    assert number == 5
-
-
-def test_a_generator_that_waits_does_not_hold_up_closing(monkeypatch):
-    monkeypatch.setattr(prefetch, "_JOIN_TIMEOUT_S", 0.05)
-    go_on = threading.Event()
-
-    def numbers():
-        yield 0
-        go_on.wait(20)
-
-    dataset = Dataset.from_generator(numbers, output_signature=daskdist.TensorSpec((), np.int64)).batch(1)
-    iterator = iter(device_gather_of().distribute_dataset(dataset))
-    assert on_host(next(iterator)).tolist() == [0]
-    threads = feed_threads()
-    iterator.close()
-    go_on.set()
-    join(threads)
-
-
-# --- figures ---
-
-
-def test_figures_of_the_copies():
-    StrictStream.delay_s = 0.005
-    iterator = iter(device_gather_of(2).distribute_dataset(Dataset.range(4096).batch(512)))
-    assert iterator.stats()["device"]["num_bytes"] == 0
-    for step in iterator:
-        for value in step.values:
-            on_host(value)
-        time.sleep(0.03)
-    expected = pytest.approx(4096 * 8 / 1e9)
-
-    def of_all_copies():
-        # On a busy machine the last copy may not have been timed yet.
-        figures = iterator.stats()["device"]
-        return figures if figures["gb_per_s"] * figures["copy_s"] == expected else None
-
-    found = eventually(of_all_copies)
-    assert found["num_bytes"] == 4096 * 8
-    assert found["copy_s"] >= 0.03
-    # All but the first were there when they were asked for.
-    assert 0.3 < found["overlap"] < 1
-    assert (found["num_grown"], found["is_shrunk"]) == (0, False)
-
-
-def test_a_consumer_that_waits_is_told_as_a_stall():
-    may_begin = threading.Event()
-
-    def source():
-        assert may_begin.wait(10)
-        yield from arrays((4,), num_steps=3)
-
-    ahead = DevicePrefetch(source(), [device("STRICT:0")])
-    threading.Timer(0.05, may_begin.set).start()
-    next(ahead)
-    found = ahead.stats()
-    assert found["num_stalls"] == 1
-    assert 0.03 < found["stall_s"] < 5
-    ahead.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"device_buffer_size": 0}, "device_buffer_size is 0; give 1 or more"),
-        ({"device_buffer_size": 2.5}, "device_buffer_size is 2.5; give a whole number"),
-        ({"device_buffer_bytes": 0}, "device_buffer_bytes is 0; give 1 or more"),
-    ],
-    ids=["size", "no_size", "bytes"],
-)
-def test_options_that_are_wrong(options, message):
-    with pytest.raises(ValueError, match=message):
-        InputOptions(**options)
-
-
-def test_options_have_their_say():
-    LIMITS[0] = 2**21
-    num_rows = 2**13
-    options = InputOptions(device_buffer_size=8, device_buffer_bytes=3 * 8 * num_rows)
-    iterator = iter(device_gather_of().distribute_dataset(Dataset.range(20 * num_rows).batch(num_rows), options))
-    step = next(iterator)
-    eventually(lambda: taken_bytes() == 4 * 8 * num_rows)
-    assert StrictDevice.holds(step)
-    iterator.close()
-
-
-# --- what all copies to a device share ---
-
-
-def gatherer_of(name):
-    return gather_on_device.device_gather_of(device(name))
-
-
-@pytest.mark.parametrize(("of", "name"), [(channel_of, "STRICT:7"), (gatherer_of, "STRICT:8")], ids=["copies", "rows"])
-def test_threads_that_come_at_once_share_it(monkeypatch, of, name):
-    # Of a device that nobody has begun with.
-    made = StrictDevice.stream
-    is_second = threading.Event()
-
-    def stream(self):
-        # As long as it takes to begin with a device.
-        is_second.wait(0.05)
-        return made(self)
-
-    monkeypatch.setattr(StrictDevice, "stream", stream)
-    with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(of, [name] * 2)
-    assert one is other
-
-
-def test_no_consumer_is_forgotten_where_two_come_at_once():
-    class Slow:
-        """A stream beside which another one comes while it is told from a third."""
-
-        other = None
-
-        def __ne__(self, stream):
-            if self.other is not None:
-                thread = threading.Thread(target=channel.add_consumer, args=(self.other,))
-                self.other = None
-                thread.start()
-                threads.append(thread)
-                thread.join(0.05)
-            return self is not stream
-
-    threads = []
-    channel = Channel(StrictDevice(1))
-    first, second, third = Slow(), Slow(), Slow()
-    channel.add_consumer(first)
-    first.other = third
-    channel.add_consumer(second)
-    join(threads)
-    assert {first, second, third} <= set(channel.consumers)
 
 
 # --- iterators on replicas ---

@@ -1,0 +1,209 @@
+"""Numbers of elements, known and unknown, and batches of ragged elements."""
+
+from __future__ import annotations
+
+import dask
+import numpy as np
+import pytest
+
+from daskdist import Dataset, MirroredStrategy, Options, Ragged, errors
+
+INFINITE, UNKNOWN = -1, -2
+
+
+def lengths(*numbers):
+    """Rows of so many elements, each row's elements being its length."""
+    return Dataset.from_tensor_slices(np.array(numbers)).map(lambda n: np.full(int(n), n))
+
+
+# --- cardinality ---
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda ds: ds.filter(lambda x: x > 0), UNKNOWN),
+        (lambda ds: ds.flat_map(Dataset.range), UNKNOWN),
+        (lambda ds: ds.interleave(Dataset.range), UNKNOWN),
+        (lambda ds: ds.unique(), UNKNOWN),
+        (lambda ds: ds.take_while(lambda x: x < 3), UNKNOWN),
+        (lambda ds: ds.ignore_errors(), UNKNOWN),
+        (lambda ds: Dataset.sample_from_datasets([ds, ds]), UNKNOWN),
+        (lambda ds: Dataset.choose_from_datasets([ds, ds], ds), UNKNOWN),
+        (lambda ds: ds.batch(2).unbatch(), UNKNOWN),
+        (lambda ds: ds.batch(2, drop_remainder=True).unbatch(), 4),
+        (lambda ds: Dataset.from_tensor_slices(np.ones((3, 4))).unbatch(), 12),
+        (lambda ds: ds.batch(2).rebatch(3), UNKNOWN),
+        (lambda ds: ds.group_by_window(lambda x: x, lambda key, window: window, 2), UNKNOWN),
+        (lambda ds: ds.rejection_resample(lambda x: 0, [1.0]), UNKNOWN),
+        (lambda ds: ds.scan(np.int64(0), lambda s, x: (s, x)), 5),
+        (lambda ds: ds.map(lambda x: x), 5),
+        (lambda ds: ds.shuffle(3), 5),
+        (lambda ds: ds.prefetch(1), 5),
+        (lambda ds: ds.enumerate(), 5),
+        (lambda ds: ds.shard(2, 1), 2),
+        (lambda ds: ds.shard(2, 0), 3),
+        (lambda ds: ds.batch(2), 3),
+        (lambda ds: ds.batch(2, drop_remainder=True), 2),
+        (lambda ds: ds.padded_batch(2), 3),
+        (lambda ds: ds.ragged_batch(2, drop_remainder=True), 2),
+        (lambda ds: ds.window(2), 3),
+        (lambda ds: ds.window(2, shift=1), 5),
+        (lambda ds: ds.window(2, shift=1, drop_remainder=True), 4),
+        (lambda ds: ds.take(3), 3),
+        (lambda ds: ds.take(-1), 5),
+        (lambda ds: ds.skip(3), 2),
+        (lambda ds: ds.skip(-1), 0),
+        (lambda ds: ds.repeat(3), 15),
+        (lambda ds: ds.repeat(), INFINITE),
+        (lambda ds: ds.repeat(-7), INFINITE),
+        (lambda ds: ds.repeat().repeat(0), 0),
+        (lambda ds: ds.filter(lambda x: x > 0).repeat(0), 0),
+        (lambda ds: ds.take(0).repeat(), 0),
+        (lambda ds: ds.repeat().take(3), 3),
+        (lambda ds: ds.repeat().skip(3), INFINITE),
+        (lambda ds: ds.repeat().take(-1), INFINITE),
+        (lambda ds: ds.repeat().skip(-1), 0),
+        (lambda ds: ds.filter(lambda x: x > 0).take(3), UNKNOWN),
+        (lambda ds: ds.concatenate(ds), 10),
+        (lambda ds: ds.concatenate(ds.repeat()), INFINITE),
+        (lambda ds: ds.concatenate(ds.filter(lambda x: x > 0)), UNKNOWN),
+        (lambda ds: Dataset.zip(ds, ds.take(2)), 2),
+        (lambda ds: Dataset.zip(ds, ds.repeat()), 5),
+        (lambda ds: Dataset.zip(ds, ds.filter(lambda x: x > 0)), UNKNOWN),
+        (lambda ds: ds.filter(lambda x: x > 0).assert_cardinality(4), 4),
+        (lambda ds: Dataset.sample_from_datasets([ds.repeat(), ds]), INFINITE),
+        (lambda ds: Dataset.sample_from_datasets([ds.repeat(), ds], stop_on_empty_dataset=True), UNKNOWN),
+        (lambda ds: Dataset.sample_from_datasets([ds.repeat(), ds.repeat()], stop_on_empty_dataset=True), INFINITE),
+        (lambda ds: Dataset.sample_from_datasets([ds.repeat(), ds], weights=[0, 1]), UNKNOWN),
+        # What is known not to have elements has none, whatever is done to it.
+        (lambda ds: ds.take(0).filter(lambda x: x > 0), 0),
+        (lambda ds: ds.take(0).flat_map(Dataset.range), 0),
+    ],
+)
+def test_cardinality(build, expected):
+    ds = build(Dataset.range(5))
+    assert ds.cardinality() == expected
+    assert bool(ds) is True
+    if expected < 0:
+        with pytest.raises(TypeError, match=r"cardinality\(\)"):
+            len(ds)
+    else:
+        assert len(ds) == expected == len(list(ds))
+
+
+# --- lengths that are not known before the data is read ---
+
+
+def evens():
+    return Dataset.range(7).filter(lambda x: x % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: evens().assert_cardinality(4).batch(2),
+        lambda: evens().batch(2).assert_cardinality(2),
+        lambda: evens().batch(2).persist(),
+        lambda: evens().batch(2).with_options(Options(num_threads=1)).persist(),
+    ],
+)
+def test_a_length_that_was_found_or_stated(build):
+    ds = build()
+    assert len(ds) == 2
+    assert ds.to_dask_array().compute().tolist() == [0, 2, 4, 6]
+
+
+def test_the_length_of_what_is_cached():
+    ds = evens().batch(2).cache()
+    with pytest.raises(errors.UnknownLengthError, match="filter determines it only when the data is read"):
+        len(ds)
+    assert [batch.tolist() for batch in ds] == [[0, 2], [4, 6]]
+    assert len(ds) == ds.cardinality() == 2
+    assert ds.to_dask_array().compute().tolist() == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("build", "cause"),
+    [
+        (lambda: evens().batch(2), "filter"),
+        (lambda: Dataset.range(3).flat_map(Dataset.range).map(lambda x: x + 1).batch(2), "flat_map"),
+        (lambda: Dataset.range(3).unique().batch(2), "unique"),
+    ],
+)
+def test_a_length_that_is_not_known_says_why(build, cause):
+    for look in (len, lambda ds: ds.to_dask_array()):
+        with pytest.raises(errors.UnknownLengthError, match=rf"{cause} determines it only .* assert_cardinality\(n\)"):
+            look(build())
+    with pytest.raises(errors.UnknownLengthError, match=r"endless; use take\(n\)"):
+        len(Dataset.range(3).repeat())
+
+
+def test_zip_of_one_length():
+    three = Dataset.range(3)
+    assert len(list(Dataset.zip(three, three, strict=True))) == 3
+    assert len(list(Dataset.zip(three.repeat(), three.repeat(), strict=True).take(5))) == 5
+    for other in (Dataset.range(4), three.repeat()):
+        with pytest.raises(errors.ArgumentError, match=r"strict=True, but the datasets have 3, (4|endless) elements"):
+            Dataset.zip(three, other, strict=True)
+        assert len(Dataset.zip(three, other)) == 3
+    for pair in ((evens(), three), (three, evens()), (evens(), evens().skip(1))):
+        elements = iter(Dataset.zip(*pair, strict=True))
+        for _ in range(3):
+            next(elements)
+        with pytest.raises(errors.CardinalityError, match=r"strict=True, but dataset [01] is shorter"):
+            next(elements)
+    assert len(list(Dataset.zip(evens(), evens(), strict=True))) == 4
+
+
+# --- batches of ragged elements ---
+
+
+def rising(*lengths):
+    return Dataset.from_tensor_slices(np.array(lengths)).map(lambda n: np.arange(n))
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: rising(0, 1, 2, 3, 1).ragged_batch(2).batch(2), [[[[], [0]], [[0, 1], [0, 1, 2]]], [[[0]]]]),
+        (lambda: rising(1, 2, 1, 2).ragged_batch(2).batch(2), [[[[0], [0, 1]], [[0], [0, 1]]]]),
+        (
+            lambda: Dataset.range(1, 4).map(lambda n: Ragged(np.arange(int(n)), [0, int(n)])).batch(2),
+            [[[[0]], [[0, 1]]], [[[0, 1, 2]]]],
+        ),
+        (
+            lambda: Dataset.from_tensor_slices(Ragged(Ragged(np.arange(4), [0, 1, 3, 4]), [0, 2, 3])).batch(2),
+            [[[[0], [1, 2]], [[3]]]],
+        ),
+        (lambda: Dataset.from_tensors(Ragged(np.arange(3), [0, 1, 3])).repeat(2).batch(2), [[[[0], [1, 2]]] * 2]),
+        (
+            lambda: rising(1, 2, 3).ragged_batch(1).window(2).flat_map(lambda w: w.batch(2)),
+            [[[[0]], [[0, 1]]], [[[0, 1, 2]]]],
+        ),
+        (lambda: rising(1, 2, 3).ragged_batch(1).shuffle(3, seed=1).batch(3).map(lambda x: x[:0]), [[]]),
+        (
+            lambda: rising(1, 2, 3, 1).ragged_batch(1).batch(1).batch(2),
+            [[[[[0]]], [[[0, 1]]]], [[[[0, 1, 2]]], [[[0]]]]],
+        ),
+    ],
+)
+def test_ragged_elements_make_ragged_batches(build, expected):
+    ds = build()
+    assert [batch.tolist() for batch in ds] == expected
+    assert [batch.tolist() for batch in dask.compute(ds)[0]] == expected
+    for batch in ds:
+        assert isinstance(batch, Ragged)
+        assert ds.element_spec.is_compatible_with(batch)
+
+
+def test_pieces_of_ragged_batches_of_ragged_elements():
+    ds = rising(1, 2, 3, 1, 2).ragged_batch(1).batch(3)
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+    steps = [[piece.tolist() for piece in step.values] for step in strategy.distribute_dataset(ds)]
+    assert steps == [[[[[0]], [[0, 1]]], [[[0, 1, 2]]]], [[[[0]]], [[[0, 1]]]]]
+
+
+def test_dense_rows_of_different_lengths_do_not_stack():
+    with pytest.raises(errors.StackError, match="ragged_batch"):
+        list(rising(1, 2).batch(2))

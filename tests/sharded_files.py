@@ -1,0 +1,39 @@
+"""Files of rows, and sharding of them by a policy."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+
+from daskdist import Dataset, Options, read_parquet
+
+ROWS = [5, 3, 6, 2, 4]
+
+
+def first(node, number):
+    return list(itertools.islice(Dataset(node), number))
+
+
+def read(path):
+    return read_parquet(str(path), "id")
+
+
+def policy(name, **options):
+    return Options(auto_shard_policy=name, **options)
+
+
+def flat(element):
+    """The numbers in an element, however it nests them."""
+    if isinstance(element, Dataset):
+        return [number for each in element for number in flat(each)]
+    if isinstance(element, tuple):
+        return (
+            [tuple(map(int, element))] if all(np.ndim(each) == 0 for each in element) else [*zip(*element, strict=True)]
+        )
+    return [int(each) for each in np.ravel(element)]
+
+
+def rows_of(elements):
+    return Counter(number for element in elements for number in flat(element))

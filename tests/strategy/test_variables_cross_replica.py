@@ -1,0 +1,276 @@
+"""Variables between replicas: assignments and aggregations outside of functions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import mirrored
+from variable_checks import copies, numbers, variable
+
+import daskdist
+from daskdist import PerReplica, Variable, errors
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(
+    params=[
+        "one",
+        "embedded",
+        pytest.param("a replica a worker", marks=pytest.mark.cluster),
+        pytest.param("more replicas than threads", marks=pytest.mark.cluster),
+    ]
+)
+def strategy(request):
+    """One replica, and three, in this process; one on each of two workers, and four on each, of one thread."""
+    if request.param in ("one", "embedded"):
+        yield mirrored(1 if request.param == "one" else 3)
+        return
+    client = request.getfixturevalue("start_cluster")(2, 1)
+    per_worker = 1 if request.param == "a replica a worker" else 4
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=per_worker) as made:
+        yield made
+
+
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
+def two(request):
+    """Two replicas: in this process, and each on a worker."""
+    if request.param == "embedded":
+        yield mirrored(2)
+    else:
+        yield request.getfixturevalue("on_cluster")
+
+
+# --- between replicas ---
+
+
+def between(function, *args):
+    """Have replicas call a function between them; what each is given of it."""
+    return daskdist.get_replica_context().merge_call(function, args=args)
+
+
+def test_between_replicas_it_is_read_and_assigned(strategy):
+    made = variable(strategy, {"w": np.zeros(2, np.float32), "n": 0})
+
+    def merged(strategy, own, x):
+        before = own.read_value()
+        own.assign({"w": before["w"] + strategy.reduce("SUM", x, axis=None), "n": 1})
+        own.assign_add({"w": np.ones(2), "n": 2})
+        # As it is now.
+        return own.numpy()["w"]
+
+    def step(x):
+        given = between(merged, made, x)
+        return given, made.read_value()["w"], made.read_value()["n"]
+
+    size = strategy.num_replicas_in_sync
+    for times in (1, 2):
+        expected = [times * (sum(range(size)) + 1)] * 2
+        for given, w, n in strategy.local_results(strategy.run(step, args=(numbers(strategy),))):
+            assert (given.tolist(), w.tolist(), w.dtype, n) == (expected, expected, np.float32, 3)
+    assert made.numpy()["w"].tolist() == expected
+
+
+def test_between_replicas_it_need_not_be_among_the_arguments(strategy):
+    made = variable(strategy, 1.0)
+
+    def merged(strategy):
+        assert float(made) == np.asarray(strategy.reduce("MAX", made, axis=None))
+        made.assign(float(made) * 2)
+        made.assign(strategy.reduce("MEAN", made, axis=None) + 1)
+
+    strategy.local_results(strategy.run(lambda: [between(merged), 0][1]))
+    assert copies(strategy, made) == [3] * strategy.num_replicas_in_sync
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_between_replicas_each_ones_copy_is_updated(strategy, is_given):
+    made = variable(strategy, np.zeros(2), aggregation="SUM")
+
+    def merged(strategy, x, given=made):
+        total = strategy.reduce("SUM", x, axis=None)
+        return strategy.extended.update(given, lambda own, x, total: own.assign_add(x + total), args=(x, total))
+
+    def step(x):
+        given = between(merged, *((x, made) if is_given else (x,)))
+        assert given.tolist() == made.read_value().tolist()
+        return made.read_value()
+
+    size = strategy.num_replicas_in_sync
+    expected = [[sum(range(size)) + k] * 2 for k in range(size)]
+    values = strategy.run(step, args=(PerReplica([np.full(2, float(k)) for k in range(size)]),))
+    assert [each.tolist() for each in strategy.local_results(values)] == expected
+    assert copies(strategy, made) == expected
+
+
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN", "NONE"])
+def test_between_replicas_there_is_what_each_has_for_itself(strategy, aggregation):
+    made = variable(strategy, 0.0, synchronization="ON_READ", aggregation=aggregation)
+    size = strategy.num_replicas_in_sync
+    own = list(range(size))
+
+    def merged(strategy, given):
+        assert list(strategy.local_results(given)) == own
+        if aggregation != "NONE":
+            assert float(given) == (sum(own) if aggregation == "SUM" else sum(own) / size)
+        given.assign(PerReplica([10.0 * k for k in own]) if size > 1 else 0.0)
+        strategy.run(lambda: given.assign_add(daskdist.get_replica_context().replica_id_in_sync_group))
+
+    def step(x):
+        made.assign(x)
+        between(merged, made)
+        return made.read_value()
+
+    found = strategy.local_results(strategy.run(step, args=(numbers(strategy),)))
+    assert list(found) == copies(strategy, made) == [11 * k for k in own]
+
+
+class Kept:
+    def __init__(self, *seen):
+        self.seen = list(seen)
+
+
+def test_between_replicas_objects_are_assigned_and_changed(strategy):
+    made = variable(strategy, Kept)
+
+    def merged(strategy, given):
+        assert [each.seen for each in strategy.local_results(given.read_value())] == [["own"]] * size
+        given.assign(Kept("new"))
+        strategy.extended.update(given, lambda each, x: each.read_value().seen.append(x), args=(ids,))
+
+    def step():
+        made.read_value().seen.append("own")
+        between(merged, made)
+        made.read_value().seen.append("after")
+        return made.read_value().seen
+
+    size = strategy.num_replicas_in_sync
+    ids = PerReplica([f"of {k}" for k in range(size)]) if size > 1 else "of 0"
+    for number, found in enumerate(strategy.local_results(strategy.run(step))):
+        assert found == ["new", f"of {number}", "after"]
+
+
+class Steps:
+    """An optimizer, say."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def take(self, what):
+        self.kept.seen.append(what)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_between_replicas_objects_keep_what_they_have_in_common(strategy, is_last):
+    made = variable(strategy, Kept)
+    steps = variable(strategy, lambda: Steps(made.read_value()))
+
+    def merged(strategy, given):
+        strategy.extended.update(steps, lambda own: own.read_value().take("between"))
+        return [each.seen for each in strategy.local_results(made)]
+
+    def step():
+        seen = between(merged, (steps, made) if is_last else (made, steps))
+        steps.read_value().take("after")
+        return seen, made.read_value().seen, steps.read_value().kept is made.read_value()
+
+    size = strategy.num_replicas_in_sync
+    for seen, found, is_same in strategy.local_results(strategy.run(step)):
+        assert list(seen) == [["between"]] * size
+        assert (found, is_same) == (["between", "after"], True)
+
+
+def test_what_is_only_looked_at_between_replicas_stays_the_object_that_it_is(strategy):
+    made = variable(strategy, Kept)
+
+    def step():
+        before = made.read_value()
+        between(lambda strategy, given: len(strategy.local_results(given.read_value())), made)
+        return made.read_value() is before
+
+    assert all(strategy.local_results(strategy.run(step)))
+
+
+@pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
+def test_between_replicas_that_are_called_between_replicas_there_is_what_they_have(strategy, synchronization):
+    made = variable(strategy, 0.0, synchronization=synchronization, aggregation="MEAN")
+
+    def inner(strategy, given):
+        given.assign_add(10.0)
+        return float(given)
+
+    def merged(strategy, given):
+        made.assign_add(1.0)
+        found = strategy.run(lambda: (between(inner, given), made.read_value()))
+        # It is of use as before.
+        made.assign_add(100.0)
+        return strategy.local_results(found)
+
+    def step():
+        return between(merged, made), made.read_value()
+
+    size = strategy.num_replicas_in_sync
+    for given, own in strategy.local_results(strategy.run(step)):
+        assert (list(given), own) == ([(11, 11)] * size, 111)
+    assert copies(strategy, made) == [111] * size
+
+
+@pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
+def test_between_replicas_each_may_give_another_one(strategy, synchronization):
+    size = strategy.num_replicas_in_sync
+    options = {"synchronization": synchronization, "aggregation": "MEAN"}
+    made = [variable(strategy, [1.0] * k if k else {"n": 2.0}, **options) for k in range(size)]
+
+    def merged(strategy, given):
+        return str(strategy.local_results(given))
+
+    given = PerReplica(made) if size > 1 else made[0]
+    # In the program it is the same.
+    expected = str(strategy.local_results(given))
+    assert expected.startswith("({'n': np.float64(2.0)}")
+    assert set(strategy.local_results(strategy.run(lambda own: between(merged, own), args=(given,)))) == {expected}
+
+
+@pytest.mark.cluster
+def test_between_replicas_of_a_cluster_nothing_is_assigned_by_what_raises(start_cluster):
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 1), num_replicas_per_worker=2) as strategy:
+        made = variable(strategy, 0.0)
+
+        def merged(strategy):
+            made.assign(1.0)
+            strategy.extended.update(made, lambda own: own.assign_add(1.0))
+            assert float(made) == 2
+            raise OSError("gone")
+
+        with pytest.raises(OSError, match="gone"):
+            strategy.local_results(strategy.run(between, args=(merged,)))
+        assert copies(strategy, made) == [0] * 4
+
+
+@pytest.mark.cluster
+def test_between_replicas_of_a_cluster_there_is_only_what_is_given_of_what_each_has(on_cluster):
+    made = variable(on_cluster, 0.0, synchronization="ON_READ", aggregation="SUM", name="own")
+    kept = variable(on_cluster, Kept, name="kept")
+    for function in (lambda _: float(made), lambda _: made.assign_add(1.0), lambda _: kept.read_value()):
+        with pytest.raises(errors.ArgumentError, match=r"own|kept: each replica has its own, .* put it in args"):
+            on_cluster.local_results(on_cluster.run(between, args=(function,)))
+    # What it is to have from now on can be said all the same.
+    on_cluster.local_results(on_cluster.run(lambda: [between(lambda _: [made.assign(3.0), None][1]), 0][1]))
+    assert float(made) == 3
+
+
+@pytest.mark.cluster
+def test_between_replicas_of_a_cluster_none_is_made(on_cluster):
+    with pytest.raises(RuntimeError, match=r"late: made on a worker, in a function that merge_call calls; make it"):
+        on_cluster.local_results(on_cluster.run(between, args=(lambda _: [Variable(0.0, name="late"), 0][1],)))
+
+
+def test_between_replicas_one_of_another_strategy_is_none(two):
+    other = variable(mirrored(2), 0.0, name="other")
+
+    def merged(strategy):
+        other.assign(1.0)
+
+    with pytest.raises(errors.ArgumentError, match="other: used"):
+        two.local_results(two.run(between, args=(merged,)))
+    assert float(other) == 0

@@ -1,0 +1,363 @@
+"""Training with frameworks: what replicas keep, and replicas as the processes of torch.distributed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import mirrored
+
+import daskdist
+from daskdist import Dataset, PerReplica
+from daskdist.errors import ArgumentError
+
+# What Keras itself does to tensors of PyTorch.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+ROWS = 240
+WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.fixture
+def jax() -> Any:
+    return pytest.importorskip("jax", reason="JAX is not installed")
+
+
+def line(dtype: Any = np.float32) -> Dataset:
+    """Points of a line, in batches of 60."""
+    x = np.random.default_rng(3).normal(size=(ROWS, 3)).astype(dtype)
+    return Dataset.from_tensor_slices((x, (x @ WEIGHTS)[:, None])).shuffle(ROWS, seed=5).batch(60)
+
+
+# --- replicas as the processes of torch.distributed ---
+
+
+def trained_alone(torch: Any, x: Any, y: Any, batch_size: int, num_epochs: int) -> Any:
+    """The weights of a line trained in this process, by whole batches."""
+    line = torch.nn.Linear(3, 1, dtype=torch.float64)
+    torch.nn.init.zeros_(line.weight), torch.nn.init.zeros_(line.bias)
+    optimizer = torch.optim.SGD(line.parameters(), lr=0.2)
+    for _ in range(num_epochs):
+        for start in range(0, len(x), batch_size):
+            rows = slice(start, start + batch_size)
+            optimizer.zero_grad()
+            found = line(torch.from_numpy(x[rows]))[:, 0]
+            torch.nn.functional.mse_loss(found, torch.from_numpy(y[rows])).backward()
+            optimizer.step()
+    return line.weight.detach().numpy()
+
+
+@pytest.mark.cluster
+def test_replicas_train_as_one(torch, on_cluster):
+    x = np.random.default_rng(0).normal(size=(ROWS, 3))
+    y = x @ WEIGHTS.astype(float)
+
+    def train(steps, num_epochs):
+        import torch
+
+        with daskdist.torch_process_group() as group:
+            line = torch.nn.Linear(3, 1, dtype=torch.float64)
+            torch.nn.init.zeros_(line.weight), torch.nn.init.zeros_(line.bias)
+            line = torch.nn.parallel.DistributedDataParallel(line)
+            optimizer = torch.optim.SGD(line.parameters(), lr=0.2)
+            num_batches = 0
+            for _ in range(num_epochs):
+                for batch in steps:
+                    tensors = daskdist.to_torch(batch)
+                    num_batches += 1
+                    optimizer.zero_grad()
+                    torch.nn.functional.mse_loss(line(tensors["x"])[:, 0], tensors["y"]).backward()
+                    optimizer.step()
+            return {
+                "weights": line.module.weight.detach().numpy(),
+                "rank": group.get_rank(),
+                "size": group.get_world_size(),
+                "num_batches": num_batches,
+            }
+
+    batches = on_cluster.distribute_dataset(Dataset.from_tensor_slices({"x": x, "y": y}).batch(40))
+    results = on_cluster.local_results(on_cluster.run(train, args=(batches, 3)))
+    expected = trained_alone(torch, x, y, 40, 3)
+    for number, found in enumerate(results):
+        assert (found["rank"], found["size"]) == (number, 2)
+        assert found["num_batches"] == 18
+        # Halves of equal size: the mean of their gradients is that of the whole.
+        np.testing.assert_allclose(found["weights"], expected, rtol=1e-12)
+    # The group is gone with its block: another one can be made.
+    again = on_cluster.local_results(on_cluster.run(train, args=(batches, 1)))
+    assert [found["rank"] for found in again] == [0, 1]
+
+
+@pytest.mark.cluster
+def test_a_model_that_goes_with_its_function_waits_for_nobody(torch, on_cluster):
+    def train():
+        import torch
+
+        with daskdist.torch_process_group():
+            line = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+            for _ in range(20):
+                line(torch.ones(4, 3)).sum().backward()
+        return 1
+
+    # Where it can happen that it hangs, it does so within a few.
+    for _ in range(15):
+        assert on_cluster.local_results(on_cluster.run(train)) == (1, 1)
+
+
+def test_a_group_is_of_replicas(torch):
+    with (
+        pytest.raises(ArgumentError, match="torch_process_group: called outside of a replica"),
+        daskdist.torch_process_group(),
+    ):
+        pass
+
+    def step():
+        with daskdist.torch_process_group():
+            pass
+
+    with pytest.raises(ArgumentError, match="of 2 replicas several are in one process"):
+        mirrored(2).run(step)
+
+
+# --- what replicas keep, and train ---
+
+
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
+def two(request: pytest.FixtureRequest) -> Any:
+    """Two replicas: in this process, and each on a worker."""
+    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
+
+
+def points() -> tuple[Any, Any]:
+    x = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
+    return x, x @ WEIGHTS
+
+
+def test_a_torch_module_is_kept_trained_and_restored(torch, two, tmp_path):
+    def make():
+        import torch
+
+        module = torch.nn.Linear(3, 1)
+        torch.nn.init.zeros_(module.weight), torch.nn.init.zeros_(module.bias)
+        return module
+
+    with two.scope():
+        model = daskdist.Variable(make, name="model")
+
+    def step(batch):
+        import torch
+
+        module = model.read_value()
+        x, y = daskdist.to_torch(batch)
+        module.zero_grad()
+        torch.nn.functional.mse_loss(module(x)[:, 0], y).backward()
+        gradients = [each.grad.numpy() for each in module.parameters()]
+        gradients = daskdist.get_replica_context().all_reduce("MEAN", gradients)
+        with torch.no_grad():
+            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+                parameter -= 0.2 * torch.from_numpy(gradient)
+
+    def weights():
+        return model.read_value().weight.detach().numpy().copy()
+
+    def train():
+        for batch in batches:
+            two.run(step, args=(batch,))
+        return [each.tolist() for each in two.local_results(two.run(weights))]
+
+    x, y = points()
+    batches = two.distribute_dataset(Dataset.from_tensor_slices((x, y)).batch(40))
+    first, second = train()
+    assert first == second
+    checkpoint = daskdist.Checkpoint(model=model)
+    checkpoint.save(tmp_path / "model.npz")
+    later = train()
+    assert later[0] != first
+    assert np.abs(np.array(later[0][0]) - WEIGHTS).max() < 0.2
+    checkpoint.restore(tmp_path / "model.npz")
+    assert [each.tolist() for each in two.local_results(two.run(weights))] == [first, first]
+    # From there on it goes as it went.
+    assert train() == later
+
+
+def test_a_torch_module_that_is_assigned_is_each_replicas_own(torch, two):
+    def make():
+        import torch
+
+        return torch.nn.Linear(3, 1)
+
+    with two.scope():
+        model = daskdist.Variable(make, aggregation="ONLY_FIRST_REPLICA")
+
+    def add():
+        import torch
+
+        context = daskdist.get_replica_context()
+        with torch.no_grad():
+            model.read_value().weight += context.replica_id_in_sync_group + 1
+        context.all_reduce("SUM", 1)
+        return model.read_value().weight.tolist()
+
+    given = torch.nn.Linear(3, 1)
+    torch.nn.init.zeros_(given.weight)
+    model.assign(given)
+    assert two.local_results(two.run(add)) == ([[1, 1, 1]], [[2, 2, 2]])
+    assert given.weight.tolist() == [[0, 0, 0]]
+
+    def assign():
+        import torch
+
+        made = torch.nn.Linear(3, 1)
+        torch.nn.init.constant_(made.weight, 10.0 * (daskdist.get_replica_context().replica_id_in_sync_group + 1))
+        model.assign(made)
+
+    two.run(assign)
+    assert two.local_results(two.run(add)) == ([[11, 11, 11]], [[12, 12, 12]])
+
+
+def test_what_tensors_are_added_to_keeps_none_of_what_they_were(torch):
+    strategy = mirrored(2)
+    with strategy.scope():
+        made = daskdist.Variable(lambda: {"w": torch.zeros(2, requires_grad=True)}, aggregation="SUM")
+    for _ in range(2):
+        strategy.run(lambda: made.assign_add({"w": torch.ones(2)}))
+    found = strategy.local_results(made)
+    assert [(each["w"].grad_fn, each["w"].tolist()) for each in found] == [(None, [4, 4])] * 2
+
+
+def jax_step(weights: Any, batch: Any) -> Any:
+    """The gradient of the mean squared error of a line, by JAX."""
+    import jax
+
+    def loss(weights, x, y):
+        return ((x @ weights["w"] + weights["b"] - y) ** 2).mean()
+
+    return jax.grad(loss)(weights, *daskdist.to_jax(batch))
+
+
+def jax_zeros() -> Any:
+    import jax
+
+    return {"w": jax.numpy.zeros(3), "b": jax.numpy.zeros(())}
+
+
+def jax_trained_alone(num_epochs: int, batch_size: int) -> Any:
+    """The weights of a line trained in this process, by whole batches."""
+    import jax
+
+    (x, y), weights = points(), jax_zeros()
+    for _ in range(num_epochs):
+        for start in range(0, ROWS, batch_size):
+            rows = slice(start, start + batch_size)
+            gradient = jax_step(weights, (x[rows], y[rows]))
+            weights = jax.tree.map(lambda weight, each: weight - 0.2 * each, weights, gradient)
+    return weights
+
+
+@pytest.mark.parametrize("how", ["assign", "assign_sub"])
+def test_a_nest_of_jax_arrays_is_kept_trained_and_restored(jax, two, tmp_path, how):
+    with two.scope():
+        weights = daskdist.Variable(jax_zeros, aggregation="MEAN", name="weights")
+
+    def step(batch):
+        import jax
+
+        here = weights.read_value()
+        change = jax.tree.map(lambda each: 0.2 * each, jax_step(here, batch))
+        if how == "assign":
+            weights.assign(jax.tree.map(lambda each, by: each - by, here, change))
+        else:
+            weights.assign_sub(change)
+
+    def kept():
+        import jax
+
+        here = weights.read_value()
+        assert all(isinstance(each, jax.Array) for each in jax.tree.leaves(here))
+        return {name: np.asarray(each) for name, each in here.items()}
+
+    def train():
+        for batch in batches:
+            two.run(step, args=(batch,))
+        first, second = two.local_results(two.run(kept))
+        assert first["w"].tolist() == second["w"].tolist()
+        assert first["b"] == second["b"]
+        return first
+
+    batches = two.distribute_dataset(Dataset.from_tensor_slices(points()).batch(40))
+    once = train()
+    # Halves of equal size: the mean of their gradients is that of the whole.
+    np.testing.assert_allclose(once["w"], jax_trained_alone(1, 40)["w"], rtol=1e-5)
+    checkpoint = daskdist.Checkpoint(weights=weights)
+    checkpoint.save(tmp_path / "weights.npz")
+    twice = train()
+    np.testing.assert_allclose(twice["w"], WEIGHTS, atol=0.1)
+    checkpoint.restore(tmp_path / "weights.npz")
+    assert [each["w"].tolist() for each in two.local_results(two.run(kept))] == [once["w"].tolist()] * 2
+    assert train()["w"].tolist() == twice["w"].tolist()
+
+
+def test_a_nest_of_jax_arrays_without_aggregation_is_the_same_on_all(jax, two):
+    with two.scope():
+        weights = daskdist.Variable(jax_zeros, name="weights")
+
+    def moved(by):
+        import jax
+
+        weights.assign(jax.tree.map(lambda each: each + by, weights.read_value()))
+        return weights.read_value()["w"].tolist()
+
+    assert two.local_results(two.run(moved, args=(1.0,))) == ([1, 1, 1], [1, 1, 1])
+    with pytest.raises(daskdist.errors.CollectiveError, match=r"weights.assign: replica 1 gives another value than"):
+        two.local_results(two.run(moved, args=(PerReplica([1.0, 2.0]),)))
+    assert weights.state_dict()["value"]["w"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_arrays_of_a_framework_are_a_variable_of_arrays(request, two, library):
+    request.getfixturevalue(library)
+
+    def ones():
+        if library == "torch":
+            import torch as xp
+        else:
+            import jax.numpy as xp
+        return xp.ones(2)
+
+    with two.scope():
+        made = daskdist.Variable({"w": ones(), "b": 0.0}, aggregation="SUM")
+    assert made.numpy()["w"].dtype == np.float32
+    made.assign({"w": ones() * 3, "b": ones().sum()})
+
+    def step():
+        made.assign_add({"w": ones(), "b": np.float64(1)})
+        return made.read_value()["w"]
+
+    assert [each.tolist() for each in two.local_results(two.run(step))] == [[5, 5]] * 2
+    assert float(made.numpy()["b"]) == 4
+
+
+def test_jax_trains_in_a_loop_on_the_replicas(jax, two):
+    def loop(steps, num_epochs):
+        import jax
+
+        context = daskdist.get_replica_context()
+        weights, num_batches = jax_zeros(), 0
+        for _ in range(num_epochs):
+            for batch in steps:
+                num_batches += 1
+                gradient = context.all_reduce("MEAN", jax_step(weights, batch))
+                weights = jax.tree.map(lambda weight, each: weight - 0.2 * each, weights, gradient)
+        return {"w": np.asarray(weights["w"]), "b": float(weights["b"]), "batches": num_batches}
+
+    batches = two.distribute_dataset(Dataset.from_tensor_slices(points()).batch(40))
+    first, second = two.local_results(two.run(loop, args=(batches, 3)))
+    assert first["batches"] == second["batches"] == 18
+    assert first["w"].tolist() == second["w"].tolist()
+    np.testing.assert_allclose(first["w"], jax_trained_alone(3, 40)["w"], rtol=1e-5)
+    np.testing.assert_allclose(first["w"], WEIGHTS, atol=0.05)
