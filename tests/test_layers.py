@@ -357,7 +357,18 @@ def _public_functions(tree: ast.Module):
 
 
 # Rooms whose variables and parameters say what they hold.
-ROOMS_WITH_PLAIN_NAMES = ("execute/", "ops/", "storage/", "tables/")
+ROOMS_WITH_PLAIN_NAMES = (
+    "checkpoint/",
+    "devices/",
+    "display/",
+    "execute/",
+    "ops/",
+    "passes/",
+    "readers/",
+    "sharding/",
+    "storage/",
+    "tables/",
+)
 VAGUE_VARIABLES = {"each", "found", "given", "made", "own"}
 # Words in messages that are not how people speak today; docstrings and comments are left to readers.
 OLD_WORDS = re.compile(r"\b(mend|anew|whoever)\b")

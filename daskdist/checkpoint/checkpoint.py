@@ -56,9 +56,9 @@ class Checkpoint:
     def __init__(self, /, **objects: Stateful) -> None:
         if not objects:
             raise ArgumentError("Checkpoint: give the objects to be saved, by name: Checkpoint(weights=variable)")
-        for name, each in objects.items():
-            if isinstance(each, type) or not isinstance(each, Stateful):
-                what = f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__
+        for name, stateful in objects.items():
+            if isinstance(stateful, type) or not isinstance(stateful, Stateful):
+                what = f"the class {stateful.__name__}" if isinstance(stateful, type) else type(stateful).__name__
                 raise ArgumentError(
                     f"Checkpoint: {name!r} is {what}; give an object with state_dict() and load_state_dict(state)"
                 )
@@ -91,8 +91,8 @@ class Checkpoint:
         So only one process at a time may save to a path.
         """
         states = {}
-        for name, each in self._objects.items():
-            state = each.state_dict()
+        for name, stateful in self._objects.items():
+            state = stateful.state_dict()
             try:
                 states[name] = as_numpy(state, copied=False)
             except ArgumentError as error:
@@ -135,15 +135,15 @@ class Checkpoint:
                 f"is of {', '.join(self._objects)}"
             )
         states = {}
-        for name, each in self._objects.items():
+        for name, stateful in self._objects.items():
             try:
-                states[name] = like(each.state_dict(), saved.pop(name), owner=each, copied=False)
+                states[name] = like(stateful.state_dict(), saved.pop(name), owner=stateful, copied=False)
             except ArgumentError as error:
                 raise ArgumentError(f"restore: {name!r}: {error}; nothing was restored") from error
         done: list[str] = []
-        for name, each in self._objects.items():
+        for name, stateful in self._objects.items():
             try:
-                each.load_state_dict(states.pop(name))
+                stateful.load_state_dict(states.pop(name))
             # An object may raise any exception.
             except Exception as error:
                 why = str(error) if isinstance(error, DaskdistError) else f"{type(error).__name__}: {error}"

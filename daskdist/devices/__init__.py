@@ -1,7 +1,7 @@
-"""Devices: where a replica's arrays live and what computes on them.
+"""Devices, which hold a replica's arrays and compute with them.
 
-A device kind is one sibling file with one class. Names are a kind and a number, ``"CPU:0"``; TensorFlow's
-longer spellings (``"/gpu:1"``, ``"/device:CPU:0"``) are taken too.
+A device kind is one file with one class. Names are a kind and a number, such as ``"CPU:0"``; TensorFlow's longer
+spellings (``"/gpu:1"``, ``"/device:CPU:0"``) are accepted too.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import numpy as np
 from daskdist.core.selection.permutation import Permutation
 from daskdist.errors import ArgumentError, UnknownDeviceError
 
-# Kind -> import path, and the library whose arrays it has.
+# Kind -> import path, and the library of its arrays.
 KINDS: Final = {
     "CPU": ("daskdist.devices.cpu:CpuDevice", "numpy"),
     "GPU": ("daskdist.devices.cupy:CupyDevice", "cupy"),
 }
-# Kinds by the numbers that DLPack has for them: CUDA, ROCm, and CUDA's managed memory.
+# DLPack's number of a device type -> kind: CUDA, ROCm, and CUDA's managed memory.
 OF_DLPACK: Final = {2: "GPU", 10: "GPU", 13: "GPU"}
 
 
 class Event(Protocol):
-    """A moment in what a stream does."""
+    """A point in the work of a stream."""
 
     @property
     def is_over(self) -> bool:
@@ -38,42 +38,42 @@ class Event(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait here until it has."""
+        """Wait until the stream has reached the event."""
         ...
 
     def seconds_since(self, earlier: Any) -> float:
-        """Return the seconds between another event of the device and this one; both are over."""
+        """Return the seconds from an earlier event of the device to this one; both must be over."""
         ...
 
 
 class DeviceStream(Protocol):
     """An ordered queue of work on a device; work in two streams may run at the same time.
 
-    Two that stand for the same one are equal.
+    Objects for the same stream are equal.
     """
 
     def record(self) -> Event:
-        """Record an event that is over when all work given so far is done."""
+        """Record an event that is over when all work queued so far is done."""
         ...
 
     def wait(self, event: Event) -> None:
-        """Make all work given from now on wait for an event."""
+        """Make all work queued from now on wait for an event."""
         ...
 
     def synchronize(self) -> None:
-        """Wait here until all is done."""
+        """Wait until all queued work is done."""
         ...
 
 
 class Device(Protocol):
-    """One device. It is a value: equal to another of its kind and number, hashed and pickled by those.
+    """One device. It is a value, compared, hashed and pickled by its kind and number.
 
     Parameters
     ----------
     kind
-        The first part of its name.
+        The first part of its name, such as ``"GPU"``.
     index
-        The second.
+        The number in its name.
     """
 
     kind: str
@@ -81,7 +81,7 @@ class Device(Protocol):
 
     @property
     def is_host(self) -> bool:
-        """True if its arrays are NumPy's, in this process's memory: there is nothing to copy to it."""
+        """True if its arrays are NumPy arrays in this process's memory, so that nothing needs copying."""
         ...
 
     @property
@@ -91,26 +91,26 @@ class Device(Protocol):
 
     @property
     def uuid(self) -> str:
-        """An identifier of the physical device, the same under whatever name a process has for it."""
+        """An identifier of the physical device, independent of its name in a process."""
         ...
 
     @property
     def description(self) -> str:
-        """The name of the device for people: a GPU's model."""
+        """A description for people, such as a GPU's model."""
         ...
 
     @property
     def out_of_memory(self) -> type[Exception]:
-        """The exceptions raised where it has no memory left."""
+        """The exception raised when its memory is exhausted."""
         ...
 
     @staticmethod
     def num_present() -> int:
-        """Return the number of devices of the kind that this process sees; they are numbered from 0 on."""
+        """Return the number of devices of this kind that are visible to this process, numbered from 0."""
         ...
 
     def missing(self) -> str | None:
-        """Return why it cannot be used in this process, and what to do; None if it can."""
+        """Return why the device cannot be used in this process, with a remedy; None if it can."""
         ...
 
     @staticmethod
@@ -125,13 +125,13 @@ class Device(Protocol):
 
     @staticmethod
     def lacks(dtype: Any) -> bool:
-        """Return whether it has no arrays of a dtype: text, objects, times and long doubles on GPUs."""
+        """Return whether it cannot hold arrays of a dtype, such as text, objects, times and long doubles on GPUs."""
         ...
 
     def put(self, array: Any) -> Any:
-        """Copy an array of the host, or of another device of this kind, to this device.
+        """Copy an array from the host, or from another device of this kind, to this device.
 
-        The host's array may be changed once it has returned.
+        The source array may be changed after the return.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class Device(Protocol):
         ...
 
     def get(self, array: Any) -> Any:
-        """Copy an array of this device to a NumPy array, once it has been computed."""
+        """Wait until an array of this device is computed, and copy it to a NumPy array."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -149,19 +149,19 @@ class Device(Protocol):
         ...
 
     def lend(self, num_bytes: int, back: Callable[[Any], None]) -> Any:
-        """Return new bytes for others to compute with in streams of their own.
+        """Return new bytes for users that compute in their own streams.
 
-        ``back`` is called with their memory when nobody has any of them any more, before that can be had again, in
-        whatever thread lets go of the last. As long as it is kept from there on it cannot be had.
+        ``back`` is called with the memory when the last reference to any of the bytes is dropped, in that thread and
+        before the memory can be allocated again. While it keeps the memory, it cannot be allocated.
         """
         ...
 
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Part of an array of bytes, from ``offset`` on, as an array in order of C; it shares and keeps the memory."""
+        """Return bytes from ``offset`` on as an array in C order, which shares the memory and keeps it alive."""
         ...
 
     def pinned(self, num_bytes: int) -> Any:
-        """Memory of the host that the device copies from and to by itself: a NumPy array of bytes."""
+        """Return page-locked host memory, which the device accesses directly, as a NumPy array of bytes."""
         ...
 
     def is_pinned(self, array: Any) -> bool:
@@ -169,19 +169,19 @@ class Device(Protocol):
         ...
 
     def copy(self, source: Any, target: Any, stream: DeviceStream) -> None:
-        """Copy pinned bytes of the host to as many of the device, in a stream: they must stay as they are until then.
+        """Copy pinned bytes of the host to the same number on the device, in a stream; keep them unchanged until then.
 
         Raises
         ------
         ArgumentError
-            They are not as many.
+            The sizes differ.
         """
         ...
 
     def permuted(self, order: Permutation, start: int, stop: int) -> Any:
-        """Return the items from one place to another of a random order, computed in the current stream.
+        """Return part of a random order, from index ``start`` to ``stop``, computed in the current stream.
 
-        An array of this device, int64, shape ``(stop - start,)``; not to be changed.
+        The result is an array of this device, int64, shape ``(stop - start,)``; do not change it.
         """
         ...
 
@@ -194,81 +194,82 @@ class Device(Protocol):
         ...
 
     def using(self, stream: DeviceStream | None = None) -> AbstractContextManager[Any]:
-        """Make the device, and a stream of its, those of this thread in a ``with`` block."""
+        """Select the device, and one of its streams, for this thread in a ``with`` block."""
         ...
 
     def memory_info(self) -> tuple[int, int]:
-        """Bytes that could be given out, with what this process holds and does not use, and bytes in all."""
+        """Return the bytes that this process can allocate, including its unused pool memory, and the total bytes."""
         ...
 
     def held_bytes(self) -> int:
-        """Bytes of the device that this process holds; where nobody counts those, those that all processes do."""
+        """Return the bytes of the device that this process holds; if those are unknown, the bytes of all processes."""
         ...
 
     def free_unused(self) -> None:
-        """Give back what this process holds of its memory and has no arrays in."""
+        """Release the memory that this process holds but has no arrays in."""
         ...
 
     def combined(self, how: str, arrays: Sequence[Any]) -> Any:
-        """Arrays of one shape and dtype, each on another device of this kind, made one on this, the first one's.
+        """Reduce arrays of one shape and dtype on different devices of this kind to one on this device, the first one.
 
-        By a library that does so from device to device, in the replicas' streams; ``how`` is ``"SUM"``, ``"PROD"``,
-        ``"MIN"`` or ``"MAX"``. None where there is none, or nothing is gained by it.
+        A library does so from device to device, in the replicas' streams. ``how`` is ``"SUM"``, ``"PROD"``, ``"MIN"``
+        or ``"MAX"``. Returns None if there is no such library, or it would not be faster.
         """
         ...
 
     def from_dlpack(self, array: Any) -> Any:
-        """Somebody else's array on this device as one of the namespace; they share the memory."""
+        """Return another library's array on this device as an array of the namespace; they share the memory."""
         ...
 
 
 def device(name: str) -> Device:
-    """Return the device of a name, present here or not.
+    """Return the device of a name, whether it is present or not.
 
     Raises
     ------
     UnknownDeviceError
-        There is no such kind, or the name is none.
+        The kind is unknown, or the name is malformed.
     """
     match = re.fullmatch(r"(?:/?(?:job|replica|task):[^/]*)*/?(?:device:)?([A-Za-z]+):(\d+)", str(name))
     if match is None:
         raise UnknownDeviceError(f"{name!r} is not the name of a device; write a kind and a number, such as 'CPU:0'")
     kind, index = match[1].upper(), int(match[2])
     if kind not in KINDS:
-        raise UnknownDeviceError(f"{name!r}: no device of kind {kind} can be used here; there are {', '.join(KINDS)}")
+        raise UnknownDeviceError(f"{name!r}: the kind {kind} is unknown; there are {', '.join(KINDS)}")
     return _class_of(kind)(index)  # type: ignore[no-any-return]
 
 
 def devices(names: Sequence[str]) -> tuple[Device, ...]:
-    """Return the devices of several names, no two of which may be one device."""
+    """Return the devices of several names, which must be distinct."""
     if isinstance(names, str):
         names = [names]
-    found = tuple(map(device, names))
+    named_devices = tuple(map(device, names))
     seen: dict[tuple[str, int], str] = {}
-    for name, each in zip(names, found, strict=True):
-        if (each.kind, each.index) in seen:
-            raise UnknownDeviceError(f"{name!r} and {seen[each.kind, each.index]!r} are one device; name each once")
-        seen[each.kind, each.index] = name
-    return found
+    for name, named_device in zip(names, named_devices, strict=True):
+        key = named_device.kind, named_device.index
+        if key in seen:
+            raise UnknownDeviceError(f"{name!r} and {seen[key]!r} are one device; name each once")
+        seen[key] = name
+    return named_devices
 
 
-def check_present(found: Sequence[Device]) -> None:
-    """See that devices can be used in this process.
+def check_present(devices: Sequence[Device]) -> None:
+    """Check that devices can be used in this process.
 
     Raises
     ------
     UnknownDeviceError
-        One cannot; the message says why, and what to do.
+        A device cannot be used; the message gives the reason and a remedy.
 
     >>> check_present(devices(["CPU:0", "CPU:1"]))
     """
-    for each in found:
-        if why := each.missing():
-            raise UnknownDeviceError(f"{name_of(each)!r} cannot be used here: {why}")
+    for device in devices:
+        if why := device.missing():
+            raise UnknownDeviceError(f"{name_of(device)!r} cannot be used here: {why}")
 
 
 def present() -> tuple[Device, ...]:
-    """Return the devices that this process sees and that are not the host, in order of kinds and numbers."""
+    """Return the devices other than the host that are visible to this process, ordered by kind and number."""
     kinds = [_class_of(kind) for kind in KINDS]
     return tuple(kind(index) for kind in kinds if not kind.is_host for index in range(kind.num_present()))
 
@@ -278,7 +279,7 @@ def name_of(device: Device) -> str:
     return f"{device.kind}:{device.index}"
 
 
-# The device of a canonical name; a replica asks at each call.
+# Return the device of a canonical name; cached, as replicas need it at each call.
 named = functools.lru_cache(maxsize=256)(device)
 
 
@@ -288,7 +289,7 @@ def stream_of(device: Device) -> DeviceStream:
         return _stream_of(name_of(device))
 
 
-# A cache does not keep two threads from making two.
+# A cache alone would let two threads create two streams.
 _making: Final = threading.RLock()
 
 
@@ -298,12 +299,12 @@ def _stream_of(name: str) -> DeviceStream:
 
 
 def is_on_device(value: Any) -> bool:
-    """Return whether an object is an array of a device that is not the host."""
+    """Return whether an object is an array on a device other than the host."""
     return _kind_of(value) is not None
 
 
 def are_loaded() -> bool:
-    """Return whether the library of a device is imported: without it there can be no arrays of the device."""
+    """Return whether the library of a device is imported; otherwise no arrays of a device exist."""
     for _, library in KINDS.values():  # noqa: SIM110 - asked in every step, and `any` takes twice as long
         if library in sys.modules and library != "numpy":
             return True
@@ -311,7 +312,7 @@ def are_loaded() -> bool:
 
 
 def device_of(value: Any) -> Device | None:
-    """Return the device that an array is on; None for an array of the host, and for anything else."""
+    """Return the device of an array; None for arrays on the host and other objects."""
     kind = _kind_of(value)
     return None if kind is None else named(f"{kind.kind}:{kind.index_of(value)}")
 
@@ -319,7 +320,7 @@ def device_of(value: Any) -> Device | None:
 def dtype_of(array: Any) -> np.dtype[Any]:
     """Return the dtype of an array of any device as NumPy's."""
     dtype = array.dtype
-    # Namespaces that have dtypes of their own call them as NumPy does.
+    # Namespaces with their own dtypes use NumPy's names.
     return dtype if isinstance(dtype, np.dtype) else np.dtype(str(dtype).rpartition(".")[2])
 
 
@@ -330,49 +331,48 @@ def on_host(value: Any) -> Any:
 
 
 def adopted(value: Any) -> Any:
-    """Return a tensor of another library as an array that operates with those here; anything else unchanged.
+    """Return a tensor of another library as an array of this package's devices; anything else unchanged.
 
-    Where it is on a device whose arrays are loaded it becomes one of those, which shares its memory, and is there for
-    the current stream of the device. Of another device it becomes one of the host. What it was computed from, for
-    gradients, is left behind.
+    On a device whose library is loaded it becomes an array that shares its memory, ready for the current stream of the
+    device. From other devices it is copied to the host. Gradient history is dropped.
     """
     if isinstance(value, (np.ndarray, np.generic)) or not hasattr(value, "__dlpack_device__") or is_on_device(value):
         return value
-    # PyTorch neither shares nor makes NumPy's what it is to have gradients of.
+    # PyTorch does not share or convert tensors that require gradients.
     value = value.detach() if hasattr(value, "detach") else value
-    there = _device_by_dlpack(value)
-    if there is not None and KINDS[there.kind][1] in sys.modules and there.missing() is None:
-        return there.from_dlpack(value)
+    owner = _device_by_dlpack(value)
+    if owner is not None and KINDS[owner.kind][1] in sys.modules and owner.missing() is None:
+        return owner.from_dlpack(value)
     return value.cpu() if hasattr(value, "cpu") else value
 
 
 def others_on_host(value: Any) -> Any:
-    """Return a tensor of another library as an array of the host; anything else unchanged.
+    """Return a tensor of another library as an array on the host; anything else unchanged.
 
     Raises
     ------
     ArgumentError
-        It cannot be had from its device here.
+        It cannot be copied from its device in this process.
     """
-    name, found = type(value).__name__, value
+    name, array = type(value).__name__, value
     if hasattr(type(value), "__dlpack_device__"):
         try:
-            found = on_host(adopted(value))
-            there = _device_by_dlpack(found)
+            array = on_host(adopted(value))
+            owner = _device_by_dlpack(array)
         except (TypeError, ValueError, RuntimeError, BufferError) as error:
             raise ArgumentError(f"{name} cannot be copied to the host ({error}); give it as a NumPy array") from None
-        if there is not None:
-            why = there.missing() or "its library is not here"
+        if owner is not None:
+            why = owner.missing() or "its library is not installed"
             raise ArgumentError(
-                f"{name} on {name_of(there)} cannot be copied from there ({why}); give it as a NumPy array"
+                f"{name} on {name_of(owner)} cannot be copied from there ({why}); give it as a NumPy array"
             )
     elif hasattr(type(value), "__cuda_array_interface__"):
         raise ArgumentError(f"{name} is on a GPU; give it as cupy.asarray(x), or as a NumPy array")
-    return found
+    return array
 
 
 def _device_by_dlpack(value: Any) -> Device | None:
-    # None of what is on the host, or on several devices, as an array of JAX may be.
+    # None for arrays on the host, or on several devices (possible in JAX).
     if isinstance(value, (np.ndarray, np.generic)):
         return None
     try:
@@ -386,7 +386,7 @@ def _kind_of(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic, int, float, str, bytes)) or value is None:
         return None
     for kind, (_, library) in KINDS.items():
-        # Nobody has arrays of a library that nobody has loaded.
+        # There are no arrays of a library that is not loaded.
         if library in sys.modules and library != "numpy" and _class_of(kind).holds(value):
             return _class_of(kind)
     return None

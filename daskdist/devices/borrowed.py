@@ -1,4 +1,4 @@
-"""Memory that somebody else computes with, and that comes back."""
+"""Memory that is lent, with a callback when it is released."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-# Bound, as a module's globals may be gone when the last objects go.
+# Bound here, as module globals may be gone when the last objects are deleted.
 _is_finalizing: Final = sys.is_finalizing
 
 
 class Borrowed:
-    """Keeps memory, and calls a function when nobody has this any more, before the memory goes.
+    """An owner of memory that calls a function when it is released, before the memory is freed.
 
     Parameters
     ----------
     memory
         An array.
     back
-        What is called with the memory, in whatever thread lets go of this last.
+        Called with the memory, in the thread that drops the last reference.
     """
 
     def __init__(self, memory: Any, back: Callable[[Any], None]) -> None:
@@ -27,7 +27,7 @@ class Borrowed:
 
     @property
     def __array_interface__(self) -> Any:
-        # NumPy's arrays keep whom they have their memory from.
+        # NumPy arrays keep a reference to the owner of their memory.
         return self._memory.__array_interface__
 
     def __del__(self) -> None:

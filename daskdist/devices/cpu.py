@@ -1,4 +1,4 @@
-"""CPU replicas: NumPy arrays in this process's memory."""
+"""CPU devices: NumPy arrays in this process's memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from daskdist.errors import ArgumentError
 
 @dataclass(frozen=True)
 class CpuEvent:
-    """A moment that is over: what a CPU is given is done when it is given."""
+    """An event of a CPU, which is always over, as CPU work is synchronous."""
 
     at_s: float
     is_over: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class CpuStream:
 
 @dataclass(frozen=True)
 class CpuDevice:
-    """One slot on this machine's processors; several share them and the memory."""
+    """A slot on this machine's processors; slots share the processors and the memory."""
 
     index: int
     kind: ClassVar[str] = "CPU"
@@ -72,7 +72,7 @@ class CpuDevice:
         return 1
 
     def missing(self) -> str | None:
-        # A slot more is no more than a thread.
+        # A slot is only a thread.
         return None
 
     @staticmethod
@@ -81,7 +81,7 @@ class CpuDevice:
 
     @staticmethod
     def index_of(array: Any) -> int:
-        # They share the memory.
+        # All slots share the memory.
         return 0
 
     @staticmethod

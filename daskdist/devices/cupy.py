@@ -1,4 +1,4 @@
-"""GPU replicas: CuPy arrays on NVIDIA's and AMD's devices."""
+"""GPU devices: CuPy arrays on NVIDIA and AMD GPUs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from daskdist.devices import nccl, nvidia
 from daskdist.devices.borrowed import Borrowed
 from daskdist.errors import ArgumentError
 
-# Bytes of the pieces in which arrays come back to the host: pinned memory is scarce, and is kept by CuPy.
+# The size in bytes of the pieces in which arrays are copied to the host: pinned memory is scarce, and CuPy keeps it.
 _PIECE_BYTES: Final = 8 * 2**20
-# What `daskdist.core.selection.permutation.Permutation` does for one place, in a kernel for `found[i]`.
+# `daskdist.core.selection.permutation.Permutation` for one index, as an elementwise kernel that sets `found`.
 PERMUTED_ARGS: Final = (
     "int64 start, int64 length, int32 low_bits, uint32 num_high, "
     "uint32 key0, uint32 key1, uint32 key2, uint32 key3, uint32 key4, uint32 key5"
@@ -48,9 +48,9 @@ do {
 } while (number >= length);
 found = number;
 """
-# The device file of AMD's driver.
+# The device file of the AMD driver.
 _OF_AMD: Final = "/dev/kfd"
-_EITHER: Final = "pip install 'daskdist[cuda13]' where the driver speaks CUDA 13, 'daskdist[cuda12]' for CUDA 12"
+_EITHER: Final = "pip install 'daskdist[cuda13]' if the driver supports CUDA 13, 'daskdist[cuda12]' for CUDA 12"
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def _cupy() -> Any:
 
 
 class CupyEvent:
-    """A moment in what a stream of a GPU does."""
+    """An event in a stream of a GPU."""
 
     def __init__(self, event: Any) -> None:
         self.event = event
@@ -82,7 +82,7 @@ class CupyStream:
 
     def __init__(self, stream: Any, index: int) -> None:
         self.stream = stream
-        # The default stream is that of whichever device is current; events are of the device that was when made.
+        # The default stream belongs to the current device, and events to the device that was current at their creation.
         self.index = index
 
     def __eq__(self, other: object) -> bool:
@@ -94,7 +94,7 @@ class CupyStream:
     def record(self) -> CupyEvent:
         cuda = _cupy().cuda
         with cuda.Device(self.index):
-            # A thread that waits for it lets others have the processor.
+            # With block=True a waiting thread yields the processor.
             return CupyEvent(self.stream.record(cuda.Event(block=True)))
 
     def wait(self, event: Any) -> None:
@@ -108,12 +108,12 @@ class CupyStream:
 
 @dataclass(frozen=True)
 class CupyDevice:
-    """One GPU that this process sees, by CuPy."""
+    """A GPU that is visible to this process, used through CuPy."""
 
     index: int
     kind: ClassVar[str] = "GPU"
     is_host: ClassVar[bool] = False
-    # CuPy's own error is one such, and so is what RMM raises.
+    # The errors of CuPy and RMM derive from it.
     out_of_memory: ClassVar[type[Exception]] = MemoryError
 
     @property
@@ -122,8 +122,8 @@ class CupyDevice:
 
     @property
     def uuid(self) -> str:
-        found = None if _is_rocm() else nvidia.uuid_of(self.index)
-        return found or f"GPU-{os.uname().nodename}-{_cupy().cuda.runtime.deviceGetPCIBusId(self.index)}"
+        uuid = None if _is_rocm() else nvidia.uuid_of(self.index)
+        return uuid or f"GPU-{os.uname().nodename}-{_cupy().cuda.runtime.deviceGetPCIBusId(self.index)}"
 
     @property
     def description(self) -> str:
@@ -131,7 +131,7 @@ class CupyDevice:
 
     @staticmethod
     def num_present() -> int:
-        # To import CuPy takes a second, and is for where there may be a GPU.
+        # Importing CuPy takes a second: do so only if there may be a GPU.
         return _present()[0] if nvidia.driver_version() or os.path.exists(_OF_AMD) else 0
 
     def missing(self) -> str | None:
@@ -164,41 +164,41 @@ class CupyDevice:
         before = None
         if self.holds(array):
             if array.device.id != self.index:
-                # The copy is made in a stream of this device, and what it copies in one of the other.
-                there = CupyDevice(array.device.id)
-                with there.using():
+                # The copy runs in a stream of this device; its source is computed in one of the other device.
+                source = CupyDevice(array.device.id)
+                with source.using():
                     if not (array.flags.c_contiguous or array.flags.f_contiguous):
-                        # CuPy copies between devices what is in one piece.
+                        # CuPy can copy only contiguous arrays between devices.
                         array = cupy.ascontiguousarray(array)
-                before = there.current_stream().record()
+                before = source.current_stream().record()
         else:
             array = np.asarray(array)
             if self.lacks(array.dtype):
                 raise ArgumentError(
-                    f"an array of {array.dtype} cannot be on GPU:{self.index}, which has booleans and numbers of up to "
+                    f"an array of {array.dtype} cannot be on GPU:{self.index}, which holds bools and numbers of up to "
                     "64 bits (complex ones of 128); such arrays stay on the host"
                 )
         with self.using():
             stream = cupy.cuda.get_current_stream()
             if before is not None:
                 stream.wait_event(before.event)
-            found = cupy.asarray(array)
-            # Wait, as the caller may change the given array from here on.
+            copied = cupy.asarray(array)
+            # Wait, as the caller may change the array after the return.
             stream.synchronize()
-        return found
+        return copied
 
     def get(self, array: Any) -> Any:
         cupy = _cupy()
         with cupy.cuda.Device(array.device.id):
             stream = cupy.cuda.get_current_stream()
             array = cupy.ascontiguousarray(array).reshape(array.shape)
-            found = np.empty(array.shape, array.dtype)
-            self._fetch(array.data, found.reshape(-1).view(np.uint8), stream)
-        return found
+            copied = np.empty(array.shape, array.dtype)
+            self._fetch(array.data, copied.reshape(-1).view(np.uint8), stream)
+        return copied
 
-    def _fetch(self, data: Any, found: Any, stream: Any) -> None:
-        # While one piece is on its way the piece before is copied out of pinned memory.
-        num_bytes = len(found)
+    def _fetch(self, data: Any, target: Any, stream: Any) -> None:
+        # While one piece is transferred, the previous one is copied out of pinned memory.
+        num_bytes = len(target)
         slots = [self.pinned(min(num_bytes, _PIECE_BYTES)) for _ in range(min(2, -(-num_bytes // _PIECE_BYTES)))]
         on_its_way: tuple[Any, Any, int] | None = None
         for number, start in enumerate(range(0, num_bytes, _PIECE_BYTES)):
@@ -206,10 +206,10 @@ class CupyDevice:
             (data + start).copy_to_host_async(slot.ctypes.data, slot.nbytes, stream)
             event = stream.record()
             if on_its_way is not None:
-                _take(found, *on_its_way)
+                _take(target, *on_its_way)
             on_its_way = event, slot, start
         if on_its_way is not None:
-            _take(found, *on_its_way)
+            _take(target, *on_its_way)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         with self.using():
@@ -218,7 +218,7 @@ class CupyDevice:
     def lend(self, num_bytes: int, back: Callable[[Any], None]) -> Any:
         cuda = _cupy().cuda
         with self.using():
-            # All arrays that have any of it keep it by its memory, also those that do not know whom they are cut from.
+            # All arrays that use part of it keep its memory object, even those that do not know their base array.
             memory = _cupy().empty(max(num_bytes, 1), np.uint8)
             lent = cuda.UnownedMemory(memory.data.ptr, memory.nbytes, Borrowed(memory, back), self.index)
             return _cupy().ndarray((num_bytes,), np.uint8, cuda.MemoryPointer(lent, 0))
@@ -227,13 +227,13 @@ class CupyDevice:
         return _cupy().ndarray(shape, dtype, buffer.data + offset)
 
     def pinned(self, num_bytes: int) -> Any:
-        # Without the device another one, GPU:0, would be begun to be used.
+        # Otherwise a context would be created on GPU:0.
         with self.using():
             memory = _cupy().cuda.alloc_pinned_memory(max(num_bytes, 1))
         return np.frombuffer(memory, np.uint8, num_bytes)
 
     def is_pinned(self, array: Any) -> bool:
-        # NumPy keeps a view of whatever lends it memory.
+        # NumPy keeps a view of the owner of its memory.
         while isinstance(array, (np.ndarray, memoryview)):
             array = array.base if isinstance(array, np.ndarray) else array.obj
         return isinstance(array, _cupy().cuda.PinnedMemoryPointer)
@@ -241,8 +241,8 @@ class CupyDevice:
     def copy(self, source: Any, target: Any, stream: Any) -> None:
         if source.nbytes != target.nbytes or not source.flags.c_contiguous or not target.flags.c_contiguous:
             raise ArgumentError(
-                f"{source.nbytes} bytes cannot be copied to {target.nbytes} of GPU:{self.index}: both are to be as "
-                "many, without gaps"
+                f"{source.nbytes} bytes cannot be copied to {target.nbytes} of GPU:{self.index}: both need the same "
+                "size, without gaps"
             )
         with self.using():
             target.data.copy_from_host_async(source.ctypes.data, source.nbytes, stream.stream)
@@ -251,9 +251,9 @@ class CupyDevice:
         if order.table is not None:
             return self.put(order.between(start, stop))
         with self.using():
-            found = _cupy().empty(stop - start, np.int64)
-            _permute()(start, order.length, order.low_bits, np.uint32(order.num_high), *order.keys, found)
-        return found
+            numbers = _cupy().empty(stop - start, np.int64)
+            _permute()(start, order.length, order.low_bits, np.uint32(order.num_high), *order.keys, numbers)
+        return numbers
 
     def stream(self) -> CupyStream:
         with self.using():
@@ -279,7 +279,7 @@ class CupyDevice:
             free, total = map(int, _cupy().cuda.runtime.memGetInfo())
             pool = _pool()
             if pool is not None:
-                # What it has of its own it gives out first, and it may not take more than it is allowed.
+                # The pool uses its free memory first, and has a limit.
                 free += pool.free_bytes()
                 if limit := pool.get_limit():
                     free = min(free, max(limit - pool.used_bytes(), 0))
@@ -290,7 +290,7 @@ class CupyDevice:
             pool = _pool()
             held = _held_by_rmm(self.index) if pool is None else int(pool.total_bytes())
             if held is None:
-                # Nobody counts what this process takes: all that is taken of the device.
+                # The memory of this process is unknown: count all memory in use on the device.
                 free, total = _cupy().cuda.runtime.memGetInfo()
                 held = int(total - free)
         return held
@@ -312,7 +312,7 @@ class CupyDevice:
 
 @dataclass(frozen=True)
 class _OfTorch:
-    # A stream of PyTorch's by the protocol that CuPy asks by, which not every PyTorch has; kept as long as this is.
+    # A PyTorch stream with the protocol that CuPy uses, which older versions of PyTorch lack; keeps the stream alive.
     stream: Any
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -328,7 +328,7 @@ def torch_stream(index: int) -> CupyStream | None:
 
 
 def _torch_in(stream: CupyStream) -> AbstractContextManager[Any]:
-    # What shares memory by DLPack shares the stream: what one lets go of is used again once the other is done with it.
+    # Make PyTorch use this stream: memory shared by DLPack is then reused only after both libraries are done with it.
     torch = sys.modules.get("torch")
     if torch is None:
         return _torch_before_the_end_of(stream)
@@ -342,7 +342,7 @@ def _torch_in(stream: CupyStream) -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _torch_before_the_end_of(stream: CupyStream) -> Iterator[None]:
-    # What imports PyTorch in here has it compute in its own stream; what comes after goes on after that.
+    # If PyTorch is imported inside, it computes in its own stream: work queued afterwards waits for that.
     try:
         yield
     finally:
@@ -358,9 +358,9 @@ def _permute() -> Any:
     )
 
 
-def _take(found: Any, event: Any, slot: Any, start: int) -> None:
+def _take(target: Any, event: Any, slot: Any, start: int) -> None:
     event.synchronize()
-    found[start : start + len(slot)] = slot
+    target[start : start + len(slot)] = slot
 
 
 def _is_rocm() -> bool:
@@ -368,13 +368,14 @@ def _is_rocm() -> bool:
 
 
 def _pool() -> Any:
-    # The pool that CuPy takes memory from now, where it is one of CuPy's and not RMM or somebody's function.
+    # Return the pool that CuPy currently allocates from; None if it is RMM or another allocator.
     owner = getattr(_cupy().cuda.get_allocator(), "__self__", None)
     return owner if hasattr(owner, "free_all_blocks") else None
 
 
 def _held_by_rmm(index: int) -> int | None:
-    # Of what it is built of, from the outside in, what a pool has taken; or else the first that counts.
+    # Return the bytes of the pool in a stack of RMM resources, from the outside in; otherwise those of the first
+    # counter.
     rmm = sys.modules.get("rmm")
     resource = rmm and rmm.mr.get_per_device_resource(index)
     counted: int | None = None
@@ -389,7 +390,7 @@ def _held_by_rmm(index: int) -> int | None:
 
 @functools.cache
 def _present() -> tuple[int, str]:
-    # Return the number of GPUs that CuPy sees in this process; if none, why, and what to do.
+    # Return the number of GPUs that CuPy sees in this process; if 0, also the reason and a remedy.
     speaks = nvidia.driver_version()
     install = f"pip install 'daskdist[cuda{speaks // 1000}]'" if speaks // 1000 in (12, 13) else _EITHER
     try:
@@ -404,42 +405,43 @@ def _present() -> tuple[int, str]:
         why = "there are none"
     except runtime.CUDARuntimeError as error:
         why = str(error)
-    cupy_is = f"CuPy {_cupy().__version__} is here"
+    cupy_is = f"CuPy {_cupy().__version__} is installed"
     if _is_rocm():
-        return 0, f"{cupy_is}, for ROCm, and no GPU is found ({why}); see that rocm-smi lists one"
+        return 0, f"{cupy_is}, for ROCm, but no GPU is visible ({why}); check that rocm-smi lists one"
     built_for = runtime.runtimeGetVersion()
     if not speaks:
         return 0, (
-            f"{cupy_is}, built for CUDA {_version(built_for)}, and no driver of NVIDIA's is found ({why}); see that "
+            f"{cupy_is}, built for CUDA {_version(built_for)}, but no NVIDIA driver is installed ({why}); check that "
             f"nvidia-smi lists a GPU, and then {install}"
         )
     if speaks < built_for // 1000 * 1000:
         return 0, (
-            f"{cupy_is}, built for CUDA {_version(built_for)}, and the driver speaks CUDA {_version(speaks)} ({why}); "
-            f"update the driver, or {install} in place of this CuPy"
+            f"{cupy_is}, built for CUDA {_version(built_for)}, but the driver supports CUDA {_version(speaks)} "
+            f"({why}); update the driver, or {install} in place of this CuPy"
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     said = "is not set" if visible is None else f"is {visible!r}"
     return 0, (
-        f"{cupy_is}, built for CUDA {_version(built_for)}, and it finds no GPU ({why}); the driver speaks CUDA "
-        f"{_version(speaks)}, and CUDA_VISIBLE_DEVICES {said}; see that nvidia-smi lists a GPU. CuPy for it: {install}"
+        f"{cupy_is}, built for CUDA {_version(built_for)}, but it finds no GPU ({why}); the driver supports CUDA "
+        f"{_version(speaks)}, and CUDA_VISIBLE_DEVICES {said}; check that nvidia-smi lists a GPU. CuPy for it: "
+        f"{install}"
     )
 
 
 @functools.cache
 def _no_compiler() -> str | None:
-    # Why CuPy has nothing to compile its kernels by, which it would tell at the first; None where it has.
+    # Return the reason why CuPy cannot compile kernels, which it would report only at the first one; None if it can.
     if _is_rocm():
         return None
     cuda = _cupy().cuda
     try:
         cuda.nvrtc.getVersion()
     except Exception as error:
-        # Of several kinds: an import that fails, or a library that is found nowhere.
+        # The error may be a failed import or a missing library.
         built_for = cuda.runtime.runtimeGetVersion()
         return (
-            f"CuPy {_cupy().__version__} is here, built for CUDA {_version(built_for)}, and what compiles its kernels, "
-            f"NVRTC, is not ({' '.join(str(error).split()):.300}); pip install 'daskdist[cuda{built_for // 1000}]'"
+            f"CuPy {_cupy().__version__} is installed, built for CUDA {_version(built_for)}, but its compiler, "
+            f"NVRTC, is missing ({' '.join(str(error).split()):.300}); pip install 'daskdist[cuda{built_for // 1000}]'"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""NCCL between the GPUs of one process, where CuPy has it; RCCL, which CuPy calls by the same name, between AMD's."""
+"""NCCL between the NVIDIA GPUs of one process, if CuPy has it; for AMD GPUs RCCL, under the same name in CuPy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from daskdist.devices import named, stream_of
 
 logger: Final = logging.getLogger("daskdist")
 
-# Of less the copies that are made without it take no longer.
+# For fewer bytes, plain copies are as fast.
 _LEAST_BYTES: Final = 2**20
-# By the names of NumPy's dtypes, what NCCL calls them.
+# NumPy's name of a dtype -> NCCL's.
 _DTYPES: Final = {
     "int8": "NCCL_INT8",
     "uint8": "NCCL_UINT8",
@@ -27,16 +27,16 @@ _DTYPES: Final = {
     "float32": "NCCL_FLOAT32",
     "float64": "NCCL_FLOAT64",
 }
-# Calls of one communicator from two threads must not mix.
+# Calls of one communicator from two threads must not interleave.
 _lock: Final = threading.Lock()
 
 
 def combined(how: str, arrays: Sequence[Any]) -> Any:
-    """Arrays of one shape and dtype, one a GPU, made one on the first one's; None where that is not for NCCL.
+    """Reduce arrays of one shape and dtype on different GPUs to one on the first GPU; None if NCCL is unsuitable.
 
-    It is a reduction to the first, and not NCCL's own all-reduce: NCCL does not say that all ranks of that are given
-    the same bits, and copies of one result have them. The order in which it adds depends on the GPUs and how they are
-    connected, so that the same GPUs give the same bits in every run, and others may give others.
+    It is a reduction to the first rank rather than NCCL's all-reduce: NCCL does not promise the same bits on all ranks
+    of an all-reduce, but copies of one result have them. The order of additions depends on the GPUs and their
+    connections, so the same GPUs give the same bits in every run, while others may differ.
     """
     import cupy
 
@@ -44,7 +44,7 @@ def combined(how: str, arrays: Sequence[Any]) -> Any:
     if len(arrays) < 2 or first.nbytes < _LEAST_BYTES or first.dtype.name not in _DTYPES:
         return None
     if how in ("MIN", "MAX") and first.dtype.kind == "f":
-        # Its least and largest leave NaN out, and NumPy's are NaN then.
+        # NCCL's minimum and maximum ignore NaN, while NumPy's propagate it.
         return None
     numbers = tuple([int(array.device.id) for array in arrays])
     if len(set(numbers)) < len(numbers):
@@ -56,28 +56,28 @@ def combined(how: str, arrays: Sequence[Any]) -> Any:
             return None
         dtype, op = getattr(nccl, _DTYPES[first.dtype.name]), getattr(nccl, f"NCCL_{how}")
         streams = [stream_of(named(f"GPU:{number}")) for number in numbers]
-        given = []
+        contiguous = []
         for number, stream, array in zip(numbers, streams, arrays, strict=True):
             with cupy.cuda.Device(number), stream.stream:  # type: ignore[attr-defined]
-                given.append(cupy.ascontiguousarray(array))
+                contiguous.append(cupy.ascontiguousarray(array))
         with cupy.cuda.Device(numbers[0]), streams[0].stream:  # type: ignore[attr-defined]
-            found = cupy.empty(first.shape, first.dtype)
+            result = cupy.empty(first.shape, first.dtype)
         nccl.groupStart()
         try:
-            for number, stream, array, rank in zip(numbers, streams, given, ranks, strict=True):
+            for number, stream, array, rank in zip(numbers, streams, contiguous, ranks, strict=True):
                 # Only the first device needs the result.
-                target = found.data.ptr if array is given[0] else 0
+                target = result.data.ptr if array is contiguous[0] else 0
                 with cupy.cuda.Device(number):
                     rank.reduce(array.data.ptr, target, array.size, dtype, op, 0, stream.stream.ptr)  # type: ignore[attr-defined]
         finally:
             nccl.groupEnd()
-    return found
+    return result
 
 
 @functools.cache
 def _library() -> Any:
     with warnings.catch_warnings():
-        # It is said at length where it is not there; nothing is the matter then.
+        # CuPy warns at length if NCCL is missing, which is not a problem here.
         warnings.simplefilter("ignore")
         from cupy.cuda import nccl
     return nccl if nccl.available else None
@@ -89,5 +89,5 @@ def _ranks(numbers: tuple[int, ...]) -> Any:
     try:
         return nccl.NcclCommunicator.initAll(list(numbers))
     except nccl.NcclError as error:
-        logger.warning("NCCL does not connect GPUs %s (%s); they are copied from one by one", numbers, error)
+        logger.warning("NCCL does not connect GPUs %s (%s); arrays are copied from them one by one", numbers, error)
         return None

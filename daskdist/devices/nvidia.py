@@ -1,4 +1,4 @@
-"""Facts about GPUs from NVIDIA's driver, without CuPy and without a context, which takes memory of each GPU."""
+"""Facts about GPUs from NVIDIA's driver, without CuPy and without a context, which would take GPU memory."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ def _library(name: str) -> Any:
 
 
 def _driver() -> Any:
-    # The driver once it has begun, or None.
+    # Return the initialised driver, or None.
     driver = _library(_DRIVER)
     return driver if driver is not None and driver.cuInit(0) == 0 else None
 
 
 def driver_version() -> int:
-    """Return the newest CUDA version of the driver, such as 13000; 0 where there is no driver."""
-    driver, found = _library(_DRIVER), ctypes.c_int()
-    return found.value if driver is not None and driver.cuDriverGetVersion(ctypes.byref(found)) == 0 else 0
+    """Return the newest CUDA version that the driver supports, such as 13000; 0 without a driver."""
+    driver, version = _library(_DRIVER), ctypes.c_int()
+    return version.value if driver is not None and driver.cuDriverGetVersion(ctypes.byref(version)) == 0 else 0
 
 
 def uuid_of(index: int) -> str | None:
-    """Return the name by ``nvidia-smi -L`` of a GPU that this process sees; None where the driver does not tell.
+    """Return the UUID of a visible GPU, as in ``nvidia-smi -L``; None if the driver does not tell.
 
-    CuPy tells it as text in C, which ends at the first byte that is zero. Of part of a GPU (MIG) it is the part's.
+    CuPy returns it as C text, which ends at the first zero byte. For a partition of a GPU (MIG) it is the partition's.
     """
-    handle, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    handle, uuid_bytes = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     driver = _driver()
     if driver is None or driver.cuDeviceGet(ctypes.byref(handle), index):
         return None
-    # It came with CUDA 11.4; before there were no parts.
+    # The v2 function came with CUDA 11.4, as did partitions.
     get = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
-    return None if get(ctypes.byref(found), handle) else spelled(bytes(found))
+    return None if get(ctypes.byref(uuid_bytes), handle) else spelled(bytes(uuid_bytes))
 
 
-def spelled(found: bytes) -> str:
+def spelled(uuid_bytes: bytes) -> str:
     """Format the sixteen bytes of a UUID like NVIDIA.
 
     >>> spelled(bytes(range(16)))
     'GPU-00010203-0405-0607-0809-0a0b0c0d0e0f'
     """
-    return f"GPU-{uuid.UUID(bytes=found)}"
+    return f"GPU-{uuid.UUID(bytes=uuid_bytes)}"
 
 
 def is_in_use(index: int) -> bool:
-    """Return whether this process has a context on a GPU, so that asking for its memory makes none; True if unknown."""
+    """Return whether this process has a context on a GPU, so that a memory query creates none; True if unknown."""
     handle, flags, is_active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
     driver = _driver()
     if driver is None or driver.cuDeviceGet(ctypes.byref(handle), index):
@@ -70,16 +70,16 @@ def is_in_use(index: int) -> bool:
 
 
 def memory_of(name: str) -> tuple[int, int] | None:
-    """Bytes free and bytes in all of the GPU of a UUID; None where the driver does not tell."""
-    management, handle, found = _library(_MANAGEMENT), ctypes.c_void_p(), _Memory()
-    # Each beginning is counted, and has an end.
+    """Return the free and total bytes of the GPU with a UUID; None if the driver does not tell."""
+    management, handle, memory = _library(_MANAGEMENT), ctypes.c_void_p(), _Memory()
+    # Initialisations are counted, so each needs a shutdown.
     if management is None or management.nvmlInit_v2():
         return None
     try:
         if management.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)):
             return None
-        if management.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found)):
+        if management.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
             return None
-        return found.free, found.total
+        return memory.free, memory.total
     finally:
         management.nvmlShutdown()

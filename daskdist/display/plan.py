@@ -11,12 +11,12 @@ from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Sp
 
 
 def tree(node: Node, *, with_notes: bool = False) -> str:
-    """Draw a pipeline, a line an operation, the source first; with notes on how each runs, if asked for."""
+    """Draw a pipeline with one line per operation, the source first; optionally with notes on how each runs."""
     lines = list(_lines(node, 0))
     if not with_notes:
         return "\n".join(line for line, _ in lines)
     width = max(len(line) for line, _ in lines)
-    return "\n".join(f"{line:{width}}  # {each.note}" if each.note else line for line, each in lines)
+    return "\n".join(f"{line:{width}}  # {operation.note}" if operation.note else line for line, operation in lines)
 
 
 def _lines(node: Node, indent: int) -> Iterator[tuple[str, Node]]:
@@ -29,7 +29,7 @@ def _lines(node: Node, indent: int) -> Iterator[tuple[str, Node]]:
 
 
 def primitives(primitive: Primitive) -> str:
-    """Draw the primitives of a pipeline: what is computed in tasks, and the arithmetic in between."""
+    """Draw the primitives of a pipeline: the tasks, and the row arithmetic between them."""
     lines = list(_primitive_lines(primitive, 0))
     if isinstance(primitive, Arrange):
         lines.append("  compute  gather, a task a bundle of elements")
@@ -62,7 +62,7 @@ def _primitive_lines(primitive: Primitive, indent: int) -> Iterator[str]:
 
 
 def cardinality(number: int) -> str:
-    """Format a number of elements; in words where it is unknown or endless."""
+    """Format a number of elements; in words if it is unknown or endless."""
     return {INFINITE: "endless", UNKNOWN: "unknown"}.get(number, f"{number:,}")
 
 
@@ -95,12 +95,12 @@ class Share:
     worker: str
     num_replicas: int
     splits: Sequence[Split]
-    # Whether those are all: of a generator, say, there are none to be looked at.
+    # Whether the splits are complete; those of a generator, for example, cannot be listed.
     is_all: bool = True
 
 
 def shares_table(shares: Sequence[Share]) -> str:
-    """Format the shares of the workers, a line a worker; ``?`` where only reading tells."""
+    """Format the shares of the workers, one line each; ``?`` stands for numbers that only reading tells."""
     rows: list[tuple[str, ...]] = [("worker", "replicas", "files", "splits", "rows", "bytes")]
     for number, share in enumerate(shares):
         files = {split.file for split in share.splits if split.file is not None}
@@ -120,7 +120,7 @@ def shares_table(shares: Sequence[Share]) -> str:
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Rows in columns, the first row a heading; all columns but the first to the right."""
+    """Format rows in columns, the first row as a heading; all columns but the first are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""A line that says how far a training is."""
+"""A progress line for training."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import time
 from collections.abc import Callable
 from typing import Final, TextIO
 
-# A terminal's line is drawn at most so often, in seconds.
+# The least time between two redraws on a terminal, in seconds.
 _REDRAW_S: Final = 0.1
 
 
 class Progress:
-    """A bar with loss and speed: one line redrawn on a terminal, a few plain lines anywhere else.
+    """A bar with loss and speed: one line that is redrawn on a terminal, a few plain lines elsewhere.
 
     Parameters
     ----------
     num_rows
-        Rows there will be in all.
+        The total number of rows.
     stream
-        Where it is written.
+        The stream to write to.
     num_lines
-        How many lines to write where there is no terminal.
+        The number of lines to write if the stream is not a terminal.
     clock
-        Gives the time in seconds.
+        Returns the time in seconds.
 
     >>> import io
     >>> progress = Progress(200, stream := io.StringIO(), num_lines=2, clock=iter([0, 1, 2]).__next__)
@@ -52,7 +52,7 @@ class Progress:
         self._is_open = False
 
     def update(self, rows: int, *, loss: float, note: str = "") -> None:
-        """Say that so many rows are done, all told."""
+        """Show that ``rows`` rows in total are done."""
         now_s = self._clock()
         share = min(rows / self._num_rows, 1.0) if self._num_rows else 1.0
         rate = rows / max(now_s - self._start_s, 1e-9)
@@ -70,7 +70,7 @@ class Progress:
         self._stream.flush()
 
     def close(self) -> None:
-        """Leave the line as it is, and go to the next."""
+        """Leave the line as it is, and begin the next one."""
         if self._is_open:
             self._is_open = False
             self._stream.write("\n")

@@ -1,4 +1,4 @@
-"""Values of replicas as a table, for notebooks."""
+"""A table of the values of replicas, for notebooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from daskdist.devices import device_of, dtype_of, name_of
 
-# Characters of a value that are shown.
+# The number of characters of a value to show.
 _SHOWN: Final = 72
 
 
@@ -23,9 +23,9 @@ class Summary:
     Parameters
     ----------
     shape, dtype
-        An array's or a number's; empty of anything else.
+        Those of an array or number; empty for other values.
     text
-        The beginning of how it prints.
+        The beginning of its printed form.
     """
 
     shape: str
@@ -40,14 +40,14 @@ class Summary:
         if shape is None and isinstance(value, (bool, int, float, complex)):
             shape, dtype = (), type(value).__name__
         with np.printoptions(threshold=8, edgeitems=2, precision=4):
-            # The beginning tells enough: a list may be long.
+            # The beginning is enough: a list may be long.
             text = " ".join(shown(value, str)[: 100 * _SHOWN].split())
         text = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
         return cls("" if shape is None else str(tuple(shape)), "" if dtype is None else str(dtype), text)
 
 
 def shown(value: Any, show: Callable[[Any], str] = repr) -> str:
-    """Return the text of a value; for a large array of a device, only its type and place, which avoids a copy."""
+    """Return the text of a value; for a large array on a device only its type and place, which avoids a copy."""
     device = device_of(value)
     if device is None or math.prod(value.shape) <= np.get_printoptions()["threshold"]:
         return show(value)
@@ -55,14 +55,14 @@ def shown(value: Any, show: Callable[[Any], str] = repr) -> str:
 
 
 def table(summaries: Sequence[Summary], workers: Sequence[str | None]) -> str:
-    """Format one row a replica, with its worker where that is known."""
+    """Format one row per replica, with its worker if that is known."""
     with_workers = any(workers)
     headings = ["replica", "shape", "dtype", *["worker"] * with_workers, "value"]
     rows = []
-    for number, (each, worker) in enumerate(zip(summaries, workers, strict=True)):
-        cells = [str(number), each.shape, each.dtype, *[worker or ""] * with_workers]
+    for number, (summary, worker) in enumerate(zip(summaries, workers, strict=True)):
+        cells = [str(number), summary.shape, summary.dtype, *[worker or ""] * with_workers]
         row = "".join(f'<td style="white-space: nowrap">{escape(cell)}</td>' for cell in cells)
-        rows.append(f'<tr>{row}<td style="text-align: left"><code>{escape(each.text)}</code></td></tr>')
+        rows.append(f'<tr>{row}<td style="text-align: left"><code>{escape(summary.text)}</code></td></tr>')
     head = "".join(f"<th>{heading}</th>" for heading in headings[:-1])
     return (
         '<table><caption style="caption-side: top; text-align: left">PerReplica</caption>'

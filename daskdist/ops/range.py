@@ -87,7 +87,7 @@ def fits(operation: str, number: int, dtype: np.dtype[Any]) -> None:
 
 @dataclass(frozen=True)
 class Numbers:
-    """an arithmetic sequence of ``length`` numbers; ``place`` is the index of ``start`` in the whole."""
+    """An arithmetic sequence of ``length`` numbers; ``place`` is the index of ``start`` in the whole."""
 
     start: int
     step: int

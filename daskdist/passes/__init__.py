@@ -1,1 +1,1 @@
-"""Rewrites: from the pipeline as it was built to the one that runs, each pass a function."""
+"""Rewrites of a pipeline from the form the user built to the form that runs; each pass is a function."""

@@ -1,4 +1,4 @@
-"""Sharding: a pipeline as one a worker."""
+"""Sharding: one pipeline for each worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from daskdist.passes.seed import of_worker
 from daskdist.passes.zip_sharding import pairing, tied
 from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Pairing, ShardingInput, counted, decide
 
-# Gives the first elements of a pipeline, so many at most.
+# Returns the first elements of a pipeline, up to a number of them.
 First = Callable[[Node, int], Sequence[Any]]
 
 
@@ -33,21 +33,21 @@ def autoshard(
     node
         The pipeline.
     policy
-        How it is to be sharded.
+        The sharding policy.
     num_pipelines
-        Over how many workers.
+        The number of workers.
     first
-        Looks at first elements, which may tell whether a function reads files; never, if None.
+        Returns first elements, which may tell whether a function reads files; None never to compute any.
 
     Raises
     ------
     ShardingError
         The policy cannot be followed.
     """
-    num_hints = sum(each.is_shard_hint for each in walk(node))
+    num_hints = sum(upstream.is_shard_hint for upstream in walk(node))
     if num_hints and policy is not AutoShardPolicy.HINT:
         raise ShardingError(
-            f"the dataset has shard(SHARD_HINT, SHARD_HINT), which AutoShardPolicy.HINT fills in, and its policy is "
+            f"the dataset has shard(SHARD_HINT, SHARD_HINT), which AutoShardPolicy.HINT replaces, but its policy is "
             f"{policy.name}. Use Options(auto_shard_policy='hint'), or leave the shard out"
         )
     if num_pipelines == 1:
@@ -67,15 +67,15 @@ def autoshard(
 
 
 def filled(node: Node, index: int, num_shards: int) -> Node:
-    """Return the pipeline with a worker's shard at every place that was left for one."""
-    inputs = tuple(filled(each, index, num_shards) for each in node.inputs)
+    """Return the pipeline with a worker's shard in place of each ``shard(SHARD_HINT, SHARD_HINT)``."""
+    inputs = tuple(filled(source, index, num_shards) for source in node.inputs)
     if not node.is_shard_hint and all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
         return node
     return node.with_inputs(inputs).on_share(index, num_shards)
 
 
 def sharding_input(node: Node, num_pipelines: int, first: First | None = None) -> ShardingInput:
-    """Return the facts about a pipeline that a policy decides by."""
+    """Return the facts about a pipeline on which a policy bases its decision."""
     return _Survey(num_pipelines, first, node).sharding_input()
 
 
@@ -89,13 +89,13 @@ def read_by(node: Node) -> Iterator[Sequence[Split]]:
         if node.is_listed:
             yield node.splits()
     else:
-        for each in node.inputs:
-            yield from read_by(each)
+        for source in node.inputs:
+            yield from read_by(source)
 
 
 @dataclass
 class _Survey:
-    # Facts gathered on the way from the end of a pipeline to its sources.
+    # Facts collected from the end of a pipeline to its sources.
     num_pipelines: int
     first: First | None
     root: Node
@@ -105,7 +105,7 @@ class _Survey:
     cuts: list[str] = field(default_factory=list)
     droppers: list[str] = field(default_factory=list)
     group_filters: list[str] = field(default_factory=list)
-    # The ids of nodes that read files by the names they are given.
+    # The ids of nodes that read files whose names are elements.
     readers: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class _Survey:
         if node.drops_remainder:
             self.droppers.append(node.name)
         if isinstance(node, ExpandingNode) and level(node.source):
-            # It may give nothing for some, and so is a filter.
+            # It may return nothing for some groups, like a filter.
             self.group_filters.append(node.name)
         if drops_groups(node, skips_errors=self.skips_errors):
             self.group_filters.append(f"{node.name} under on_error='skip'" if self.skips_errors else node.name)
@@ -150,23 +150,23 @@ class _Survey:
             self.obstacles.append(node.name)
             if node.facts.by_count:
                 self.cuts.append(node.name)
-        for each in node.inputs:
-            self.look(each)
+        for source in node.inputs:
+            self.look(source)
 
     def _reads_files(self, node: Node) -> bool:
         if node.reads_files is not None or not isinstance(node, ExpandingNode) or not _is_repeatable(node.source):
             return bool(node.reads_files)
         try:
-            made = [node.nested_pipeline(element) for element in self._first(node.source, 1)]
+            pipelines = [node.nested_pipeline(element) for element in self._first(node.source, 1)]
         except UserFunctionError:
-            # It shows when it is iterated over.
+            # Iteration will raise the error.
             return False
-        return any(each is None or any(map(self._reads_files, walk(each))) for each in made)
+        return any(pipeline is None or any(map(self._reads_files, walk(pipeline))) for pipeline in pipelines)
 
     def _by_name(self, node: ExpandingNode) -> FileSource:
         if not _is_repeatable(node.source):
-            names = ", ".join(each.name for each in walk(node.source) if not each.is_repeatable)
-            why = f"{node.name} reads files whose names come from {names}, which may give each worker others"
+            names = ", ".join(upstream.name for upstream in walk(node.source) if not upstream.is_repeatable)
+            why = f"{node.name} reads files whose names come from {names}, which may differ from worker to worker"
             advice = "Give the names with list_files or from_tensor_slices"
             return FileSource(node.name, 0, False, lambda: 0, objection=why, advice=advice)
         known = number = node.source.cardinality
@@ -176,10 +176,10 @@ class _Survey:
             label = f"{f'{known} ' if known > 0 else ''}files that {node.name} reads"
             return FileSource(node.name, max(number, self.num_pipelines), False, lambda: 0, label=label)
         why = (
-            f"{node.name} reads {counted(number, 'file')} for {self.num_pipelines} workers, and files that a function "
+            f"{node.name} reads {counted(number, 'file')} for {self.num_pipelines} workers, but files that a function "
             "reads are not split"
         )
-        advice = f"Give the files to the reader itself, which splits them, or write at least {self.num_pipelines}"
+        advice = f"Pass the files to the reader itself, which splits them, or write at least {self.num_pipelines}"
         return FileSource(node.name, number, False, lambda: 0, objection=why, advice=advice)
 
     def _first(self, node: Node, number: int) -> Sequence[Any]:
@@ -188,12 +188,12 @@ class _Survey:
         try:
             return self.first(node, number)
         except Exception:
-            # Errors are raised when it is iterated over.
+            # Iteration will raise the error.
             return ()
 
 
 def _is_repeatable(node: Node) -> bool:
-    return all(each.is_repeatable for each in walk(node))
+    return all(upstream.is_repeatable for upstream in walk(node))
 
 
 def _source(node: Node) -> FileSource:
@@ -208,24 +208,24 @@ def _by_file(node: Node, decision: Decision, survey: _Survey) -> tuple[Decision,
     if merged_options(node).balance == "bytes":
         decision, dealt = _balanced(node, decision, survey)
 
-    def share(each: Node, index: int) -> Node:
-        if id(each) in survey.readers:
-            return each.with_inputs((Shard(each.inputs[0], number, index, is_worker_share=True),))
-        if isinstance(each, FileBackedSource):
-            known = dealt.get(id(each))
-            return known[index] if known else each.shard_of_files(index, number, by_split=decision.by_split)
-        return each.with_inputs(tuple(share(source, index) for source in each.inputs)).on_share(index, number)
+    def share(upstream: Node, index: int) -> Node:
+        if id(upstream) in survey.readers:
+            return upstream.with_inputs((Shard(upstream.inputs[0], number, index, is_worker_share=True),))
+        if isinstance(upstream, FileBackedSource):
+            known = dealt.get(id(upstream))
+            return known[index] if known else upstream.shard_of_files(index, number, by_split=decision.by_split)
+        return upstream.with_inputs(tuple(share(source, index) for source in upstream.inputs)).on_share(index, number)
 
     return decision, [share(node, index) for index in range(number)]
 
 
 def _balanced(node: Node, decision: Decision, survey: _Survey) -> tuple[Decision, dict[int, list[FileBackedSource]]]:
-    groups = list(tied(node, lambda each: id(each) in survey.readers))
+    groups = list(tied(node, lambda upstream: id(upstream) in survey.readers))
     reason, dealt = decision.reason, {}
     if groups:
         shares = deal(groups, survey.num_pipelines, by_split=decision.by_split)
         dealt = shares.by_source
-        reason += f"; dealt largest first, the most a worker has is {shares.excess:.2f} times the mean"
+        reason += f"; dealt largest first, no worker has more than {shares.excess:.2f} times the mean"
     if survey.readers:
         reason += "; files that a function reads are dealt in turn"
     return replace(decision, reason=reason), dealt

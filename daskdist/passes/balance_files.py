@@ -1,4 +1,4 @@
-"""Files dealt to workers by their sizes, in parts where one is too large."""
+"""Distribution of files to workers by size, with large files split."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Shares:
     Parameters
     ----------
     by_source
-        By the id of a source, each worker's share.
+        The share of each worker, by the id of a source.
     excess
-        The most bytes a worker has, as a multiple of the mean.
+        The bytes of the largest share as a multiple of the mean.
     """
 
     by_source: dict[int, list[FileBackedSource]]
@@ -34,7 +34,7 @@ class Shares:
 
 @dataclass
 class _Units:
-    # What is dealt as one: a file of a group of sources, or where `part` is not -1, a split of it.
+    # The units to distribute: a file of each source in a group, or a split of it if `part` is not -1.
     group: Numbers
     file: Numbers
     part: Numbers
@@ -42,16 +42,16 @@ class _Units:
 
 
 def deal(groups: Sequence[Sequence[FileBackedSource]], num_workers: int, *, by_split: bool) -> Shares:
-    """Divide the files of all sources together, the largest first.
+    """Distribute the files of all sources together, the largest first.
 
     Parameters
     ----------
     groups
-        The sources; those of one group have as many files, and get their shares alike.
+        The sources; those of one group have the same number of files and get corresponding shares.
     num_workers
-        Workers to deal them to.
+        The number of workers.
     by_split
-        Whether files are fewer than workers, so that they come in parts in any case.
+        Whether to split files in any case, because there are fewer files than workers.
     """
     groups = _apart(groups)
     units = _files(groups)
@@ -63,39 +63,39 @@ def deal(groups: Sequence[Sequence[FileBackedSource]], num_workers: int, *, by_s
         cut_most = excess(cut.sizes, cut_owners, num_workers)
         if by_split or cut_most < most:
             units, owners, most = cut, cut_owners, cut_most
-    found: dict[int, list[FileBackedSource]] = {}
+    shares: dict[int, list[FileBackedSource]] = {}
     for number, group in enumerate(groups):
         for worker, dealt in enumerate(_dealt(units, owners, number, num_workers)):
             for source in group:
-                found.setdefault(id(source), []).append(source.share_of_files(worker, num_workers, dealt))
-    return Shares(found, most)
+                shares.setdefault(id(source), []).append(source.share_of_files(worker, num_workers, dealt))
+    return Shares(shares, most)
 
 
 def _apart(groups: Sequence[Sequence[FileBackedSource]]) -> list[list[FileBackedSource]]:
-    # A source may be in a pipeline more than once: what is to be cut like it there is one group with it.
+    # Merge groups that share a source, which may occur in a pipeline more than once.
     apart: list[dict[int, FileBackedSource]] = []
     for group in groups:
         joined = {id(source): source for source in group}
-        for other in [each for each in apart if each.keys() & joined.keys()]:
+        for other in [tied_sources for tied_sources in apart if tied_sources.keys() & joined.keys()]:
             joined |= other
             apart.remove(other)
         apart.append(joined)
-    return [list(each.values()) for each in apart]
+    return [list(tied_sources.values()) for tied_sources in apart]
 
 
 def _files(groups: Sequence[Sequence[FileBackedSource]]) -> _Units:
     sizes = [np.sum([np.asarray(source.file_bytes(), np.int64) for source in group], axis=0) for group in groups]
     return _Units(
-        np.repeat(np.arange(len(groups)), [len(each) for each in sizes]),
-        np.concatenate([np.arange(len(each)) for each in sizes]),
+        np.repeat(np.arange(len(groups)), [len(group_sizes) for group_sizes in sizes]),
+        np.concatenate([np.arange(len(group_sizes)) for group_sizes in sizes]),
         np.full(sum(map(len, sizes)), -1),
         np.concatenate(sizes),
     )
 
 
 def _cut(groups: Sequence[Sequence[FileBackedSource]], units: _Units, most_bytes: float, *, by_split: bool) -> _Units:
-    # Sources that are to be cut alike have files alike; their splits are so only where that was seen to.
-    can_be = np.array([all(each.is_splittable for each in group) for group in groups])
+    # Sources of one group correspond by files; their splits correspond only if `by_split`, which was checked before.
+    can_be = np.array([all(source.is_splittable for source in group) for group in groups])
     can_be &= np.array([by_split or len(group) == 1 for group in groups])
     large = np.flatnonzero((units.sizes > most_bytes) & can_be[units.group])
     parts: list[tuple[int, int, int, int]] = []
@@ -114,8 +114,8 @@ def _cut(groups: Sequence[Sequence[FileBackedSource]], units: _Units, most_bytes
 
 
 def _part_sizes(group: Sequence[FileBackedSource], file: int, num_bytes: int) -> list[int]:
-    # What splits say of their sizes is of memory; of the bytes of the file they have shares in proportion.
-    sizes = np.sum([[split.num_bytes or 0 for split in each.valid_splits_of_file(file)] for each in group], axis=0)
+    # The sizes of splits are in memory; divide the bytes of the file in proportion.
+    sizes = np.sum([[split.num_bytes or 0 for split in source.valid_splits_of_file(file)] for source in group], axis=0)
     if not len(sizes):
         return []
     shares = sizes / sizes.sum() if sizes.sum() else np.full(len(sizes), 1 / len(sizes))

@@ -1,4 +1,4 @@
-"""Functions at the end of a pipeline that replicas call on their devices."""
+"""Functions at the end of a pipeline that are called on the devices of replicas."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from daskdist.ops.map import MapOnDevice
 
 
 def check_device_maps(node: Node) -> None:
-    """Check that nothing is done with what such functions make.
+    """Check that only `map` on devices, prefetch and options follow a `map` on devices.
 
     Raises
     ------
     ArgumentError
-        Something is.
+        Another operation follows.
     """
-    for each in walk(node):
-        if each.facts.keeps_order or each.facts.on_device:
+    for later in walk(node):
+        if later.facts.keeps_order or later.facts.on_device:
             continue
-        for source in each.inputs:
+        for source in later.inputs:
             mapped = upstream(source)
             if mapped.facts.on_device:
                 function = cast(MapOnDevice, mapped).function
                 raise ArgumentError(
-                    f"{each.name}: it comes after map({function}, device=True), which is called when a replica "
-                    f"is given its element; only more of such, prefetch and with_options can follow. Put {each.name} "
-                    "before it, or leave device=True out"
+                    f"{later.name}: it comes after map({function}, device=True), which is called when a replica "
+                    f"gets its element; only prefetch, with_options and map with device=True can follow. Put "
+                    f"{later.name} before it, or leave device=True out"
                 )
 
 
 def without_device_maps(node: Node) -> tuple[Node, tuple[MapOnDevice, ...]]:
-    """Return the pipeline without its device functions, and those functions, the first one first.
+    """Return the pipeline without its device functions, and those functions in the order of calls.
 
     Raises
     ------
     ArgumentError
-        One is not at the end.
+        A device function is not at the end.
     """
     check_device_maps(node)
     return _taken_off(node)

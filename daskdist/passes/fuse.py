@@ -1,4 +1,4 @@
-"""Neighbouring computations made one call."""
+"""Fusion of adjacent computations into one call."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Re
 
 @dataclass(frozen=True)
 class Composed:
-    """One function after another."""
+    """The composition of two functions."""
 
     first: Callable[..., Rows]
     then: Callable[[Rows], Rows]
 
     @property
     def stages(self) -> tuple[Callable[..., Rows], ...]:
-        """The functions that are called one after another, of which none is composed itself."""
+        """The functions to call in order, none of which is a composition."""
         both = (self.first, self.then)
-        return tuple(stage for each in both for stage in getattr(each, "stages", (each,)))
+        return tuple(stage for function in both for stage in getattr(function, "stages", (function,)))
 
     def __call__(self, *args: Any) -> Rows:
         rows = self.first(*args)
-        made = self.then(rows)
-        return made if made is rows else with_skipped(made, rows.skipped)
+        result = self.then(rows)
+        return result if result is rows else with_skipped(result, rows.skipped)
 
 
 def fuse(primitive: Primitive) -> Primitive:

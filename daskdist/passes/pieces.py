@@ -1,4 +1,4 @@
-"""Consecutive pieces of a pipeline: each can be produced without what comes before it."""
+"""Consecutive pieces of a pipeline, each of which can be produced without the ones before it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from daskdist.ops.with_options import merged_options
 
 
 def pieces_of(node: Node) -> Pieces | None:
-    """Return how a pipeline can be cut into consecutive pieces; None where it cannot.
+    """Return how a pipeline can be cut into consecutive pieces; None if it cannot.
 
-    The elements of all pieces, in order, are those of the pipeline. What shuffles, and what decides by elements before,
-    cannot be cut. Files may be listed for it.
+    The elements of all pieces, in order, are those of the pipeline. Shuffles, and operations that depend on earlier
+    elements, cannot be cut. This may list files.
     """
     return None if merged_options(node).on_error == "skip" else _pieces(node)
 

@@ -1,4 +1,4 @@
-"""All passes together: from a pipeline to the primitives that run."""
+"""All passes in order: from a pipeline to the primitives that run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from daskdist.storage.locations import Locations
 
 
 def plan(node: Node) -> Primitive:
-    """Lower a pipeline to its primitives, by the options in force at its end.
+    """Lower a pipeline to its primitives, under the options at its end.
 
     Raises
     ------
     ArgumentError
-        A function that replicas are to call on their devices is not at its end.
+        A function with ``device=True`` is not at the end.
     """
     check_device_maps(node)
     node = numbered(node)
@@ -33,7 +33,7 @@ def plan(node: Node) -> Primitive:
         node = with_seed(node, options.seed)
     if options.vectorize is False:
         node = row_by_row(node)
-    # Failing elements are left out where they fail, so no operation may move.
+    # Failing elements are dropped at the operation that fails, so no operation may move.
     primitive = skip_errors(gathered(lower(node))) if options.on_error == "skip" else lower(simplify(node))
     if options.locations is not None:
         primitive = split_by_location(primitive, options.locations)
@@ -43,7 +43,7 @@ def plan(node: Node) -> Primitive:
 
 
 def in_any_order(primitive: Primitive) -> Primitive:
-    """Return the stream with blocks handed on when they are done."""
+    """Return the stream with blocks in the order in which they finish."""
     match primitive:
         case Read():
             return replace(primitive, in_order=False)
@@ -58,7 +58,7 @@ def in_any_order(primitive: Primitive) -> Primitive:
 
 
 def split_by_location(primitive: Primitive, locations: Locations) -> Primitive:
-    """Return the stream with files grouped only where they are on disks of the same workers."""
+    """Return the stream with only those files grouped that are on disks of the same workers."""
     match primitive:
         case Read(splits=GroupSplits()):
             splits = replace(primitive.splits, place=locations.names_of)  # type: ignore[type-var]
@@ -66,6 +66,6 @@ def split_by_location(primitive: Primitive, locations: Locations) -> Primitive:
         case Compute() | Chain() | Fact():
             return replace(primitive, source=split_by_location(primitive.source, locations))
         case Arrange():
-            return replace(primitive, inputs=tuple(split_by_location(each, locations) for each in primitive.inputs))
+            return replace(primitive, inputs=tuple(split_by_location(source, locations) for source in primitive.inputs))
         case _:
             return primitive

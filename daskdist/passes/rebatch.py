@@ -1,4 +1,4 @@
-"""Global batches as one piece a replica."""
+"""Global batches cut into one piece per replica."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def rebatch(node: Node, spec: ElementSpec, num_replicas: int) -> Node:
                 f"the elements cannot be split over {num_replicas} replicas: leaf {path or '(the element)'} "
                 f"{_advice(node, leaf)}"
             )
-    # What is left out because it fails is left out before it is cut: else the pieces of a batch that does not stack
-    # would fail each by itself, and those after it would go to other replicas.
+    # Failing batches are dropped before they are cut: otherwise the pieces of a batch that does not stack would fail
+    # one by one, and later pieces would go to other replicas.
     return Deal(node, num_replicas, is_whole=merged_options(node).on_error == "skip")
 
 
@@ -34,12 +34,12 @@ def _advice(node: Node, leaf: TensorSpec) -> str:
     last = "or use distribute_datasets_from_function"
     if isinstance(leaf, DatasetSpec):
         return (
-            "is a dataset and has no batch dimension. Make batches of its elements, as "
+            "is a dataset and has no batch dimension. Batch its elements, as "
             f".flat_map(lambda window: window.batch(global_batch_size)) does, {last}"
         )
-    if any(each.facts.regroups for each in walk(node)):
+    if any(upstream.facts.regroups for upstream in walk(node)):
         return (
-            "is a scalar and has no batch dimension: an operation after batch takes it away. Keep a value for each "
+            "is a scalar and has no batch dimension: an operation after batch removes it. Keep a value for each "
             f"row there, or add .batch(global_batch_size) at the end, {last}"
         )
     return f"is a scalar and has no batch dimension. Add .batch(global_batch_size) to the dataset, {last}"

@@ -1,4 +1,4 @@
-"""Rows that a pipeline drops at the end of each worker's share of the files, and of the whole."""
+"""The rows that a pipeline drops at the end of each worker's share of the files, and at the end of the whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def level(node: Node) -> int:
 
 
 def drops_groups(node: Node, *, skips_errors: bool) -> bool:
-    """Return whether an operation keeps or drops groups of rows as a whole, such as a filter of batches.
+    """Return whether an operation drops whole groups of rows, such as a filter of batches.
 
     Parameters
     ----------
@@ -45,25 +45,25 @@ def drops_groups(node: Node, *, skips_errors: bool) -> bool:
 
 def _up_to_groups(node: Node) -> Iterator[Node]:
     yield node
-    for each in node.inputs:
-        if level(each):
-            yield from _up_to_groups(each)
+    for source in node.inputs:
+        if level(source):
+            yield from _up_to_groups(source)
 
 
 def _computes_groups(node: Node) -> bool:
-    # A function that is called with groups may fail for one.
+    # A function of groups may fail for one.
     return node.facts.compute and not node.facts.levels and any(map(level, node.inputs))
 
 
 def remainder(whole: Node, shares: Sequence[Node]) -> Remainder | None:
-    """Return the rows dropped by operations with ``drop_remainder``; None where only the data tells.
+    """Return the rows dropped by operations with ``drop_remainder``; None if that depends on the data.
 
     Parameters
     ----------
     whole
         The pipeline.
     shares
-        The same on the share of each worker.
+        The pipelines of the workers' shares.
     """
     try:
         units = {_unit(node) for node in _last_droppers(whole)}
@@ -71,16 +71,16 @@ def remainder(whole: Node, shares: Sequence[Node]) -> Remainder | None:
         kept = _kept(whole, unit)
         of_shares = [_kept(share, unit) for share in shares]
     except FileError:
-        # Errors of a file are raised when it is read.
+        # Reading the file will raise the error.
         return None
-    known = [each for each in of_shares if each is not None]
+    known = [counts for counts in of_shares if counts is not None]
     if kept is None or len(known) < len(of_shares):
         return None
     return Remainder(kept[0], kept[1], sum(number for _, number in known), unit)
 
 
 def uneven(shares: Sequence[Node]) -> Remainder | None:
-    """Return the parts of batches dropped where all workers end with the first; None where only the data tells."""
+    """Return the batch parts dropped because all workers end with the first; None if that depends on the data."""
     try:
         numbers = [share.cardinality for share in shares]
     except FileError:
@@ -93,41 +93,41 @@ def uneven(shares: Sequence[Node]) -> Remainder | None:
 
 
 def _last_droppers(node: Node) -> Iterator[Node]:
-    # On each way to a source the last that drops: how many elements come to it tells what those before it have dropped.
+    # Yield the last dropping operation on each path to a source: its input reflects what earlier ones drop.
     if node.drops_remainder:
         yield node
         return
-    for each in node.inputs:
-        yield from _last_droppers(each)
+    for source in node.inputs:
+        yield from _last_droppers(source)
 
 
 def _kept(pipeline: Node, unit: str) -> tuple[int, int] | None:
-    # Return how much reaches the last operations that drop a remainder, and how much they keep, in elements or rows.
+    # Return how many elements or rows reach the last operations that drop a remainder, and how many they keep.
     num_rows = num_kept = 0
     for node in _last_droppers(pipeline):
-        found = _come_and_kept(node)
-        if found is None:
+        numbers = _come_and_kept(node)
+        if numbers is None:
             return None
         if unit == _ROWS and node.group_size is not None:
-            found = _num_rows_of(node.inputs[0], found[0]), _num_rows_of(node.inputs[0], found[1])
-        num_rows, num_kept = num_rows + found[0], num_kept + found[1]
+            numbers = _num_rows_of(node.inputs[0], numbers[0]), _num_rows_of(node.inputs[0], numbers[1])
+        num_rows, num_kept = num_rows + numbers[0], num_kept + numbers[1]
     return num_rows, num_kept
 
 
 def _come_and_kept(node: Node) -> tuple[int, int] | None:
     size, number = node.group_size, node.inputs[0].cardinality
     if size is None:
-        # Batches of another size are made of the rows of those that come.
+        # Rebatching counts the rows of all incoming batches.
         sizes: Sequence[int] = getattr(node, "sizes", ())
         size, number = (sizes[0] if len(sizes) == 1 else None), _num_rows(node.inputs[0])
     if size is None or number == UNKNOWN:
         return None
-    # Without end there is no remainder.
+    # An endless stream has no remainder.
     return (0, 0) if number == INFINITE else (number, number - number % size)
 
 
 def _num_rows(node: Node) -> int:
-    # The rows of all batches together.
+    # Return the number of rows of all batches together.
     while node.facts.keeps_rows:
         node = node.inputs[0]
     size = node.group_size
@@ -138,7 +138,7 @@ def _num_rows(node: Node) -> int:
 
 
 def _has_plain_groups(node: Node) -> bool:
-    # Return whether the rows that an element is made of can be counted.
+    # Return whether the rows of an element can be counted.
     while node.inputs:
         if len(node.inputs) > 1 or node.facts.levels < 0 or (node.facts.levels and node.group_size is None):
             return False
@@ -147,7 +147,7 @@ def _has_plain_groups(node: Node) -> bool:
 
 
 def _num_rows_of(node: Node, number: int) -> int:
-    # The rows of the first elements.
+    # Return the number of rows of the first elements.
     for source in node.inputs:
         if node.group_size is not None:
             number = min(number * node.group_size, max(source.cardinality, 0))

@@ -10,10 +10,10 @@ from daskdist.core.node import Node
 
 
 def row_by_row(node: Node) -> Node:
-    """Return the pipeline with no function called once for many elements that is written for one."""
+    """Return the pipeline with functions of one element called for each element, never for many at once."""
     if node.inputs:
         node = node.with_inputs(tuple(map(row_by_row, node.inputs)))
-    values: dict[str, Any] = {each.name: getattr(node, each.name) for each in fields(node)}
+    values: dict[str, Any] = {attribute.name: getattr(node, attribute.name) for attribute in fields(node)}
     changed: dict[str, Any] = {
         name: value.row_by_row() for name, value in values.items() if isinstance(value, UserFunction)
     }

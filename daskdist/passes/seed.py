@@ -1,4 +1,4 @@
-"""Seeds of operations that were given none of their own."""
+"""Seeds of operations without a seed from the user."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from daskdist.core.randomness.seed import generator
 
 
 def with_seed(node: Node, seed: int) -> Node:
-    """Return the pipeline with a seed in each operation that has drawn one for itself.
+    """Return the pipeline with a seed set in each operation without a seed from the user.
 
-    It does not count as given: by `PassNumber.stream` those operations draw differently.
+    These operations still count as unseeded: `PassNumber.stream` makes them draw differently.
     """
-    return _reseeded(node, lambda each: replace(each, seed=seed))
+    return _reseeded(node, lambda operation: replace(operation, seed=seed))
 
 
 def drawn_seeds(node: Node) -> list[int]:
-    """Return the seeds that operations have drawn for themselves."""
-    return [each.seed for each in _upstream_first(node) if not _is_seeded(each)]
+    """Return the seeds that unseeded operations drew."""
+    return [operation.seed for operation in _upstream_first(node) if not _is_seeded(operation)]
 
 
 def with_drawn(node: Node, seeds: Sequence[int]) -> Node:
-    """Return the pipeline with given seeds instead of the ones drawn."""
+    """Return the pipeline with other seeds in place of the drawn ones."""
     coming = iter(seeds)
-    return _reseeded(node, lambda each: replace(each, seed=next(coming)))
+    return _reseeded(node, lambda operation: replace(operation, seed=next(coming)))
 
 
 def of_worker(node: Node, index: int) -> Node:
-    """Return the pipeline in which what has drawn a seed for itself draws otherwise than it does for other workers.
+    """Return the pipeline of one worker, in which unseeded operations draw differently from other workers.
 
-    Workers that each have the whole dataset would all get the same batches in each step.
+    Otherwise workers that each have the whole dataset would get the same batches in each step.
     """
     seeds = drawn_seeds(node)
     if not index or not seeds:
@@ -45,13 +45,13 @@ def of_worker(node: Node, index: int) -> Node:
 
 def _reseeded(node: Node, change: Callable[[Any], Node]) -> Node:
     if node.inputs:
-        node = node.with_inputs(tuple(_reseeded(each, change) for each in node.inputs))
+        node = node.with_inputs(tuple(_reseeded(source, change) for source in node.inputs))
     return node if _is_seeded(node) else change(node)
 
 
 def _upstream_first(node: Node) -> Iterator[Any]:
-    for each in node.inputs:
-        yield from _upstream_first(each)
+    for source in node.inputs:
+        yield from _upstream_first(source)
     yield node
 
 
@@ -62,14 +62,14 @@ def _is_seeded(node: Any) -> bool:
 def fingerprint(node: Node) -> str:
     """Return a token that equal pipelines share in every process, and that changes with the files they read.
 
-    Seeds that operations have drawn for themselves are not part of it.
+    Drawn seeds are not part of it.
     """
-    states = [each.state() for each in walk(node) if isinstance(each, Source)]
+    states = [source.state() for source in walk(node) if isinstance(source, Source)]
     return str(tokenize(with_seed(node, 0), states))
 
 
 def with_new_fingerprints(node: Node) -> Node:
-    """Return the pipeline in which what is kept by a fingerprint goes by the functions as they are now."""
+    """Return the pipeline with fingerprints recomputed from the current code of its functions."""
     inputs = tuple(map(with_new_fingerprints, node.inputs))
     if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
         node = node.with_inputs(inputs)

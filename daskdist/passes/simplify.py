@@ -1,6 +1,6 @@
-"""Rewrites of nodes that leave the elements and their order as they are and save work.
+"""Rewrites of nodes that save work without changing the elements or their order.
 
-Each rule is a function of one node: the better one, or None. They read facts, never names of operations.
+Each rule is a function from a node to a better one, or None. Rules read facts, never the names of operations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def simplify(node: Node) -> Node:
 
 
 def count_rows_not_batches(node: Any) -> Node | None:
-    """Turn ``batch(b).take(n)`` into ``take(b * n).batch(b)``: batches passed over are never built."""
+    """Turn ``batch(b).take(n)`` into ``take(b * n).batch(b)``: skipped batches are never built."""
     if not node.facts.by_count or node.count < 0 or node.source.group_size is None:
         return None
     batch = node.source
@@ -36,7 +36,7 @@ def count_rows_not_batches(node: Any) -> Node | None:
 
 
 def count_before_computing(node: Any) -> Node | None:
-    """Turn ``map(f).take(n)`` into ``take(n).map(f)``: elements not wanted are not computed."""
+    """Turn ``map(f).take(n)`` into ``take(n).map(f)``: elements that are not taken are not computed."""
     if not node.facts.by_count or not (node.source.facts.compute and node.source.facts.keeps_count):
         return None
     compute = node.source
@@ -45,7 +45,7 @@ def count_before_computing(node: Any) -> Node | None:
 
 
 def count_before_passing_on(node: Any) -> Node | None:
-    """Turn ``prefetch(n).take(m)`` into ``take(m).prefetch(n)``: other rules then see the counted node."""
+    """Turn ``prefetch(n).take(m)`` into ``take(m).prefetch(n)``, so that other rules apply to ``take``."""
     if not node.facts.by_count or not node.source.facts.keeps_order:
         return None
     passing = node.source

@@ -25,43 +25,43 @@ def read_arrow(
     Parameters
     ----------
     paths
-        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
+        A path, glob, directory or fsspec URL, or a list of them. Files that match one pattern are sorted.
     columns
-        Which columns, and how they make up an element: None for all and a list of names for some, as a dict
-        by name; or any structure of names, in which a list stands for one array of its columns side by side:
-        ``{"x": ["f0", "f1"], "y": "label"}``.
+        The columns of an element: None for all, or a list of names for some, as a dict by name; or any structure of
+        names, in which a list stands for one array of these columns side by side: ``{"x": ["f0", "f1"], "y":
+        "label"}``.
     missing
-        What stands for a null, by column: ``{"count": -1}``; within structs a dict by field. Without, nulls are NaN
-        in floats, NaT in times and an error in other columns. Of a column of lists it stands for a null within them,
-        and ``[]`` for one in the place of a list.
+        The replacement of nulls, by column: ``{"count": -1}``; for structs a dict by field. Without it, nulls are NaN
+        in floats, NaT in times and an error in other columns. In a column of lists it is for nulls within the lists,
+        and ``[]`` is for null lists.
     partitioned
-        Whether directories named ``name=value`` make columns, wherever in the path they are: integers
-        where all values are, else text.
+        Whether directories named ``name=value`` anywhere in the path become columns: of integers if all
+        values are integers, else of text.
     storage_options
-        What the file system takes: credentials, an endpoint.
+        Options of the file system, such as credentials or an endpoint.
 
     Returns
     -------
     Dataset
-        An element a row. The unit of reading is a record batch, some small ones, or a part of a large one.
+        An element for each row. The unit of reading is a record batch, a few small ones, or a part of a large one.
 
     Raises
     ------
     FileError
         No file matches, or the first is not Arrow. While iterating: a file is damaged, or has another schema.
     ArgumentError
-        There is no such column.
+        A column does not exist.
 
     Notes
     -----
-    Local files are mapped into memory: numbers without nulls, of what is not compressed, are read from there when
-    they are used, without a copy. A file must not be shortened or written over while it is in use. The batches of
-    a stream are found by going through it once, from one to the next.
+    Local files are mapped into memory: uncompressed numbers without nulls are read when they are used, without a
+    copy. Do not shorten or overwrite a file while it is in use. The batches of a stream are located by one scan
+    through it.
 
     A file that stops within a message is an error. A stream may end between two messages without an end-of-stream
-    marker, as the format allows; a warning is logged then, for a file that was cut off there looks the same.
+    marker, as the format allows; a warning is logged then, because a truncated file looks the same.
     """
     storage = Storage(storage_options)
-    found = storage.expand(paths, Arrow.suffixes)
-    partitions = Partitions.of(found) if partitioned else Partitions()
-    return Dataset(read_node(Arrow(columns, missing, partitions, storage), found))
+    files = storage.expand(paths, Arrow.suffixes)
+    partitions = Partitions.of(files) if partitioned else Partitions()
+    return Dataset(read_node(Arrow(columns, missing, partitions, storage), files))

@@ -1,4 +1,4 @@
-"""Datasets of delimited text: our own, and those that TensorFlow has."""
+"""Datasets of delimited text: `read_csv`, and TensorFlow's functions."""
 
 from __future__ import annotations
 
@@ -43,69 +43,67 @@ def read_csv(
     Parameters
     ----------
     paths
-        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
+        A path, glob, directory or fsspec URL, or a list of them. Files that match one pattern are sorted.
     columns
-        Which columns, and how they make up an element: None for all and a list of names for some, as a dict
-        by name; or any structure of names, in which a list stands for one array of its columns side by side:
-        ``{"x": ["f0", "f1"], "y": "label"}``.
+        The columns of an element: None for all, or a list of names for some, as a dict by name; or any structure of
+        names, in which a list stands for one array of these columns side by side: ``{"x": ["f0", "f1"], "y":
+        "label"}``.
     delimiter
-        What is between fields, one character; None for a tab in files whose names end in ``.tsv`` or ``.tab``, else
-        a comma.
+        The character between fields; None for a tab in files whose names end in ``.tsv`` or ``.tab``, else a comma.
     header
-        Whether files begin with the names of their columns; if not, these are ``c0``, ``c1`` and so on, or the names
-        given here.
+        Whether files begin with the names of their columns. Give False to call the columns ``c0``, ``c1`` and so on,
+        or a list of names.
     dtypes
-        The types of some columns: a dtype, ``"str"`` or ``"bytes"``. Those of the others are inferred: int64, bool,
-        ``datetime64`` (of days, seconds or nanoseconds), ``timedelta64`` of times of day, float64, else text. Columns
-        with a value that is written with leading zeros (``01234``), a plus sign (``+15551234567``) or as hexadecimal
-        (``0x1F``) are text.
+        The types of some columns: a dtype, ``"str"`` or ``"bytes"``. Other types are inferred: int64, bool,
+        ``datetime64`` (in days, seconds or nanoseconds), ``timedelta64`` for times of day, float64, else text. A column
+        with leading zeros (``01234``), a plus sign (``+15551234567``) or hexadecimal numbers (``0x1F``) is text.
     missing
-        What stands for a missing value, by column: ``{"count": -1}``. Without, it is NaN in floats, NaT in times, an
-        error in integers and booleans, and text is what it is: ``""`` where a field is empty.
+        The replacement of missing values, by column: ``{"count": -1}``. Without it, they are NaN in floats, NaT in
+        times and an error in integers and bools, while text stays as it is: ``""`` for an empty field.
     null_values
-        What is written for a missing value.
+        The texts of missing values.
     quote
-        What fields may be put in, doubled within; None where quotes are no more than text.
+        The quote character around fields, which is doubled inside; None to treat quotes as text.
     newlines_in_values
-        Whether a field in quotes may hold newlines. If none does, say so: then a range of a large file is read without
-        what is before it.
+        Whether quoted fields may contain newlines. With False, a range of a large file is read without scanning the
+        data before it.
     comment
-        What lines begin with that are left out where they come before the header, or the first row: ``"#"``.
+        The beginning of lines to skip before the header or the first row, such as ``"#"``.
     encoding
-        That of the text.
+        The encoding of the text.
     sample_bytes
-        How much is looked at for the types of columns, of the first file that has rows.
+        The number of bytes of the first file with rows from which types are inferred.
     compression
-        ``"infer"``, by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``, ``"bz2"`` or
-        ``"xz"``; or None.
+        ``"infer"`` to decide by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``,
+        ``"bz2"`` or ``"xz"``; or None.
     partitioned
-        Whether directories named ``name=value`` make columns, wherever in the path they are: integers
-        where all values are, else text.
+        Whether directories named ``name=value`` anywhere in the path become columns: of integers if all
+        values are integers, else of text.
     storage_options
-        What the file system takes: credentials, an endpoint.
+        Options of the file system, such as credentials or an endpoint.
 
     Returns
     -------
     Dataset
-        An element a row; blank lines are no rows. A byte range is the unit of reading, of a compressed file a part
-        after the other.
+        An element for each row; blank lines are skipped. The unit of reading is a byte range; the parts of a compressed
+        file are read in sequence.
 
     Raises
     ------
     FileError
-        No file matches, or none has as much as a header. While iterating: a file lacks a column or has others, a row
-        has too many or too few fields, a value is not of its column's type, a quote is not closed. The message names
-        the row, the column and the value, and says what to write.
+        No file matches, or none has a header. While iterating: a file has missing or additional columns, a row has too
+        many or too few fields, a value does not have its column's type, or a quote is not closed. The message names the
+        row, the column and the value, and suggests a remedy.
     ArgumentError
-        There is no such column, type or encoding.
+        A column, type or encoding does not exist.
 
     Notes
     -----
-    A type holds for all files, and what comes after the sample may not be of it: give ``dtypes`` where it matters. So
-    is ``01234`` an error in a column that the sample took for numbers; with ``dtypes={"column": "int64"}`` it is 1234.
-    A column of whole numbers is float64 where a value is missing in the sample, and one of true and false text.
-    Whole numbers beyond int64 are inferred to be floats; say ``"uint64"`` or ``"str"``. Times that say their zone are
-    UTC. Columns are found by name in each file, in whatever order it has them.
+    An inferred type applies to all files, but later values may not have it: give ``dtypes`` if that matters. For
+    example, ``01234`` is an error in a column whose sample has only numbers, and 1234 with
+    ``dtypes={"column": "int64"}``. A column of integers is float64 if a value is missing in the sample, and one of true
+    and false is text. Integers beyond int64 are inferred as floats; use ``"uint64"`` or ``"str"``. Times with a zone
+    are converted to UTC. Columns are found by name in each file, in any order.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "a.csv")
@@ -124,8 +122,8 @@ def read_csv(
     dialect = Dialect(
         delimiter, quote, newlines_in_values, encoding, header is True, names, tuple(null_values), comment=comment
     )
-    found = storage.expand(paths, endings(Csv()))
-    partitions = Partitions.of(found) if partitioned else Partitions()
+    files = storage.expand(paths, endings(Csv()))
+    partitions = Partitions.of(files) if partitioned else Partitions()
     form = Csv(
         columns,
         dtypes,
@@ -136,53 +134,53 @@ def read_csv(
         partitions=partitions,
         storage=storage,
     )
-    return Dataset(read_node(form.learned(found), found))
+    return Dataset(read_node(form.learned(files), files))
 
 
 # --- TensorFlow's ---
 
 _TYPES: Final = {"float32", "float64", "int32", "int64"}
-# As much of a file as tells how many columns it has.
+# The number of bytes of a file from which the number of columns is learned.
 _SAMPLE_BYTES: Final = 2**12
 
 
 class CsvDataset(TensorFlowDataset):
-    """The rows of CSV files as tuples, as TensorFlow's has them: text is bytes.
+    """The rows of CSV files as tuples, as in TensorFlow: text is bytes.
 
     Parameters
     ----------
     filenames
         A path or a list of them, or a dataset of paths.
     record_defaults
-        For each column that is selected what stands for an empty field; or its type, one of float32, float64, int32,
-        int64, ``str`` and ``bytes``, or an empty array of that, where an empty field is an error.
+        For each selected column the value of an empty field; or the column's type, if an empty field is an error: one
+        of float32, float64, int32, int64, ``str`` and ``bytes``, or an empty array of it.
     compression_type
         None, ``""``, ``"ZLIB"`` or ``"GZIP"``.
     buffer_size
-        Taken for compatibility.
+        Accepted for compatibility.
     header
-        Whether the first row of each file is left out.
+        Whether to skip the first row of each file.
     field_delim
-        What is between fields.
+        The character between fields.
     use_quote_delim
         Whether fields may be in double quotes.
     na_value
-        What an empty field may be written as.
+        Another text of an empty field.
     select_cols, exclude_cols
-        The numbers of the columns that are read, or that are not.
+        The numbers of the columns to read, or of those not to read.
 
     Raises
     ------
     FileError
-        No file matches. While iterating: a field is empty and has no default, or is not of its type, or a row has
+        No file matches. While iterating: a field is empty and has no default, or does not have its type, or a row has
         too many or too few fields.
     ArgumentError
-        The types or numbers of columns are none.
+        A type or the number of a column is invalid.
 
     Notes
     -----
-    Where TensorFlow raises an error for quotes inside of a field that is not in quotes, they are text here. Blank lines
-    are left out where there are several columns. All rows have as many fields, also where few are selected.
+    TensorFlow raises an error for quotes inside an unquoted field; here they are text. Blank lines are skipped if there
+    are several columns. All rows must have the same number of fields, even if few are selected.
     """
 
     def __init__(
@@ -206,7 +204,7 @@ class CsvDataset(TensorFlowDataset):
             numbers = _increasing(select_cols, "select_cols")
             if len(numbers) != len(fields):
                 raise ArgumentError(
-                    f"CsvDataset: select_cols has {len(numbers)} columns, and record_defaults {len(fields)}; give one "
+                    f"CsvDataset: select_cols has {len(numbers)} columns, but record_defaults {len(fields)}; give one "
                     "default for each"
                 )
         else:
@@ -251,55 +249,55 @@ def make_csv_dataset(
     ignore_errors: bool = False,
     encoding: str = "utf-8",
 ) -> Dataset:
-    """Batches of the rows of CSV files as dicts by column, as TensorFlow's has them; `read_csv` is our own.
+    """Return batches of the rows of CSV files as dicts by column, as in TensorFlow; see also `read_csv`.
 
     Parameters
     ----------
     file_pattern
         A path or glob, or a list of them.
     batch_size
-        Rows a batch.
+        The number of rows of a batch.
     column_names
-        The names of all columns; None for those of the header of the first file.
+        The names of all columns; None to take them from the header of the first file.
     column_defaults
-        For each column that is selected what stands for an empty field, or its type where that is an error: see
-        `CsvDataset`. Without, types are inferred, and 0 or ``b""`` stands for an empty field.
+        For each selected column the value of an empty field, or its type if that is an error: see `CsvDataset`. By
+        default types are inferred, and an empty field is 0 or ``b""``.
     label_name
-        The column that elements are pairs by: the dict of the others, and its values.
+        The column of labels: elements become pairs of the dict of the other columns, and its values.
     select_columns
         The names or numbers of columns to read; they come in the order of the file.
     field_delim, use_quote_delim, na_value, compression_type
-        As of `CsvDataset`.
+        As in `CsvDataset`.
     header
         Whether each file begins with a header.
     num_epochs
-        How often all rows come; without end if None, in whole batches then.
+        The number of passes over all rows; None for an endless dataset, which has full batches only.
     shuffle, shuffle_buffer_size, shuffle_seed
-        Whether rows are shuffled, anew each time, by a buffer of how many, from which seed on.
+        Whether to shuffle rows, differently in each epoch; the number of rows in the buffer; and the seed.
     prefetch_buffer_size
         0 for no prefetching.
     num_parallel_reads
-        How many files' rows come in turns.
+        The number of files whose rows are interleaved.
     sloppy
-        Whether they may come in any order where there are several.
+        Whether rows of several files may come in any order.
     num_rows_for_inference
-        How many rows are looked at for the types of columns; all if None. A type is the first of int32, int64,
-        float32, float64 and bytes that all have.
+        The number of rows from which types are inferred; None for all. A type is the first of int32, int64, float32,
+        float64 and bytes that fits all of them.
     ignore_errors
-        Whether rows that cannot be read are left out.
+        Whether to skip rows that cannot be read.
     encoding
-        Taken for compatibility: text is bytes.
+        Accepted for compatibility: text is bytes.
 
     Raises
     ------
     FileError
-        No file matches, or has no header. While iterating: as of `CsvDataset`.
+        No file matches, or one has no header. While iterating: as for `CsvDataset`.
     ArgumentError
-        There is no such column, or not a default for each.
+        A column does not exist, or the number of defaults differs from the number of columns.
 
     Notes
     -----
-    Files come in the order of their names, also where rows are shuffled.
+    Files come in the order of their names, even if rows are shuffled.
     """
     storage = Storage()
     if not header and column_names is None:
@@ -319,7 +317,7 @@ def make_csv_dataset(
     chosen = _selected(select_columns, names)
     if label_name is not None and label_name not in chosen:
         raise ArgumentError(
-            f"make_csv_dataset: label_name is {label_name!r}; it is to be one of {', '.join(map(repr, chosen))}"
+            f"make_csv_dataset: label_name is {label_name!r}; give one of {', '.join(map(repr, chosen))}"
         )
     if column_defaults is None:
         sampled = _of_fields(tuple(chosen), dict.fromkeys(chosen, ("bytes", b"")), dialect, compression_type)
@@ -355,7 +353,7 @@ def make_csv_dataset(
     )
 
 
-# The type of a column, and the default of an empty field; None where there is none.
+# The type of a column, and the value of an empty field; None if that is an error.
 _Field = tuple[str, Any]
 
 
@@ -380,7 +378,7 @@ def _field_list(defaults: Sequence[Any], what: str) -> list[_Field]:
 
 def _field(default: Any, what: str) -> _Field:
     if isinstance(default, (type, np.dtype)) or (isinstance(default, str) and default in (*_TYPES, "string")):
-        # Python's own numbers are of 32 bits, as they are as elements.
+        # Python numbers have 32 bits, as in TensorFlow's elements.
         kind = {"string": str, int: np.int32, float: np.float32}.get(default, default)
         return _type_named(np.dtype(kind), what), None
     value = np.asarray(as_array(default, narrow=True))
@@ -404,20 +402,20 @@ def _type_named(dtype: np.dtype[Any], what: str) -> str:
 
 
 def _increasing(numbers: Iterable[int], what: str) -> list[int]:
-    found = list(numbers)
-    if any(number < 0 for number in found) or any(b <= a for a, b in pairwise(found)):
-        raise ArgumentError(f"CsvDataset: {what} is {found}; give numbers of columns, from 0 on, that increase")
-    return found
+    column_numbers = list(numbers)
+    if any(number < 0 for number in column_numbers) or any(b <= a for a, b in pairwise(column_numbers)):
+        raise ArgumentError(f"CsvDataset: {what} is {column_numbers}; give increasing numbers of columns, from 0 on")
+    return column_numbers
 
 
 def _selected(select: Sequence[int | str] | None, names: Sequence[str]) -> list[str]:
     if select is None:
         return list(names)
     chosen = []
-    for each in select:
-        if isinstance(each, int) and not 0 <= each < len(names):
-            raise ArgumentError(f"select_columns: no column {each}; there are {len(names)}, from 0 on")
-        name = names[each] if isinstance(each, int) else each
+    for selected in select:
+        if isinstance(selected, int) and not 0 <= selected < len(names):
+            raise ArgumentError(f"select_columns: no column {selected}; there are {len(names)}, from 0 on")
+        name = names[selected] if isinstance(selected, int) else selected
         if name not in names:
             raise ArgumentError(f"select_columns: no column {name!r}; there are {', '.join(map(repr, names))}")
         if name in chosen:
@@ -426,7 +424,7 @@ def _selected(select: Sequence[int | str] | None, names: Sequence[str]) -> list[
     return sorted(chosen, key=list(names).index)
 
 
-# Types from narrow to wide, each with whether a text is of it.
+# Types from narrow to wide.
 _ORDER: Final = ("int32", "int64", "float32", "float64")
 
 
@@ -443,7 +441,7 @@ def _inferred(texts: Iterable[bytes], na_value: str) -> _Field:
 
 
 def _is_of(text: bytes, kind: str) -> bool:
-    # Numbers that Python accepts and the decoder does not.
+    # Python accepts these numbers, but the decoder does not.
     if b"_" in text or (kind.startswith("int") and b"+" in text):
         return False
     try:

@@ -17,20 +17,20 @@ def read_files(paths: Paths, format: str | Format | None = None, *, storage_opti
     Parameters
     ----------
     paths
-        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted. A directory
-        that is one dataset, a Zarr store or what `Dataset.save` wrote, is read as such.
+        A path, glob, directory or fsspec URL, or a list of them. Files that match one pattern are sorted. A directory
+        that is a single dataset, such as a Zarr store or the result of `Dataset.save`, is read as such.
     format
-        A format with its options; the name of one, ours or registered under the entry-point group
-        ``daskdist.formats``, to have it without any; or None to tell it by the first file.
+        A format with its options; the name of a built-in format or of one that is registered under the entry-point
+        group ``daskdist.formats``, for its default options; or None to recognise the format by the first file.
     storage_options
-        What the file system takes: credentials, an endpoint. A format that is given with its options has its own.
+        Options of the file system, such as credentials or an endpoint; a format with options has its own.
 
     Raises
     ------
     FileError
-        No file matches, or the first is not of the format, or of none that is known.
+        No file matches, or the first one does not have the format, or no known format.
     ArgumentError
-        There is no such format.
+        The format does not exist.
     """
     storage = Storage(storage_options)
     if format is None:
@@ -39,7 +39,7 @@ def read_files(paths: Paths, format: str | Format | None = None, *, storage_opti
         format = with_storage(format_named(format)(), storage)
     if not hasattr(format, "list_splits"):
         raise ArgumentError(
-            f"read_files: format is {format!r:.80}; give a format, its name, or None to tell it by the file"
+            f"read_files: format is {format!r:.80}; give a format, its name, or None to recognise it by the file"
         )
     if isinstance(format, DirectoryFormat):
         return Dataset(read_node(format, stores(paths, storage)))

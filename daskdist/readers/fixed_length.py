@@ -1,4 +1,4 @@
-"""Datasets of files of records of one length."""
+"""Datasets of files of fixed-length records."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ def read_fixed_length(
     compression: str | None = "infer",
     storage_options: StorageOptions = None,
 ) -> Dataset:
-    """Read files of records of one length, in the order of the files.
+    """Read files of fixed-length records, in the order of the files.
 
     Parameters
     ----------
     paths
-        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
+        A path, glob, directory or fsspec URL, or a list of them. Files that match one pattern are sorted.
     record_bytes
-        The length of a record.
+        The length of a record in bytes.
     dtype
-        What a record is. None for bytes. A dtype of numbers: of ``record_bytes`` it is the element, and a smaller
-        one is repeated: ``"uint8"`` gives an array of bytes. A structured one gives a dict of its fields:
-        ``[("label", "u1"), ("image", "u1", (3, 32, 32))]``.
+        The type of a record; None for bytes. With a numeric dtype of ``record_bytes`` bytes the element is a scalar,
+        and with a smaller one an array: ``"uint8"`` gives an array of bytes. A structured dtype gives a dict of its
+        fields: ``[("label", "u1"), ("image", "u1", (3, 32, 32))]``.
     header_bytes, footer_bytes
-        What there is before the first record of a file and after the last.
+        The number of bytes before the first record of a file and after the last.
     compression
-        ``"infer"``, by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``, ``"bz2"`` or
-        ``"xz"``; or None.
+        ``"infer"`` to decide by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``,
+        ``"bz2"`` or ``"xz"``; or None.
     storage_options
-        What the file system takes: credentials, an endpoint.
+        Options of the file system, such as credentials or an endpoint.
 
     Returns
     -------
     Dataset
-        A record an element. Of files that are not compressed their number is known, and arrays are views of what
-        was read.
+        An element for each record. For uncompressed files the number of elements is known, and arrays are views of the
+        data that was read.
 
     Raises
     ------
     FileError
-        No file matches. While iterating: a file is no whole number of records, or is damaged.
+        No file matches. While iterating: a file does not consist of complete records, or is damaged.
     ArgumentError
-        A number of bytes is out of range, or the dtype does not go into a record.
+        A number of bytes is out of range, or the dtype does not divide a record.
 
     Notes
     -----
-    Numbers of the other byte order are copied into this machine's. A file that is compressed and has a header or a
-    footer is read as a whole.
+    Numbers in the other byte order are converted to this machine's. A compressed file with a header or a footer is read
+    as a whole.
     """
     storage = Storage(storage_options)
     form = FixedLength(record_bytes, dtype, header_bytes, footer_bytes, compression_of(compression), storage)
@@ -65,18 +65,18 @@ def read_fixed_length(
 
 
 class FixedLengthRecordDataset(TensorFlowDataset):
-    """The records of files of records of one length as bytes, as TensorFlow's has them.
+    """The records of files of fixed-length records as bytes, as in TensorFlow.
 
     Parameters
     ----------
     filenames
         A path or a list of them, or a dataset of paths.
     record_bytes
-        The length of a record.
+        The length of a record in bytes.
     header_bytes, footer_bytes
-        What there is before the first record of a file and after the last; None for nothing.
+        The number of bytes before the first record of a file and after the last; None for 0.
     buffer_size, num_parallel_reads
-        Taken for compatibility: reading ahead is bounded by the setting ``window-bytes``, and in order.
+        Accepted for compatibility: the setting ``window-bytes`` limits reading ahead, and the order is fixed.
     compression_type
         None, ``""``, ``"ZLIB"`` or ``"GZIP"``.
     """

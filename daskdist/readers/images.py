@@ -32,58 +32,58 @@ def read_images(
     path
         A directory or the fsspec URL of one.
     resize
-        ``(height, width)`` of all images, by Pillow's bilinear filter; None to leave each its own, and then elements
-        differ in shape.
+        ``(height, width)`` to resize images to, by Pillow's bilinear filter; None to keep their sizes, so that elements
+        may differ in shape.
     mode
-        ``"RGB"``, ``"L"`` (gray) or ``"RGBA"``, to which images are converted; None to leave each the channels it has.
+        ``"RGB"``, ``"L"`` (gray) or ``"RGBA"`` to convert images to; None to keep their channels.
     labels
-        ``"folder"``: an image's class is the folder directly below ``path`` that it lies in; None for images alone.
+        ``"folder"`` to take an image's class from its folder directly below ``path``; None for images without labels.
     class_names
-        The folders in the order of their classes; those of which there is no image count too. None for all that
-        have one, sorted: see `class_names_of`.
+        The folders in the order of their class numbers, including folders without images. None for all folders with
+        images, sorted: see `class_names_of`.
     extensions
-        How the names of images end, in letters of any size. Other files are left out, and so is what is hidden.
+        The suffixes of image files, in upper or lower case. Other files and hidden ones are skipped.
     storage_options
-        What the file system takes: credentials, an endpoint.
+        Options of the file system, such as credentials or an endpoint.
 
     Returns
     -------
     Dataset
-        A pair an image: uint8, shape ``(height, width, channels)``, and the class, int64; or the image alone. Up to
-        64 files are the unit of reading.
+        For each image a pair of the image, uint8, shape ``(height, width, channels)``, and its class, int64; or the
+        image alone. The unit of reading is up to 64 files.
 
     Raises
     ------
     FileError
-        There is no image. While iterating: one cannot be decoded.
+        There are no images. While iterating: an image cannot be decoded.
     ArgumentError
-        An image lies in no folder of a class, an option is out of range, or Pillow is not installed.
+        An image is in no folder of a class, an option is out of range, or Pillow is not installed.
 
     Notes
     -----
-    Orientations that cameras note beside an image are not applied. Alpha is dropped by ``"RGB"``, palettes become
-    colors, and of several frames the first is taken. Images of more than 8 bits are an error. Resizing smooths
-    where images become smaller, as torchvision's does and ``tf.image.resize`` does not.
+    Orientations in the metadata of cameras are not applied. ``"RGB"`` drops alpha, palettes become colors, and only the
+    first of several frames is used. Images of more than 8 bits per channel are an error. Downsizing smooths, as in
+    torchvision and unlike ``tf.image.resize``.
     """
     pillow()
     storage = Storage(storage_options)
-    root, found = _found(path, extensions, storage)
+    root, files = _found(path, extensions, storage)
     if labels is None:
         if class_names is not None:
-            raise ArgumentError("class_names is of no use with labels=None; leave one of them out")
-        return Dataset(read_node(Images(resize, mode, storage=storage), found))
+            raise ArgumentError("class_names has no effect with labels=None; leave one of them out")
+        return Dataset(read_node(Images(resize, mode, storage=storage), files))
     if labels != "folder":
         raise ArgumentError(f"labels is {labels!r:.80}; give 'folder' or None")
-    names = _classes(found, root)
+    names = _classes(files, root)
     if class_names is not None:
-        given = [class_names] if isinstance(class_names, str) else list(class_names)
-        if len(set(given)) < len(given):
-            raise ArgumentError(f"class_names has a name twice: {given}")
-        unnamed = [name for name in names if name not in given]
+        class_list = [class_names] if isinstance(class_names, str) else list(class_names)
+        if len(set(class_list)) < len(class_list):
+            raise ArgumentError(f"class_names has a name twice: {class_list}")
+        unnamed = [name for name in names if name not in class_list]
         if unnamed:
-            raise ArgumentError(f"class_names is {given}, and below {root} there are images in {unnamed} too")
-        names = given
-    return Dataset(read_node(Images(resize, mode, root, tuple(names), storage), found))
+            raise ArgumentError(f"class_names is {class_list}, but below {root} there are also images in {unnamed}")
+        names = class_list
+    return Dataset(read_node(Images(resize, mode, root, tuple(names), storage), files))
 
 
 def class_names_of(
@@ -92,52 +92,52 @@ def class_names_of(
     extensions: Sequence[str] = _EXTENSIONS,
     storage_options: StorageOptions = None,
 ) -> list[str]:
-    """Return the class names of the folders that `read_images` takes classes from: a class indexes this list.
+    """Return the names of the classes of `read_images`: a class is an index into this list.
 
     Parameters
     ----------
     path, extensions, storage_options
-        As `read_images` takes them.
+        As in `read_images`.
 
     Raises
     ------
     FileError
-        There is no image.
+        There are no images.
     ArgumentError
-        An image lies in no folder of a class.
+        An image is in no folder of a class.
     """
-    root, found = _found(path, extensions, Storage(storage_options))
-    return _classes(found, root)
+    root, files = _found(path, extensions, Storage(storage_options))
+    return _classes(files, root)
 
 
 def _found(path: str | os.PathLike[str], extensions: Sequence[str], storage: Storage) -> tuple[str, tuple[str, ...]]:
-    # The root, and the images below it.
+    # Return the root, and the images below it.
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"expected a directory, got {type(path).__name__}")
     ends = (extensions,) if isinstance(extensions, str) else tuple(extensions)
     if not ends or not all(isinstance(end, str) and end.startswith(".") for end in ends):
-        raise ArgumentError(f"extensions is {extensions!r:.80}; give ends of names with their dots: ['.png', '.jpg']")
+        raise ArgumentError(f"extensions is {extensions!r:.80}; give suffixes with their dots: ['.png', '.jpg']")
     ends = tuple(end.lower() for end in ends)
     path = os.fspath(path)
     root = root_of(path, storage)
-    found = []
+    files = []
     for file in storage.expand(path, ("",)):
         inside = within(file, root)
         if inside is None:
-            raise FileError(f"{path!r} is no directory; give the one that images lie below")
+            raise FileError(f"{path!r} is not a directory; give the directory that contains the images")
         if file.partition("::")[0].lower().endswith(ends) and not any(name.startswith(".") for name in inside):
-            found.append(file)
-    if not found:
+            files.append(file)
+    if not files:
         raise FileError(f"no image below {path!r}: no name ends in {' or '.join(map(repr, ends))}")
-    return root, tuple(found)
+    return root, tuple(files)
 
 
-def _classes(found: Sequence[str], root: str) -> list[str]:
-    classes = {file: class_of(file, root) for file in found}
+def _classes(files: Sequence[str], root: str) -> list[str]:
+    classes = {file: class_of(file, root) for file in files}
     loose = [file for file, name in classes.items() if name is None]
     if loose:
         raise ArgumentError(
-            f"{len(loose)} images lie in no folder below {root}, {loose[0]} the first, and so have no class; "
-            "give labels=None to have images alone"
+            f"{len(loose)} images, the first {loose[0]}, are in no folder below {root} and so have no class; "
+            "give labels=None for images without labels"
         )
     return sorted({name for name in classes.values() if name is not None})

@@ -31,56 +31,55 @@ def read_json(
     Parameters
     ----------
     paths
-        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
+        A path, glob, directory or fsspec URL, or a list of them. Files that match one pattern are sorted.
     columns
-        Which fields, and how they make up an element: None for all and a list of names for some, as a dict
-        by name; or any structure of names, in which a list stands for one array of its fields side by side:
-        ``{"x": ["f0", "f1"], "y": "label"}``.
+        The fields of an element: None for all, or a list of names for some, as a dict by name; or any structure of
+        names, in which a list stands for one array of these fields side by side: ``{"x": ["f0", "f1"], "y": "label"}``.
     lines
-        Whether files have an object a line. If not, they are an array of objects, or objects that go over lines.
-        None tells it by how each file begins.
+        Whether files have one object per line. If False, they are an array of objects, or objects that span lines. None
+        decides by the beginning of each file.
     dtypes
-        The types of some fields: a dtype, ``["float32"]`` for lists of such, a dict by field for objects, or an Arrow
-        type. The others are as the sample has them: ``bool``, ``int64`` (``uint64`` where it has to be), ``float64``
-        where some are not whole, text.
+        The types of some fields: a dtype, ``["float32"]`` for lists of a dtype, a dict by field for objects, or an
+        Arrow type. Other types are inferred from the sample: ``bool``, ``int64`` (``uint64`` if necessary), ``float64``
+        if some numbers are not integers, text.
     missing
-        What stands for a null and for a field that an object lacks, by column: ``{"count": -1}``; within objects
-        a dict by field. Without, nulls are NaN in floats, NaT in times and an error in other columns.
+        The replacement of nulls and of fields that an object lacks, by column: ``{"count": -1}``; for nested objects a
+        dict by field. Without it, nulls are NaN in floats, NaT in times and an error in other columns.
     sample_bytes
-        How much of the first file is looked at for the types of fields.
+        The number of bytes of the first file from which types are inferred.
     compression
-        ``"infer"``, by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``, ``"bz2"`` or
-        ``"xz"``; or None.
+        ``"infer"`` to decide by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``,
+        ``"bz2"`` or ``"xz"``; or None.
     partitioned
-        Whether directories named ``name=value`` make columns, wherever in the path they are: integers
-        where all values are, else text.
+        Whether directories named ``name=value`` anywhere in the path become columns: of integers if all
+        values are integers, else of text.
     storage_options
-        What the file system takes: credentials, an endpoint.
+        Options of the file system, such as credentials or an endpoint.
 
     Returns
     -------
     Dataset
-        An element an object; objects within it are dicts, lists arrays whose length differs. A byte range is the
-        unit of reading of lines, of anything else a file.
+        An element for each object; nested objects are dicts, and lists are arrays of varying length. The unit of
+        reading is a byte range for lines, else a file.
 
     Raises
     ------
     FileError
-        No file matches, or none has an object to tell the types by. While iterating: what is there is not JSON, a
-        value is of another type than those of the sample, or there is a field that none of those has. The message
-        names line and field, and says what to write.
+        No file matches, or none has an object from which types could be inferred. While iterating: the content is not
+        JSON, a value does not have the type in the sample, or a field is not in the sample. The message names the line
+        and the field, and suggests a remedy.
     ArgumentError
-        There is no such field, or no such type.
+        A field or a type does not exist.
 
     Notes
     -----
-    Text is text, also where it looks like a time; ``dtypes={"when": "datetime64[s]"}`` makes it one, UTC where it has
-    a zone. With ``columns``, other fields of an object are not looked at, but for what is within objects that are
-    asked for: with those, a field that the sample lacks is an error anywhere. Numbers in a column of floats are the
-    nearest float. A file that is not lines is read whole, into memory.
+    Text that looks like a time stays text; ``dtypes={"when": "datetime64[s]"}`` converts it, to UTC if it has a zone.
+    With ``columns``, other fields are ignored, except within nested objects that are read: there a field that the
+    sample lacks is an error. Numbers in a column of floats are rounded to the nearest float. Files that are not lines
+    are read as a whole, into memory.
     """
     storage = Storage(storage_options)
     form = Json(columns, dtypes, missing, sample_bytes, compression_of(compression), storage=storage, lines=lines)
-    found = storage.expand(paths, endings(form))
-    partitions = Partitions.of(found) if partitioned else Partitions()
-    return Dataset(read_node(replace(form, partitions=partitions).learned(found), found))
+    files = storage.expand(paths, endings(form))
+    partitions = Partitions.of(files) if partitioned else Partitions()
+    return Dataset(read_node(replace(form, partitions=partitions).learned(files), files))

@@ -18,29 +18,29 @@ def read_npy(
     Parameters
     ----------
     paths
-        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
+        A path, glob, directory or fsspec URL, or a list of them. Files that match one pattern are sorted.
     columns
-        Of ``.npz`` files, which arrays, and how they make up an element: None for all and a list of names for some,
-        as a dict by name; or any structure of names, in which a list stands for one array of arrays of numbers
-        side by side: ``{"x": ["f0", "f1"], "y": "label"}``.
+        For ``.npz`` files the arrays of an element: None for all, or a list of names for some, as a dict by name; or
+        any structure of names, in which a list stands for one array of numeric arrays side by side: ``{"x": ["f0",
+        "f1"], "y": "label"}``.
     check_crc
-        Whether each process that reads from a local ``.npz`` file compares the checksum of each array once: see Notes.
+        Whether each process that reads a local ``.npz`` file verifies the checksum of each array once: see Notes.
     storage_options
-        What the file system takes: credentials, an endpoint.
+        Options of the file system, such as credentials or an endpoint.
 
     Returns
     -------
     Dataset
-        An element a row, which is what an index along axis 0 gives; of a structured dtype a dict by field. A range of
-        rows of about the setting ``split-bytes`` is the unit of reading.
+        An element for each index along axis 0; a dict by field for a structured dtype. The unit of reading is a range
+        of rows of about the setting ``split-bytes``.
 
     Raises
     ------
     FileError
-        No file matches, or the first is damaged, holds Python objects, or arrays that have no axis or differ in
-        length. While iterating: a file is damaged, or has other elements than the first.
+        No file matches, or the first is damaged, has Python objects, or arrays without axes or of different lengths.
+        While iterating: a file is damaged, or its elements differ from those of the first.
     ArgumentError
-        There is no such array.
+        An array does not exist.
 
     >>> import numpy as np
     >>> path = getfixture("tmp_path") / "x.npy"
@@ -50,17 +50,16 @@ def read_npy(
 
     Notes
     -----
-    Local files are mapped into memory: nothing is copied but by ``batch``, and a file is not to be cut short while
-    it is in use. Its size and time are compared whenever a split is read; who truncates it between then and the use of
-    the rows has the process killed by the system, as with every mapping. Fields, values in another byte order, and
-    arrays of archives that are not aligned are copied, a split at a time.
+    Local files are mapped into memory: only ``batch`` copies, and a file must not be truncated while it is in use. Its
+    size and time are checked whenever a split is read; if it is truncated between the check and the use of the rows,
+    the system kills the process, as with every memory mapping. Fields, values in another byte order, and unaligned
+    arrays of archives are copied, a split at a time.
 
-    In Fortran order the values of a row lie far from each other: local files are mapped all the same, remote ones
-    are fetched whole. A compressed ``.npz`` (``numpy.savez_compressed``) cannot be entered in the middle and is
-    decoded whole, as one split, and its checksum is compared then. Of an array that is mapped, the first read in each
-    process goes over all of it for that: 0.25 s for a GB in memory, or the time that a disk takes. Of a remote file,
-    of which ranges are fetched, no checksum is compared but of arrays that are fetched whole.
-    Files side by side are ``Dataset.zip`` of a dataset each.
+    In Fortran order the values of a row are far apart: local files are mapped all the same, remote ones are fetched
+    whole. A compressed ``.npz`` (``numpy.savez_compressed``) cannot be entered in the middle: it is decoded as a whole,
+    as one split, with a check of its checksum. To verify a mapped array, the first read in each process scans all of
+    it: 0.25 s for a GB in memory, or the time that a disk takes. In a remote file, of which ranges are fetched, only
+    arrays that are fetched whole are verified. To read files side by side, use ``Dataset.zip``.
     """
     storage = Storage(storage_options)
     return Dataset(read_node(Npy(columns, storage, check_crc), storage.expand(paths, Npy.suffixes)))

@@ -26,41 +26,41 @@ def read_parquet(
     Parameters
     ----------
     paths
-        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
+        A path, glob, directory or fsspec URL, or a list of them. Files that match one pattern are sorted.
     columns
-        Which columns, and how they make up an element: None for all and a list of names for some, as a dict
-        by name; or any structure of names, in which a list stands for one array of its columns side by side:
-        ``{"x": ["f0", "f1"], "y": "label"}``.
+        The columns of an element: None for all, or a list of names for some, as a dict by name; or any structure of
+        names, in which a list stands for one array of these columns side by side: ``{"x": ["f0", "f1"], "y":
+        "label"}``.
     filters
-        Which rows: ``[("day", ">=", 3), ("kind", "in", {"a", "b"})]`` for those of which all holds, a list of such
-        lists for those of which one does. Row groups whose statistics tell that they have none are not read.
+        A filter of rows: ``[("day", ">=", 3), ("kind", "in", {"a", "b"})]`` for rows that meet all conditions, or a
+        list of such lists for rows that meet all conditions of at least one. Row groups without such rows by their
+        statistics are not read.
     missing
-        What stands for a null, by column: ``{"count": -1}``. Without, nulls are NaN in floats, NaT in times and an
-        error in other columns. Of a column of lists it stands for a null within them, and ``[]`` for one in the place
-        of a list.
+        The replacement of nulls, by column: ``{"count": -1}``. Without it, nulls are NaN in floats, NaT in times and an
+        error in other columns. In a column of lists it is for nulls within the lists, and ``[]`` is for null lists.
     partitioned
-        Whether directories named ``name=value`` make columns, wherever in the path they are: integers
-        where all values are, else text.
+        Whether directories named ``name=value`` anywhere in the path become columns: of integers if all
+        values are integers, else of text.
     storage_options
-        What the file system takes: credentials, an endpoint.
+        Options of the file system, such as credentials or an endpoint.
 
     Returns
     -------
     Dataset
-        An element a row. A row group is the unit of reading.
+        An element for each row. The unit of reading is a row group.
 
     Raises
     ------
     FileError
         No file matches, or the first is not Parquet. While iterating: a file is damaged, or has another schema.
     ArgumentError
-        There is no such column.
+        A column does not exist.
 
     Notes
     -----
-    Lists become arrays whose length differs, structs dicts, decimals the nearest float64, dates and times NumPy's.
+    Lists become arrays of varying length, structs dicts, decimals the nearest float64, dates and times NumPy's.
     """
     storage = Storage(storage_options)
-    found = storage.expand(paths, Parquet.suffixes)
-    partitions = Partitions.of(found) if partitioned else Partitions()
-    return Dataset(read_node(Parquet(columns, filters or None, missing, partitions, storage), found))
+    files = storage.expand(paths, Parquet.suffixes)
+    partitions = Partitions.of(files) if partitioned else Partitions()
+    return Dataset(read_node(Parquet(columns, filters or None, missing, partitions, storage), files))

@@ -1,4 +1,4 @@
-"""Datasets of tables and queries of databases."""
+"""Datasets of the tables and queries of databases."""
 
 from __future__ import annotations
 
@@ -31,56 +31,56 @@ def read_sql(
     Parameters
     ----------
     table_or_query
-        The name of a table or view, with its schema as ``"schema.table"``; or a query, beginning with ``SELECT``
-        or ``WITH``.
+        The name of a table or view, optionally as ``"schema.table"``; or a query that begins with ``SELECT`` or
+        ``WITH``.
     connection
-        A URL of SQLAlchemy, ``"postgresql+psycopg://user:password@host/database"``, or the path of a SQLite file.
+        An SQLAlchemy URL, ``"postgresql+psycopg://user:password@host/database"``, or the path of an SQLite file.
         Its secrets are pickled with the pipeline and never shown.
     index
-        The column whose ranges are splits: numbers, times, text, or anything else the database can sort. By
-        default the first column of the primary key; of a SQLite table without one, the number of the row. Where
-        there is none, as with a query, all rows are one split.
+        The column whose ranges are splits: numbers, times, text, or anything else the database can sort. The default is
+        the first column of the primary key, or the row id of an SQLite table without one. Without an index, as for a
+        query, all rows are one split.
     columns
-        Which columns, and how they make up an element, as in `read_parquet`.
+        The columns of an element, as in `read_parquet`.
     num_splits
-        How many ranges there are to be at most. By default as many as make splits of the usual size.
+        The largest number of ranges; by default as many as give splits of the setting ``split-bytes``.
     rows_per_split
-        About how many rows a range is to have, instead.
+        The approximate number of rows of a range, in place of ``num_splits``.
     limits
-        The least and the greatest value of the index of the rows that are read, both included.
+        The smallest and the largest index of the rows to read, both inclusive.
     missing
-        What stands for a null, by column: ``{"count": -1}``. Without, nulls are NaN in floats, NaT in times and an
+        The replacement of nulls, by column: ``{"count": -1}``. Without it, nulls are NaN in floats, NaT in times and an
         error in other columns.
     dtypes
-        What columns are read as, where that is to be something else than what the database says or the first rows
-        tell: ``{"day": "datetime64[D]", "price": "float32"}``.
+        Types of columns that override those of the database or of the first rows:
+        ``{"day": "datetime64[D]", "price": "float32"}``.
     engine_options
-        What ``sqlalchemy.create_engine`` takes besides, all of it to be pickled: ``{"connect_args": {...}}``.
+        Further arguments of ``sqlalchemy.create_engine``, which must be picklable: ``{"connect_args": {...}}``.
 
     Returns
     -------
     Dataset
-        An element a row.
+        An element for each row.
 
     Raises
     ------
     ArgumentError
-        There is no such column, an option is none, or SQLAlchemy or the driver is not installed.
+        A column does not exist, an option is invalid, or SQLAlchemy or the driver is not installed.
     FileError
-        There is no such table, or the database cannot be reached. While iterating: the server is gone, or a value
-        is not of its column's type.
+        The table does not exist, or the database cannot be reached. While iterating: the server is gone, or a value
+        does not have its column's type.
 
     Notes
     -----
-    Numbers and times are cut into ranges of one width between the least and the greatest value, all else where
-    so many rows of the database's own order are over. Rows whose index is null are a split of their own, the last; with
-    ``limits`` they are left out. Within a split rows are ordered by the index, then by the primary key, or where
-    there is none by all columns that are read, so that each pass gives them in one order. A query without an index
-    runs as it stands: it comes in one order if it has an ``ORDER BY`` that leaves no ties.
+    Numbers and times are cut into ranges of equal width between the smallest and the largest value, other types after
+    equal numbers of rows in the database's order. Rows with a null index are a separate last split; with ``limits``
+    they are left out. Within a split rows are ordered by the index, then by the primary key, or without one by all
+    columns that are read, so that each pass has the same order. A query without an index runs unchanged: its order is
+    fixed only if it has an ``ORDER BY`` without ties.
 
-    Each split is a transaction of its own on a connection of its own: of a table that changes while it is read,
-    splits may be of different times. Queries and SQLite's own columns without a type have the types of their first
-    1,000 rows; PostgreSQL tells those of queries too.
+    Each split is read in its own transaction on its own connection: if a table changes in the meantime, splits may be
+    from different times. The columns of queries, and untyped columns of SQLite, have the types of their first 1,000
+    rows; PostgreSQL also knows the types of queries.
 
     >>> import sqlite3, tempfile
     >>> path = tempfile.mkdtemp() + "/a.sqlite"

@@ -23,25 +23,25 @@ def read_text(
     Parameters
     ----------
     paths
-        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
+        A path, glob, directory or fsspec URL, or a list of them. Files that match one pattern are sorted.
     encoding
-        That of the text, or None for lines that are bytes.
+        The encoding of the text, or None for lines as bytes.
     compression
-        ``"infer"``, by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``, ``"bz2"`` or
-        ``"xz"``; or None.
+        ``"infer"`` to decide by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``,
+        ``"bz2"`` or ``"xz"``; or None.
     storage_options
-        What the file system takes: credentials, an endpoint.
+        Options of the file system, such as credentials or an endpoint.
 
     Returns
     -------
     Dataset
-        A line an element, without its end, ``\n`` or ``\r\n``; blank ones too. A byte range is the unit of
-        reading, of a compressed file a part after the other.
+        An element for each line, without its ``\n`` or ``\r\n``, including blank lines. The unit of reading is a byte
+        range; the parts of a compressed file are read in sequence.
 
     Raises
     ------
     FileError
-        No file matches. While iterating: a file is damaged, or not of the encoding.
+        No file matches. While iterating: a file is damaged, or does not have the encoding.
 
     >>> from pathlib import Path
     >>> next(iter(read_text(Path(__file__))))[3:20]
@@ -53,7 +53,7 @@ def read_text(
 
 
 class TextLineDataset(TensorFlowDataset):
-    """The lines of text files as bytes, as TensorFlow's has them.
+    """The lines of text files as bytes, as in TensorFlow.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class TextLineDataset(TensorFlowDataset):
     compression_type
         None, ``""``, ``"ZLIB"`` or ``"GZIP"``.
     buffer_size, num_parallel_reads
-        Taken for compatibility: reading ahead is bounded by the setting ``window-bytes``, and in order.
+        Accepted for compatibility: the setting ``window-bytes`` limits reading ahead, and the order is fixed.
     """
 
     def __init__(

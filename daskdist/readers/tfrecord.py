@@ -29,39 +29,39 @@ def read_tfrecord(
     Parameters
     ----------
     paths
-        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
+        A path, glob, directory or fsspec URL, or a list of them. Files that match one pattern are sorted.
     features
-        What is read of records that are ``tf.train.Example``, by name: `FixedLenFeature`, `VarLenFeature` or
-        `FixedLenSequenceFeature`. None for the records themselves.
+        The features to read from ``tf.train.Example`` records, by name: `FixedLenFeature`, `VarLenFeature` or
+        `FixedLenSequenceFeature`. None for the records as bytes.
     check_crc
-        Whether checksums are compared. Without, what is damaged shows only where it is no record or no example.
+        Whether to verify checksums. Otherwise damage is noticed only if it breaks a record or an example.
     index
-        Whether files are gone through once for where their records are. Then the number of elements is known, and
-        every worker goes straight to its own. Compressed files have none.
+        Whether to scan files once for the offsets of their records. Then the number of elements is known, and workers
+        skip to their own records. Compressed files have no index.
     compression
-        ``"infer"``, by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``, ``"bz2"`` or
-        ``"xz"``; or None.
+        ``"infer"`` to decide by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``,
+        ``"bz2"`` or ``"xz"``; or None.
     storage_options
-        What the file system takes: credentials, an endpoint.
+        Options of the file system, such as credentials or an endpoint.
 
     Returns
     -------
     Dataset
-        A record an element: bytes, or a dict of arrays by name. A `VarLenFeature` is one whose length differs:
-        batch it by ``padded_batch`` or ``ragged_batch``. A byte range, or with an index a range of records, is the
-        unit of reading.
+        An element for each record: bytes, or a dict of arrays by name. A `VarLenFeature` has varying length: batch it
+        with ``padded_batch`` or ``ragged_batch``. The unit of reading is a byte range, or with an index a range of
+        records.
 
     Raises
     ------
     FileError
-        No file matches. While iterating: a file is damaged, or an example has not what is asked for.
+        No file matches. While iterating: a file is damaged, or an example lacks a feature.
     ArgumentError
-        The features are none, or google-crc32c is not installed.
+        A feature is invalid, or google-crc32c is not installed.
 
     Notes
     -----
-    Without an index, where a range begins is told only by the records before it: workers that read some ranges of
-    a file go through the others too. Examples are read as ``tf.io.parse_example`` does it, one by one.
+    Without an index, the beginning of a range is known only from the records before it: workers that read some ranges
+    of a file scan the others too. Examples are decoded one by one, as in ``tf.io.parse_example``.
     """
     storage = Storage(storage_options)
     form = TFRecord(features, check_crc, index, compression_of(compression), storage)
@@ -69,7 +69,7 @@ def read_tfrecord(
 
 
 class TFRecordDataset(TensorFlowDataset):
-    """The records of TFRecord files as bytes, as TensorFlow's has them.
+    """The records of TFRecord files as bytes, as in TensorFlow.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class TFRecordDataset(TensorFlowDataset):
     compression_type
         None, ``""``, ``"ZLIB"`` or ``"GZIP"``.
     buffer_size, num_parallel_reads
-        Taken for compatibility: reading ahead is bounded by the setting ``window-bytes``, and in order.
+        Accepted for compatibility: the setting ``window-bytes`` limits reading ahead, and the order is fixed.
     """
 
     def __init__(

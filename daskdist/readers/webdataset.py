@@ -15,7 +15,7 @@ from daskdist.storage.compression import compression_of
 from daskdist.storage.filesystem import Paths, Storage, StorageOptions, local
 
 _BRACES: Final = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
-# A slip of the keyboard should not make names until memory is full.
+# A typing error in a range must not exhaust memory.
 _MOST_NAMES: Final = 1_000_000
 
 
@@ -37,43 +37,45 @@ def read_webdataset(
     paths
         A path, glob, directory or fsspec URL, or a list of them; ``"train-{000..146}.tar"`` stands for 147 of them.
     columns
-        Which fields, and how they make up an element: None for all, and a list of names for some, as a dict by
-        name; or any structure of names: ``("png", "cls")``. The key is ``"__key__"``.
+        The fields of an element: None for all, or a list of names for some, as a dict by name; or any structure of
+        names: ``("png", "cls")``. The key of a sample is ``"__key__"``.
     decode
-        True for what names say: images, ``cls`` as int64, ``json`` as a nest of arrays, ``npy``, ``txt`` as text,
-        all else as bytes; False for bytes throughout. Or by field, or the end of its name, what others are:
-        ``{"id": "text", "jpg": "raw"}``, of ``"image"``, ``"int"``, ``"text"``, ``"json"``, ``"npy"`` and ``"raw"``.
+        True to decode by the suffix: images, ``cls`` as int64, ``json`` as a nest of arrays, ``npy``, ``txt`` as text,
+        everything else as bytes; False for bytes only. A dict overrides the decoding by field or suffix,
+        ``{"id": "text", "jpg": "raw"}``, with ``"image"``, ``"int"``, ``"text"``, ``"json"``, ``"npy"`` or ``"raw"``.
     image_mode
-        ``"RGB"``, ``"L"`` (gray) or ``"RGBA"``, to which images are converted; None to leave each the channels it has.
+        ``"RGB"``, ``"L"`` (gray) or ``"RGBA"`` to convert images to; None to keep their channels.
     resize
-        ``(height, width)`` of all images, by Pillow's bilinear filter; None to leave each its own.
+        ``(height, width)`` to resize images to, by Pillow's bilinear filter; None to keep their sizes.
     missing
-        What stands for a member that a sample lacks, by field: ``{"cls": -1}``. Without, that is an error.
+        The replacement of members that a sample lacks, by field: ``{"cls": -1}``. Without it, that is an error.
     compression
-        ``"infer"``, by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``, ``"bz2"`` or
-        ``"xz"``; or None.
+        ``"infer"`` to decide by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``,
+        ``"bz2"`` or ``"xz"``; or None.
     storage_options
-        What the file system takes: credentials, an endpoint.
+        Options of the file system, such as credentials or an endpoint.
 
     Returns
     -------
     Dataset
-        A sample an element. A byte range is the unit of reading, of a compressed file a part after the other.
+        An element for each sample. The unit of reading is a byte range; the parts of a compressed file are read in
+        sequence.
 
     Raises
     ------
     FileError
-        No file matches, or the first is no archive. While iterating: an archive or a member is damaged, a member is
-        named so that it would lie elsewhere or is no plain file, or a sample has other fields than the first ones.
+        No file matches, or the first is not an archive. While iterating: an archive or a member is damaged, the path of
+        a member leaves the archive, a member is not a regular file, or the fields of a sample differ from those of the
+        first ones.
     ArgumentError
-        There is no such field, an option is out of range, or Pillow is not installed.
+        A field does not exist, an option is out of range, or Pillow is not installed.
 
     Notes
     -----
-    Fields, the dtype of ``npy`` and the types in ``json`` are those of the first samples of the first file. Axes of
-    images and arrays are None in the spec unless ``resize`` tells, for no sample knows the shapes of others; what is
-    batched without it must be of one shape. What a range does not begin with is found by going from header to header.
-    Nothing is unpacked to a disk, and pickled objects stay bytes.
+    Fields, the dtypes of ``npy`` and the types in ``json`` are taken from the first samples of the first file. Axes of
+    images and arrays are None in the spec unless ``resize`` is given, as samples may differ in shape; without it,
+    elements of a batch must have one shape. The first sample of a range is found by following the headers from the
+    beginning. Nothing is unpacked to a disk, and pickled objects stay bytes.
     """
     storage = Storage(storage_options)
     form = WebDataset(columns, decode, image_mode, resize, missing, compression_of(compression), storage)
@@ -83,30 +85,30 @@ def read_webdataset(
 def _named(paths: Paths) -> Paths:
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    # Other types of paths are refused when they are expanded.
+    # Paths of other types raise when they are expanded.
     if not isinstance(paths, (list, tuple)) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
         return paths
-    made: list[str] = []
+    names: list[str] = []
     for path in map(os.fspath, paths):
-        made.extend([path] if os.path.exists(local(path)) else _without_braces(path))
-    return made
+        names.extend([path] if os.path.exists(local(path)) else _without_braces(path))
+    return names
 
 
 def _without_braces(path: str) -> Iterator[str]:
-    # "a-{08..10}.tar" and "{x,y}.tar", as shells have it.
-    found = _BRACES.search(path)
-    if found is None:
+    # Expand "a-{08..10}.tar" and "{x,y}.tar" like a shell.
+    match = _BRACES.search(path)
+    if match is None:
         yield path
         return
-    first, last, words = found.groups()
+    first, last, words = match.groups()
     if words is None:
         width = max(len(first), len(last)) if "0" in (first[0], last[0]) and len(first) + len(last) > 2 else 0
         start, stop = int(first), int(last)
         numbers = range(start, stop + 1) if start <= stop else range(start, stop - 1, -1)
         if len(numbers) > _MOST_NAMES:
-            raise ArgumentError(f"{path!r} stands for {len(numbers):,} files, and {_MOST_NAMES:,} are the most")
+            raise ArgumentError(f"{path!r} stands for {len(numbers):,} files; the limit is {_MOST_NAMES:,}")
         choices: Iterator[str] = (str(number).zfill(width) for number in numbers)
     else:
         choices = iter(words.split(","))
     for choice in choices:
-        yield from _without_braces(path[: found.start()] + choice + path[found.end() :])
+        yield from _without_braces(path[: match.start()] + choice + path[match.end() :])

@@ -16,37 +16,37 @@ def read_zarr(store: Paths, arrays: Any = None, *, storage_options: StorageOptio
     Parameters
     ----------
     store
-        A directory, an archive (``.zip``) or an fsspec URL of a group or an array, a glob of such, or a list of them,
-        which are read one after the other.
+        A directory, an archive (``.zip``) or an fsspec URL of a group or an array, a glob of these, or a list of them,
+        to be read in order.
     arrays
-        Which arrays of the group: None for all that lie in it itself, and a list of names for some, as a dict by name;
-        or any structure of names, ``{"x": "images", "y": "train/labels"}`` or ``("x", "y")``, in which a list stands
-        for one array of arrays of numbers side by side. Nothing else than None for a store that is one array.
+        The arrays of an element: None for all directly in the group, or a list of names for some, as a dict by name; or
+        any structure of names, ``{"x": "images", "y": "train/labels"}`` or ``("x", "y")``, in which a list stands for
+        one array of numeric arrays side by side. Must be None for a store that is a single array.
     storage_options
-        What the file system takes: credentials, an endpoint.
+        Options of the file system, such as credentials or an endpoint.
 
     Returns
     -------
     Dataset
-        An element a row: an index along axis 0 of all arrays, which have one length.
+        An element for each index along axis 0 of the arrays, which have equal lengths.
 
     Raises
     ------
     FileError
-        There is no such store, or its arrays differ in length, or hold what no element does. While iterating: a chunk
-        is damaged, or a store has other elements than the first.
+        The store does not exist, or its arrays differ in length or have types that no element can hold. While
+        iterating: a chunk is damaged, or the elements of a store differ from those of the first.
     ArgumentError
-        There is no such array.
+        An array does not exist.
     ImportError
         zarr-python 3 is not installed: ``pip install 'daskdist[zarr]'``.
 
     Notes
     -----
-    A split is of whole chunks along axis 0, or shards, of about the setting ``split-bytes``, and each is decoded once.
-    Of several arrays it ends where chunks of all do; where such places lie more than 4 splits apart, a chunk that two
-    splits share is kept for the second, within 4 times ``split-bytes``, and decoded again where splits are read by
-    other processes. A chunk that is missing holds the fill value, as Zarr has it. Text is NumPy's ``StringDType``,
-    bytes of any length are objects, structured dtypes dicts by field.
+    A split has whole chunks or shards along axis 0 of about the setting ``split-bytes``, and each is decoded once. With
+    several arrays a split ends where chunks of all end; if such places are more than 4 splits apart, a chunk that two
+    splits share is kept for the second, up to 4 times ``split-bytes``, and decoded again if other processes read the
+    splits. A missing chunk has the fill value, as in Zarr. Text is NumPy's ``StringDType``, variable-length bytes are
+    objects, and structured dtypes are dicts by field.
     """
     storage = Storage(storage_options)
     return Dataset(read_node(Zarr(arrays, storage), stores(store, storage)))

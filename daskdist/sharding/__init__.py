@@ -1,7 +1,7 @@
-"""Sharding policies: which worker reads what.
+"""Sharding policies: the decision which worker reads what.
 
-A policy is one sibling file with one pure function, ``decide(sharding_input) -> Decision``, which looks at numbers
-and names and at no data. How files are dealt by their sizes is in `daskdist.sharding.balance`.
+A policy is one file with one pure function, ``decide(sharding_input) -> Decision``, which uses numbers and names but
+no data. `daskdist.sharding.balance` distributes files by size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from daskdist.errors import ArgumentError
 
-# In the place of a number of shards and an index: those that the policy HINT is to fill in.
+# A placeholder for a number of shards or an index that the policy HINT replaces.
 SHARD_HINT: Final = -1
 
 
@@ -24,11 +24,11 @@ class AutoShardPolicy(enum.IntEnum):
     OFF = -1
     """Each worker gets the whole dataset."""
     AUTO = 0
-    """`FILE` where that is possible and at most 1 % of the rows are dropped that the whole would keep, else `DATA`."""
+    """`FILE` if possible and it drops at most 1 % of the rows that the unsharded dataset keeps, else `DATA`."""
     FILE = 1
-    """Each worker reads its own files, file ``i`` worker ``i mod num_workers``, and batches what it reads."""
+    """Worker ``i mod num_workers`` reads file ``i``, and each worker batches its own elements."""
     DATA = 2
-    """Every split is read once, by any worker, and each batch is dealt to all replicas."""
+    """Every split is read once, by any worker, and each batch is divided among all replicas."""
     HINT = 3
     """Each ``shard(SHARD_HINT, SHARD_HINT)`` of the dataset becomes the worker's: ``shard(num_workers, worker)``."""
 
@@ -40,19 +40,19 @@ class FileSource:
     Parameters
     ----------
     name
-        The operation.
+        The name of the operation.
     num_files
-        Its files; None where it reads none.
+        The number of its files; None if it reads none.
     is_splittable
-        Whether its files have splits below them.
+        Whether its files consist of several splits.
     num_splits
-        Counts those splits; asked only where files are fewer than workers, for it may read every file's index.
+        Returns the number of splits; called only if there are fewer files than workers, as it may read every index.
     objection
-        Why it cannot be sharded by files although it reads some, as a clause; empty where it can.
+        The reason why it cannot be sharded although it reads files, as a clause; empty if it can.
     advice
-        What can be done about that.
+        The remedy.
     label
-        What it reads, in words, where that is no number of files.
+        A description of what it reads, if that is not a number of files.
     """
 
     name: str
@@ -66,15 +66,15 @@ class FileSource:
 
 @dataclass(frozen=True)
 class Pairing:
-    """An operation that puts together what several inputs have at the same place.
+    """An operation that combines the elements of several inputs at the same position.
 
     Parameters
     ----------
     name
-        The operation.
+        The name of the operation.
     mismatch
-        Why it would put together other elements on a worker's share, as a clause; None where it would not. It is
-        asked last, with whether splits are dealt instead of files, for it may read every file's index.
+        Returns, as a clause, why it would combine other elements on a worker's share; None if it would not. The
+        argument tells whether splits are distributed instead of files. Called last, as it may read every file's index.
     """
 
     name: str
@@ -83,18 +83,18 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Remainder:
-    """Rows that are dropped because they do not fill a group, by file and of the whole.
+    """Rows that are dropped because they do not fill a group, under `FILE` and without sharding.
 
     Parameters
     ----------
     num_rows
-        That come to the operation that drops some.
+        The number of rows that reach the dropping operation.
     num_kept
-        That it keeps, applied to the whole.
+        The number that it keeps without sharding.
     num_kept_by_file
-        That it keeps where each worker applies it to its own files.
+        The number that it keeps if each worker applies it to its own files.
     unit
-        What is counted: rows, or elements.
+        The counted unit: rows or elements.
     """
 
     num_rows: int
@@ -104,12 +104,12 @@ class Remainder:
 
     @property
     def num_lost(self) -> int:
-        """The number of rows dropped by file beyond those dropped of the whole; fewer where negative."""
+        """The additional rows dropped under `FILE`; negative if fewer."""
         return self.num_kept - self.num_kept_by_file
 
     @property
     def is_small(self) -> bool:
-        """True if sharding by file keeps as many rows as the whole would, up to 1 % of them more or fewer."""
+        """True if the number of rows kept under `FILE` differs by at most 1 % from that without sharding."""
         return 100 * abs(self.num_lost) <= self.num_kept
 
 
@@ -119,33 +119,33 @@ def _unknown(by_split: bool) -> Remainder | None:
 
 @dataclass(frozen=True)
 class ShardingInput:
-    """All a policy looks at.
+    """All facts on which a policy bases its decision.
 
     Parameters
     ----------
     num_pipelines
-        Workers to shard over.
+        The number of workers.
     sources
-        The pipeline's sources. Where files are read whose names are elements, what reads them is one.
+        The pipeline's sources. An operation that reads files whose names are elements counts as one.
     obstacles
-        The operations that mean something else on each worker's share than on the whole.
+        The names of operations that have another result on a worker's share than on the whole.
     pairings
-        The operations that do so unless their inputs have shares alike.
+        The operations that do so unless the shares of their inputs correspond.
     num_hints
-        Places for a shard that the policy HINT fills in.
+        The number of placeholders for the policy HINT.
     cuts
         The obstacles that keep or drop the first elements.
     droppers
-        The operations that drop what is left over at the end of a share.
+        The operations that drop the remainder at the end of a share.
     group_filters
-        The operations that keep or drop groups of rows as a whole, batches say.
+        The operations that drop whole groups of rows, such as batches.
     drops_uneven
-        Whether all workers end with the first.
+        Whether all workers end when the first one does.
     remainder
-        Counts what `droppers` drop, given whether splits are dealt instead of files; None where only the data tells.
-        It may read every file's index.
+        Returns the rows that `droppers` drop, given whether splits are distributed instead of files; None if that
+        depends on the data. It may read every file's index.
     uneven
-        As `remainder`, of what is dropped because all workers end with the first.
+        Like `remainder`, for rows that are dropped because all workers end when the first one does.
     """
 
     num_pipelines: int
@@ -170,13 +170,13 @@ class Decision:
     policy
         ``OFF``, ``FILE``, ``DATA`` or ``HINT``.
     reason
-        Why, as a clause.
+        The reason, as a clause.
     by_split
-        Under ``FILE``: whether splits are dealt to workers, for want of files.
+        Under ``FILE``: whether splits are distributed, because there are too few files.
     is_costly
-        Whether the user would rather know.
+        Whether the user should be warned.
     advice
-        What the user can do about it, as a sentence; empty where there is nothing to do.
+        A remedy, as a sentence; empty if there is none.
     """
 
     policy: AutoShardPolicy
@@ -190,7 +190,7 @@ class Decision:
         return f"{self.reason}. {self.advice}" if self.advice else self.reason
 
 
-# Policy -> the module whose `decide` decides.
+# Policy -> the module with its `decide`.
 POLICIES: Final = {
     AutoShardPolicy.OFF: "daskdist.sharding.off",
     AutoShardPolicy.AUTO: "daskdist.sharding.auto",
@@ -216,7 +216,7 @@ def decide(policy: AutoShardPolicy, sharding_input: ShardingInput) -> Decision:
     Raises
     ------
     ShardingError
-        It cannot be followed; the message says why, and what can be done.
+        The policy cannot be followed; the message gives the reason and a remedy.
     """
     decision: Decision = importlib.import_module(POLICIES[policy]).decide(sharding_input)
     return decision

@@ -1,4 +1,4 @@
-"""AUTO: FILE where that is possible and drops at most 1 % of the rows, else DATA, with the reason."""
+"""AUTO: FILE if that is possible and drops at most 1 % of the rows, else DATA, with the reason."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import replace
 from daskdist.sharding import AutoShardPolicy, Decision, ShardingInput
 from daskdist.sharding.file import losses, try_to
 
-_MEANT = "use AutoShardPolicy.DATA to say that this is meant"
+_MEANT = "use AutoShardPolicy.DATA to confirm that this is intended"
 
 
 def decide(sharding_input: ShardingInput) -> Decision:
-    """Shard by file where files suffice and little is lost by it, else by rows."""
+    """Shard by file if there are enough files and few rows are lost, else by rows."""
     decision = try_to(sharding_input)
     if decision.policy is AutoShardPolicy.FILE:
-        found = list(losses(sharding_input, decision.by_split))
-        reasons = [loss.reason for loss in found]
-        if all(loss.is_small for loss in found):
+        losses_by_file = list(losses(sharding_input, decision.by_split))
+        reasons = [loss.reason for loss in losses_by_file]
+        if all(loss.is_small for loss in losses_by_file):
             return replace(decision, reason="; ".join([decision.reason, *reasons]))
-        reason = "; ".join(loss.reason for loss in found if not loss.is_small)
-        advice = ", ".join(loss.advice for loss in found if not loss.is_small)
+        reason = "; ".join(loss.reason for loss in losses_by_file if not loss.is_small)
+        advice = ", ".join(loss.advice for loss in losses_by_file if not loss.is_small)
         advice = f"{advice[0].upper()}{advice[1:]}"
         decision = Decision(AutoShardPolicy.DATA, f"by file, {reason}", is_costly=True, advice=advice)
     elif sharding_input.cuts and _is_file(_without_cuts(sharding_input)):
@@ -40,15 +40,15 @@ def _without_cuts(sharding_input: ShardingInput) -> ShardingInput:
 def _is_file(sharding_input: ShardingInput) -> bool:
     decision = try_to(sharding_input)
     return decision.policy is AutoShardPolicy.FILE and all(
-        each.is_small for each in losses(sharding_input, decision.by_split)
+        loss.is_small for loss in losses(sharding_input, decision.by_split)
     )
 
 
 def _changed(sharding_input: ShardingInput, decision: Decision) -> Decision:
-    # With such an operation alone, steps are others than those of a pass without it.
+    # Such an operation alone makes the steps differ from those of a pass without it.
     names = ", ".join(dict.fromkeys(sharding_input.cuts))
     reason = (
-        f"{decision.reason}. Without {names} it would be FILE: the steps here are not those that a pass by FILE has, "
+        f"{decision.reason}. Without {names} it would be FILE: the steps here differ from those of a pass under FILE, "
         f"so {names} does not resume such a pass"
     )
     advice = (

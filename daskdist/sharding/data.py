@@ -1,6 +1,6 @@
-"""DATA: each split is read once on the cluster, and the pieces of each batch go to all replicas.
+"""DATA: each split is read once on the cluster, and each batch is divided among all replicas.
 
-Order is the same for any number of workers; rows a worker needs of a block that lies on another are sent.
+The order does not depend on the number of workers; rows of a block on another worker are sent.
 """
 
 from __future__ import annotations
@@ -10,4 +10,4 @@ from daskdist.sharding import AutoShardPolicy, Decision, ShardingInput
 
 def decide(sharding_input: ShardingInput) -> Decision:
     """Split each batch over all replicas."""
-    return Decision(AutoShardPolicy.DATA, "asked for: each batch is split over all replicas")
+    return Decision(AutoShardPolicy.DATA, "requested: each batch is split over all replicas")

@@ -1,7 +1,7 @@
 """FILE: each worker reads its own files, and nothing is sent between workers.
 
-File i goes to worker i mod n. Where there are fewer files than workers, the splits below the files are dealt
-in the same way. With ``Options.balance="bytes"`` they are dealt largest first instead.
+File i goes to worker i mod n. If there are fewer files than workers, the splits of the files are distributed in the
+same way. With ``Options.balance="bytes"`` the largest go first instead.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ _ALTERNATIVES = "Use AutoShardPolicy.DATA, which shards any dataset, or OFF"
 
 
 def decide(sharding_input: ShardingInput) -> Decision:
-    """Shard by file, or raise where that is not possible."""
+    """Shard by file, or raise if that is not possible."""
     decision = try_to(sharding_input)
     if decision.policy is not AutoShardPolicy.FILE:
         advice = f"{decision.advice}. " if decision.advice else ""
         raise ShardingError(f"FILE: {decision.reason}. {advice}{_ALTERNATIVES}")
-    found = list(losses(sharding_input, decision.by_split))
-    reason = "; ".join([decision.reason, *(loss.reason for loss in found)])
-    return replace(decision, reason=reason, is_costly=bool(found))
+    losses_by_file = list(losses(sharding_input, decision.by_split))
+    reason = "; ".join([decision.reason, *(loss.reason for loss in losses_by_file)])
+    return replace(decision, reason=reason, is_costly=bool(losses_by_file))
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The rows that are dropped by file and kept of the whole.
+    """Rows that are dropped under `FILE` and kept without sharding.
 
     Parameters
     ----------
     reason
-        What drops how much, as a clause.
+        The cause and the amount, as a clause.
     advice
-        What to do instead, as a clause.
+        An alternative, as a clause.
     is_small
-        Whether it is at most 1 % of what the whole would keep, for certain.
+        Whether it is certainly at most 1 % of the rows that are kept without sharding.
     """
 
     reason: str
@@ -46,10 +46,10 @@ class Loss:
 
 
 def losses(sharding_input: ShardingInput, by_split: bool) -> Iterator[Loss]:
-    """Return the losses of a pipeline that can be sharded by file."""
+    """Yield the losses of a pipeline that can be sharded by file."""
     if sharding_input.group_filters:
         names = ", ".join(dict.fromkeys(sharding_input.group_filters))
-        reason = f"{names} would keep or drop whole batches, and those of each worker's files are others"
+        reason = f"{names} would drop whole batches, which differ on each worker's files"
         yield Loss(reason, f"apply {names} before batching", is_small=False)
     if sharding_input.droppers:
         names = ", ".join(dict.fromkeys(sharding_input.droppers))
@@ -64,19 +64,19 @@ def losses(sharding_input: ShardingInput, by_split: bool) -> Iterator[Loss]:
 
 def _loss(what: str, rest: str, advice: str, remainder: Remainder | None) -> Iterator[Loss]:
     if remainder is None:
-        yield Loss(f"{what} {rest}, and only the data tells how much that is", advice, is_small=False)
+        yield Loss(f"{what} {rest}, and how much that is depends on the data", advice, is_small=False)
     elif remainder.num_lost:
         dropped, of_whole = remainder.num_rows - remainder.num_kept_by_file, remainder.num_rows - remainder.num_kept
         yield Loss(
-            f"{what} {dropped} of {remainder.num_rows} {remainder.unit}, {rest}; of the whole it drops {of_whole}",
+            f"{what} {dropped} of {remainder.num_rows} {remainder.unit}, {rest}; without sharding it drops {of_whole}",
             advice,
             remainder.is_small,
         )
 
 
 def try_to(sharding_input: ShardingInput) -> Decision:
-    """FILE where that can be; else DATA, with why and what to do."""
-    # Where nothing is read from files, there is nothing to gain.
+    """Return FILE if possible, else DATA with the reason and a remedy."""
+    # Without files there is nothing to gain.
     is_costly = any(source.num_files is not None for source in sharding_input.sources)
     for source in sharding_input.sources:
         if source.num_files is None:
@@ -87,7 +87,7 @@ def try_to(sharding_input: ShardingInput) -> Decision:
     if sharding_input.obstacles:
         names = ", ".join(dict.fromkeys(sharding_input.obstacles))
         return _not(
-            f"{names} would mean something else on each worker's files",
+            f"{names} would have another result on each worker's files",
             is_costly,
             f"Apply {names} to the names of the files, or leave it out",
         )
@@ -101,7 +101,7 @@ def try_to(sharding_input: ShardingInput) -> Decision:
         why = pairing.mismatch(by_split)
         if why is not None:
             advice = "Write both as files with the same numbers of rows"
-            return _not(f"{pairing.name} would pair other rows on each worker's files: {why}", is_costly, advice)
+            return _not(f"{pairing.name} would pair different rows on each worker's files: {why}", is_costly, advice)
     files = ", ".join(
         dict.fromkeys(source.label or counted(source.num_files or 0, "file") for source in sharding_input.sources)
     )
@@ -116,7 +116,7 @@ def _too_few(source: FileSource, num_workers: int) -> Decision | None:
         return None
     if not source.is_splittable:
         return _not(
-            f"{source.name} has {counted(num_files, 'file')} for {num_workers} workers, and its files cannot be split",
+            f"{source.name} has {counted(num_files, 'file')} for {num_workers} workers, but its files cannot be split",
             True,
             f"Write at least {num_workers} files, or use fewer workers",
         )
@@ -124,10 +124,10 @@ def _too_few(source: FileSource, num_workers: int) -> Decision | None:
     if num_splits >= num_workers:
         return None
     return _not(
-        f"{source.name} has {counted(num_files, 'file')} of {counted(num_splits, 'split')} in all for {num_workers} "
+        f"{source.name} has {counted(num_files, 'file')} with {counted(num_splits, 'split')} in all for {num_workers} "
         "workers",
         True,
-        "Write more files, or files of more splits (of text they are ranges of the setting daskdist.split-bytes, of "
+        "Write more files, or files with more splits (for text, ranges of the setting daskdist.split-bytes; for "
         "Parquet row groups), or use fewer workers",
     )
 

@@ -1,4 +1,4 @@
-"""OFF: no sharding; each worker gets the whole dataset, so its rows come once a worker."""
+"""OFF: no sharding; each worker gets the whole dataset, so each row comes once per worker."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from daskdist.sharding import AutoShardPolicy, Decision, ShardingInput
 
 def decide(sharding_input: ShardingInput) -> Decision:
     """Leave the whole dataset to each worker."""
-    return Decision(AutoShardPolicy.OFF, "asked for: each worker gets the whole dataset")
+    return Decision(AutoShardPolicy.OFF, "requested: each worker gets the whole dataset")

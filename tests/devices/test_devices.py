@@ -122,15 +122,19 @@ NO_DRIVER = "cudaErrorInsufficientDriver: CUDA driver version is insufficient fo
 CASES = {
     "not installed": (None, 0, ["CuPy is not installed", r"daskdist\[cuda13\]", r"daskdist\[cuda12\]"]),
     "not installed, driver of 12": (None, 12040, [r"CuPy is not installed; pip install 'daskdist\[cuda12\]'$"]),
-    "no driver": (cupy_that(NO_DRIVER), 0, ["CuPy 14.2.0 is here", "no driver of NVIDIA's", NO_DRIVER, "nvidia-smi"]),
+    "no driver": (
+        cupy_that(NO_DRIVER),
+        0,
+        ["CuPy 14.2.0 is installed", "no NVIDIA driver is installed", NO_DRIVER, "nvidia-smi"],
+    ),
     "older driver": (
         cupy_that(NO_DRIVER),
         12080,
-        ["built for CUDA 13.2, and the driver speaks CUDA 12.8", r"'daskdist\[cuda12\]' in place of this CuPy"],
+        ["built for CUDA 13.2, but the driver supports CUDA 12.8", r"'daskdist\[cuda12\]' in place of this CuPy"],
     ),
     "no GPU": (cupy_that("cudaErrorNoDevice"), 13000, ["it finds no GPU", "cudaErrorNoDevice", r"daskdist\[cuda13\]"]),
     "none is visible": (cupy_that(0), 13000, ["it finds no GPU", "CUDA_VISIBLE_DEVICES is ''"]),
-    "no GPU of AMD's": (cupy_that("hipErrorNoDevice", is_hip=True), 0, ["for ROCm, and no GPU is found", "rocm-smi"]),
+    "no GPU of AMD's": (cupy_that("hipErrorNoDevice", is_hip=True), 0, ["for ROCm, but no GPU is visible", "rocm-smi"]),
     "one": (cupy_that(1), 13000, ["sees only GPU:0, as CUDA_VISIBLE_DEVICES= has it"]),
     "two": (cupy_that(2), 13000, ["this process sees 2, GPU:0 to GPU:1"]),
 }
@@ -155,7 +159,7 @@ NO_COMPILER = 'Failure finding "libnvrtc.so.13": No such file:\n libnvrtc.so.13'
 def test_a_cupy_that_compiles_nothing_is_told(kind, cuda, with_cupy):
     with_cupy(cupy_that(1, built_for=1000 * cuda + 80, compiler=kind(NO_COMPILER)), 13000)
     said = (
-        rf"^'GPU:0' cannot be used here: CuPy 14.2.0 is here, built for CUDA {cuda}.8, .* NVRTC, is not "
+        rf"^'GPU:0' cannot be used here: CuPy 14.2.0 is installed, built for CUDA {cuda}.8, .* NVRTC, is missing "
         rf'\(Failure finding "libnvrtc.so.13": No such file: libnvrtc.so.13\); pip install .daskdist\[cuda{cuda}\]'
     )
     # Not processors in its stead.

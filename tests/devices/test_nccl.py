@@ -81,7 +81,7 @@ def test_gpus_that_it_does_not_connect(monkeypatch, caplog):
     assert nccl.combined("SUM", given) is None
     assert nccl.combined("SUM", given) is None
     assert [each.getMessage() for each in caplog.records] == [
-        "NCCL does not connect GPUs (0, 1) (unhandled system error); they are copied from one by one"
+        "NCCL does not connect GPUs (0, 1) (unhandled system error); arrays are copied from them one by one"
     ]
 
 

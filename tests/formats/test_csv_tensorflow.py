@@ -84,8 +84,8 @@ def test_csv_dataset_types_and_files(tmp_path):
         ("99999999999\n", [1], {}, "'99999999999' is not int32"),
         ("1,2,3\n", [1, 2], {}, "has 3 fields, and there are 2 names"),
         ("1,2\n", [1], {"select_cols": [5]}, "no column 'c5'; there are 'c0', 'c1'"),
-        ("1,2\n", [1, 2], {"select_cols": [1, 0]}, "select_cols is .1, 0.; give numbers .* that increase"),
-        ("1,2\n", [1], {"select_cols": [0, 1]}, "select_cols has 2 columns, and record_defaults 1"),
+        ("1,2\n", [1, 2], {"select_cols": [1, 0]}, "select_cols is .1, 0.; give increasing numbers"),
+        ("1,2\n", [1], {"select_cols": [0, 1]}, "select_cols has 2 columns, but record_defaults 1"),
         ("1,2\n", [1], {"select_cols": [0], "exclude_cols": [1]}, "are both given"),
         ("1\n", [np.uint8], {}, r"record_defaults\[0\] is of uint8; there are float32"),
         ("1\n", [[1, 2]], {}, r"record_defaults\[0\] is \[1, 2\]; give one default"),
@@ -175,7 +175,7 @@ def test_make_csv_dataset_leaves_out_errors(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label_name": "d"}, "label_name is 'd'; it is to be one of 'a', 'b', 'c'"),
+        ({"label_name": "d"}, "label_name is 'd'; give one of 'a', 'b', 'c'"),
         ({"label_name": "a", "select_columns": ["c"]}, "label_name is 'a'"),
         ({"select_columns": ["d"]}, "select_columns: no column 'd'; there are 'a'"),
         ({"select_columns": [3]}, "select_columns: no column 3; there are 3"),

@@ -511,7 +511,7 @@ def test_braces_stand_for_many_files(tmp_path):
     assert keys("{c,d}") == ["{c,d}"]
     with pytest.raises(errors.FileError, match=r"a-07\.tar"):
         keys("a-{07..08}")
-    with pytest.raises(errors.ArgumentError, match="stands for 100,000,000 files, and 1,000,000 are the most"):
+    with pytest.raises(errors.ArgumentError, match="stands for 100,000,000 files; the limit is 1,000,000"):
         keys("a-{0..99999999}")
 
 

@@ -67,7 +67,7 @@ def test_bytes_are_balanced_and_no_row_is_lost(tmp_path, number, seed, num_worke
     assert sorted(itertools.chain(*shares)) == list(range(sum(sizes)))
     # What a worker has, it has in the listed order.
     assert all(share == sorted(share) for share in shares)
-    assert "dealt largest first, the most a worker has is 1.0" in decision.reason
+    assert "dealt largest first, no worker has more than 1.0" in decision.reason
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])

@@ -336,8 +336,8 @@ def test_a_batch_left_out_is_left_out_as_a_whole(how, replicas):
 
 SCALARS = {
     "rows": (lambda: numbers(5), [r"leaf \(the element\) is a scalar", r"Add \.batch\(global_batch_size\)"]),
-    "unbatch": (lambda: numbers(5).batch(2).unbatch(), ["after batch takes it away", r"\.batch\(global_batch_size\)"]),
-    "map to a scalar": (lambda: numbers(5).batch(2).map(lambda x: x.sum()), ["after batch takes it away"]),
+    "unbatch": (lambda: numbers(5).batch(2).unbatch(), ["after batch removes it", r"\.batch\(global_batch_size\)"]),
+    "map to a scalar": (lambda: numbers(5).batch(2).map(lambda x: x.sum()), ["after batch removes it"]),
     "one scalar leaf": (
         lambda: numbers(5).batch(2).map(lambda x: {"rows": x, "of": {"all": x.sum()}}),
         [r"leaf \['of'\]\['all'\] is a scalar", "Keep a value for each row"],

@@ -147,7 +147,7 @@ SHAPES = {
     "names-after-take": (
         lambda f: Dataset.from_list(f).flat_map(read).take(9),
         "DATA",
-        "take would mean something else",
+        "take would have another result",
     ),
     "not-files": (
         lambda f: Dataset.from_tensor_slices(f).flat_map(lambda path: Dataset.range(2)),
@@ -186,7 +186,7 @@ SHAPES = {
     "zip-other-files": (
         lambda f: Dataset.zip(read_parquet(f, "id"), read_parquet(f[:4], "id")),
         "DATA",
-        "one is of 5 files and the other of 4",
+        "one reads 5 files and the other 4",
     ),
     "zip-other-rows": (
         lambda f: Dataset.zip(read_parquet(f, "id"), read_parquet([*f[1:], f[0]], "id")),
@@ -197,12 +197,12 @@ SHAPES = {
     "zip-filtered": (
         lambda f: Dataset.zip(read_parquet(f, "id").filter(lambda x: x > 3), read_parquet(f, "id")),
         "DATA",
-        "where an element is from is not known after filter",
+        "the origin of an element is unknown after filter",
     ),
     "zip-other-batches": (
         lambda f: Dataset.zip(read_parquet(f, "id").batch(4), read_parquet(f, "id").batch(4, drop_remainder=True)),
         "DATA",
-        "batch is not matched by batch",
+        "batch does not correspond to batch",
     ),
     "zip-range": (
         lambda f: Dataset.zip(read_parquet(f, "id"), Dataset.range(11)),
@@ -210,28 +210,32 @@ SHAPES = {
         "range reads no files",
     ),
     # What means something else on each worker's files.
-    "take": (lambda f: read_parquet(f, "id").take(7), "DATA", "take would mean something else"),
-    "skip": (lambda f: read_parquet(f, "id").skip(7), "DATA", "skip would mean something else"),
-    "enumerate": (lambda f: read_parquet(f, "id").enumerate(), "DATA", "enumerate would mean something else"),
-    "unique": (lambda f: read_parquet(f, "id").map(lambda x: x % 4).unique(), "DATA", "unique would mean"),
-    "take_while": (lambda f: read_parquet(f, "id").take_while(lambda x: x < 8), "DATA", "take_while would mean"),
+    "take": (lambda f: read_parquet(f, "id").take(7), "DATA", "take would have another result"),
+    "skip": (lambda f: read_parquet(f, "id").skip(7), "DATA", "skip would have another result"),
+    "enumerate": (lambda f: read_parquet(f, "id").enumerate(), "DATA", "enumerate would have another result"),
+    "unique": (lambda f: read_parquet(f, "id").map(lambda x: x % 4).unique(), "DATA", "unique would have another"),
+    "take_while": (
+        lambda f: read_parquet(f, "id").take_while(lambda x: x < 8),
+        "DATA",
+        "take_while would have another",
+    ),
     "scan": (
         lambda f: read_parquet(f, "id").scan(np.int64(0), lambda carried, x: (carried + x, carried + x)),
         "DATA",
-        "scan would mean something else",
+        "scan would have another result",
     ),
-    "shard": (lambda f: read_parquet(f, "id").shard(3, 1), "DATA", "shard would mean something else"),
+    "shard": (lambda f: read_parquet(f, "id").shard(3, 1), "DATA", "shard would have another result"),
     "window": (
         lambda f: read_parquet(f, "id").window(3, shift=1).flat_map(lambda window: window.batch(3)),
         "DATA",
-        "window would mean something else",
+        "window would have another result",
     ),
     "group_by_window": (
         lambda f: read_parquet(f, "id").group_by_window(
             lambda x: int(x) % 2, lambda key, window: window.take(2).batch(2), window_size=3
         ),
         "DATA",
-        "group_by_window would mean something else",
+        "group_by_window would have another result",
     ),
     # Nothing is read from files.
     "range": (lambda f: Dataset.range(20), "DATA", "range reads no files"),
@@ -464,7 +468,7 @@ def test_one_directory_is_not_for_shards_of_files(files, tmp_path):
     for ds in (read_parquet(files, "id").snapshot(str(tmp_path)), read_parquet(files, "id").cache(str(tmp_path))):
         decision, _ = autoshard(node_of(ds), AutoShardPolicy.AUTO, 2)
         assert decision.policy is AutoShardPolicy.DATA
-        with pytest.raises(ShardingError, match="snapshot would mean something else"):
+        with pytest.raises(ShardingError, match="snapshot would have another result"):
             autoshard(node_of(ds), AutoShardPolicy.FILE, 2)
 
 
@@ -480,7 +484,7 @@ def test_one_directory_is_not_for_shards_of_files(files, tmp_path):
         ("take", "WARNING", "Apply take to the names of the files"),
         ("zip-other-files", "WARNING", "Write both as files with the same numbers of rows"),
         ("zip-range", "WARNING", "Write its elements to files too"),
-        ("names-few", "WARNING", "Give the files to the reader itself"),
+        ("names-few", "WARNING", "Pass the files to the reader itself"),
     ],
 )
 def test_auto_says_once_what_to_do(on_cluster, files, caplog, shape, level, words):
@@ -493,7 +497,7 @@ def test_auto_says_once_what_to_do(on_cluster, files, caplog, shape, level, word
     assert words in record.getMessage()
     assert words.removeprefix("sharding by FILE: ").removeprefix("sharding by DATA: ") in explained
     if level == "WARNING":
-        assert "use AutoShardPolicy.DATA to say that this is meant" in record.getMessage()
+        assert "use AutoShardPolicy.DATA to confirm that this is intended" in record.getMessage()
         # Who says that it is meant is not told again.
         caplog.clear()
         with caplog.at_level(logging.DEBUG, "daskdist"):
@@ -547,11 +551,11 @@ GROUPS = {
         ids([198, 206]),
         lambda ds: ds.batch(4, drop_remainder=True),
         "FILE",
-        "drops 4 of 404 rows, each worker's last partial batch; of the whole it drops 0",
+        "drops 4 of 404 rows, each worker's last partial batch; without sharding it drops 0",
     ),
     "above 1 %": (ids([130, 134]), lambda ds: ds.batch(4, drop_remainder=True), "DATA", "drops 4 of 264 rows"),
     "all": (ids([3, 3]), lambda ds: ds.batch(4, drop_remainder=True), "DATA", "drops 6 of 6 rows"),
-    "lines": (by_lines, lambda ds: ds.batch(4, drop_remainder=True), "DATA", "only the data tells"),
+    "lines": (by_lines, lambda ds: ds.batch(4, drop_remainder=True), "DATA", "depends on the data"),
     "padded": (ids([3, 3]), lambda ds: ds.padded_batch(4, drop_remainder=True), "DATA", "padded_batch with drop_rem"),
     "ragged": (ids([3, 3]), lambda ds: ds.ragged_batch(4, drop_remainder=True), "DATA", "ragged_batch with drop_rem"),
     "rebatched": (ids([3, 5]), lambda ds: ds.batch(3).rebatch(4, drop_remainder=True), "DATA", "drops 4 of 8 rows"),
@@ -560,27 +564,27 @@ GROUPS = {
         ids([3, 3]),
         lambda ds: ds.bucket_by_sequence_length(lambda x: 1, [2], [4, 4], drop_remainder=True),
         "DATA",
-        "only the data tells",
+        "depends on the data",
     ),
     "filtered before": (
         ids([30, 30]),
         lambda ds: ds.filter(lambda x: x >= 0).batch(4, drop_remainder=True),
         "DATA",
-        "only the data tells",
+        "depends on the data",
     ),
     "repeated": (ids([3, 3]), lambda ds: ds.repeat(4).batch(4, drop_remainder=True), "FILE", "for 2 workers"),
-    "filter": (ids([3, 3]), lambda ds: ds.batch(2).filter(lambda b: b.sum() % 2 == 0), "DATA", "keep or drop whole"),
+    "filter": (ids([3, 3]), lambda ds: ds.batch(2).filter(lambda b: b.sum() % 2 == 0), "DATA", "drop whole"),
     "filter of batches' batches": (
         ids([4, 4]),
         lambda ds: ds.batch(2).batch(2).unbatch().filter(lambda b: b.sum() > 4),
         "DATA",
-        "keep or drop whole",
+        "drop whole",
     ),
     "rows made of batches": (
         ids([3, 3]),
         lambda ds: ds.batch(2).flat_map(lambda b: Dataset.from_tensor_slices(b).take(1)).batch(2),
         "DATA",
-        "flat_map would keep or drop whole",
+        "flat_map would drop whole",
     ),
     "rows made of rows": (
         ids([3, 3]),
@@ -598,7 +602,7 @@ GROUPS = {
         ids([3, 3]),
         lambda ds: ds.batch(2).map(lambda b: b if b.sum() % 2 else 1 // 0).ignore_errors(),
         "DATA",
-        "ignore_errors would keep or drop whole",
+        "ignore_errors would drop whole",
     ),
     "errors of rows": (
         ids([3, 3]),
@@ -610,7 +614,7 @@ GROUPS = {
         ids([3, 3]),
         lambda ds: ds.batch(2).map(lambda b: b if b.sum() % 2 else 1 // 0).with_options(Options(on_error="skip")),
         "DATA",
-        "map under on_error='skip' would keep or drop whole",
+        "map under on_error='skip' would drop whole",
     ),
     "uneven": (
         ids([9, 3]),
@@ -641,11 +645,11 @@ def test_auto_drops_no_more_than_the_whole(parquet_files, caplog, name):
 @pytest.mark.parametrize(
     ("name", "words", "num_lost"),
     [
-        ("above 1 %", "drops 4 of 264 rows, each worker's last partial batch; of the whole it drops 0", 4),
-        ("all", "drops 6 of 6 rows, each worker's last partial batch; of the whole it drops 2", 4),
-        ("lines", "drops each worker's last partial batch, and only the data tells how much that is", 4),
+        ("above 1 %", "drops 4 of 264 rows, each worker's last partial batch; without sharding it drops 0", 4),
+        ("all", "drops 6 of 6 rows, each worker's last partial batch; without sharding it drops 2", 4),
+        ("lines", "drops each worker's last partial batch, and how much that is depends on the data", 4),
         ("rebatched", "drops 4 of 8 rows", 4),
-        ("filter", "filter would keep or drop whole batches, and those of each worker's files are others", None),
+        ("filter", "filter would drop whole batches, which differ on each worker's files", None),
     ],
 )
 def test_file_that_is_asked_for_says_what_goes(parquet_files, caplog, name, words, num_lost):
@@ -721,7 +725,7 @@ def test_a_decision_is_logged_once_for_a_pipeline(parquet_files, caplog):
             for _ in strategy.distribute_dataset(ds.batch(4)):
                 pass
         assert len(own_records(caplog)) == 1
-        assert "would mean something else" in strategy.distribute_dataset(ds.batch(4)).explain()
+        assert "would have another result" in strategy.distribute_dataset(ds.batch(4)).explain()
         strategy.distribute_dataset(ds.batch(2))
         SimulatedWorkers([1, 1]).distribute_dataset(ds.batch(4))
     assert len(own_records(caplog)) == 3

@@ -495,7 +495,7 @@ def test_a_cluster_of_its_own_is_as_large_as_it_must_be():
             errors.ArgumentError,
             r"worker '0' has replicas \[0, 2\], and others between them; let .* follow one another",
         ),
-        ([("0", "TPU:0")], errors.UnknownDeviceError, "'TPU:0': no device of kind TPU can be used here"),
+        ([("0", "TPU:0")], errors.UnknownDeviceError, "'TPU:0': the kind TPU is unknown"),
         ([("0", "zero")], errors.UnknownDeviceError, "'zero' is not the name of a device"),
     ],
 )
