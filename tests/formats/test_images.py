@@ -136,7 +136,7 @@ def test_options_that_are_none(folder, options, why):
 
 def test_paths_that_are_no_directory(folder):
     for path in (folder / "dog/0.png", str(folder / "*")):
-        with pytest.raises(errors.FileError, match="is no directory"):
+        with pytest.raises(errors.FileError, match="is not a directory"):
             read_images(path)
     with pytest.raises(errors.FileError, match="no such file"):
         read_images(folder / "nowhere")
