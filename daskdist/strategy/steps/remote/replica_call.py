@@ -23,11 +23,13 @@ from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.steps.remote.call_function import call_on_replica
 from daskdist.strategy.values.extract import Extract, FlatResult
+from daskdist.strategy.values.flat import LEAVES
 from daskdist.strategy.values.wiring import filled
 from daskdist.strategy.variables.store import VariableStore
 
 # What the names of calls begin with that may take as long as they like: loops over distributed datasets.
 LOOP: Final = "loop-"
+_UNCHANGEABLE: Final = LEAVES - {np.ndarray}
 
 # Makes the strategy for functions between replicas; given the group, the variables of this worker, a replica's number.
 CrossReplica = Callable[[ReplicaGroup, VariableStore | None, int], StrategyContract]
@@ -145,6 +147,8 @@ def keep_as_they_are(leaves: list[Any]) -> None:
     """
     for place in range(len(leaves)):
         kind = type(leaves[place])
+        if kind in _UNCHANGEABLE:
+            continue
         if issubclass(kind, np.ndarray):
             if _is_shared(leaves, place):
                 leaves[place] = leaves[place].copy("K")

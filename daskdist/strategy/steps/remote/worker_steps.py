@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 from distributed import Worker
@@ -17,6 +18,7 @@ from distributed.comm import Comm
 from distributed.worker import _worker_cvar
 
 from daskdist.config import sent
+from daskdist.core.block import Batches
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.outbox import Outbox, unpack_messages
@@ -33,6 +35,8 @@ from daskdist.strategy.variables.store import VariableStore
 
 # News that can wait goes along with others, or after so long.
 _LATER_S: Final = 0.002
+# The settings of the worker.
+_AS_THEY_ARE: Final = contextlib.nullcontext()
 
 
 class _Object:
@@ -103,13 +107,20 @@ class _Key:
         return self._cell
 
     def get(self) -> Any:
+        batches = self._steps.batches
+        value = batches.get(self._key)
+        if value is not None:
+            return value
         try:
-            return self._steps.worker.data[self._key]
+            value = self._steps.worker.data[self._key]
         except KeyError:
             return self._awaited().get()
         except Exception as error:
             # It was spilled, and cannot be read again.
             return Failed(Failure.of(error), None)
+        if type(value) is Batches:
+            batches[self._key] = value
+        return value
 
 
 class StepsOnWorker:
@@ -157,6 +168,8 @@ class StepsOnWorker:
         self._cells: dict[int, dict[int, Cell]] = {}
         self._objects: dict[int, _Object] = {}
         self._awaited: dict[Any, Cell] = {}
+        # By key, batches that are in the worker's memory: many steps ask for each, and that takes long to find one.
+        self.batches: WeakValueDictionary[Any, Batches] = WeakValueDictionary()
         self._num_received = 0
         self._lock = threading.Lock()
         # By the place of the replica among those of this worker, which stays when others are lost.
@@ -447,18 +460,23 @@ class StepsOnWorker:
     ) -> None:
         outcome: Any
         values = [each.get() for each in inputs]
-        outcome = next((each for each in values if type(each) is Failed), None)
-        if outcome is not None:
+        failures = [each for each in values if type(each) is Failed]
+        if failures:
+            outcome = failures[0]
             slot.leave(self._mailbox, number, outcome.failure.error())
         else:
+            call = (number, slot.number)
+            self._running[call] = slot.number, name, time.monotonic()
             try:
-                with self._running_as(number, slot.number, name, settings):
-                    structure, wired = args
-                    treespec, _ = loaded_structure(structure)
-                    picks, leaves = load_sent(wired) if type(wired) is bytes else wired
+                structure, wired = args
+                treespec, _ = loaded_structure(structure)
+                picks, leaves = load_sent(wired) if type(wired) is bytes else wired
+                with _AS_THEY_ARE if settings is None else sent(settings):
                     outcome = call_replica(self._mailbox, slot, number, values, treespec, picks, leaves)
             except BaseException as error:
                 outcome = Failed(Failure.of(error), number)
+            finally:
+                del self._running[call]
         # What is reduced or sent on at once is looked at later, if at all.
         is_urgent = not cell.is_awaited
         cell.set(outcome)
@@ -468,7 +486,7 @@ class StepsOnWorker:
     def _running_as(self, number: int, replica: int, name: str, settings: Any) -> Iterator[None]:
         self._running[number, replica] = replica, name, time.monotonic()
         try:
-            with contextlib.nullcontext() if settings is None else sent(settings):
+            with _AS_THEY_ARE if settings is None else sent(settings):
                 yield
         finally:
             del self._running[number, replica]
