@@ -19,7 +19,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     shown = capsys.readouterr().out
     assert "[ 1.  -2.   0.5  3. ]" in shown
     assert "[250, 250] 124750" in shown
-    assert "the weights that were saved: [ 1.  -2.   0.5  3. ]" in shown
+    assert "the weights that were saved in step 1: [ 1.  -2.   0.5  3. ]" in shown
     assert "train: nothing was sent to a cluster" in shown
     assert "[[110, 111, 116], [116, 111, 0], [98, 101, 0]]" in shown
     assert "# vectorised: multiply, add" in shown

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
-from daskdist.checkpoint.nests import as_numpy, differences, like
+import numpy as np
+
+from daskdist.checkpoint.nests import PLAIN, as_numpy, differences, like
 from daskdist.checkpoint.state_file import read_states, write_states
+from daskdist.core.functions.current_context import refuse_replicas
 from daskdist.errors import ArgumentError, DaskdistError
 from daskdist.storage.filesystem import Storage
+
+# The types of values that are saved as they are, without methods of their own.
+_PLAIN: Final = (*PLAIN, np.generic, type(None))
+_WHAT: Final = "give an object with state_dict() and load_state_dict(state), or a number, text, bytes or None"
 
 
 @runtime_checkable
@@ -24,19 +31,23 @@ class Stateful(Protocol):
 
 
 class Checkpoint:
-    """Objects whose states are saved to a file, and restored from it, together.
+    """Objects and values that are saved to a file, and restored from it, together.
+
+    Each of them is an attribute of its name: ``checkpoint.epoch += 1`` sets a value before the next save, and after
+    `restore` the attribute is the restored value.
 
     Parameters
     ----------
     **objects
-        Objects by name, each with ``state_dict()`` and ``load_state_dict(state)``: a `Variable`, a torch module or
-        optimizer of the program, or an object of your own. A state consists of arrays of any framework, numbers, text,
-        bytes and None, in dicts, lists and tuples of any depth.
+        By name, either objects with ``state_dict()`` and ``load_state_dict(state)``: a `Variable`, an iterator, a torch
+        module or optimizer of the program, or an object of your own. A state consists of arrays of any framework,
+        numbers, text, bytes and None, in dicts, lists and tuples of any depth. Or plain values: numbers, text, bytes
+        and None.
 
     Raises
     ------
     ArgumentError
-        No objects are given, or one lacks those methods.
+        Nothing is given, or something else than these, or by the name of a method of this class.
 
     Notes
     -----
@@ -48,27 +59,47 @@ class Checkpoint:
     >>> strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> with strategy.scope():
     ...     weights = daskdist.Variable([0.0, 1.0], name="weights")
-    >>> checkpoint = Checkpoint(weights=weights)
+    >>> checkpoint = Checkpoint(weights=weights, epoch=3)
     >>> checkpoint.save("memory://run/step-0.ckpt")
+    >>> checkpoint.epoch = 0
     >>> checkpoint.restore("memory://run/step-0.ckpt")
+    >>> checkpoint.epoch
+    3
     """
 
-    def __init__(self, /, **objects: Stateful) -> None:
+    _objects: dict[str, Any]
+
+    def __init__(self, /, **objects: Any) -> None:
         if not objects:
             raise ArgumentError("Checkpoint: give the objects to be saved, by name: Checkpoint(weights=variable)")
-        for name, stateful in objects.items():
-            if isinstance(stateful, type) or not isinstance(stateful, Stateful):
-                what = f"the class {stateful.__name__}" if isinstance(stateful, type) else type(stateful).__name__
-                raise ArgumentError(
-                    f"Checkpoint: {name!r} is {what}; give an object with state_dict() and load_state_dict(state)"
-                )
-        self._objects: Mapping[str, Stateful] = dict(objects)
+        for name, value in objects.items():
+            if hasattr(type(self), name):
+                raise ArgumentError(f"Checkpoint: {name!r} is the name of a method; choose another")
+            _check(name, value)
+        self.__dict__["_objects"] = dict(objects)
 
     def __repr__(self) -> str:
         return f"Checkpoint({', '.join(self._objects)})"
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._objects})
+
+    def __getattr__(self, name: str) -> Any:
+        objects = self.__dict__.get("_objects", {})
+        if name not in objects:
+            raise AttributeError(f"this checkpoint has no {name!r}; it is of {', '.join(objects)}")
+        return objects[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._objects:
+            raise AttributeError(
+                f"this checkpoint has no {name!r}; it is of {', '.join(self._objects)}. Give it when you create one"
+            )
+        _check(name, value)
+        self._objects[name] = value
+
     def save(self, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> None:
-        """Write the current states of the objects.
+        """Write the current states.
 
         Parameters
         ----------
@@ -84,26 +115,43 @@ class Checkpoint:
             A state contains something that cannot be saved, at the place in the message; or the path is a directory.
         FileError
             The file cannot be written.
+        RuntimeError
+            A replica calls it, in a function that `Strategy.run` calls.
 
         Notes
         -----
         A process that dies while saving leaves a hidden temporary file beside the path, which the next save removes.
         So only one process at a time may save to a path.
         """
+        write(os.fspath(path), self.states(copied=False), Storage(storage_options))
+
+    def states(self, *, copied: bool = True) -> dict[str, Any]:
+        """Return the current states by name, as nests of NumPy arrays and Python values.
+
+        Parameters
+        ----------
+        copied
+            Whether arrays are copies, which later changes of the objects do not reach.
+
+        Raises
+        ------
+        ArgumentError
+            A state contains something that cannot be saved, at the place in the message.
+        RuntimeError
+            A replica calls it, in a function that `Strategy.run` calls.
+        """
+        refuse_replicas("Checkpoint", "Save and restore in the program, between calls of Strategy.run")
         states = {}
-        for name, stateful in self._objects.items():
-            state = stateful.state_dict()
+        for name, value in self._objects.items():
+            state = value if isinstance(value, _PLAIN) else value.state_dict()
             try:
-                states[name] = as_numpy(state, copied=False)
+                states[name] = as_numpy(state, copied=copied)
             except ArgumentError as error:
                 raise ArgumentError(f"save: {name!r}: {error}") from error
-        try:
-            write_states(os.fspath(path), states, Storage(storage_options))
-        except ArgumentError as error:
-            raise ArgumentError(f"save: {error}") from None
+        return states
 
     def restore(self, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> None:
-        """Restore the objects to the saved states.
+        """Restore the objects and values to the saved states.
 
         Parameters
         ----------
@@ -126,24 +174,41 @@ class Checkpoint:
         restored before. Arrays are restored as NumPy arrays, or if the current state has an array of a framework, as
         arrays of its type, dtype and device.
         """
-        saved = read_states(os.fspath(path), Storage(storage_options))
+        refuse_replicas("Checkpoint", "Save and restore in the program, between calls of Strategy.run")
+        self.set_states(read_states(os.fspath(path), Storage(storage_options)), os.fspath(path))
+
+    def set_states(self, saved: dict[str, Any], path: str) -> None:
+        """Restore the objects and values to states that were read from a file."""
         missing = [name for name in self._objects if name not in saved]
         superfluous = [name for name in saved if name not in self._objects]
         if missing or superfluous:
             raise ArgumentError(
-                f"restore: {os.fspath(path)} is of other objects: {differences(missing, superfluous)}; the checkpoint "
-                f"is of {', '.join(self._objects)}"
+                f"restore: {path} is of other objects: {differences(missing, superfluous)}; the checkpoint is of "
+                f"{', '.join(self._objects)}"
             )
         states = {}
-        for name, stateful in self._objects.items():
+        for name, value in self._objects.items():
+            state = saved.pop(name)
+            is_plain = isinstance(state, _PLAIN)
+            if isinstance(value, _PLAIN) and not is_plain:
+                raise ArgumentError(
+                    f"restore: {name!r} is the state of an object in {path}, and {value!r:.80} here; nothing was "
+                    "restored"
+                )
+            if isinstance(value, _PLAIN):
+                states[name] = state
+                continue
             try:
-                states[name] = like(stateful.state_dict(), saved.pop(name), owner=stateful, copied=False)
+                states[name] = like(value.state_dict(), state, owner=value, copied=False)
             except ArgumentError as error:
                 raise ArgumentError(f"restore: {name!r}: {error}; nothing was restored") from error
         done: list[str] = []
-        for name, stateful in self._objects.items():
+        for name, value in self._objects.items():
+            if isinstance(value, _PLAIN):
+                self._objects[name] = states.pop(name)
+                continue
             try:
-                stateful.load_state_dict(states.pop(name))
+                value.load_state_dict(states.pop(name))
             # An object may raise any exception.
             except Exception as error:
                 why = str(error) if isinstance(error, DaskdistError) else f"{type(error).__name__}: {error}"
@@ -152,3 +217,17 @@ class Checkpoint:
                     f"{', '.join(done) or 'nothing'}"
                 ) from error
             done.append(name)
+
+
+def write(path: str, states: Mapping[str, Any], storage: Storage) -> None:
+    """Write states to a file, with errors that name the operation ``save``."""
+    try:
+        write_states(path, states, storage)
+    except ArgumentError as error:
+        raise ArgumentError(f"save: {error}") from None
+
+
+def _check(name: str, value: Any) -> None:
+    if isinstance(value, type) or not isinstance(value, (*_PLAIN, Stateful)):
+        what = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        raise ArgumentError(f"Checkpoint: {name!r} is {what}; {_WHAT}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
+from daskdist.core.functions.current_context import current_context
 from daskdist.strategy.mirrored import MirroredStrategy
-from daskdist.strategy.replica.context import CrossReplicaScope, ReplicaContext, current_context
+from daskdist.strategy.replica.context import CrossReplicaScope, ReplicaContext
 from daskdist.strategy.strategy import Strategy
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import optree
 
 from daskdist.config import setting
+from daskdist.core.functions.current_context import current_context
 from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
@@ -17,7 +18,7 @@ from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.reduce.reductions import NAMED, Axis, Op, ReduceOp, name_of
 from daskdist.strategy.reduce.tree import fold_tree
-from daskdist.strategy.replica.context import cross_replica_scope, current_context, current_replica, is_free_for
+from daskdist.strategy.replica.context import cross_replica_scope, current_replica, is_free_for
 from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.replica.current_group import CurrentGroup
 from daskdist.strategy.replica.merge_calls import MergeCalls

@@ -294,9 +294,9 @@ def test_an_object_that_refuses_is_named_and_so_are_those_before_it(tmp_path):
     assert last.num_loads == 0
 
 
-@pytest.mark.parametrize("given", [5, Thing, {}], ids=["a number", "a class", "a dict"])
+@pytest.mark.parametrize("given", [[5], Thing, {}], ids=["a list", "a class", "a dict"])
 def test_objects_need_both_methods(given):
-    with pytest.raises(ArgumentError, match=r"'it' is (int|the class Thing|dict); give an object with state_dict\(\)"):
+    with pytest.raises(ArgumentError, match=r"'it' is (list|the class Thing|dict); give an object with state_dict\(\)"):
         Checkpoint(it=given)
 
 

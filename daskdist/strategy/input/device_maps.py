@@ -11,6 +11,7 @@ import numpy as np
 import optree
 
 from daskdist.core.dataset_base import node_of
+from daskdist.core.functions.current_context import current_context
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec
@@ -20,7 +21,7 @@ from daskdist.devices import Device, is_on_device, name_of, named
 from daskdist.errors import DaskdistError
 from daskdist.ops.map import spec_after
 from daskdist.passes.device_maps import without_device_maps
-from daskdist.strategy.replica.context import ReplicaContext, current_context
+from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.values.device_arrays import put_on
 
 

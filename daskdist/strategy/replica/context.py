@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ import numpy as np
 import optree
 
 from daskdist.core.arguments import whole_number
+from daskdist.core.functions.current_context import current_context
 from daskdist.devices import are_loaded, named, stream_of
 from daskdist.errors import ArgumentError
 from daskdist.strategy.collectives.operations import AllGather, AllReduce, Merge, all_reduce_of
@@ -276,13 +276,11 @@ def _with_own_copies(nest: Any, but_of: str | None = None) -> Any:
 class CrossReplicaScope:
     """A scope in which a strategy is current and no replica's function runs."""
 
+    replica_id_in_sync_group = None
+
     def __init__(self, strategy: Any, *, is_merge_call: bool = False) -> None:
         self.strategy = strategy
         self.is_merge_call = is_merge_call
-
-
-# The current replica or scope; None outside of both.
-current_context: ContextVar[ReplicaContext | CrossReplicaScope | None] = ContextVar("daskdist context", default=None)
 
 
 @contextlib.contextmanager
@@ -316,7 +314,7 @@ def check_in_program(operation: str) -> None:
     if type(found) is CrossReplicaScope:
         who = "a function that merge_call calls"
     else:
-        who = f"replica {found.replica_id_in_sync_group}, inside the function that it runs"  # type: ignore[union-attr]
+        who = f"replica {found.replica_id_in_sync_group}, inside the function that it runs"
     raise RuntimeError(
         f"{operation}: a distributed dataset is iterated over by {who}; each replica would take steps from the others. "
         f"{TO_REPLICAS}"

@@ -8,9 +8,10 @@ from typing import Any
 
 import optree
 
+from daskdist.core.functions.current_context import current_context
 from daskdist.devices import are_loaded, named
 from daskdist.strategy.group import Replica
-from daskdist.strategy.replica.context import ReplicaContext, current_context
+from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, put_on
 from daskdist.strategy.values.error_context import add_context
 from daskdist.strategy.values.flat import LEAVES

@@ -1,0 +1,236 @@
+"""`CheckpointManager`: the numbered checkpoints of a run, in one directory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
+
+from daskdist.checkpoint.checkpoint import Checkpoint, write
+from daskdist.checkpoint.state_file import read_states
+from daskdist.core.arguments import whole_number
+from daskdist.errors import ArgumentError, FileError
+from daskdist.storage.filesystem import Storage, failures
+
+logger: Final = logging.getLogger("daskdist")
+
+_NAME: Final = re.compile(r"step-(\d+)\.ckpt")
+
+
+class CheckpointManager:
+    """The checkpoints of a run in one directory, by step: written in the background, and the newest ones kept.
+
+    Parameters
+    ----------
+    directory
+        A local path or fsspec URL. It is created by the first save. One program at a time may save to it.
+    keep
+        How many checkpoints are kept; older ones are deleted after each save.
+    storage_options
+        Options of the fsspec file system, by name.
+
+    Raises
+    ------
+    ArgumentError
+        ``keep`` is not a positive whole number.
+
+    Notes
+    -----
+    `save` returns once the states are copied, and a thread writes the file. A program that ends waits for it. A
+    program that is killed leaves either the whole checkpoint or none.
+
+    >>> import daskdist
+    >>> checkpoint = daskdist.Checkpoint(epoch=0)
+    >>> with CheckpointManager("memory://run/epochs", keep=2) as manager:
+    ...     for epoch in range(4):
+    ...         checkpoint.epoch = epoch
+    ...         _ = manager.save(checkpoint, epoch)
+    >>> manager.steps
+    [2, 3]
+    >>> checkpoint.epoch = 0
+    >>> manager.restore(checkpoint), checkpoint.epoch
+    (3, 3)
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: int = 3,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.directory = os.fspath(directory)
+        self.keep = whole_number("CheckpointManager", "keep", keep, at_least=1)
+        self._storage = Storage(storage_options)
+        self._writer: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
+        # The last step that was saved or restored here; later ones in the directory are not of this run.
+        self._step: int | None = None
+
+    def __repr__(self) -> str:
+        return f"CheckpointManager({self.directory!r}, keep={self.keep})"
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if exception[0] is None:
+            self.close()
+        else:
+            # The exception of the block is the one to see; one of writing is logged.
+            with suppress(Exception):
+                self.close()
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps whose checkpoints are in the directory, from the first to the last; complete, but not verified."""
+        fs, root = self._storage.located(self.directory)
+        with failures(self.directory, "cannot be listed", (OSError,)):
+            fs.invalidate_cache(root)
+            try:
+                names = fs.ls(root, detail=False)
+            except FileNotFoundError:
+                return []
+        matches = (_NAME.fullmatch(str(name).rstrip("/").rpartition("/")[2]) for name in names)
+        return sorted(int(match[1]) for match in matches if match is not None)
+
+    def path(self, step: int) -> str:
+        """Return the path of the checkpoint of a step."""
+        return f"{self.directory.rstrip('/')}/step-{step:08d}.ckpt"
+
+    def save(self, checkpoint: Checkpoint, step: int | None = None) -> int:
+        """Save the current states as the checkpoint of a step, in the background.
+
+        Parameters
+        ----------
+        checkpoint
+            What to save.
+        step
+            The number of the step or epoch, larger than that of the last save; by default one more.
+
+        Returns
+        -------
+        int
+            The step.
+
+        Raises
+        ------
+        ArgumentError
+            The directory has a checkpoint of this or a later step, and `restore` did not go back behind it; or a state
+            cannot be saved.
+        FileError
+            The save before this one failed.
+        RuntimeError
+            A replica calls it, in a function that `Strategy.run` calls.
+
+        Notes
+        -----
+        It takes as long as copying the states, and waits for the save before it if that is still being written. Once
+        the file is written, later checkpoints that `restore` went back behind are deleted.
+        """
+        last = self._step
+        if last is None:
+            last = max(self.steps, default=-1)
+        step = last + 1 if step is None else whole_number("save", "step", step, at_least=0)
+        if step <= last:
+            raise ArgumentError(
+                f"save: step {step} is not after step {last}, the last one in {self.directory}. Call restore to go on "
+                "from a checkpoint, or use another directory for another run"
+            )
+        states = checkpoint.states()
+        self.wait()
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, "daskdist-checkpoint")
+        self._writing = self._writer.submit(self._write, step, states)
+        self._step = step
+        return step
+
+    def restore(self, checkpoint: Checkpoint, step: int | None = None) -> int | None:
+        """Restore a checkpoint's objects to the newest complete states in the directory.
+
+        Parameters
+        ----------
+        checkpoint
+            What to restore; its objects have the names that they had when they were saved.
+        step
+            The step to restore; by default the newest whose file is undamaged.
+
+        Returns
+        -------
+        int or None
+            The step that was restored; None if the directory has no checkpoint, and then nothing changed.
+
+        Raises
+        ------
+        ArgumentError
+            An object does not accept its state, as `Checkpoint.restore` has it.
+        FileError
+            There are checkpoints, but all of them are damaged; or the one of the given step is, or is missing.
+        """
+        self.wait()
+        steps = self.steps if step is None else [whole_number("restore", "step", step, at_least=0)]
+        damage: FileError | None = None
+        for number in reversed(steps):
+            try:
+                states = read_states(self.path(number), self._storage)
+            except FileError as error:
+                damage = error
+                if step is None:
+                    logger.warning("restore: passed over a checkpoint that cannot be read: %s", error)
+                continue
+            checkpoint.set_states(states, self.path(number))
+            self._step = number
+            return number
+        if damage is not None:
+            raise damage
+        return None
+
+    def wait(self) -> None:
+        """Wait until the last save is written.
+
+        Raises
+        ------
+        FileError
+            It failed.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Wait until the last save is written, and end the thread; the manager can be used again afterwards.
+
+        Raises
+        ------
+        FileError
+            The last save failed.
+        """
+        writer, self._writer = self._writer, None
+        try:
+            self.wait()
+        finally:
+            if writer is not None:
+                writer.shutdown()
+
+    def _write(self, step: int, states: dict[str, Any]) -> None:
+        try:
+            write(self.path(step), states, self._storage)
+        except Exception:
+            # Also in the log, since the program may not call this manager again.
+            logger.exception("the checkpoint of step %d was not saved to %s", step, self.directory)
+            raise
+        try:
+            self._delete_superfluous(step)
+        except (OSError, FileError) as error:
+            logger.warning("an old checkpoint in %s cannot be deleted: %s", self.directory, error)
+
+    def _delete_superfluous(self, step: int) -> None:
+        steps = self.steps
+        earlier = [number for number in steps if number <= step]
+        for number in [number for number in steps if number > step] + earlier[: -self.keep]:
+            fs, path = self._storage.located(self.path(number))
+            fs.rm_file(path)
