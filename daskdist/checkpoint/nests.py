@@ -9,12 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.json_codec import MOST_DEPTH
 from daskdist.errors import ArgumentError
 
 # The types of a state's values besides arrays.
 PLAIN: Final = (bool, int, float, complex, str, bytes)
-# The largest depth of a state; a deeper one probably contains itself.
-MOST_DEPTH: Final = 100
 
 # The package of a class -> the module whose ``asarray`` creates its arrays from NumPy's.
 _MAKERS: Final = {"torch": "torch", "jax": "jax.numpy", "cupy": "cupy"}

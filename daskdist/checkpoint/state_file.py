@@ -35,7 +35,8 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from daskdist.checkpoint.nests import MOST_DEPTH, check_depth, where
+from daskdist.checkpoint.nests import where
+from daskdist.core.json_codec import Path, nest_from_json, nest_to_json, typed
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.npy import header_of
 from daskdist.storage.filesystem import Storage, failures
@@ -134,31 +135,25 @@ def _opened(path: str, storage: Storage) -> Iterator[IO[bytes]]:
 
 def _encode(name: str, state: Any, arrays: list[Any]) -> Any:
     try:
-        return _node(state, (), arrays)
+        return nest_to_json(state, lambda leaf, path: _leaf_to_json(leaf, path, arrays))
     except ArgumentError as error:
         raise ArgumentError(f"{name!r}: {error}") from None
 
 
-def _node(nest: Any, path: tuple[Any, ...], arrays: list[Any]) -> Any:
-    # Return the JSON of a nest, and append its arrays to ``arrays``.
-    check_depth(path)
-    if isinstance(nest, dict):
-        return {"dict": [[key, _node(part, (*path, key), arrays)] for key, part in nest.items()]}
-    if isinstance(nest, (list, tuple)):
-        parts = [_node(part, (*path, number), arrays) for number, part in enumerate(nest)]
-        return {"list" if isinstance(nest, list) else "tuple": parts}
-    if isinstance(nest, (np.ndarray, np.generic)):
-        if nest.dtype.kind == "T":
-            return {"text": _text_added(nest, path, arrays)}
-        _check_dtype(nest.dtype, path)
-        return {"array" if isinstance(nest, np.ndarray) else "scalar": _added(np.asarray(nest), arrays)}
-    if isinstance(nest, bytes):
-        return {"bytes": _added(np.frombuffer(nest, np.uint8), arrays)}
-    if isinstance(nest, complex):
-        return {"complex": [nest.real, nest.imag]}
-    if isinstance(nest, int) and type(nest) not in (int, bool):
-        return int(nest)
-    return nest
+def _leaf_to_json(leaf: Any, path: Path, arrays: list[Any]) -> Any:
+    # Return the JSON of a leaf, and append its arrays to ``arrays``.
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        if leaf.dtype.kind == "T":
+            return {"text": _text_added(leaf, path, arrays)}
+        _check_dtype(leaf.dtype, path)
+        return {"array" if isinstance(leaf, np.ndarray) else "scalar": _added(np.asarray(leaf), arrays)}
+    if isinstance(leaf, bytes):
+        return {"bytes": _added(np.frombuffer(leaf, np.uint8), arrays)}
+    if isinstance(leaf, complex):
+        return {"complex": [leaf.real, leaf.imag]}
+    if isinstance(leaf, int) and type(leaf) not in (int, bool):
+        return int(leaf)
+    return leaf
 
 
 def _added(array: Any, arrays: list[Any]) -> int:
@@ -248,7 +243,7 @@ class _StateFileReader:
             if (info.file_size, info.CRC) != (num_bytes, checksum):
                 raise ValueError(f"array {number} is not the one that was written")
             self._arrays[number] = self._array(info)
-        states = {_checked(name, str): self._nest(node, (name,)) for name, node in content["states"]}
+        states = {typed(name, str): nest_from_json(node, self._leaf) for name, node in content["states"]}
         if len(states) != len(content["states"]) or self._arrays:
             raise ValueError("a name is duplicated, or an array is not used")
         return states
@@ -300,22 +295,12 @@ class _StateFileReader:
             return np.zeros(shape, dtype)
         return data.view(dtype).reshape(shape, order="F" if is_fortran else "C")
 
-    def _nest(self, node: Any, path: tuple[Any, ...]) -> Any:
-        if len(path) > MOST_DEPTH + 1:
-            raise ValueError(f"{where(path[:4])}... is deeper than {MOST_DEPTH}")
+    def _leaf(self, node: Any, path: Path) -> Any:
         if not isinstance(node, dict):
             if isinstance(node, list):
                 raise ValueError(f"a list {where(path)}")
             return node
         ((kind, content),) = node.items()
-        if kind == "dict":
-            parts = {_key(key): self._nest(part, (*path, key)) for key, part in content}
-            if len(parts) != len(content):
-                raise ValueError(f"a key is duplicated {where(path)}")
-            return parts
-        if kind in ("list", "tuple"):
-            listed = [self._nest(part, (*path, number)) for number, part in enumerate(_checked(content, list))]
-            return listed if kind == "list" else tuple(listed)
         if kind == "array":
             return self._taken(content)
         if kind == "scalar":
@@ -331,7 +316,7 @@ class _StateFileReader:
 
     def _taken(self, number: Any, dtype: np.dtype[Any] | None = None, shape: tuple[int, ...] | None = None) -> Any:
         # Each array is used once: if two places shared it, a change of one would change the other.
-        array = self._arrays.pop(_checked(number, int))
+        array = self._arrays.pop(typed(number, int))
         if (dtype is not None and array.dtype.newbyteorder("=") != dtype) or shape not in (None, array.shape):
             raise ValueError(f"array {number} is of {array.dtype} and shape {array.shape}")
         return array
@@ -348,15 +333,3 @@ def _texts(data: Any, lengths: Any) -> Any:
     array = np.empty(lengths.shape, np.dtypes.StringDType())
     array[...] = np.array(texts, np.dtypes.StringDType()).reshape(lengths.shape)
     return array
-
-
-def _key(key: Any) -> Any:
-    if type(key) not in (str, int):
-        raise ValueError(f"{key!r:.80} is no key")
-    return key
-
-
-def _checked(value: Any, kind: type[Any]) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"{value!r:.80} where {kind.__name__} is expected")
-    return value

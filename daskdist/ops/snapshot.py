@@ -12,12 +12,12 @@ from dask.base import tokenize
 
 from daskdist.core.block import Rows
 from daskdist.core.finalizer import Finalizer
+from daskdist.core.json_codec import spec_to_json
 from daskdist.core.node import Facts, Node, Transformation, counting
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, same
 from daskdist.core.randomness.pass_numbers import ResumedPasses
 from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec
-from daskdist.core.spec_json import spec_to_json
 from daskdist.errors import FileError
 from daskdist.formats.saved.abandoned_parts import missing_parts, new_owner, part_name, remove_abandoned
 from daskdist.formats.saved.manifest import (

@@ -551,6 +551,7 @@ HOSTILE_ARRAYS = {
     "text that is none": ([npy(np.full(3, 255, np.uint8)), npy(np.array([3]))], {"text": [0, 1]}),
     "a kind that is not known": ([], {"pickle": "gASVAA=="}),
     "two kinds": ([], {"list": [], "dict": []}),
+    "a class to import": ([], {"namedtuple": "this:nothing", "fields": [], "items": []}),
     "a list of itself": ([], [1]),
     "a key twice": ([], {"dict": [["a", 1], ["a", 2]]}),
     "a key that is none": ([], {"dict": [[None, 1]]}),

@@ -19,9 +19,7 @@ from hypothesis import strategies as st
 from stored_values import LONE, PAIR, SPEC, TEXT, Point, bundle, nests, numbers
 
 from daskdist.core.block import Block, Bundle
-from daskdist.core.ragged import Ragged
-from daskdist.core.spec import DatasetSpec, ElementSpec, TensorSpec
-from daskdist.core.spec_json import (
+from daskdist.core.json_codec import (
     dtype_from_json,
     dtype_to_json,
     spec_from_json,
@@ -29,6 +27,8 @@ from daskdist.core.spec_json import (
     structure_from_json,
     structure_to_json,
 )
+from daskdist.core.ragged import Ragged
+from daskdist.core.spec import DatasetSpec, ElementSpec, TensorSpec
 from daskdist.core.structure import Nested, Structure
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.saved.manifest import Manifest, exists, read_manifest, remove_unfinished, write_manifest

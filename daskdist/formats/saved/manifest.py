@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from daskdist.core.json_codec import spec_from_json, spec_to_json, typed
 from daskdist.core.spec import ElementSpec
-from daskdist.core.spec_json import spec_from_json, spec_to_json, typed
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.whole_file import TEMPORARY, located, writing
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.failing.origin import Origin, SelectedOrigins
+from daskdist.core.json_codec import dtype_from_json, dtype_to_json, no_dataset
 from daskdist.core.ragged import Ragged, concat
-from daskdist.core.spec_json import dtype_from_json, dtype_to_json, no_dataset
 from daskdist.core.structure import Leaves, Nested, Structure, as_array
 from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.formats.saved.manifest import KEY, SavedPart, codec

@@ -1,9 +1,18 @@
-"""Specs, dtypes and structures as JSON, and back."""
+"""Nests, dtypes, structures and specs as JSON, and back: of saved datasets and of state files.
+
+A container is an object with one key, its kind. Those who read and write files have forms of their own for the rest.
+
+===================  ================================================================
+``dict``             pairs of a key, which is text or a whole number, and its value
+``list``, ``tuple``  the items
+===================  ================================================================
+"""
 
 from __future__ import annotations
 
 import collections
 import importlib
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final
@@ -15,6 +24,11 @@ from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedRowSpec, RaggedTe
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
 
+# The largest depth of a nest; a deeper one probably contains itself.
+MOST_DEPTH: Final = 100
+
+Path = tuple[Any, ...]
+
 _SPECS: Final[dict[str, type[TensorSpec]]] = {
     "tensor": TensorSpec,
     "ragged": RaggedTensorSpec,
@@ -23,6 +37,62 @@ _SPECS: Final[dict[str, type[TensorSpec]]] = {
 # Dtypes without a portable short name in NumPy.
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {"text": np.dtype(np.dtypes.StringDType()), "bytes": np.dtype(object)}
 _KINDS: Final = "biufcmMSU"
+
+
+def nest_to_json(nest: Any, encode_leaf: Callable[[Any, Path], Any], path: Path = ()) -> Any:
+    """Encode a nest as JSON.
+
+    Parameters
+    ----------
+    nest
+        Dicts, lists and tuples, of these classes and no others, and leaves.
+    encode_leaf
+        Returns the JSON of a leaf, given the path to it.
+    path
+        The path to the nest.
+    """
+    if type(nest) is dict:
+        return {"dict": [[key, nest_to_json(part, encode_leaf, (*path, key))] for key, part in nest.items()]}
+    if type(nest) not in (list, tuple):
+        return encode_leaf(nest, path)
+    items = [nest_to_json(part, encode_leaf, (*path, number)) for number, part in enumerate(nest)]
+    return {"list" if type(nest) is list else "tuple": items}
+
+
+def nest_from_json(content: Any, decode_leaf: Callable[[Any, Path], Any], path: Path = ()) -> Any:
+    """Decode a nest that `nest_to_json` encoded.
+
+    Raises
+    ------
+    LookupError, TypeError, ValueError
+        It is damaged.
+    """
+    if len(path) > MOST_DEPTH:
+        raise ValueError(f"a nest is deeper than {MOST_DEPTH}")
+    kind = next(iter(content)) if isinstance(content, dict) and len(content) == 1 else None
+    if kind == "dict":
+        named = {_checked_key(key): nest_from_json(part, decode_leaf, (*path, key)) for key, part in content[kind]}
+        if len(named) != len(content[kind]):
+            raise ValueError(f"a key is there twice in {list(named)!r:.80}")
+        return named
+    if kind not in ("list", "tuple"):
+        return decode_leaf(content, path)
+    parts = typed(content[kind], list)
+    items = [nest_from_json(part, decode_leaf, (*path, number)) for number, part in enumerate(parts)]
+    return items if kind == "list" else tuple(items)
+
+
+def typed(value: Any, kind: type[Any]) -> Any:
+    """Return a value that was read from JSON, or raise a TypeError where it is of another type."""
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.80} where {kind.__name__} is expected")
+    return value
+
+
+def _checked_key(key: Any) -> Any:
+    if type(key) not in (str, int):
+        raise TypeError(f"{key!r:.80} is no key")
+    return key
 
 
 def spec_to_json(spec: ElementSpec) -> Any:
@@ -105,47 +175,47 @@ def structure_to_json(structure: Structure) -> Any:
     >>> structure_to_json(Structure.of({"b": 0, "a": (0, 0)})[1])
     {'dict': [['b', None], ['a', {'tuple': [None, None]}]]}
     """
-    return _node_to_json(structure.treespec)
+    _check_containers(structure.treespec)
+    # Packed, because only a dict itself tells the order of its names.
+    return nest_to_json(structure.pack([None] * structure.num_leaves), _leaf_to_json)
 
 
-def _node_to_json(treespec: Any) -> Any:
-    if treespec.is_leaf():
+def _leaf_to_json(leaf: Any, path: Path) -> Any:
+    if leaf is None:
         return None
+    kind = type(leaf)
+    return {
+        "namedtuple": f"{kind.__module__}:{kind.__qualname__}",
+        "fields": list(kind._fields),
+        "items": [nest_to_json(part, _leaf_to_json, (*path, number)) for number, part in enumerate(leaf)],
+    }
+
+
+def _check_containers(treespec: Any) -> None:
+    if treespec.is_leaf():
+        return
     kind = treespec.type
-    # Before anything of this node is built: a class of its own may do anything then.
-    children = [_node_to_json(child) for child in treespec.children()]
-    if kind is tuple:
-        return {"tuple": children}
-    if kind is dict:
-        named = dict(zip(treespec.entries(), children, strict=True))
-        odd = next((name for name in named if type(name) not in (str, int)), None)
-        if odd is not None:
-            raise ArgumentError(f"save: {odd!r} is a name in a dict; give text or whole numbers")
-        # Children come sorted; only a dict tells in which order they were given.
-        return {"dict": [[name, named[name]] for name in treespec.unflatten(range(treespec.num_leaves))]}
-    if treespec.kind == optree.PyTreeKind.NAMEDTUPLE:
-        return {
-            "namedtuple": f"{kind.__module__}:{kind.__qualname__}",
-            "fields": list(kind._fields),
-            "items": children,
-        }
-    raise ArgumentError(f"save: {kind.__name__} cannot be saved; make elements tuples, named tuples or dicts with map")
+    if kind not in (tuple, dict) and treespec.kind != optree.PyTreeKind.NAMEDTUPLE:
+        raise ArgumentError(
+            f"save: {kind.__name__} cannot be saved; make elements tuples, named tuples or dicts with map"
+        )
+    odd = next((name for name in treespec.entries() if type(name) not in (str, int)), None)
+    if odd is not None:
+        raise ArgumentError(f"save: {odd!r} is a name in a dict; give text or whole numbers")
+    for child in treespec.children():
+        _check_containers(child)
 
 
 def structure_from_json(content: Any) -> Structure:
     """Decode a structure that `structure_to_json` encoded."""
-    return Structure.of(_nest(content))[1]
+    return Structure.of(nest_from_json(content, _leaf_from_json))[1]
 
 
-def _nest(content: Any) -> Any:
+def _leaf_from_json(content: Any, path: Path) -> Any:
     if content is None:
         return 0
-    if "tuple" in content:
-        return tuple(map(_nest, content["tuple"]))
-    if "dict" in content:
-        return {name: _nest(child) for name, child in content["dict"]}
     kind = _named_tuple(content["namedtuple"], tuple(content["fields"]))
-    return kind(*map(_nest, content["items"]))
+    return kind(*[nest_from_json(part, _leaf_from_json, (*path, k)) for k, part in enumerate(content["items"])])
 
 
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
@@ -167,10 +237,3 @@ def _stand_in(module: str, qualname: str, fields: tuple[str, ...]) -> Any:
     made: Any = collections.namedtuple(qualname.rpartition(".")[2], fields, module=module)  # type: ignore[misc]
     made.__qualname__ = qualname
     return made
-
-
-def typed(value: Any, kind: type[Any]) -> Any:
-    """Return a value that was read from JSON, or raise a TypeError where it is of another type."""
-    if type(value) is not kind:
-        raise TypeError(f"{value!r} where {kind.__name__} is expected")
-    return value
