@@ -359,6 +359,7 @@ def _public_functions(tree: ast.Module):
 # Rooms whose variables and parameters say what they hold.
 ROOMS_WITH_PLAIN_NAMES = (
     "checkpoint/",
+    "core/",
     "devices/",
     "display/",
     "execute/",

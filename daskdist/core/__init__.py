@@ -1,1 +1,1 @@
-"""The parts that everything else is made of: structures, specs, blocks, selections, nodes, primitives."""
+"""The basic types of the package: structures, specs, blocks, selections, nodes, primitives."""

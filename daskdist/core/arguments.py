@@ -17,7 +17,7 @@ def whole_number(operation: str, name: str, value: Any, at_least: int | None = N
     Raises
     ------
     ArgumentError
-        It is none, or too small; the message names the operation and the argument.
+        It is not one, or is too small; the message names the operation and the argument.
 
     >>> whole_number("batch", "batch_size", 3, at_least=1)
     3
@@ -26,7 +26,7 @@ def whole_number(operation: str, name: str, value: Any, at_least: int | None = N
         number = operator.index(value)
     except TypeError:
         number = None
-    # A bool counts as a number in Python, and as one here it would be in the wrong place.
+    # Python counts bools as numbers, but here a bool is a mistake.
     if number is None or isinstance(value, bool):
         raise ArgumentError(f"{operation}: {name} is {value!r:.80}; give a whole number")
     if at_least is not None and number < at_least:
@@ -40,7 +40,7 @@ def whole_numbers(operation: str, name: str, values: Any, at_least: int | None =
     Raises
     ------
     ArgumentError
-        It is none, or one of them is too small; the message names the operation and the argument.
+        It is not one, or a number is too small; the message names the operation and the argument.
 
     >>> whole_numbers("rebatch", "batch_size", [2, 1])
     (2, 1)
@@ -56,18 +56,18 @@ def numbers(operation: str, name: str, values: Any) -> tuple[float, ...]:
     Raises
     ------
     ArgumentError
-        It is none; the message names the operation and the argument.
+        It is not one; the message names the operation and the argument.
 
     >>> numbers("sample_from_datasets", "weights", [1, 2.5])
     (1.0, 2.5)
     """
     try:
-        found = tuple(map(float, values)) if _is_list(values) else None
+        converted = tuple(map(float, values)) if _is_list(values) else None
     except (TypeError, ValueError):
-        found = None
-    if found is None or not np.isfinite(found).all():
+        converted = None
+    if converted is None or not np.isfinite(converted).all():
         raise ArgumentError(f"{operation}: {name} is {values!r:.80}; give a list of numbers")
-    return found
+    return converted
 
 
 def _is_list(values: Any) -> bool:
@@ -75,7 +75,7 @@ def _is_list(values: Any) -> bool:
 
 
 def yes_or_no(operation: str, name: str, value: Any) -> None:
-    """Check an argument that is to be True or False.
+    """Check that an argument is True or False.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def number_dtype(operation: str, name: str, value: Any) -> np.dtype[Any]:
     Raises
     ------
     ArgumentError
-        It is none; the message names the operation and the argument.
+        It is not one; the message names the operation and the argument.
 
     >>> number_dtype("range", "output_type", "float32")
     dtype('float32')

@@ -1,7 +1,7 @@
-"""Memory of large arrays, given out again once nobody has them any more; it begins where others can share it.
+"""A pool that reuses the memory of large arrays; all begin at addresses that other libraries can share.
 
-What the system takes back it clears before it gives it out anew, and a virtual machine may have to ask its host for it:
-fresh memory is written at a fraction of the speed of memory that is in use. The C library keeps what is small.
+The system clears memory before it allocates it again, and a virtual machine may have to request it from its host:
+fresh memory is written at a fraction of the speed of memory in use. The C library itself reuses small allocations.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 
 # Smaller arrays are not pooled: the C library keeps enough memory of their sizes.
 _LEAST_BYTES: Final = 2**22
-# The most that is kept of one array, and of all together.
+# The most bytes to keep of one array, and of all together.
 _MOST_BYTES: Final = 2**28
 _MOST_KEPT_BYTES: Final = 2**29
-# JAX shares arrays that begin at multiples of so many bytes, and processors are fastest with those. NumPy's large ones
-# begin 16 bytes after such a place. Of smaller ones than this the least is gained, and it takes a microsecond.
+# JAX shares arrays whose address is a multiple of this, and processors are fastest with them. NumPy's large arrays
+# begin 16 bytes after such an address. Smaller arrays than the limit gain too little for the microsecond it takes.
 _ALIGNED_BYTES: Final = 64
 _LEAST_ALIGNED_BYTES: Final = 2**12
-# When nothing was asked for in so many seconds, what is kept goes back to the system.
+# The seconds without a request after which memory returns to the system.
 _IDLE_S: Final = 10.0
 
-# Kinds of dtypes that memory can be chosen for: not text, bytes, objects or times.
+# The kinds of dtypes whose memory can be chosen: not text, bytes, objects or times.
 NUMBERS: Final = "biufc"
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
@@ -36,21 +36,21 @@ _BYTES: Final = np.dtype(np.uint8)
 
 
 class ArrayPool:
-    """Makes arrays whose values are not set, as `numpy.empty` does, in memory of arrays that are gone.
+    """A pool that creates uninitialized arrays, like `numpy.empty`, in the memory of deleted ones.
 
-    An array is gone when nothing refers to it, nor to any view of it.
+    An array is deleted when nothing refers to it or to a view of it.
 
     Parameters
     ----------
     idle_s
-        Seconds without a large array asked for after which no memory is kept.
+        The seconds without a request for a large array after which the pool is emptied.
     """
 
     def __init__(self, idle_s: float = _IDLE_S) -> None:
         self._idle_s = idle_s
         self._asked = 0.0
         self._watch: Thread | None = None
-        # Only atomic methods of the deque are used: arrays are freed in any thread at any time.
+        # Only atomic methods of the deque are used, as arrays are freed in any thread at any time.
         self._kept: deque[Memory] = deque(maxlen=0)
 
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -63,18 +63,18 @@ class ArrayPool:
         return np.asarray(_Lease(self._taken(num_bytes), shape, dtype, self))
 
     def give_back(self, memory: Memory) -> None:
-        """Keep memory that nobody has, if any is kept at the time."""
+        """Keep unused memory, if the pool is active."""
         kept = self._kept
         kept.append(memory)
         try:
-            while sum([each.nbytes for each in list(kept)]) > _MOST_KEPT_BYTES:
+            while sum([array.nbytes for array in list(kept)]) > _MOST_KEPT_BYTES:
                 kept.popleft()
         except IndexError:
-            # Others have taken it all in the meantime.
+            # Other threads have taken all of it in the meantime.
             pass
 
     def forget(self) -> None:
-        """Keep nothing until the next array is asked for."""
+        """Release all memory until the next request."""
         self._kept = deque(maxlen=0)
 
     def _taken(self, num_bytes: int) -> Memory:
@@ -88,11 +88,11 @@ class ArrayPool:
             if num_bytes <= memory.nbytes <= num_bytes * 5 // 4:
                 return memory
             kept.appendleft(memory)
-        made: Memory = _aligned((num_bytes,), _BYTES, num_bytes)
-        return made
+        memory_array: Memory = _aligned((num_bytes,), _BYTES, num_bytes)
+        return memory_array
 
     def _keeps(self) -> bool:
-        # Return whether a thread runs that frees kept memory; at the end of the program none can be started.
+        # Return whether a thread is running that frees kept memory; none can be started at the end of the program.
         self._asked = time.monotonic()
         if self._watch is None or not self._watch.is_alive():
             watch = Thread(target=self._let_go, name="daskdist-memory", daemon=True)
@@ -115,7 +115,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any], num_bytes: int) -> An
 
 
 class _Lease:
-    # The base of an array in such memory and of its views: NumPy keeps it alive for them.
+    # The base of an array in pooled memory and of its views, which NumPy keeps alive for them.
     def __init__(self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any], owner: ArrayPool) -> None:
         self._memory, self._owner = memory, weakref.ref(owner)
         address = memory.__array_interface__["data"][0]
@@ -127,13 +127,13 @@ class _Lease:
             owner.give_back(self._memory)
 
 
-# One pool for all: memory that one pass over data is done with is reused by the next.
+# One pool for the process, so that memory of one pass is reused by the next.
 _of_this_process: Final = ArrayPool()
 if hasattr(os, "register_at_fork"):
-    # The child has no thread that sees to it.
+    # A forked child has no thread to free memory.
     os.register_at_fork(after_in_child=_of_this_process.forget)
 
 
 def pooled_empty(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return an uninitialized array, in reused memory of this process where there is some."""
+    """Return an uninitialized array, in reused memory if there is some."""
     return _of_this_process(shape, dtype)

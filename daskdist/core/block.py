@@ -1,6 +1,6 @@
-"""Rows in memory: blocks, which are columnar; batches, which are cuts of one; bundles, which are lists.
+"""Rows in memory: columnar blocks, batches that are slices of a block, and bundles, which are lists.
 
-The three have the same methods, and a row of any of them is an element.
+The three have the same methods; a row of any of them is an element.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from daskdist.errors import StackError
 
 
 class Block:
-    """Elements of one shape: an array a leaf, shape ``(num_rows, ...)``, an element a row.
+    """Elements of one shape, as one array for each leaf, shape ``(num_rows, ...)``.
 
-    A leaf whose rows differ in length is `Ragged`.
+    A leaf with rows of different lengths is `Ragged`.
 
     Parameters
     ----------
     structure
-        How the leaves nest.
+        The nesting of the leaves.
     leaves
-        One array a leaf, all of the same length along axis 0.
+        One array for each leaf, all of the same length along axis 0.
     label
-        Where the rows came from, for messages: a file and a row group, say.
+        The origin of the rows for messages, such as a file and a row group.
     origin
-        Where each row came from, if it is not the row of that number of what the label names.
+        The origin of each row, if its number differs from that in the source that the label names.
     is_exclusive
-        Whether the arrays were made for one consumer, who may write into them; else they are made read-only views.
+        Whether the arrays belong to a single consumer, who may write into them; otherwise they become read-only views.
     """
 
     __slots__ = ("__weakref__", "label", "leaves", "origin", "skipped", "structure")
@@ -52,7 +52,7 @@ class Block:
         self.leaves = tuple(leaves) if is_exclusive else tuple(map(read_only, leaves))
         self.label = label
         self.origin = Origin(label) if origin is None else origin
-        # Elements left out on the way to these rows, for the log.
+        # The elements that were left out upstream of these rows, for the log.
         self.skipped: tuple[Skipped, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -63,11 +63,11 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows themselves, whatever arrays they are views of."""
+        """The bytes of the rows themselves, not of the arrays that they are views of."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
     def __sizeof__(self) -> int:
-        # Dask asks for it: by it workers know when to spill, and the scheduler what is worth moving.
+        # Dask uses it: workers decide when to spill, and the scheduler what is worth moving.
         return object.__sizeof__(self) + self.nbytes
 
     def item(self, index: int) -> Leaves:
@@ -81,18 +81,18 @@ class Block:
         return map(self.structure.packer, zip(*[leaf[start:stop] for leaf in self.leaves], strict=True))
 
     def take(self, rows: Any) -> Block:
-        """Return the given rows, in the given order: one copy."""
+        """Return the rows at some indices, in that order, as one copy."""
         leaves = [leaf.take(rows, axis=0) for leaf in self.leaves]
         return Block(self.structure, leaves, self.label, SelectedOrigins([self.origin], rows))
 
     def slice(self, start: int, stop: int) -> Block:
-        """Rows ``start`` to ``stop``: views."""
+        """Return rows ``start`` to ``stop`` as views."""
         leaves = [leaf[start:stop] for leaf in self.leaves]
         return Block(self.structure, leaves, self.label, SelectedOrigins([self.origin], range(start, stop)))
 
     @staticmethod
     def concat(blocks: Sequence[Block], label: str = "") -> Block:
-        """Return the rows of all blocks, one after the other: one copy.
+        """Return the rows of all blocks in order, as one copy.
 
         Raises
         ------
@@ -101,12 +101,12 @@ class Block:
         """
         first = blocks[0]
         if not all(map(first.is_like, blocks)):
-            raise StackError(f"blocks of other shapes or dtypes do not go together: {', '.join(map(repr, blocks))}")
+            raise StackError(f"blocks of different shapes or dtypes do not concatenate: {', '.join(map(repr, blocks))}")
         leaves = [concat(column) for column in zip(*[block.leaves for block in blocks], strict=True)]
         return Block(first.structure, leaves, label)
 
     def is_like(self, other: Block) -> bool:
-        """Return whether the rows of both have one structure, shape and dtype, leaf by leaf."""
+        """Return whether the rows of both have the same structure, shapes and dtypes."""
         return self.structure == other.structure and all(
             a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in zip(self.leaves, other.leaves, strict=True)
         )
@@ -121,16 +121,16 @@ class Block:
 
 
 class Bundle:
-    """Elements whose shapes may differ, such as the chunks one task builds: a tuple of leaves an element.
+    """Elements whose shapes may differ, such as the chunks that one task builds: a tuple of leaves for each.
 
     Parameters
     ----------
     structure, label
-        As of a `Block`.
+        As in `Block`.
     items
         The leaves of each element.
     is_exclusive
-        As of a `Block`.
+        As in `Block`.
     """
 
     __slots__ = ("__weakref__", "_items", "label", "skipped", "structure")
@@ -168,7 +168,7 @@ class Bundle:
         return Bundle(self.structure, [self._items[row] for row in rows], self.label)
 
     def slice(self, start: int, stop: int) -> Bundle:
-        """Elements ``start`` to ``stop``."""
+        """Return elements ``start`` to ``stop``."""
         return Bundle(self.structure, self._items[start:stop], self.label)
 
     def where(self, index: int) -> str:
@@ -180,17 +180,17 @@ class Bundle:
 
 
 class Batches:
-    """Chunks that are cuts of the same arrays: what gathering makes, as one array a leaf.
+    """Chunks that are slices of the same arrays, as gathering creates them, with one array for each leaf.
 
     Parameters
     ----------
     rows
-        The rows of all chunks, one after the other.
+        The rows of all chunks, in order.
     bounds
-        Where in them each chunk begins, and the last ends.
+        The index of the first row of each chunk, and the end of the last one.
     inners
-        Of each chunk the shape of its own elements in rows: ``(2,)`` in a batch of batches of 2. None where
-        they are rows.
+        For each chunk the shape of its elements in rows: ``(2,)`` in a batch of batches of 2. None if elements are
+        rows.
     """
 
     __slots__ = ("__weakref__", "_cuts", "bounds", "inners", "rows", "skipped")
@@ -202,7 +202,7 @@ class Batches:
         self.bounds = bounds
         self.inners = inners
         self.skipped: tuple[Skipped, ...] = ()
-        # The leaves of all chunks once one was asked for; empty if the chunks differ in length.
+        # The leaves of all chunks, set at the first access; empty if the chunks differ in length.
         self._cuts: Sequence[Leaves] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -228,7 +228,7 @@ class Batches:
         return object.__sizeof__(self) + self.nbytes
 
     def item(self, index: int) -> Leaves:
-        """Return the leaves of one chunk: views."""
+        """Return the leaves of one chunk as views."""
         cuts = self._cuts
         if cuts is None:
             cuts = self._cuts = list(self._even(range(len(self))) or ())
@@ -251,7 +251,7 @@ class Batches:
         try:
             return tuple([cut.dense() if isinstance(cut, Ragged) else cut for cut in cuts])
         except StackError:
-            # Row by row, which tells what they are where they do not stack.
+            # Stack row by row, because its error describes the rows.
             return stack(self.structure, [rows.item(row) for row in range(start, stop)], self.label)
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
@@ -271,8 +271,8 @@ class Batches:
         return (pack(self.item(k)) for k in numbers)
 
     def _even(self, numbers: range) -> Iterator[Leaves] | None:
-        # Chunks as long as each other: NumPy makes views by a number faster than those by a slice. Others than plain
-        # arrays may not have any number of axes.
+        # For chunks of equal length, indexing by a number is faster than by a slice. Only plain arrays may have any
+        # number of axes.
         rows = self.rows
         if not numbers or self.inners is not None or not isinstance(rows, Block):
             return None
@@ -288,7 +288,7 @@ class Batches:
         return Bundle(self.structure, [self.item(row) for row in rows], self.label)
 
     def slice(self, start: int, stop: int) -> Batches:
-        """Chunks ``start`` to ``stop``: views."""
+        """Return chunks ``start`` to ``stop`` as views."""
         bounds = self.bounds[start : stop + 1]
         inners = None if self.inners is None else self.inners[start:stop]
         return Batches(self.rows.slice(bounds[0], bounds[-1]), [bound - bounds[0] for bound in bounds], inners)
@@ -298,7 +298,7 @@ class Batches:
         return f"a batch of {self.bounds[index + 1] - self.bounds[index]} rows of {self.label or 'this data'}"
 
 
-# Arrays that have travelled can be written into as a rule: they are made read-only once more.
+# Unpickled arrays are usually writable: these functions make them read-only again.
 
 
 def _block(
@@ -308,15 +308,15 @@ def _block(
     origin: Origin | SelectedOrigins | JoinedOrigin,
     skipped: tuple[Skipped, ...],
 ) -> Block:
-    made = Block(structure, leaves, label, origin)
-    made.skipped = skipped
-    return made
+    block = Block(structure, leaves, label, origin)
+    block.skipped = skipped
+    return block
 
 
 def _bundle(structure: Structure, items: Sequence[Leaves], label: str, skipped: tuple[Skipped, ...]) -> Bundle:
-    made = Bundle(structure, items, label)
-    made.skipped = skipped
-    return made
+    bundle_of_items = Bundle(structure, items, label)
+    bundle_of_items.skipped = skipped
+    return bundle_of_items
 
 
 def _batches(
@@ -325,16 +325,16 @@ def _batches(
     inners: tuple[tuple[int, ...], ...] | None,
     skipped: tuple[Skipped, ...],
 ) -> Batches:
-    found = Batches(rows, bounds, inners)
-    found.skipped = skipped
-    return found
+    batches = Batches(rows, bounds, inners)
+    batches.skipped = skipped
+    return batches
 
 
 Rows = Block | Bundle | Batches
 
 
 def join(parts: Sequence[Rows], structure: Structure) -> Rows:
-    """Elements made of one element of each part, as ``structure``, which has a leaf for each part, has them nest."""
+    """Return elements that nest one element of each part by ``structure``, which has a leaf for each part."""
     nest = structure.nest([part.structure for part in parts])
     label = ", ".join(dict.fromkeys(part.label for part in parts if part.label))
     blocks = [part for part in parts if isinstance(part, Block)]
@@ -345,14 +345,14 @@ def join(parts: Sequence[Rows], structure: Structure) -> Rows:
     cuts = [part for part in parts if isinstance(part, Batches) and isinstance(part.rows, Block)]
     first = cuts[0] if cuts else None
     if first and len(cuts) == len(parts) and all((c.bounds, c.inners) == (first.bounds, first.inners) for c in cuts):
-        rows = Block(nest, [leaf for each in cuts for leaf in each.rows.leaves], label)  # type: ignore[union-attr]
+        rows = Block(nest, [leaf for cut in cuts for leaf in cut.rows.leaves], label)  # type: ignore[union-attr]
         return Batches(rows, first.bounds, first.inners)
     items = [tuple(leaf for part in parts for leaf in part.item(index)) for index in range(len(parts[0]))]
     return Bundle(nest, items, label)
 
 
 def merge(parts: Sequence[Rows], like: Rows) -> Block | Bundle:
-    """Return the elements of all parts, one after the other; without any, none of the structure of ``like``."""
+    """Return the elements of all parts in order; if there are none, an empty result with the structure of ``like``."""
     parts = [part for part in parts if len(part)]
     if not parts:
         return Bundle(like.structure, [])
@@ -364,7 +364,7 @@ def merge(parts: Sequence[Rows], like: Rows) -> Block | Bundle:
 
 
 def without_rows(like: Leaves) -> Leaves:
-    """Return the leaves of a chunk that has no elements, where others are like one."""
+    """Return the leaves of an empty chunk, by those of another chunk."""
     return tuple(
         [
             unchecked_ragged(leaf[:0], np.zeros(1, leaf.row_splits.dtype))
@@ -376,7 +376,7 @@ def without_rows(like: Leaves) -> Leaves:
 
 
 def nested(leaves: Leaves, inner: tuple[int, ...]) -> Leaves:
-    """Return the leaves of a chunk whose elements are of shape ``inner`` in rows."""
+    """Return the leaves of a chunk whose elements have the shape ``inner`` in rows."""
     return tuple([_nested(leaf, inner) for leaf in leaves])
 
 
@@ -389,7 +389,7 @@ def _nested(leaf: Any, inner: tuple[int, ...]) -> Any:
 
 
 def read_only(array: Any) -> Any:
-    """Return a view that cannot be written into, so that a chunk that aliases a block cannot spoil it."""
+    """Return a read-only view, so that writing into a chunk cannot change its block."""
     if isinstance(array, np.ndarray):
         if array.flags.writeable:
             array = array.view()
@@ -402,7 +402,7 @@ def read_only(array: Any) -> Any:
 
 
 def writable(leaf: Any) -> Any:
-    """Return a leaf that can be written into: itself where it can, else a copy."""
+    """Return a leaf itself if it is writable, else a copy."""
     if isinstance(leaf, np.ndarray):
         return leaf if leaf.flags.writeable else leaf.copy("K")
     if isinstance(leaf, Ragged):
@@ -413,7 +413,7 @@ def writable(leaf: Any) -> Any:
 
 
 def writable_element(element: Any) -> Any:
-    """Return an element whose arrays can be written into, each copied where it cannot."""
+    """Return an element with its read-only arrays replaced by copies."""
     leaves, structure = Structure.of(element)
     return structure.pack(list(map(writable, leaves)))
 
@@ -424,7 +424,7 @@ def from_items(
     label: str = "",
     origin: Origin | SelectedOrigins | JoinedOrigin | None = None,
 ) -> Block | Bundle:
-    """Return a block of elements whose shapes and dtypes agree, except for their lengths; else a bundle of them."""
+    """Return elements as a block if their shapes and dtypes agree except for their lengths, else as a bundle."""
     leaves: list[Any] = []
     for column in zip(*items, strict=True):
         if _agree(column):
@@ -437,7 +437,7 @@ def from_items(
 
 
 def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Leaves:
-    """Return the leaves of one chunk: those of its elements stacked along a new axis 0.
+    """Return the leaves of one chunk: the leaves of its elements stacked along a new axis 0.
 
     Raises
     ------
@@ -447,14 +447,14 @@ def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Lea
     leaves: list[Any] = []
     for path, column in zip(structure.paths, zip(*items, strict=True), strict=True):
         if _are_ragged(column):
-            # Ragged even if all have the same number of rows, as in TensorFlow.
+            # Ragged even if all have the same length, as in TensorFlow.
             leaves.append(Ragged.of(column, column[0].row_splits.dtype))
             continue
         if not _agree(column):
             kinds = dict.fromkeys(map(_kind, column))
             where = f" of {label}" if label else ""
             raise StackError(
-                f"batch: elements{where} do not stack, their leaf {path or '(the element)'} comes as "
+                f"batch: elements{where} do not stack, their leaf {path or '(the element)'} occurs as "
                 f"{', '.join(list(kinds)[:4])}. {_advice(column)}"
             )
         leaves.append(np.stack(column))
@@ -467,7 +467,7 @@ def _advice(column: Sequence[Any]) -> str:
     if len({leaf.dtype for leaf in column}) > 1:
         return (
             "Give them one dtype first, such as with map(lambda x: x.astype(np.float32)); the datasets that a function "
-            "of flat_map or interleave makes, and whatever a function of map returns, need one dtype too"
+            "of flat_map or interleave returns, and the results of a function of map, need one dtype too"
         )
     if len({leaf.ndim for leaf in column}) > 1:
         return "Give them one number of axes first with map(...)"
@@ -495,7 +495,7 @@ def _agree(column: Sequence[Any], *, but_for_length: bool = False) -> bool:
     shape, dtype = first.shape, first.dtype
     if len(shape) < inner:
         return False
-    # Words of different lengths differ in dtype too, and stack all the same.
+    # Fixed-width words of different lengths differ in dtype, but can be stacked.
     kinds = "SU" if dtype.kind in "SU" else ""
     return all(
         isinstance(leaf, (np.ndarray, np.generic))

@@ -1,4 +1,4 @@
-"""Numbers of elements, where they are known before anything is read."""
+"""Arithmetic on numbers of elements that are known before anything is read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 INFINITE: Final = -1
 UNKNOWN: Final = -2
-# A number of parallel calls or of elements made ready that is left to whoever runs the pipeline.
+# A placeholder for a number of parallel calls or prefetched elements, to be chosen at run time.
 AUTOTUNE: Final = -1
 
 
@@ -25,7 +25,7 @@ def multiply(cardinality: int, count: int) -> int:
 
 
 def plus(cardinality: int, other: int) -> int:
-    """Return the number of elements of two datasets, one after the other.
+    """Return the number of elements of two concatenated datasets.
 
     >>> plus(3, 2), plus(3, INFINITE), plus(UNKNOWN, 2), plus(UNKNOWN, INFINITE)
     (5, -1, -2, -1)
@@ -36,15 +36,15 @@ def plus(cardinality: int, other: int) -> int:
 
 
 def shortest(cardinalities: Iterable[int]) -> int:
-    """Return the number of elements that all of several datasets have.
+    """Return the number of elements of the shortest of several datasets.
 
     >>> shortest([3, 5]), shortest([3, INFINITE]), shortest([INFINITE]), shortest([3, UNKNOWN]), shortest([0, UNKNOWN])
     (3, 3, -1, -2, 0)
     """
-    finite = {each for each in cardinalities if each != INFINITE}
+    finite = {number for number in cardinalities if number != INFINITE}
     if not finite:
         return INFINITE
-    return UNKNOWN if UNKNOWN in finite and 0 not in finite else min(each for each in finite if each >= 0)
+    return UNKNOWN if UNKNOWN in finite and 0 not in finite else min(number for number in finite if number >= 0)
 
 
 def divide(cardinality: int, size: int, *, drop_remainder: bool) -> int:

@@ -1,7 +1,7 @@
-"""Columns of values that come one by one: quickly where they are plain, and of one type.
+"""Conversion of single values to columns, with a fast path for plain values of one type.
 
-Results of functions that are called for each row are arrays, NumPy's scalars, Python's numbers and text. Where all of a
-leaf are of one of these types, one call makes an array of them. Anything else takes a closer look, value by value.
+Results of functions that are called for each row are arrays, NumPy scalars, Python numbers and text. If all values of
+a leaf have one of these types, one call makes an array of them. Anything else is converted value by value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SCALARS: Final = frozenset(
     {np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64}
     | {np.float16, np.float32, np.float64, np.complex64, np.complex128}
 )
-# Types of leaves for which a structure needs no closer look.
+# The types of leaves that the fast path accepts.
 PLAIN: Final = _SCALARS | {np.ndarray, bool, float, int, str}
 _INT32: Final = np.iinfo(np.int32)
 
@@ -27,7 +27,7 @@ _shape_of: Final = attrgetter("shape")
 
 
 def plain_leaves_of(structure: Structure) -> Callable[[Any], Sequence[Any] | None]:
-    """Return a function that gives the leaves of a nest.
+    """Return a function from a nest to its leaves.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ def plain_leaves_of(structure: Structure) -> Callable[[Any], Sequence[Any] | Non
     Returns
     -------
     callable
-        Gives the leaves of a nest in the order of the structure, or None for a nest that is not of the structure, has
-        a leaf that is not plain, or takes a closer look to tell.
+        Returns the leaves of a nest in the order of the structure, or None if the nest does not have the structure, has
+        a leaf that is not plain, or needs the slow path.
     """
     treespec = structure.treespec
     if treespec.is_leaf():
@@ -71,19 +71,19 @@ def plain_leaves_of(structure: Structure) -> Callable[[Any], Sequence[Any] | Non
 
 
 def column_of(values: Sequence[Any], *, narrow: bool = False) -> Any:
-    """Return one array of plain values of one type, shape ``(len(values), ...)``.
+    """Return plain values of one type as an array, shape ``(len(values), ...)``.
 
     Parameters
     ----------
     values
-        One value a row, one or more.
+        One value for each row; at least one.
     narrow
-        Whether Python's own numbers become 32 bits wide, as `daskdist.core.structure.as_array` has it.
+        Whether Python numbers become 32 bits wide, as in `daskdist.core.structure.as_array`.
 
     Returns
     -------
     array or None
-        None where the values are not of one type, dtype and shape, or not plain.
+        None if the values are not plain or differ in type, dtype or shape.
     """
     kinds = set(map(type, values))
     if len(kinds) != 1:
@@ -95,7 +95,7 @@ def column_of(values: Sequence[Any], *, narrow: bool = False) -> Any:
         return np.array(values, kind)
     if kind is float:
         array = np.array(values, np.float64)
-        # A conversion of its own warns of what does not fit.
+        # A separate conversion warns about overflow.
         return array.astype(np.float32) if narrow else array
     if kind is int:
         return _integers(values, narrow)
@@ -119,6 +119,6 @@ def _integers(values: Sequence[int], narrow: bool) -> Any:
             return np.array(values, np.int64)
         except OverflowError:
             return None
-    # Each has a dtype of its own: one that does not fit is wider than the others.
+    # Separately converted, a number that does not fit would be wider than the others.
     fits = _INT32.min <= min(values) and max(values) <= _INT32.max
     return np.array(values, np.int32) if fits else None

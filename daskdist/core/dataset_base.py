@@ -1,4 +1,4 @@
-"""The base class of `Dataset`, and functions for what the package reads of a dataset and users do not see."""
+"""The base class of `Dataset`, and accessors for its internals, which users do not see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from daskdist.core.structure import Nested
 
 
 class DatasetBase(Nested):
-    """A dataset as modules below it see it: an object that the functions of this module take."""
+    """A dataset as lower modules see it: an object for the functions of this module."""
 
     def _current_node(self) -> Node:
         raise NotImplementedError

@@ -11,14 +11,14 @@ from daskdist.core.primitive import Split
 
 @dataclass(frozen=True)
 class FileShare:
-    """The files that one worker reads, when files are divided by their sizes.
+    """The files that one worker reads if files are divided by size.
 
     Parameters
     ----------
     files
-        Their numbers, in order.
+        The numbers of the files, in order.
     parts
-        The splits to read of files that several workers share: split numbers in order, by file number.
+        File number -> the numbers of its splits to read, in order, for files that several workers share.
     """
 
     files: Sequence[int]
@@ -43,15 +43,15 @@ class FileBackedSource(Source):
         raise NotImplementedError
 
     def file_bytes(self) -> Sequence[int]:
-        """Return the size of each file: on disk, or in memory where an element of ``paths`` is no single file."""
+        """Return the size of each file: on disk, or in memory if an element of ``paths`` is not a single file."""
         raise NotImplementedError
 
     def splits_of_file(self, file: int) -> Sequence[Split]:
-        """Return the splits of a file by its number; they are listed once and kept."""
+        """Return the splits of a file by its number; listed once and cached."""
         raise NotImplementedError
 
     def valid_splits_of_file(self, file: int) -> Sequence[Split]:
-        """Return the same, and for a file that cannot be listed one split whose reading fails."""
+        """Return the splits of a file, or if it cannot be listed, one split whose reading fails."""
         raise NotImplementedError
 
     def valid_splits(self) -> Sequence[Split]:
@@ -59,9 +59,9 @@ class FileBackedSource(Source):
         raise NotImplementedError
 
     def shard_of_files(self, index: int, num_shards: int, *, by_split: bool) -> FileBackedSource:
-        """Return a worker's share: every ``num_shards``-th file, or split where ``by_split``, from the ``index``-th."""
+        """Return a worker's share: every ``num_shards``-th file, or split if ``by_split``, from number ``index`` on."""
         raise NotImplementedError
 
     def share_of_files(self, index: int, num_shards: int, share: FileShare) -> FileBackedSource:
-        """Return the share of a worker that reads the given files."""
+        """Return the share of a worker that reads the files of ``share``."""
         raise NotImplementedError

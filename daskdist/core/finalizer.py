@@ -1,4 +1,4 @@
-"""Closing what nobody refers to any more, in a thread where that is safe."""
+"""Finalizers of unreferenced objects, called in a thread where that is safe."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ logger: Final = logging.getLogger("daskdist")
 
 
 class Finalizer:
-    """Calls a function once: when it is called itself, or after its owner is gone.
+    """A function that is called once: explicitly, or after its owner was deleted.
 
-    The garbage collector runs in any thread, wherever memory is allocated, also while that thread holds a lock: of the
-    standard library's ``threading`` for one. A function that takes such a lock, or starts or joins a thread, would
-    wait for its own thread forever. So a thread that is kept for this calls the functions of owners that are gone.
+    The garbage collector runs in any thread that allocates memory, even while that thread holds a lock, such as one of
+    the standard library's ``threading``. A function that takes such a lock, or starts or joins a thread, would then
+    wait for its own thread forever. So a dedicated thread calls the functions of deleted owners.
 
     Parameters
     ----------
     owner
         The object to watch.
     function
-        What to call. It must not refer to the owner.
+        The function. It must not refer to the owner.
     args
         Its arguments.
     """
@@ -42,11 +42,11 @@ class Finalizer:
         return self._finalize.alive
 
     def detach(self) -> bool:
-        """Never call the function; return whether it was still to be called."""
+        """Cancel the call; return whether it was still pending."""
         return self._finalize.detach() is not None
 
     def __call__(self) -> None:
-        """Call the function now, in this thread, unless that was done before."""
+        """Call the function now, in this thread, unless it was called before."""
         if self.detach():
             self._function(*self._args)
 
@@ -56,14 +56,14 @@ class _ClosingThread:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew; a process that was forked has no thread of its parent."""
-        # Its `put` may be interrupted by another one in the same thread.
+        """Reset the state after a fork, as the child does not have its parent's thread."""
+        # SimpleQueue.put is reentrant: a garbage collection may call it within itself.
         self._calls: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]]] = queue.SimpleQueue()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def ensure_running(self) -> None:
-        """Start the thread unless it runs; never called by the garbage collector."""
+        """Start the thread unless it is running; must not be called by the garbage collector."""
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
@@ -72,7 +72,7 @@ class _ClosingThread:
                     self._thread = thread
 
     def call_later(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Call a function in the closing thread; at the end of the program, call it now."""
+        """Call a function in the closing thread, or now at the end of the program."""
         if threading.main_thread().is_alive():
             self._calls.put((function, args))
         else:
@@ -84,7 +84,7 @@ class _ClosingThread:
             try:
                 function(*args)
             except Exception:
-                logger.warning("what nobody refers to any more could not be closed", exc_info=True)
+                logger.warning("an unreferenced object could not be closed", exc_info=True)
             del function, args
 
 

@@ -1,6 +1,6 @@
-"""Nests, dtypes, structures and specs as JSON, and back: of saved datasets and of state files.
+"""Conversion of nests, dtypes, structures and specs to JSON and back, for saved datasets and state files.
 
-A container is an object with one key, its kind. Those who read and write files have forms of their own for the rest.
+A container is an object with one key, its kind. Callers encode the leaves.
 
 ===================  ================================================================
 ``dict``             pairs of a key, which is text or a whole number, and its value
@@ -34,7 +34,7 @@ _SPECS: Final[dict[str, type[TensorSpec]]] = {
     "ragged": RaggedTensorSpec,
     "row of ragged": RaggedRowSpec,
 }
-# Dtypes without a portable short name in NumPy.
+# The dtypes without a portable short name in NumPy.
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {"text": np.dtype(np.dtypes.StringDType()), "bytes": np.dtype(object)}
 _KINDS: Final = "biufcmMSU"
 
@@ -45,7 +45,7 @@ def nest_to_json(nest: Any, encode_leaf: Callable[[Any, Path], Any], path: Path 
     Parameters
     ----------
     nest
-        Dicts, lists and tuples, of these classes and no others, and leaves.
+        Dicts, lists and tuples, exactly of these classes, and leaves.
     encode_leaf
         Returns the JSON of a leaf, given the path to it.
     path
@@ -65,7 +65,7 @@ def nest_from_json(content: Any, decode_leaf: Callable[[Any, Path], Any], path: 
     Raises
     ------
     LookupError, TypeError, ValueError
-        It is damaged.
+        The content is damaged.
     """
     if len(path) > MOST_DEPTH:
         raise ValueError(f"a nest is deeper than {MOST_DEPTH}")
@@ -73,7 +73,7 @@ def nest_from_json(content: Any, decode_leaf: Callable[[Any, Path], Any], path: 
     if kind == "dict":
         named = {_checked_key(key): nest_from_json(part, decode_leaf, (*path, key)) for key, part in content[kind]}
         if len(named) != len(content[kind]):
-            raise ValueError(f"a key is there twice in {list(named)!r:.80}")
+            raise ValueError(f"a key is duplicated in {list(named)!r:.80}")
         return named
     if kind not in ("list", "tuple"):
         return decode_leaf(content, path)
@@ -83,7 +83,7 @@ def nest_from_json(content: Any, decode_leaf: Callable[[Any, Path], Any], path: 
 
 
 def typed(value: Any, kind: type[Any]) -> Any:
-    """Return a value that was read from JSON, or raise a TypeError where it is of another type."""
+    """Return a value that was read from JSON, or raise a TypeError if it has another type."""
     if type(value) is not kind:
         raise TypeError(f"{value!r:.80} where {kind.__name__} is expected")
     return value
@@ -91,7 +91,7 @@ def typed(value: Any, kind: type[Any]) -> Any:
 
 def _checked_key(key: Any) -> Any:
     if type(key) not in (str, int):
-        raise TypeError(f"{key!r:.80} is no key")
+        raise TypeError(f"{key!r:.80} is not a key")
     return key
 
 
@@ -101,7 +101,7 @@ def spec_to_json(spec: ElementSpec) -> Any:
     Raises
     ------
     ArgumentError
-        It has a leaf that is a dataset, a dtype that no file holds, or a container of a class of its own.
+        It has a leaf that is a dataset, a dtype that cannot be saved, or a container of another class.
     """
     kinds = {kind: name for name, kind in _SPECS.items()}
     leaves = []
@@ -115,8 +115,8 @@ def spec_to_json(spec: ElementSpec) -> Any:
 def no_dataset(path: str) -> str:
     """Return the message for a leaf that cannot be saved because it is a dataset."""
     return (
-        f"save: leaf {path or '(the element)'} is a dataset, as a window is, and files hold arrays; "
-        "make arrays of it first, with flat_map(lambda window: window.batch(...))"
+        f"save: leaf {path or '(the element)'} is a dataset, such as a window, but files hold arrays; "
+        "convert it to arrays first, with flat_map(lambda window: window.batch(...))"
     )
 
 
@@ -138,7 +138,7 @@ def dtype_to_json(dtype: np.dtype[Any]) -> str:
     Raises
     ------
     ArgumentError
-        No file holds its values.
+        The dtype cannot be saved.
 
     >>> dtype_to_json(np.dtype(">f4")), dtype_to_json(np.dtype("datetime64[25s]")), dtype_to_json(np.dtype("O"))
     ('<f4', '<M8[25s]', 'bytes')
@@ -148,8 +148,8 @@ def dtype_to_json(dtype: np.dtype[Any]) -> str:
             return name
     if dtype.kind not in _KINDS:
         raise ArgumentError(
-            f"save: dtype {dtype!r} cannot be saved; numbers, bools, times, text and bytes can, and text that "
-            "may be missing cannot"
+            f"save: dtype {dtype!r} cannot be saved; numbers, bools, times, text and bytes can, but not text that "
+            "may be missing"
         )
     return dtype.newbyteorder("=").str
 
@@ -165,18 +165,18 @@ def dtype_from_json(content: Any) -> np.dtype[Any]:
 
 
 def structure_to_json(structure: Structure) -> Any:
-    """Encode a structure as JSON: a leaf is null, a container an object of its kind.
+    """Encode a structure as JSON: a leaf is null, and a container is an object of its kind.
 
     Raises
     ------
     ArgumentError
-        A container is of a class of its own, or a name in a dict is neither text nor a whole number.
+        A container has another class, or a name in a dict is neither text nor a whole number.
 
     >>> structure_to_json(Structure.of({"b": 0, "a": (0, 0)})[1])
     {'dict': [['b', None], ['a', {'tuple': [None, None]}]]}
     """
     _check_containers(structure.treespec)
-    # Packed, because only a dict itself tells the order of its names.
+    # Packed, because only a dict has the order of its names.
     return nest_to_json(structure.pack([None] * structure.num_leaves), _leaf_to_json)
 
 
@@ -197,7 +197,7 @@ def _check_containers(treespec: Any) -> None:
     kind = treespec.type
     if kind not in (tuple, dict) and treespec.kind != optree.PyTreeKind.NAMEDTUPLE:
         raise ArgumentError(
-            f"save: {kind.__name__} cannot be saved; make elements tuples, named tuples or dicts with map"
+            f"save: {kind.__name__} cannot be saved; convert it to a tuple, named tuple or dict with map"
         )
     odd = next((name for name in treespec.entries() if type(name) not in (str, int)), None)
     if odd is not None:
@@ -220,20 +220,20 @@ def _leaf_from_json(content: Any, path: Path) -> Any:
 
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
     module, _, qualname = name.partition(":")
-    found: Any = None
+    cls: Any = None
     # A module may raise anything when it is imported.
     with suppress(Exception):
-        found = importlib.import_module(module)
+        cls = importlib.import_module(module)
         for part in qualname.split("."):
-            found = getattr(found, part)
-    if isinstance(found, type) and optree.is_namedtuple_class(found) and getattr(found, "_fields", ()) == fields:
-        return found
+            cls = getattr(cls, part)
+    if isinstance(cls, type) and optree.is_namedtuple_class(cls) and getattr(cls, "_fields", ()) == fields:
+        return cls
     return _stand_in(module, qualname, fields)
 
 
 @cache
 def _stand_in(module: str, qualname: str, fields: tuple[str, ...]) -> Any:
-    # Made once: structures of two classes are never equal.
-    made: Any = collections.namedtuple(qualname.rpartition(".")[2], fields, module=module)  # type: ignore[misc]
-    made.__qualname__ = qualname
-    return made
+    # Cached, as structures of two classes are never equal.
+    stand_in: Any = collections.namedtuple(qualname.rpartition(".")[2], fields, module=module)  # type: ignore[misc]
+    stand_in.__qualname__ = qualname
+    return stand_in

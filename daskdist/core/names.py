@@ -1,4 +1,4 @@
-"""Modules whose names are imported when they are first used."""
+"""Modules whose names are imported on first use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def lazily(module: str, names: Mapping[str, str], instead: Mapping[str, str] | N
     module
         The module's name, for messages.
     names
-        Each name, with where it is: ``"import.path:attribute"`` or ``"import.path"``.
+        Each public name with its import path: ``"import.path:attribute"`` or ``"import.path"``.
     instead
-        Names that TensorFlow has there and this package does not, each with what to use.
+        Names that only TensorFlow has, each with the replacement to suggest.
     """
 
     def getattr_(name: str) -> Any:
@@ -25,7 +25,7 @@ def lazily(module: str, names: Mapping[str, str], instead: Mapping[str, str] | N
             advice = f"; use {instead[name]}" if instead is not None and name in instead else ""
             raise AttributeError(f"module {module!r} has no attribute {name!r}{advice}")
         path, _, attribute = names[name].partition(":")
-        found = importlib.import_module(path)
-        return getattr(found, attribute) if attribute else found
+        imported_module = importlib.import_module(path)
+        return getattr(imported_module, attribute) if attribute else imported_module
 
     return getattr_

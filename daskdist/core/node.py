@@ -1,7 +1,7 @@
-"""Nodes: an operation's arguments, and what can be said of it before it runs.
+"""Nodes: the arguments of operations, and the facts about them that are known before they run.
 
-A pipeline is an immutable tree of nodes. A node knows the spec and number of its elements, states facts that
-passes rely on (they never look at what operation it is), and lowers itself to primitives.
+A pipeline is an immutable tree of nodes. A node knows the spec and number of its elements, states facts that passes
+rely on instead of its class, and lowers itself to primitives.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from daskdist.core.spec import ElementSpec
 
 @dataclass(frozen=True)
 class Facts:
-    """Properties of an operation, whatever its arguments. Each is proved by a test of the law suite.
+    """Properties of an operation, independent of its arguments. A test of the law suite proves each.
 
     Parameters
     ----------
     compute
-        It looks at values and never at order: the same of any one element wherever that stands.
+        It uses values and never order: its result for an element does not depend on the position.
     keeps_count
-        It gives an element for each it takes.
+        It returns one element for each input element.
     keeps_rows
-        It gives the elements it takes, each as often, unchanged: only their order is another.
+        It returns the input elements unchanged, each once, possibly in another order.
     keeps_order
-        It gives the elements it takes, unchanged and in order.
+        It returns the input elements unchanged and in order.
     keeps_spec
-        Its elements have the spec of its input's.
+        Its elements have the spec of its input.
     per_worker
-        It means the same on each worker's share of the files as it does on the whole.
+        Applied to each worker's share of the files, it has the same effect as applied to the whole.
     by_count
-        It keeps or drops the first ``count`` elements; ``count`` is a field of its.
+        It keeps or drops the first ``count`` elements; the node has a field ``count``.
     pairs
-        It puts together what its inputs have at the same place: it means the same on each worker's share of the
-        files only where its inputs are shared out alike.
+        It combines the elements of its inputs at the same position. On a worker's share of the files it has the same
+        effect only if the shares of its inputs correspond.
     regroups
-        Each of its elements is made of several of its input's: on other shares of them it makes others.
+        It combines several input elements to one, so its elements differ on another division into shares.
     levels
-        By how many levels of groups its elements are deeper than its input's: 1 for batches, -1 for their rows.
+        The change of the depth of batching: 1 for batches, -1 for their rows.
     leaves_out_failed
-        Elements upstream that fail are left out where they fail: what is computed before what counts or reorders
-        cannot change places with it.
+        Failing elements upstream are left out where they fail, so computations cannot be exchanged with operations that
+        count or reorder.
     on_device
-        It is computed by a replica on its device, when the replica is given the element.
+        It is computed on the device of the element's replica.
     """
 
     compute: bool = False
@@ -66,18 +66,18 @@ class Facts:
 
 @dataclass(frozen=True)
 class Pieces:
-    """A dataset as consecutive units, each run of which can be produced without the others.
+    """A dataset as consecutive units, any range of which can be produced without the others.
 
     Parameters
     ----------
     num_units
-        How many there are, or `INFINITE`.
+        The number of units, or `INFINITE`.
     cut
-        Returns the pipeline of the units ``first`` to before ``stop``: ``cut(first, stop)``.
+        ``cut(first, stop)`` returns the pipeline of units ``first`` to ``stop - 1``.
     grain
-        The fewest units that are worth a piece: smaller ones read some data twice.
+        The smallest useful number of units in a piece: smaller pieces read some data twice.
     is_exact
-        Whether each unit is one element; else it gives any number of them.
+        Whether each unit is one element; otherwise it has any number of elements.
     """
 
     num_units: int
@@ -88,73 +88,73 @@ class Pieces:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One operation of a pipeline. Subclasses are frozen dataclasses whose fields are its arguments.
+    """An operation of a pipeline. Subclasses are frozen dataclasses whose fields are the arguments.
 
     Parameters
     ----------
     label
-        What the user calls it, in plans.
+        The user's name for it in plans.
     """
 
     label: str | None = dataclasses.field(default=None, kw_only=True, repr=False)
 
     facts: ClassVar[Facts] = Facts()
-    # The name of the method that makes it.
+    # The name of the method that creates it.
     name: ClassVar[str]
 
     @property
     def background(self) -> bool:
-        """True if reading ahead in threads can gain something where the node is part of a pipeline."""
+        """True if reading ahead in threads can speed up a pipeline with this node."""
         return False
 
     @property
     def draws(self) -> bool:
-        """Return whether it draws at random by a seed that it was not given, or by a function that makes datasets."""
+        """Return whether it draws random numbers without a seed from the user, itself or in nested datasets."""
         return getattr(self, "passes", None) is not None and not getattr(self, "is_seeded", True)
 
-    # True if its data is in memory, small, and can be sent anywhere.
+    # True if its data is in memory, small, and may be sent anywhere.
     is_cheap: ClassVar[bool] = True
-    # True if reading it again gives the same elements each time, at little cost.
+    # True if reading it again returns the same elements at little cost.
     is_repeatable: ClassVar[bool] = True
 
     @property
     def reads_files(self) -> bool | None:
-        """True if it reads files, its own or those that its elements name; None where only an element tells."""
+        """True if it reads files, its own or those that elements name; None if that depends on the elements."""
         return False
 
     @property
     def group_size(self) -> int | None:
-        """The number of input elements in each element, except the last; None where that differs."""
+        """The number of input elements in each element, except the last; None if that varies."""
         return None
 
     @property
     def first_taken(self) -> int | None:
-        """Return the place, in its input, of its first element; None where its elements are not consecutive there."""
+        """Return the index of its first element in its input; None if its elements are not consecutive there."""
         return None
 
     @property
     def drops_remainder(self) -> bool:
-        """Return whether elements that are left over at its end are dropped."""
+        """Return whether it drops a remainder of elements at the end."""
         return False
 
     @property
     def is_shard_hint(self) -> bool:
-        """Return whether it is a place where `on_share` puts a worker's shard."""
+        """Return whether it is a placeholder that `on_share` replaces by a worker's shard."""
         return False
 
     @property
     def is_worker_share(self) -> bool:
-        """Return whether its elements are one worker's share, and other workers have the others."""
+        """Return whether its elements are one worker's share of elements that all workers count."""
         return False
 
     @property
     def may_have_ragged_rows(self) -> bool:
-        """Return whether its spec may have a `RaggedRowSpec`; where not, nobody has to try functions to learn it."""
-        return any(each.may_have_ragged_rows for each in self.inputs)
+        """Return whether its spec may have a `RaggedRowSpec`; if not, functions need not be tried to find out."""
+        return any(source.may_have_ragged_rows for source in self.inputs)
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """The nodes whose elements it takes."""
+        """The nodes whose elements are its input."""
         raise NotImplementedError
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
@@ -168,7 +168,7 @@ class Node:
         Raises
         ------
         SpecUnknown
-            It depends on a function that could not be tried out.
+            It depends on a function that cannot be tried.
         """
         raise NotImplementedError
 
@@ -178,16 +178,16 @@ class Node:
         raise NotImplementedError
 
     def on_share(self, index: int, num_shards: int) -> Node:
-        """Return the operation for one worker's share; it differs where shares must not have a state in common."""
+        """Return the operation for one worker's share; it differs if shares must not have a common state."""
         return self
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        """Return the primitive of this operation, on inputs already lowered."""
+        """Return the primitive of this operation on lowered inputs."""
         raise NotImplementedError
 
     @property
     def note(self) -> str:
-        """A note for plans on the way it runs; empty where there is nothing to say."""
+        """A note for plans on how it runs; may be empty."""
         return ""
 
     def __str__(self) -> str:
@@ -198,29 +198,29 @@ class Node:
         return f"{self.name}({', '.join(arguments)})"
 
     def _arguments(self) -> Iterator[tuple[str, Any]]:
-        for each in dataclasses.fields(self):
-            value = getattr(self, each.name)
-            if each.repr and value != each.default:
-                yield each.name, value
+        for attribute in dataclasses.fields(self):
+            value = getattr(self, attribute.name)
+            if attribute.repr and value != attribute.default:
+                yield attribute.name, value
 
 
 @dataclass(frozen=True, eq=False)
 class Source(Node):
     """A node without inputs."""
 
-    # True if all its splits can be listed; False where they are endless, or known only as they are read.
+    # True if all its splits can be listed; False if they are endless, or known only when they are read.
     is_listed: ClassVar[bool] = True
 
     def splits(self) -> Sequence[Split]:
-        """Return the units it is read in, in order; listed on first use."""
+        """Return the splits, in order; listed on first use."""
         raise NotImplementedError
 
     def pieces(self) -> Pieces | None:
-        """Return how it can be cut into consecutive pieces; None where it cannot."""
+        """Return how it can be cut into consecutive pieces; None if it cannot."""
         return None
 
     def state(self) -> Any:
-        """Return a value that changes with the data it reads, besides the node itself; None where nothing does."""
+        """Return a value that changes with the external data that it reads; None if there is none."""
         return None
 
     @property
@@ -239,7 +239,7 @@ class Source(Node):
 
 @dataclass(frozen=True, eq=False)
 class Transformation(Node):
-    """A node of one input."""
+    """A node with one input."""
 
     source: Node = dataclasses.field(repr=False)
 
@@ -266,15 +266,15 @@ class Transformation(Node):
 
 @dataclass(frozen=True, eq=False)
 class ExpandingNode(Transformation):
-    """A node that makes a dataset of each element, and gives the elements of those."""
+    """A node with the elements of the datasets that a function returns for elements."""
 
     def nested_pipeline(self, element: Any) -> Node | None:
-        """Return the pipeline made of an element; None where a file that it is to read is not there.
+        """Return the pipeline of an element; None if a file that it would read is missing.
 
         Raises
         ------
         UserFunctionError
-            The function fails otherwise.
+            The function fails for another reason.
         """
         raise NotImplementedError
 
@@ -287,14 +287,14 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def upstream(node: Node) -> Node:
-    """Return the nearest node that changes the elements: this one, or one whose elements it passes on."""
+    """Return the nearest node that changes the elements: this one, or the one whose elements it passes on."""
     while node.facts.keeps_order:
         (node,) = node.inputs
     return node
 
 
 def counting(node: Node) -> Iterator[Any]:
-    """Yield the operations that count their passes, which have a field ``passes``, the most upstream first."""
+    """Yield the operations that count their passes (those with a field ``passes``), the most upstream first."""
     for source in node.inputs:
         yield from counting(source)
     if getattr(node, "passes", None) is not None:

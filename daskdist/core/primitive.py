@@ -1,9 +1,9 @@
-"""The few things every operation comes down to. Interpreters and callers know these and no operation.
+"""The primitives to which every operation is lowered. Interpreters and callers know these and no operations.
 
-A pipeline is a tree of primitives. `Read` and `Compute` look at values and never at order, and become calls
-(tasks, on a cluster). `Arrange` looks at order and never at values, and is arithmetic on the driver; where it
-needs a small fact of each element, `Fact` has that made where the element lies. `Stream` and `Chain` are for
-what comes one after the other only: a generator, and computations that carry something on.
+A pipeline is a tree of primitives. `Read` and `Compute` use values and never order, and become calls (tasks, on a
+cluster). `Arrange` uses order and never values, and is arithmetic on the driver; if it needs a small fact about each
+element, `Fact` computes that on the worker that has the element. `Stream` and `Chain` are for sequential data only: a
+generator, and computations that carry a state.
 """
 
 from __future__ import annotations
@@ -19,64 +19,64 @@ from daskdist.core.structure import Leaves
 
 
 class Exhausted(Exception):  # noqa: N818 - a signal, as StopIteration is
-    """A cursor is at its end."""
+    """The end of a cursor."""
 
 
 class NotReady(Exception):  # noqa: N818 - a signal, as StopIteration is
-    """A cursor would have to wait for a count that is not in yet; it has lost nothing and can be asked again."""
+    """A signal that a cursor would have to wait for a row count; its state is unchanged, and pull can be repeated."""
 
 
 class Cursor(Protocol):
-    """A place in a stream of elements."""
+    """A position in a stream of elements."""
 
     def pull(self) -> Any:
-        """Return some elements, at least one: a `Run`, a `Zipped` of runs, or a `Noted` of those for a `Fact`.
+        """Return at least one element: a `Run`, a `Zipped` of runs, or for a `Fact` a `Noted` of these.
 
         Raises
         ------
         Exhausted
-            There are no more.
+            There are no more elements.
         NotReady
-            Only where the context does not wait.
+            It would have to wait, and the context does not allow that.
         """
         ...
 
 
-# The pass of a stream. First the pass number of each operation that counts its passes, in order of their places, or
-# one number for all of them; then the number of each enclosing repetition, the outermost first.
+# The pass of a stream: first the pass numbers of the operations that count their passes, in the order of their places,
+# or one number for all of them; then the number of each enclosing repetition, the outermost first.
 Epoch = tuple[Any, ...]
 Opener = Callable[[Epoch], Cursor]
 
 
 class Context(Protocol):
-    """The services of the interpreter that a cursor may use."""
+    """The services of the interpreter for cursors."""
 
     @property
     def home(self) -> Hashable | None:
-        """The caller's place for blocks that are kept for later passes; None where they are of no use later."""
+        """The caller's identifier for blocks that are kept for later passes; None if they cannot be used later."""
         ...
 
     def waiting(self, is_needed: bool, *, is_brief: bool = False) -> AbstractContextManager[None]:
-        """Let inputs wait, while this is entered, only for what is needed now; else they raise `NotReady`.
+        """Return a context in which inputs wait only if ``is_needed``; otherwise they raise `NotReady`.
 
-        With ``is_brief`` they may also run what has taken moments so far.
+        With ``is_brief`` they may also run generators that have been fast so far.
         """
         ...
 
     def open(self, key: Any) -> Opener:
-        """Return a function that opens the primitive that the arrangement's `primitive_of` makes of ``key``."""
+        """Return a function that opens the primitive from the arrangement's `primitive_of` for ``key``."""
         ...
 
     def compact(self, run: Run, in_use: Iterable[Run]) -> Run:
-        """Return the same elements, with blocks of which few rows are left replaced by blocks of just those rows.
+        """Return the same elements, with blocks that have few rows left replaced by blocks of just those rows.
 
-        Blocks that runs ``in_use`` hold on to are left as they are: they would be kept anyway.
+        Blocks of the runs ``in_use`` stay unchanged, because they are kept alive anyway.
         """
         ...
 
 
 class Arrangement(Protocol):
-    """An arrange operation as a value; `open` starts it."""
+    """Row arithmetic as a value; `open` starts it."""
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor: ...
 
@@ -88,17 +88,17 @@ class Split:
     Parameters
     ----------
     label
-        What a message calls it: a file and a row group, say.
+        Its name in messages, such as a file and a row group.
     payload
-        What the reader needs to read it.
+        The data that the reader needs.
     num_rows
-        Its rows; None where only reading tells.
+        Its number of rows; None if only reading tells.
     num_bytes
-        Its size in memory, as far as known before it is read.
+        Its size in memory, as far as it is known before reading.
     file
-        The number of the file it is of, in listed order; None where it is of no file.
+        The number of its file, in the order of the files; None if it is not in a file.
     path
-        The path of that file; empty where it is of none.
+        The path of its file; empty if it is not in a file.
     """
 
     label: str
@@ -111,14 +111,14 @@ class Split:
 
 @dataclass(frozen=True)
 class LazySplits(Sequence[Split]):
-    """Splits that are made when they are looked at.
+    """Splits that are created when they are accessed.
 
     Parameters
     ----------
     number
-        How many there are.
+        The number of splits.
     make
-        Makes the split of a number.
+        Returns the split with a number.
     """
 
     number: int
@@ -128,13 +128,13 @@ class LazySplits(Sequence[Split]):
         return self.number
 
     def __getitem__(self, index: Any) -> Any:
-        found = range(self.number)[index]
-        return list(map(self.make, found)) if isinstance(found, range) else self.make(found)
+        numbers = range(self.number)[index]
+        return list(map(self.make, numbers)) if isinstance(numbers, range) else self.make(numbers)
 
 
 @dataclass(frozen=True)
 class EndlessSplits:
-    """Splits without end, each made by its number when it is looked at."""
+    """An endless sequence of splits, each created from its number when it is accessed."""
 
     make: Callable[[int], Split]
 
@@ -143,39 +143,39 @@ class EndlessSplits:
 
 
 class Splits(Protocol):
-    """A source's splits, found when first looked at."""
+    """A function that returns the splits of a source, listed on first use."""
 
     def __call__(self) -> Sequence[Split] | EndlessSplits: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Blocks, one a split, in the order of the splits.
+    """The blocks of a source, one for each split, in the order of the splits.
 
     Parameters
     ----------
     splits
-        Gives the splits.
+        Returns the splits.
     function
-        Makes a split a block: ``function(split)``, or ``function(split, value)`` where there is a ``graph``.
+        ``function(split)`` returns the block of a split; ``function(split, value)`` if there is a ``graph``.
     name
-        What tasks are called.
+        The name of its tasks.
     factor
-        Rows of the block for each row of the split; None where only reading tells, as after a filter.
+        The number of rows in the block for each row of the split; None if only reading tells, as after a filter.
     divide
-        Gives rows ``start`` to ``stop`` of a split as a split, at no cost; None where a split is read whole.
+        ``divide(split, start, stop)`` returns these rows of a split as a split, at no cost; None if splits are read
+        whole.
     graph
-        Gives a Dask graph, where the payload of each split is a key of it whose value the block is made of.
+        Returns a Dask graph; the payload of each split is then a key, whose value becomes the block.
     splits_of
-        Gives the splits of a pass, where they are not the same in all.
+        Returns the splits of a pass, if they differ between passes.
     in_order
-        Whether blocks come in the order of the splits; else as they are done.
+        Whether blocks come in the order of the splits; otherwise in the order in which they finish.
     lenient
-        What stands in for it where what cannot be read is left out: notes what that is. None where that is a
-        whole split.
+        The replacement if unreadable data is left out, which records that data. None if whole splits are left out.
     kept_for
-        What its data lives as long as, where that is in memory already: blocks as payloads of the splits, or values of
-        the ``graph``. What is read again and again need not be sent each time then. None where it is not.
+        An object that lives as long as its data, if that is in memory already, as payloads of the splits or values of
+        the ``graph``; then the data can be sent once and kept for later passes. None otherwise.
     """
 
     splits: Splits
@@ -192,68 +192,68 @@ class Read:
 
 
 class ElementStream(Protocol):
-    """Elements that come one after the other, in this process."""
+    """A sequential stream of elements in this process."""
 
     @property
     def element_bytes(self) -> int | None:
-        """Bytes of each element; None where they differ."""
+        """The bytes of each element; None if they vary."""
         ...
 
     def __iter__(self) -> Iterator[Leaves]:
-        """Return what gives the leaves of each element, once."""
+        """Return an iterator over the leaves of each element; may be called once."""
         ...
 
     def close(self) -> None:
-        """Let go of what gives them, in the thread in which it ran."""
+        """Close the stream, in the thread in which it ran."""
         ...
 
     def rows(self, items: Sequence[Leaves], first: int) -> Rows:
-        """Return elements as rows; ``first`` is the number of the first of them."""
+        """Return elements as rows; ``first`` is the number of the first one."""
         ...
 
 
 class RowReader(Protocol):
-    """Elements that come one after the other, as rows."""
+    """A sequential stream of elements as rows."""
 
     def take(self, num_rows: int, *, wait: bool) -> Rows:
-        """Return the next elements, at most so many.
+        """Return the next elements, at most ``num_rows``.
 
         Raises
         ------
         Exhausted
-            There are no more.
+            There are no more elements.
         NotReady
-            Not to ``wait``, and none are there yet.
+            ``wait`` is False, and no elements are available yet.
         """
         ...
 
     def take_exactly(self, num_rows: int) -> Rows:
-        """Return so many elements, however long they take; fewer at the end."""
+        """Wait for ``num_rows`` elements and return them; fewer at the end."""
         ...
 
     @property
     def close(self) -> Callable[[], None]:
-        """Let go of what gives them."""
+        """Close the stream."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Elements that come one after the other and from this process only, as a generator's do.
+    """A sequential stream of elements that only this process can produce, such as those of a generator.
 
     Parameters
     ----------
     start
-        Starts them anew.
+        Starts the stream from the beginning.
     name
-        What plans call it.
+        Its name in plans.
     held
-        The handle of what it is of, where that is on a worker and stays there; ``start`` is of no use then.
+        The handle of a source that stays on a worker; ``start`` is then unused.
     begin
-        Starts a pass of what is held, on that worker: ``begin([value], epoch)`` gives what has the method
+        Starts a pass of ``held`` on its worker: ``begin([value], epoch)`` returns an object with the method
         ``pull(num_rows)``.
     read
-        Starts a pass of elements that come as rows, instead of ``start``.
+        Starts a pass of elements as rows, in place of ``start``.
     """
 
     start: Callable[[], ElementStream]
@@ -266,24 +266,24 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Compute:
-    """Blocks made of blocks; where the source is grouped, bundles made of bundles of its gathered batches.
+    """Blocks computed from blocks, or if the source is grouped, bundles from bundles of its gathered batches.
 
     Parameters
     ----------
     source
-        What it is applied to.
+        The input.
     function
-        ``function(rows) -> rows``, pure, and alike however its input is cut: it acts on each element by itself.
+        ``function(rows) -> rows``, pure and elementwise, so its result does not depend on how the input is cut.
     name
-        What tasks are called.
+        The name of its tasks.
     factor
-        How many elements it gives for each it takes; None where that differs, as in a filter.
+        The number of results for each element; None if that varies, as in a filter.
     unstacked
-        Whether the function takes batches as `Batches` of rows that are not stacked yet.
+        Whether the function takes batches unstacked, as `Batches`.
     in_order
-        Whether its blocks come in the order of the source's; else as they are done.
+        Whether its blocks come in the order of the source; otherwise in the order in which they finish.
     is_full
-        Whether each call takes as many elements as are worth one, even if that means to wait for them.
+        Whether each call waits for as many elements as are worth a call.
     """
 
     source: Primitive
@@ -298,20 +298,20 @@ class Compute:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Blocks made of blocks one after the other, with something carried on from each to the next.
+    """Blocks computed sequentially from blocks, with a state carried from each to the next.
 
     Parameters
     ----------
     source
-        What it is applied to.
+        The input.
     function
         ``function(rows, carried) -> (rows, carried)``, pure.
     initial
-        What the first is given.
+        The state before the first block.
     name
-        What tasks are called.
+        The name of its tasks.
     factor
-        How many elements it gives for each it takes; None where that differs.
+        The number of results for each element; None if that varies.
     """
 
     source: Primitive
@@ -324,14 +324,14 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Some elements and a fact of them.
+    """Some elements and a fact about them.
 
     Parameters
     ----------
     run
         The elements.
     fact
-        What the function made of them, commonly an array, shape ``(num_elements,)``.
+        The result of the function for them, usually an array, shape ``(num_elements,)``.
     """
 
     run: Run
@@ -340,20 +340,20 @@ class Noted:
 
 @dataclass(frozen=True, eq=False)
 class Fact:
-    """Elements, each run with a small fact of it that an arrangement goes by.
+    """Elements with a small fact about each run, for an arrangement.
 
     Parameters
     ----------
     source
         The elements.
     function
-        ``function(rows) -> fact``, pure, run where the rows are; what it gives is brought to the driver.
+        ``function(rows) -> fact``, pure, called on the worker that has the rows; the fact is sent to the driver.
     name
-        What tasks are called.
+        The name of its tasks.
     makes_rows
-        Whether the function gives ``(rows, fact)``: other elements, of any number, and a fact of those.
+        Whether the function returns ``(rows, fact)``: any number of other elements, and a fact about them.
     is_strict
-        Whether its failing is raised even where elements that fail are left out: where it writes them, say.
+        Whether its failure raises even if failing elements are left out, for example because it writes the elements.
     """
 
     source: Primitive
@@ -374,18 +374,18 @@ class Arrange:
     Parameters
     ----------
     inputs
-        The streams it arranges.
+        The input streams.
     arrangement
-        What it does.
+        The row arithmetic.
     grouped
-        Of how many levels of batches that are not gathered yet its elements are (a run of such is `Groups`).
+        The number of levels of ungathered batches in its elements, whose runs are then `Groups`.
     name
-        What plans call it.
+        Its name in plans.
     is_counted
-        Whether what it does stands or falls with the order of its inputs, which is then kept in any case: where
-        several pipelines count the same elements.
+        Whether it depends on the order of its inputs, which is then kept in any case, because several pipelines count
+        the same elements.
     on_stacked
-        Does the same to rows of an input whose batches are stacked already; None for what keeps batches, or makes them.
+        Does the same for an input whose batches are stacked already; None if it keeps or creates batches.
     """
 
     inputs: tuple[Primitive, ...]
@@ -400,17 +400,17 @@ Primitive = Read | Stream | Compute | Chain | Fact | Arrange
 
 
 def same(rows: Rows) -> Rows:
-    """Return the rows unchanged: a computation that only has them gathered."""
+    """Return the rows unchanged: a computation that only gathers them."""
     return rows
 
 
 def value_itself(split: Split, value: Any) -> Any:
-    """Return the value: the function of a `Read` with a ``graph`` whose values are blocks already."""
+    """Return the value: the function of a `Read` with a ``graph`` whose values are blocks."""
     return value
 
 
 def payload_itself(split: Split) -> Any:
-    """Return the payload: the function of a `Read` whose splits have blocks as their payloads."""
+    """Return the payload: the function of a `Read` whose payloads are blocks."""
     return split.payload
 
 
@@ -420,6 +420,6 @@ def gathered(primitive: Primitive) -> Primitive:
 
 
 def same_nesting(primitives: Sequence[Primitive]) -> tuple[Primitive, ...]:
-    """Streams as they can come one after the other: all of batches not gathered yet, or none."""
-    levels = {each.grouped for each in primitives}
+    """Return streams that can be concatenated: with ungathered batches in all of them or in none."""
+    levels = {primitive.grouped for primitive in primitives}
     return tuple(primitives) if len(levels) == 1 else tuple(map(gathered, primitives))

@@ -1,4 +1,4 @@
-"""Rows of different lengths as one array of their values, and where each row begins."""
+"""Rows of different lengths as an array of their values and the bounds of the rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class Ragged:
     Parameters
     ----------
     values
-        What all rows hold, one row after the other, shape ``(num_values, ...)``; itself ragged where rows hold
-        rows of different lengths.
+        The values of all rows in order, shape ``(num_values, ...)``; itself ragged if rows contain rows of different
+        lengths.
     row_splits
-        Where in ``values`` each row begins, and the last ends: integers, shape ``(num_rows + 1,)``.
+        The index in ``values`` of the beginning of each row, and of the end of the last: integers, shape
+        ``(num_rows + 1,)``.
 
     >>> rows = Ragged(np.array([1, 2, 3]), [0, 2, 2, 3])
     >>> [row.tolist() for row in rows]
@@ -33,7 +34,7 @@ class Ragged:
     """
 
     __slots__ = ("row_splits", "values")
-    # Not an array of NumPy's: its functions would make one of rows of different lengths.
+    # Disable NumPy's functions, which would try to make an array of rows of different lengths.
     __array_ufunc__ = None
 
     def __init__(self, values: Any, row_splits: Any) -> None:
@@ -52,7 +53,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Any], row_splits_dtype: Any = np.int64) -> Ragged:
-        """From rows, arrays of one dtype that differ in length along axis 0 at least.
+        """Create an object from rows: arrays of one dtype that may differ in length along axis 0.
 
         >>> Ragged.of([np.array([1, 2]), np.array([3])])
         Ragged(values=array([1, 2, 3]), row_splits=array([0, 2, 3]))
@@ -61,7 +62,7 @@ class Ragged:
         splits = np.zeros(len(rows) + 1, row_splits_dtype)
         np.cumsum([len(row) for row in rows], out=splits[1:])
         if len({np.shape(row)[1:] for row in rows}) > 1:
-            return unchecked_ragged(cls.of([each for row in rows for each in row], row_splits_dtype), splits)
+            return unchecked_ragged(cls.of([values for row in rows for values in row], row_splits_dtype), splits)
         if isinstance(rows[0], Ragged):
             return unchecked_ragged(cls.concat(rows), splits)
         return unchecked_ragged(np.concatenate(rows), splits)
@@ -99,7 +100,7 @@ class Ragged:
             yield values[start:stop]
 
     def __getitem__(self, part: Any) -> Any:
-        """Return a row, or for a slice some rows: views."""
+        """Return a row, or for a slice some rows, as views."""
         if isinstance(part, slice):
             start, stop, step = part.indices(len(self))
             if step != 1:
@@ -114,18 +115,18 @@ class Ragged:
         return unchecked_ragged(self.values, self.row_splits.astype(dtype, copy=False))
 
     def take(self, rows: Any, axis: int = 0) -> Ragged:
-        """Return the given rows, in the given order: one copy."""
+        """Return the rows at some indices, in that order, as one copy."""
         rows = np.asarray(rows, np.intp)
         lengths = self.row_lengths.take(rows)
         splits = np.zeros(len(rows) + 1, self.row_splits.dtype)
         np.cumsum(lengths, out=splits[1:])
-        # For each value: the start of its row here, minus the start there, plus its place there.
+        # For each value: the start of its row here, minus the start in the result, plus its index in the result.
         index = np.repeat(self.row_splits.take(rows) - splits[:-1], lengths) + np.arange(splits[-1])
         return unchecked_ragged(self.values.take(index, axis=0), splits)
 
     @staticmethod
     def concat(parts: Sequence[Ragged]) -> Ragged:
-        """Return the rows of all parts, one part after the other: one copy."""
+        """Return the rows of all parts in order, as one copy."""
         offsets = np.cumsum([0, *(part.row_splits[-1] for part in parts)])
         splits = [part.row_splits[:-1] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
         dtype = parts[0].row_splits.dtype
@@ -134,7 +135,7 @@ class Ragged:
         )
 
     def dense(self) -> Array:
-        """Return the rows as one array, shape ``(num_rows, length, ...)``: a view.
+        """Return a view of the rows as one array, shape ``(num_rows, length, ...)``.
 
         Raises
         ------
@@ -147,7 +148,7 @@ class Ragged:
         return self.values.reshape(len(self), int(lengths[0]) if len(lengths) else 0, *self.values.shape[1:])  # type: ignore[no-any-return]
 
     def padded(self, length: int, value: Any = 0) -> Array:
-        """Return the rows as one array, shape ``(num_rows, length, ...)``, short ones filled up with a value.
+        """Return the rows as one array, shape ``(num_rows, length, ...)``, padded with a value.
 
         Raises
         ------
@@ -183,12 +184,12 @@ class Ragged:
 
 
 def unchecked_ragged(values: Any, row_splits: Array) -> Ragged:
-    """Return a `Ragged` of parts that are right by construction, without checking them again."""
+    """Return a `Ragged` of parts that are known to be valid, without checks."""
     ragged = object.__new__(Ragged)
     ragged.values, ragged.row_splits = values, row_splits
     return ragged
 
 
 def concat(columns: Sequence[Any]) -> Any:
-    """Columns of one dtype, ragged all or none, one after the other."""
+    """Concatenate columns of one dtype, either all ragged or none."""
     return Ragged.concat(columns) if isinstance(columns[0], Ragged) else np.concatenate(columns)

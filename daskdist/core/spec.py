@@ -1,4 +1,4 @@
-"""Shapes and dtypes of leaves, before there are any values."""
+"""Shapes and dtypes of leaves, known before there are values."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from daskdist.core.structure import Leaves, Nested, Structure, as_array, is_plai
 from daskdist.errors import ArgumentError, UserFunctionError
 
 Shape = tuple[int | None, ...]
-# The length of axes that is not known, and the value of all numbers, None where they differ.
+# For a made-up element: the length of axes of unknown length, and the value of all numbers, or None for varying ones.
 MadeUp = tuple[int, float | None]
-# Makes a dataset of rows and the spec of its elements.
+# Creates a dataset from rows and the spec of its elements.
 MakeDataset = Callable[[Block | Bundle, "ElementSpec | None"], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape and dtype of one leaf.
+    """The shape and dtype of one leaf.
 
     Parameters
     ----------
     shape
-        One length an axis; None where it varies or is not known.
+        The length of each axis; None if it varies or is unknown.
     dtype
-        Anything NumPy takes for a dtype.
+        Anything that NumPy accepts as a dtype.
     name
-        For the reader; specs of different names are compatible.
+        For information only; specs with different names are compatible.
 
     >>> TensorSpec((None, 3), "float32")
     TensorSpec(shape=(None, 3), dtype=float32, name=None)
@@ -45,7 +45,7 @@ class TensorSpec:
     def __post_init__(self) -> None:
         shape = tuple(None if size is None else int(size) for size in self.shape)
         if any(size is not None and size < 0 for size in shape):
-            raise ArgumentError(f"shape {self.shape} has a negative length; write None for one not known")
+            raise ArgumentError(f"shape {self.shape} has a negative length; write None for an unknown length")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
@@ -66,7 +66,7 @@ class TensorSpec:
         """
         if not isinstance(other, TensorSpec):
             if is_plain(other):
-                # Python's own numbers are of 64 bits or of 32, as the dataset that they come to has it.
+                # Python numbers have 64 or 32 bits, depending on the dataset.
                 specs = [TensorSpec.of(as_array(other, narrow=narrow)) for narrow in (False, True)]
                 return any(map(self.is_compatible_with, specs))
             other = TensorSpec.of(as_array(other))
@@ -78,7 +78,7 @@ class TensorSpec:
         )
 
     def most_general_common_spec(self, other: TensorSpec) -> TensorSpec | None:
-        """Return the narrowest spec that includes both; None where dtype or rank differ.
+        """Return the narrowest spec that includes both; None if dtype or rank differ.
 
         >>> TensorSpec((2, 3)).most_general_common_spec(TensorSpec((4, 3)))
         TensorSpec(shape=(None, 3), dtype=float32, name=None)
@@ -98,19 +98,19 @@ class TensorSpec:
         return np.zeros((num_rows, *(size or 0 for size in self.shape[1:])), self.dtype)
 
     def of_any_length(self) -> TensorSpec:
-        """Return the spec of such leaves whatever their length along the first axis."""
+        """Return the spec with any length along the first axis."""
         return replace(self, shape=(None, *self.shape[1:])) if self.shape else self
 
     def example(self, unknown: int, value: float | None) -> Any:
-        """Return a made-up leaf that fits: unknown lengths are ``unknown``, numbers ``value``, or differ if None."""
-        made = np.zeros([unknown if size is None else size for size in self.shape], self.dtype)
+        """Return a made-up leaf of this spec; see `ElementSpec.example`."""
+        array = np.zeros([unknown if size is None else size for size in self.shape], self.dtype)
         kind = self.dtype.kind
         if kind in "biufc":
-            made[...] = _numbers_like(made, value)
+            array[...] = _numbers_like(array, value)
         elif kind == "O" or self.dtype == np.dtypes.StringDType():
             text = "a 1 b" if value is None else "" if value in _WITHOUT_TEXT else str(value)
-            made[...] = text.encode() if kind == "O" else text
-        return made[()]
+            array[...] = text.encode() if kind == "O" else text
+        return array[()]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, name={self.name!r})"
@@ -118,14 +118,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AnyRankSpec(TensorSpec):
-    """Dtype of one leaf that has no axes, or one without length where a replica has run out of elements.
+    """The dtype of a leaf that is a scalar, or an empty array when a replica has run out of elements.
 
     >>> spec = AnyRankSpec(dtype="int64")
     >>> spec, spec.is_compatible_with(np.int64(1)), spec.is_compatible_with(np.zeros(0, "int64"))
     (AnyRankSpec(shape=None, dtype=int64, name=None), True, True)
     """
 
-    shape: Shape = None  # type: ignore[assignment]  # as TensorFlow has it where the rank is not known
+    shape: Shape = None  # type: ignore[assignment]  # as in TensorFlow for an unknown rank
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
@@ -141,7 +141,7 @@ class AnyRankSpec(TensorSpec):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RaggedTensorSpec(TensorSpec):
-    """Shape and dtype of one leaf that is `Ragged`: a batch of rows of different lengths.
+    """The shape and dtype of one leaf that is `Ragged`: a batch of rows of different lengths.
 
     >>> RaggedTensorSpec.of(Ragged(np.array([1, 2, 3]), [0, 2, 3]))
     RaggedTensorSpec(shape=(2, None), dtype=int64, name=None)
@@ -164,7 +164,7 @@ class RaggedTensorSpec(TensorSpec):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RaggedRowSpec(TensorSpec):
-    """Shape and dtype of one leaf that is a row of a `Ragged`: an array, and batches of such are `Ragged` again.
+    """The shape and dtype of one leaf that is a row of a `Ragged`: an array whose batches are `Ragged` again.
 
     >>> RaggedRowSpec((None,), "int64").grouped(2)
     RaggedTensorSpec(shape=(2, None), dtype=int64, name=None)
@@ -177,24 +177,24 @@ class RaggedRowSpec(TensorSpec):
 def _common_kind(a: TensorSpec, b: TensorSpec) -> type[TensorSpec] | None:
     if type(a) is type(b):
         return type(a)
-    # Both are of arrays.
+    # Both are specs of arrays.
     return RaggedRowSpec if {type(a), type(b)} == {TensorSpec, RaggedRowSpec} else None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DatasetSpec(TensorSpec):
-    """The spec of a leaf that is a dataset, as a window is.
+    """The spec of a leaf that is a dataset, such as a window.
 
     Parameters
     ----------
     shape, dtype, name
-        Of one object.
+        Those of a scalar object.
     element
         The spec of its elements.
     make
-        Makes such a dataset of rows and the spec of its elements, or None for that of the rows.
+        Creates such a dataset from rows and the spec of its elements; None for the spec of the rows.
     draws
-        Whether such datasets draw at random by seeds that they were not given.
+        Whether such datasets draw random numbers without a seed from the user.
     """
 
     shape: Shape = ()
@@ -221,7 +221,7 @@ class DatasetSpec(TensorSpec):
 
     def example(self, unknown: int, value: float | None) -> Any:
         if self.element is None or self.make is None:
-            raise SpecUnknown("the elements of its windows are not known")
+            raise SpecUnknown("the elements of its windows are unknown")
         leaves, structure = Structure.flatten(self.element.example(unknown, value))
         return self.make(from_items(structure, [leaves] * unknown), self.element)
 
@@ -230,7 +230,7 @@ class DatasetSpec(TensorSpec):
 
 
 class SpecUnknown(Exception):  # noqa: N818 - a signal between layers
-    """A spec that only the data tells; the message says why."""
+    """A spec that depends on the data; the message says why."""
 
 
 class PerReplicaSpec:
@@ -266,7 +266,7 @@ class ElementSpec:
 
     @classmethod
     def of_rows(cls, structure: Structure, columns: Sequence[Any]) -> ElementSpec:
-        """Return the spec of elements that are the rows of arrays, a row of nested `Ragged` being ragged itself."""
+        """Return the spec of elements that are the rows of arrays; a row of a nested `Ragged` is ragged itself."""
         return cls(structure, tuple(map(_spec_of_rows, columns)))
 
     @staticmethod
@@ -277,38 +277,38 @@ class ElementSpec:
 
     @property
     def has_ragged_rows(self) -> bool:
-        """Return whether batches of a leaf are ragged because it is a row of a `Ragged`."""
+        """Return whether a leaf is a row of a `Ragged`, so that its batches are ragged."""
         return any(isinstance(leaf, RaggedRowSpec) for leaf in self.leaves)
 
     @property
     def packed(self) -> Any:
-        """The specs in the structure of an element, as users see them."""
+        """The specs in the structure of an element, as shown to users."""
         return self.structure.pack(self.leaves)
 
     def conform(self, element: Any) -> Leaves:
         """Convert the leaves of an element to this spec.
 
-        Python's own numbers, and lists of them, become arrays of the dtype asked for.
+        Python numbers, and lists of them, become arrays of the spec's dtype.
 
         Raises
         ------
         ArgumentError
-            It is not of this spec; the message says which leaf, what was given and what is expected.
+            It does not conform; the message names the leaf, its value and the expected spec.
         """
         try:
-            given = self.structure.leaves_of(element)
+            element_leaves = self.structure.leaves_of(element)
         except (ValueError, TypeError):
-            _, found = Structure.of(element)
-            raise ArgumentError(f"the structure {found}, where {self.structure} is expected") from None
+            _, structure = Structure.of(element)
+            raise ArgumentError(f"the structure {structure}, where {self.structure} is expected") from None
         leaves = []
-        for path, spec, value in zip(self.structure.paths, self.leaves, given, strict=True):
+        for path, spec, value in zip(self.structure.paths, self.leaves, element_leaves, strict=True):
             try:
                 leaf = as_array(value)
             except ArgumentError as error:
                 raise ArgumentError(
                     f"{value!r:.80} for leaf {path or '(the element)'}, where {spec} is expected: {error}"
                 ) from None
-            # A list without numbers is of any dtype.
+            # An empty list conforms to any dtype.
             is_open = isinstance(leaf, np.ndarray | np.generic) and is_plain(value)
             if is_open and (is_safe(leaf.dtype, spec.dtype) or not leaf.size):
                 try:
@@ -316,7 +316,7 @@ class ElementSpec:
                 except OverflowError:
                     raise ArgumentError(
                         f"{value!r:.80} for leaf {path or '(the element)'}, where {spec} is expected, "
-                        "which holds no such number"
+                        "which cannot hold that number"
                     ) from None
             if not spec.is_compatible_with(leaf):
                 raise ArgumentError(
@@ -330,29 +330,29 @@ class ElementSpec:
         return ElementSpec(self.structure, tuple(leaves))
 
     def of_any_shape(self) -> ElementSpec:
-        """Return the spec of such elements whatever the lengths of their axes."""
+        """Return the spec with any lengths of axes."""
         return self.with_leaves(
             [replace(leaf, shape=(None,) * len(leaf.shape)) if leaf.shape else leaf for leaf in self.leaves]
         )
 
     def grouped(self, size: int | None) -> ElementSpec:
-        """Return the spec of ``size`` such elements stacked."""
+        """Return the spec of ``size`` stacked elements."""
         return self.with_leaves([leaf.grouped(size) for leaf in self.leaves])
 
     def example(self, unknown: int, value: float | None) -> Any:
-        """Return a made-up element that fits.
+        """Return a made-up element of this spec.
 
         Parameters
         ----------
         unknown
-            The length of axes whose length is not known.
+            The length of axes of unknown length.
         value
-            The value of all its numbers; None for numbers that differ.
+            The value of all numbers; None for varying numbers.
         """
         return self.structure.pack([leaf.example(unknown, value) for leaf in self.leaves])
 
     def most_general_common_spec(self, other: ElementSpec) -> ElementSpec | None:
-        """Return the narrowest spec that includes the elements of both; None where structure, rank or dtype differ."""
+        """Return the narrowest spec that includes both; None if structure, rank or dtype differ."""
         if self.structure != other.structure:
             return None
         leaves = [a.most_general_common_spec(b) for a, b in zip(self.leaves, other.leaves, strict=True)]
@@ -366,32 +366,35 @@ def _spec_of_rows(column: Any) -> TensorSpec:
     return TensorSpec(shape, column.dtype)
 
 
-def is_safe(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Return whether a Python value of one dtype may become another: an integer a float, but a float no integer."""
+def is_safe(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Return whether a Python value may change its dtype: an integer may become a float, but not the reverse."""
     order = "biufc"
-    if given.kind in order and wanted.kind in order:
-        return given.kind == wanted.kind or (given.kind != "b" and order.index(given.kind) <= order.index(wanted.kind))
-    return given.kind in "TSUO" and wanted.kind in "TSUO"
+    if source.kind in order and target.kind in order:
+        return source.kind == target.kind or (
+            source.kind != "b" and order.index(source.kind) <= order.index(target.kind)
+        )
+    return source.kind in "TSUO" and target.kind in "TSUO"
 
 
-# Made-up elements on which functions are tried: the length of axes not known, and the value of all numbers, or None for
-# values that differ. With the first ones the function must do something; the others may be such as it does not take.
+# Made-up elements to try functions on: the length of axes of unknown length, and the value of all numbers, or None for
+# varying ones. The function must accept the first ones; it may reject the others.
 _MADE_UP: Final = ((2, 1), (3, 2))
 _MORE_MADE_UP: Final[tuple[MadeUp, ...]] = ((2, 0), (1, 3), (4, None), (5, 7))
-# With these values text is empty, as it was always.
+# With these values, text is empty.
 _WITHOUT_TEXT: Final = (0, 1, 2)
 _DIFFERENT: Final = (3, -1, 0, 2, -4, 1, 5)
-# The most axes of a made-up leaf that are as long as a number in the code of a function says, and how long.
+# Number of axes of a made-up leaf -> the largest length to take from a number in the code of a function.
 _LONGEST: Final = {0: 1024, 1: 1024, 2: 64}
 _MOST_NUMBERS: Final = 6
 
 
-def _numbers_like(made: Any, value: float | None) -> Any:
-    numbers = np.resize(np.array(_DIFFERENT), made.shape) if value is None else np.array(value)
-    if made.dtype.kind in "iu":
-        limits = np.iinfo(made.dtype)
-        numbers = np.clip(np.abs(numbers) if made.dtype.kind == "u" else numbers, max(limits.min, -(2**53)), limits.max)
-    return numbers.astype(made.dtype)
+def _numbers_like(made_up: Any, value: float | None) -> Any:
+    numbers = np.resize(np.array(_DIFFERENT), made_up.shape) if value is None else np.array(value)
+    if made_up.dtype.kind in "iu":
+        limits = np.iinfo(made_up.dtype)
+        numbers = np.abs(numbers) if made_up.dtype.kind == "u" else numbers
+        numbers = np.clip(numbers, max(limits.min, -(2**53)), limits.max)
+    return numbers.astype(made_up.dtype)
 
 
 def learned_spec(
@@ -399,24 +402,24 @@ def learned_spec(
     numbers: Sequence[float] = (),
     source: ElementSpec | None = None,
 ) -> ElementSpec:
-    """Return the spec of what a function makes of elements, tried on made-up ones.
+    """Return the spec of a function's results, learned by trying it on made-up elements.
 
-    An axis whose length differs between two tries is not known, nor is one of which nothing is left, as of a selection
-    that no made-up value is in.
+    An axis is unknown if its length differs between two tries, or if it is 0, as after a selection that drops all
+    made-up values.
 
     Parameters
     ----------
     try_one
-        ``try_one(unknown, value)`` is the spec of what it makes of `ElementSpec.example`.
+        ``try_one(unknown, value)`` returns the spec of the result for `ElementSpec.example`.
     numbers
-        Numbers in the function's code: what it makes may be another from there on.
+        The numbers in the function's code, at which its result may change.
     source
-        The spec of the elements it is given.
+        The spec of its arguments.
 
     Raises
     ------
     SpecUnknown
-        It failed on the first ones, or made things that have no spec in common.
+        It failed on the first elements, or its results have no common spec.
     """
     common: ElementSpec | None = None
     for unknown, value in _MADE_UP:
@@ -425,38 +428,38 @@ def learned_spec(
         except UserFunctionError as error:
             raise SpecUnknown(str(error)) from None
     for made_up in (*_MORE_MADE_UP, *_around(numbers, source)):
-        # Many a function has nothing to say of zeros, or of lengths that it does not go by.
+        # Many functions reject zeros, or lengths that do not suit them.
         with contextlib.suppress(UserFunctionError), np.errstate(all="ignore"):
             common = common_or_raise(common, try_one(*made_up))
     return without_empty_axes(common)  # type: ignore[arg-type]
 
 
-def common_or_raise(common: ElementSpec | None, found: ElementSpec) -> ElementSpec:
-    """Return the spec of elements of two specs, the first of which may be none yet.
+def common_or_raise(common: ElementSpec | None, spec: ElementSpec) -> ElementSpec:
+    """Return the common spec of elements with either spec; the first may be None.
 
     Raises
     ------
     SpecUnknown
-        They have none in common.
+        There is no common spec.
     """
     if common is None:
-        return found
-    wider = common.most_general_common_spec(found)
+        return spec
+    wider = common.most_general_common_spec(spec)
     if wider is not None:
         return wider
-    if any(0 in (leaf.shape or ()) for each in (common, found) for leaf in each.leaves):
-        # An array made of nothing need not be of the dtype and rank of others; and its length is up to the values.
-        kept = min(common, found, key=lambda each: sum(0 in (leaf.shape or ()) for leaf in each.leaves))
+    if any(0 in (leaf.shape or ()) for either in (common, spec) for leaf in either.leaves):
+        # The dtype and rank of an empty result may differ from others, and its length depends on the values.
+        kept = min(common, spec, key=lambda candidate: sum(0 in (leaf.shape or ()) for leaf in candidate.leaves))
         return kept.of_any_shape()
     raise SpecUnknown("the structure, rank or dtype of its result depends on the element")
 
 
-def of_any_rank(common: ElementSpec | None, found: ElementSpec) -> ElementSpec | None:
-    """Return the spec of elements of two specs that may differ in rank; None where they differ in more than that."""
-    if common is None or common.structure != found.structure:
+def of_any_rank(common: ElementSpec | None, spec: ElementSpec) -> ElementSpec | None:
+    """Return the common spec of two specs that may differ in rank; None if they differ in more than that."""
+    if common is None or common.structure != spec.structure:
         return None
     leaves = []
-    for a, b in zip(common.leaves, found.leaves, strict=True):
+    for a, b in zip(common.leaves, spec.leaves, strict=True):
         leaf = a.most_general_common_spec(b) or AnyRankSpec(dtype=a.dtype, name=a.name).most_general_common_spec(b)
         if leaf is None or (isinstance(leaf, AnyRankSpec) and type(a) not in (TensorSpec, AnyRankSpec)):
             return None
@@ -465,18 +468,18 @@ def of_any_rank(common: ElementSpec | None, found: ElementSpec) -> ElementSpec |
 
 
 def _around(numbers: Sequence[float], source: ElementSpec | None) -> list[MadeUp]:
-    # Elements with these numbers, and the next ones, as values and as lengths.
+    # Return made-up elements with these numbers and their neighbours as values and as lengths.
     num_axes = 0 if source is None else max([leaf.shape.count(None) for leaf in source.leaves], default=0)
     longest = _LONGEST.get(num_axes, 16)
-    found: list[MadeUp] = []
+    made_up: list[MadeUp] = []
     for number in numbers[:_MOST_NUMBERS]:
         length = min(max(abs(int(number)), 1), longest)
-        found += [(min(length + 1, longest), number), (max(length - 1, 1), number + (1 if number > 0 else -1))]
-    return found
+        made_up += [(min(length + 1, longest), number), (max(length - 1, 1), number + (1 if number > 0 else -1))]
+    return made_up
 
 
 def without_empty_axes(spec: ElementSpec) -> ElementSpec:
-    """Return the spec with axes of length 0 not known."""
+    """Return the spec with axes of length 0 as unknown ones."""
     return spec.with_leaves([_without_empty_axes(leaf) for leaf in spec.leaves])
 
 
@@ -485,7 +488,7 @@ def _without_empty_axes(leaf: TensorSpec) -> TensorSpec:
 
 
 def known_spec(node: Any) -> ElementSpec | None:
-    """Return the spec of a node's elements; None where only the data tells."""
+    """Return the spec of a node's elements; None if it depends on the data."""
     try:
         spec: ElementSpec = node.spec
     except SpecUnknown:
@@ -494,14 +497,14 @@ def known_spec(node: Any) -> ElementSpec | None:
 
 
 def common_spec(operation: str, inputs: Sequence[Any], *, must_be_known: bool = False) -> ElementSpec:
-    """Return the spec of elements that come from any of several nodes.
+    """Return the common spec of the elements of several nodes.
 
     Raises
     ------
     ArgumentError
         Their structures, dtypes or ranks differ; the message says how.
     SpecUnknown
-        One is not known, and ``must_be_known``.
+        A spec is unknown, and ``must_be_known``.
     """
     common: ElementSpec | None = None
     for number, node in enumerate(inputs):
@@ -513,15 +516,15 @@ def common_spec(operation: str, inputs: Sequence[Any], *, must_be_known: bool = 
             continue
         if spec.structure != common.structure:
             raise ArgumentError(
-                f"{operation}: elements of dataset {number} are {spec.structure}, of those before {common.structure}"
+                f"{operation}: elements of dataset {number} are {spec.structure}, but earlier ones {common.structure}"
             )
         for path, a, b in zip(spec.structure.paths, common.leaves, spec.leaves, strict=True):
             if a.most_general_common_spec(b) is None:
                 raise ArgumentError(
-                    f"{operation}: leaf {path or '(the element)'} of dataset {number} is {b}, and of those before {a}; "
+                    f"{operation}: leaf {path or '(the element)'} of dataset {number} is {b}, but of earlier ones {a}; "
                     "dtype and rank must be the same"
                 )
         common = common.most_general_common_spec(spec)
     if common is None:
-        raise SpecUnknown(f"{operation}: the spec of no input is known")
+        raise SpecUnknown(f"{operation}: the specs of all inputs are unknown")
     return common

@@ -1,10 +1,10 @@
-"""Nested elements: taking them apart into leaves and putting them together again.
+"""Conversion of nested elements to leaves and back.
 
-Tuples, named tuples and dicts are structure. Everything else is a leaf, and a leaf is an array: a list is
-stacked into one, a Python float becomes float64 and an int int64, as in NumPy; or, where ``narrow`` is asked for,
-float32 and int32 (int64 where it does not fit), as in TensorFlow. NumPy arrays and scalars keep their dtype, and so do
-arrays of devices, which come to the host. Text is NumPy's ``StringDType``, bytes are objects.
-Two leaves are no arrays of NumPy's: rows of different lengths (`Ragged`) and datasets (`Nested`).
+Tuples, named tuples and dicts are structure. Everything else is a leaf, and a leaf is an array: a list is stacked into
+one, a Python float becomes float64 and an int int64, as in NumPy; with ``narrow``, float32 and int32 (int64 if it does
+not fit), as in TensorFlow. NumPy arrays and scalars keep their dtype, and so do arrays on devices, which are copied to
+the host. Text is NumPy's ``StringDType``, and bytes are objects. Two kinds of leaves are not NumPy arrays: rows of
+different lengths (`Ragged`) and datasets (`Nested`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Leaves = tuple[Any, ...]
 
 
 class Nested:
-    """A dataset that is a leaf of an element, as a window is."""
+    """A dataset that is a leaf of an element, such as a window."""
 
     def _spec_of_leaf(self) -> Any:
         raise NotImplementedError
@@ -55,16 +55,16 @@ class Structure:
         """Return the leaves of an element, as arrays, and their structure; ``narrow`` as in `as_array`."""
         leaves, treespec = optree.tree_flatten(element, is_leaf=_is_leaf, none_is_leaf=True)
         structure = Structure(treespec)
-        found: list[Any] = []
+        arrays: list[Any] = []
         try:
-            # Extend leaf by leaf, so that a failure tells which leaf it is of.
-            found.extend(map(narrow_array if narrow else as_array, leaves))
+            # Extend leaf by leaf, so that a failure tells its leaf.
+            arrays.extend(map(narrow_array if narrow else as_array, leaves))
         except ArgumentError as error:
-            path = structure.paths[len(found)]
+            path = structure.paths[len(arrays)]
             if not path:
                 raise
             raise ArgumentError(f"{error} (leaf {path})") from None
-        return tuple(found), structure
+        return tuple(arrays), structure
 
     @staticmethod
     def of(nest: Any) -> tuple[Leaves, Structure]:
@@ -73,7 +73,7 @@ class Structure:
         return tuple(leaves), Structure(treespec)
 
     def nest(self, parts: Iterable[Structure]) -> Structure:
-        """Return the structure that has a part in the place of each leaf of this one."""
+        """Return the structure with a part in place of each leaf."""
         return Structure.of(self.pack([part.pack(range(part.num_leaves)) for part in parts]))[1]
 
     def pack(self, leaves: Iterable[Any]) -> Any:
@@ -82,7 +82,7 @@ class Structure:
 
     @property
     def packer(self) -> Callable[[Iterable[Any]], Any]:
-        """The function that `pack` calls: for many elements, without a call in between."""
+        """The function that `pack` calls, for direct use with many elements."""
         return self._pack
 
     def leaves_of(self, element: Any) -> list[Any]:
@@ -120,7 +120,7 @@ class _Leaf:
 
 
 def describe_nesting(treespec: Any) -> str:
-    """Return how values are nested, as Python would print it, with the word value for each.
+    """Return the nesting of values as Python would print it, with the word value for each.
 
     >>> describe_nesting(optree.tree_structure({"a": 1, "b": (2, 3)}))
     "{'a': value, 'b': (value, value)}"
@@ -129,7 +129,7 @@ def describe_nesting(treespec: Any) -> str:
 
 
 def _packer(treespec: Any) -> Callable[[Iterable[Any]], Any]:
-    # Unflattening costs half a microsecond; the common shapes need none of it.
+    # Unflattening takes half a microsecond, which common structures can avoid.
     if treespec.is_leaf():
         return lambda leaves: next(iter(leaves))
     if treespec.type is tuple and all(child.is_leaf() for child in treespec.children()):
@@ -152,19 +152,19 @@ def call_with(function: Callable[..., Any], element: Any) -> Any:
 
 
 def narrow_array(leaf: Any) -> Any:
-    """Return a leaf as `as_array` does, Python's numbers as int32 and float32."""
+    """Return a leaf like `as_array`, with Python numbers as int32 and float32."""
     return as_array(leaf, narrow=True)
 
 
 def as_array(leaf: Any, *, narrow: bool = False) -> Any:
-    """Return a leaf as NumPy array or scalar, by the rules at the top of this file.
+    """Return a leaf as a NumPy array or scalar, by the rules at the top of this file.
 
     Parameters
     ----------
     leaf
         The leaf.
     narrow
-        Whether Python's own numbers, and lists of them, become int32 (int64 if one does not fit) and float32.
+        Whether Python numbers, and lists of them, become int32 (int64 if one does not fit) and float32.
 
     >>> as_array([[1.5], [2.5]]).dtype, as_array([[1.5]], narrow=True).dtype, as_array(np.float32(1)).dtype
     (dtype('float64'), dtype('float32'), dtype('float32'))
@@ -180,16 +180,16 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
     except ArgumentError:
         raise
     except ValueError as error:
-        raise ArgumentError(f"a list becomes one array, and the parts of this one differ in shape: {error}") from None
+        raise ArgumentError(f"a list becomes one array, but the parts of this one differ in shape: {error}") from None
     if array.dtype == object and not isinstance(leaf, list):
         raise ArgumentError(f"{type(leaf).__name__} is not an array, a number or a string")
     if array.dtype.kind == "U":
-        # Text of any length, so that elements of different lengths stack. As a scalar it would be a Python
-        # string, without a dtype. NumPy's words of one length lose the zeros that they end with.
+        # Variable-length text, so that elements of different lengths stack. A scalar would be a Python string without
+        # a dtype, and NumPy's fixed-width text loses trailing zeros.
         text = leaf if isinstance(leaf, (str, list)) else array
         return np.array(text, np.dtypes.StringDType())
     if array.dtype.kind == "S":
-        # NumPy's own bytes lose the zeros they end with.
+        # NumPy's bytes lose trailing zeros.
         return np.array(leaf, object)
     if narrow and array.dtype.kind in "fi" and is_plain(leaf):
         kind: type[Any] = np.float32 if array.dtype.kind == "f" else np.int32
@@ -199,11 +199,11 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
 
 
 def is_plain(leaf: Any) -> bool:
-    """Return whether a value is one of Python's own numbers, or a list of such: then its dtype is ours to choose."""
+    """Return whether a value is a Python number or a list of them, so that its dtype can be chosen."""
     if isinstance(leaf, (list, tuple)):
         return all(map(is_plain, leaf))
     return isinstance(leaf, (int, float)) and not isinstance(leaf, np.generic)
 
 
-# The structure of an element that is one leaf.
+# The structure of an element that is a single leaf.
 LONE: Final = Structure.of(0)[1]

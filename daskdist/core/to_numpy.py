@@ -1,7 +1,6 @@
-"""Arrays that are not NumPy's made such: what lies on devices comes to the host here, and nowhere else by accident.
+"""Conversion of other arrays to NumPy's: the only place where arrays on devices are copied to the host implicitly.
 
-Elements have no mask: an array of which values are masked, or missing, is refused rather than made one of whatever is
-in their places.
+Elements have no mask: an array with masked or missing values is refused rather than converted with arbitrary values.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ import numpy as np
 
 from daskdist.errors import ArgumentError
 
-# Types without arrays in them, as most values that are made arrays are.
+# The types without arrays inside, which most converted values have.
 _PLAIN: Final = frozenset({int, float, bool, complex, str, bytes})
 
 
 class HostConverters:
-    """Functions that copy arrays to the host. `daskdist.ops` sets them: core knows no devices.
+    """Functions that copy arrays to the host, set by `daskdist.ops` as core knows no devices.
 
-    Both give whatever else it is as it is.
+    Both return other values unchanged.
     """
 
     def __init__(self) -> None:
-        # Converts arrays of devices.
+        # Converts arrays on devices.
         self.known: Callable[[Any], Any] = _as_it_is
-        # Converts arrays of other libraries that NumPy cannot; raises `ArgumentError` where that is impossible.
+        # Converts arrays of other libraries that NumPy cannot; raises `ArgumentError` if that is impossible.
         self.others: Callable[[Any], Any] = _as_it_is
 
 
@@ -39,12 +38,12 @@ HOST_CONVERTERS: Final = HostConverters()
 
 
 def to_numpy(value: Any) -> Any:
-    """Return what ``numpy.asarray`` gives; arrays of devices are copied to the host, by themselves or in a list.
+    """Convert a value like ``numpy.asarray``; arrays on devices, also in lists, are copied to the host.
 
     Raises
     ------
     ArgumentError
-        Values are masked, or missing where numbers are whole.
+        Values are masked, or missing in an array of integers.
 
     >>> to_numpy([1, 2])
     array([1, 2])
@@ -68,7 +67,7 @@ def to_numpy(value: Any) -> Any:
             raise
         return np.asarray(here)
     if array.dtype == object and not array.ndim and not isinstance(value, np.ndarray):
-        # It does not say how it is made one; but another library's device may.
+        # NumPy cannot convert it, but its library may.
         array = np.asarray(HOST_CONVERTERS.others(value))
     if array.dtype.kind == "f" and kind is not list:
         _refuse_missing(value, array)
@@ -76,8 +75,8 @@ def to_numpy(value: Any) -> Any:
 
 
 def is_masked_array(value: Any) -> bool:
-    """Return whether a value is one of NumPy's masked arrays, or ``numpy.ma.masked``."""
-    # If nobody has imported the module there are none, and importing it takes a while.
+    """Return whether a value is a NumPy masked array or ``numpy.ma.masked``."""
+    # Without the import of the module there are none, and importing it takes a while.
     masked = sys.modules.get("numpy.ma")
     return masked is not None and isinstance(value, masked.MaskedArray)
 
@@ -88,45 +87,45 @@ def unmasked(array: Any) -> Any:
     Raises
     ------
     ArgumentError
-        There are values that are masked.
+        Some values are masked.
     """
     mask = np.ma.getmask(array)
     num_masked = int(np.count_nonzero(np.ascontiguousarray(mask).view(bool)))
     if num_masked:
         raise ArgumentError(
-            f"a masked array with {num_masked} masked values, and elements have no mask: fill them by "
-            "array.filled(fill_value=...), and keep numpy.ma.getmaskarray(array) beside it if it is needed"
+            f"a masked array with {num_masked} masked values, but elements have no mask: fill them with "
+            "array.filled(fill_value=...), and keep numpy.ma.getmaskarray(array) if the mask is needed"
         )
     return np.asarray(array.data)
 
 
 def _refuse_masked_parts(values: list[Any]) -> None:
-    # NumPy leaves the masks of the parts of a list out.
+    # NumPy ignores the masks of the parts of a list.
     for kind in set(map(type, values)) - _PLAIN:
         if kind is list:
-            for each in values:
-                if type(each) is list:
-                    _refuse_masked_parts(each)
+            for value in values:
+                if type(value) is list:
+                    _refuse_masked_parts(value)
         elif issubclass(kind, np.ndarray):
-            for each in values:
-                if is_masked_array(each):
-                    unmasked(each)
+            for value in values:
+                if is_masked_array(value):
+                    unmasked(value)
 
 
 def _refuse_missing(value: Any, array: Any) -> None:
-    # NumPy makes floats of nullable integers and bools, as pandas has them, if some are missing.
+    # NumPy converts pandas' nullable integers and bools to floats if some are missing.
     dtype = getattr(value, "dtype", None)
     if getattr(dtype, "kind", "f") in "iub" and not isinstance(dtype, np.dtype) and np.isnan(array).any():
         raise ArgumentError(
-            f"{type(value).__name__} of {dtype} with {np.count_nonzero(np.isnan(array))} missing values, for which "
-            "nothing stands in whole numbers: fill them by fillna(...), or make them floats by astype('float64')"
+            f"{type(value).__name__} of {dtype} with {np.count_nonzero(np.isnan(array))} missing values, which "
+            "integers cannot represent: fill them with fillna(...), or convert them with astype('float64')"
         )
 
 
 def _brought(value: Any) -> Any:
-    # The very same where there is nothing to bring.
+    # Return the same object if nothing needs converting.
     if isinstance(value, (list, tuple)):
         parts = list(map(_brought, value))
-        return parts if any(part is not given for part, given in zip(parts, value, strict=True)) else value
+        return parts if any(part is not old for part, old in zip(parts, value, strict=True)) else value
     here = HOST_CONVERTERS.known(value)
     return HOST_CONVERTERS.others(value) if here is value else here

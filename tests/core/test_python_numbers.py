@@ -143,7 +143,7 @@ def test_a_state_keeps_its_python_type(kind, integer, real, initial, step, expec
     ],
 )
 def test_a_state_of_another_type_is_refused(initial, step):
-    with pytest.raises(UserFunctionError, match=r"stays so|returned|holds no such number"):
+    with pytest.raises(UserFunctionError, match=r"must stay the same|returned|cannot hold that number"):
         Dataset.range(3).reduce(initial, step)
 
 

@@ -229,7 +229,7 @@ def test_tuples_are_given_as_arguments_and_lists_are_tuples():
     ],
 )
 def test_as_many_rows_are_returned_as_given(function, says):
-    with pytest.raises(UserFunctionError, match=f"map: .* returned {says}, on 9 rows of .*given 9 rows along axis 0"):
+    with pytest.raises(UserFunctionError, match=f"map: .* returned {says}, on 9 rows of .*gets 9 rows along axis 0"):
         list(at_once(Dataset.range(9), function))
 
 

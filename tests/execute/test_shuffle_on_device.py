@@ -208,7 +208,7 @@ def test_rows_of_different_lengths_stay_on_the_host() -> None:
     _assert_same(found, _by_steps(dataset, 0, ["CPU:0"]))
     assert is_on_device(found[0][0][0])
     assert isinstance(found[0][0][1], np.ndarray)
-    with pytest.raises(StackError, match=r"their leaf \[1\] comes as"):
+    with pytest.raises(StackError, match=r"their leaf \[1\] occurs as"):
         _by_steps(dataset.unbatch().batch(5), 0, ["STRICT:0"])
 
 

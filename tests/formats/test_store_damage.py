@@ -46,7 +46,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
     ("leaf", "message"),
     [
         # Named, for its own name has its address, which is another in every process.
-        pytest.param(Nested(), r"leaf \[0\] is a dataset, as a window is", id="nested"),
+        pytest.param(Nested(), r"leaf \[0\] is a dataset, such as a window", id="nested"),
         (np.array([b"a", "b"], object), r"holds str, and only bytes are saved \(leaf \[0\]\)"),
         (np.array([b"a", None], object), "holds NoneType"),
         (np.array([np.bytes_(b"a")], object), "holds bytes_"),
@@ -314,7 +314,7 @@ class Own(collections.UserList):
 @pytest.mark.parametrize(
     ("nest", "message"),
     [
-        (collections.OrderedDict(a=0), "OrderedDict cannot be saved; make elements tuples, named tuples or dicts"),
+        (collections.OrderedDict(a=0), "OrderedDict cannot be saved; convert it to a tuple, named tuple or dict"),
         ((collections.deque([0]),), "deque"),
         ({"a": collections.defaultdict(int, a=0)}, "defaultdict"),
         ({1.5: 0}, r"1.5 is a name in a dict; give text or whole numbers"),

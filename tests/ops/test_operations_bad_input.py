@@ -286,7 +286,10 @@ def test_a_function_to_apply_returns_a_dataset():
         (lambda: Dataset.zip({"a": NUMBERS, "b": None}), ["zip: ['b'] is NoneType"]),
         (lambda: NUMBERS.concatenate(3), ["concatenate: dataset is int"]),
         (lambda: NUMBERS.concatenate([NUMBERS]), ["concatenate: dataset is list"]),
-        (lambda: NUMBERS.concatenate(NAMED), ["concatenate", "dataset 1", "{'a': value, 'b': value}", "before value"]),
+        (
+            lambda: NUMBERS.concatenate(NAMED),
+            ["concatenate", "dataset 1", "{'a': value, 'b': value}", "but earlier ones value"],
+        ),
         (
             lambda: NAMED.concatenate(NAMED.map(lambda d: {"a": d["a"]})),
             ["concatenate", "dataset 1", "{'a': value}", "{'a': value, 'b': value}"],

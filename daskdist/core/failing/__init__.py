@@ -1,1 +1,1 @@
-"""Elements that cannot be read or computed: their origin, their errors, and leaving them out."""
+"""Elements that cannot be read or computed: their origins, their errors, and leaving them out."""

@@ -1,4 +1,4 @@
-"""Elements whose computation failed, in their places among the others: whoever comes to one has its error raised."""
+"""Elements whose computation failed, at their places among the others; accessing one raises its error."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _OF_ELEMENT: Final = "_daskdist_of_element"
 
 
 class FailedElement:
-    """Stands in rows for an element that could not be computed.
+    """A placeholder in rows for an element that could not be computed.
 
     Parameters
     ----------
     error
-        Why.
+        The error of the computation.
     split
-        The split of which nothing could be read, so that all its elements fail at once: whoever hands out elements
-        raises that once. Empty where it is this element alone.
+        The name of the split if nothing of it could be read, so that all its elements fail together and an iterator
+        raises the error once. Empty if only this element failed.
     """
 
     __slots__ = ("error", "split")
@@ -36,16 +36,16 @@ class FailedElement:
         self.split = split
 
     def again(self) -> Exception:
-        """Return an equal error, with the traceback of the first, to be raised."""
+        """Return an equal error to raise, with the traceback of the original."""
         error = self.error
         try:
-            found = copy.copy(error)
+            error_copy = copy.copy(error)
         except Exception:
             return of_element(error, self.split)
         if hasattr(error, "__notes__"):
-            found.__notes__ = list(error.__notes__)
-        found.__cause__, found.__suppress_context__ = error.__cause__, True
-        return of_element(found.with_traceback(error.__traceback__), self.split)
+            error_copy.__notes__ = list(error.__notes__)
+        error_copy.__cause__, error_copy.__suppress_context__ = error.__cause__, True
+        return of_element(error_copy.with_traceback(error.__traceback__), self.split)
 
     def __reduce__(self) -> tuple[Any, ...]:
         error = self.error
@@ -67,24 +67,24 @@ def _unpickled(pickled: bytes, split: str) -> FailedElement:
 
 
 def of_element(error: Exception, split: str = "") -> Exception:
-    """Mark an error as one behind which an iterator goes on; of a whole split as `FailedElement` has it."""
+    """Mark an error after which an iterator continues; ``split`` is as in `FailedElement`."""
     setattr(error, _OF_ELEMENT, split)
     return error
 
 
 def is_of_element(error: BaseException) -> bool:
-    """Return whether an iterator goes on behind an error."""
+    """Return whether an iterator continues after an error."""
     return hasattr(error, _OF_ELEMENT)
 
 
 class ReportedFailures:
-    """The splits of which an iterator has told already that they cannot be read."""
+    """The splits for which an iterator has already raised an error."""
 
     def __init__(self) -> None:
         self._splits: set[str] = set()
 
     def is_new(self, error: Exception) -> bool:
-        """Return whether an error is to be raised; of a split that is so once."""
+        """Return whether an error must be raised; an error of a split is raised once."""
         split = getattr(error, _OF_ELEMENT, "")
         if split in self._splits:
             return False
@@ -94,7 +94,7 @@ class ReportedFailures:
 
 
 def failed_of(rows: Rows) -> tuple[tuple[int, FailedElement], ...]:
-    """Return the elements that failed, each with its place."""
+    """Return the failed elements, each with its place."""
     if not isinstance(rows, PartlyFailed):
         return ()
     items = ((index, rows.raw(index)) for index in range(len(rows)))
@@ -102,7 +102,7 @@ def failed_of(rows: Rows) -> tuple[tuple[int, FailedElement], ...]:
 
 
 class PartlyFailed(Bundle):
-    """Elements of which some failed: their errors are raised when they are looked at."""
+    """Elements some of which failed; accessing a failed one raises its error."""
 
     __slots__ = ()
 
@@ -127,7 +127,7 @@ class PartlyFailed(Bundle):
 
     @property
     def is_all(self) -> bool:
-        """Return whether every element failed, so that nothing tells how others are structured."""
+        """Return whether every element failed, so that the structure is unknown."""
         return next(self._good(), None) is None
 
     def item(self, index: int) -> Leaves:
@@ -138,16 +138,16 @@ class PartlyFailed(Bundle):
         return item
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """Return the elements from ``start`` to ``stop``, in order; the first that failed is the end."""
+        """Return the elements from ``start`` to ``stop``, in order, up to the first failed one."""
         return (self.structure.pack(self.item(k)) for k in range(*slice(start, stop).indices(len(self))))
 
     def raw(self, index: int) -> Leaves | FailedElement:
-        """Return the leaves of one element, or what stands for it."""
-        found: Leaves | FailedElement = self._items[index]
-        return found
+        """Return the leaves of one element, or its `FailedElement`."""
+        item: Leaves | FailedElement = self._items[index]
+        return item
 
     def take(self, rows: Any) -> Bundle:
-        """Return the given elements, in the given order."""
+        """Return the elements at some indices, in that order."""
         return bundle(self.structure, [self._items[row] for row in rows], self.label)
 
     def slice(self, start: int, stop: int) -> Bundle:
@@ -162,18 +162,18 @@ def _partly_failed(structure: Structure, items: Sequence[Any], label: str, skipp
 
 
 def bundle(structure: Structure, items: Sequence[Any], label: str, *, is_exclusive: bool = False) -> Bundle:
-    """Return elements as a bundle, whether or not some of them failed."""
+    """Return elements as a bundle; some may have failed."""
     kind = PartlyFailed if any(type(item) is FailedElement for item in items) else Bundle
     return kind(structure, items, label, is_exclusive=is_exclusive)
 
 
 def raw_item(rows: Rows, index: int) -> Any:
-    """Return the leaves of one element, or what stands for it where it failed."""
+    """Return the leaves of one element, or its `FailedElement` if it failed."""
     return rows.raw(index) if isinstance(rows, PartlyFailed) else rows.item(index)
 
 
 def structure_of(parts: Sequence[Rows]) -> Structure:
-    """Return how the elements of parts are structured, as the first tells that has one which did not fail."""
+    """Return the structure of the elements, by the first part with an element that did not fail."""
     return next((part for part in parts if not (isinstance(part, PartlyFailed) and part.is_all)), parts[0]).structure
 
 
@@ -193,14 +193,14 @@ def _failed_at(rows: Rows, index: int) -> FailedElement | None:
 
 @dataclass(frozen=True)
 class TryEach:
-    """A function of rows, tried on one element after the other where it fails on all together.
+    """A function of rows, which is called for each element if it fails for all together.
 
     Parameters
     ----------
     function
         ``function(rows) -> rows``.
     factor
-        How many elements it gives for each; None where that differs.
+        The number of results for each element; None if that varies.
     """
 
     function: Callable[[Any], Rows]
@@ -213,31 +213,31 @@ class TryEach:
                 return self.function(rows)
             except Exception as failure:
                 error = failure
-        made = _Made(rows.label)
+        results = _Made(rows.label)
         for index in range(len(rows)):
             failed = _failed_at(rows, index)
             if failed is None:
                 try:
-                    made.add(self.function(rows.slice(index, index + 1)))
+                    results.add(self.function(rows.slice(index, index + 1)))
                 except _OtherStructureError as other:
                     failed = FailedElement(error or other)
                 except Exception as failure:
-                    # The first that fails is what all failed on, and that error names the block.
-                    failed = FailedElement(failure if error is None or made.has_failed else error)
+                    # The first failing element caused the failure of all, whose error names the block.
+                    failed = FailedElement(failure if error is None or results.has_failed else error)
             if failed is not None:
-                made.items += [failed] * (1 if self.factor is None else self.factor)
-        if error is not None and not made.has_failed:
-            # It fails on some only where they are together.
+                results.items += [failed] * (1 if self.factor is None else self.factor)
+        if error is not None and not results.has_failed:
+            # The function fails only for several elements together.
             raise error
-        return made.rows(rows)
+        return results.rows(rows)
 
 
 class _OtherStructureError(DaskdistError):
-    """An element is of another structure than those before."""
+    """The structure of an element differs from that of earlier ones."""
 
 
 class _Made:
-    # Elements that come of one after the other.
+    # The results for single elements, collected.
     def __init__(self, label: str) -> None:
         self.items: list[Any] = []
         self.label = label
@@ -251,25 +251,25 @@ class _Made:
     def add(self, rows: Rows) -> None:
         if len(rows) and not (isinstance(rows, PartlyFailed) and rows.is_all):
             if self.structure is not None and rows.structure != self.structure:
-                raise _OtherStructureError(f"an element of the structure {rows.structure}, and {self.structure} before")
+                raise _OtherStructureError(f"an element has structure {rows.structure}, but {self.structure} before")
             self.structure = rows.structure
         self.items += [raw_item(rows, index) for index in range(len(rows))]
         self.skipped += rows.skipped
 
-    def rows(self, given: Rows) -> Rows:
-        made = bundle(given.structure if self.structure is None else self.structure, self.items, self.label)
-        made.skipped = self.skipped
-        return made
+    def rows(self, rows_before: Rows) -> Rows:
+        elements = bundle(rows_before.structure if self.structure is None else self.structure, self.items, self.label)
+        elements.skipped = self.skipped
+        return elements
 
 
 @dataclass(frozen=True)
 class TryEachRead:
-    """A reader and what is called with what it reads; of a split that cannot be read all elements failed.
+    """A reader with fused computations; if a split cannot be read, all its elements fail.
 
     Parameters
     ----------
     function
-        The reader; one that is fused with computations has them as its ``stages``.
+        The reader; fused computations are in its ``stages``.
     """
 
     function: Callable[..., Rows]
@@ -286,10 +286,10 @@ class TryEachRead:
         except Exception as error:
             return _none_of(split, error)
         for function in computations:
-            made = TryEach(function)(rows)
-            if made is not rows:
-                made.skipped = (*rows.skipped, *made.skipped)
-            rows = made
+            result = TryEach(function)(rows)
+            if result is not rows:
+                result.skipped = (*rows.skipped, *result.skipped)
+            rows = result
         return rows
 
 
@@ -300,7 +300,7 @@ def _none_of(split: Split, error: Exception) -> Rows:
 
 @dataclass(frozen=True)
 class TryEachCarried:
-    """A function that carries something on; what it fails on changes nothing of that."""
+    """A function that carries a state; a failing element leaves the state unchanged."""
 
     function: Callable[[Rows, Any], tuple[Rows, Any]]
 
@@ -312,19 +312,19 @@ class TryEachCarried:
                 error = failure
         else:
             error = None
-        made = _Made(rows.label)
+        results = _Made(rows.label)
         for index in range(len(rows)):
             failed = _failed_at(rows, index)
             if failed is None:
                 try:
                     part, carried = self.function(rows.slice(index, index + 1), carried)
-                    made.add(part)
+                    results.add(part)
                 except _OtherStructureError as other:
                     failed = FailedElement(error or other)
                 except Exception as failure:
                     failed = FailedElement(failure)
             if failed is not None:
-                made.items.append(failed)
-        if error is not None and not made.has_failed:
+                results.items.append(failed)
+        if error is not None and not results.has_failed:
             raise error
-        return made.rows(rows), carried
+        return results.rows(rows), carried

@@ -1,4 +1,4 @@
-"""Origins of rows, for messages: looked up only when there is one."""
+"""Origins of rows, resolved only when a message needs them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Origin:
     Parameters
     ----------
     label
-        What the split is called: a file and a row group, say.
+        The name of the split, such as a file and a row group.
     is_exact
-        Whether a row's number here is its number there.
+        Whether the number of a row here is its number in the split.
     """
 
     label: str
@@ -29,16 +29,16 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Something left out because it could not be read, or its computation failed.
+    """Data that was left out because it could not be read or computed.
 
     Parameters
     ----------
     where
-        What a message calls it.
+        Its name in messages.
     reason
-        Why.
+        The reason.
     file
-        The file it is of; empty where it is of none.
+        The file that it is in; empty if it is not in a file.
     """
 
     where: str
@@ -51,16 +51,16 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class SelectedOrigins:
-    """Rows chosen of other rows.
+    """The origin of rows that are selected from other rows.
 
     Parameters
     ----------
     origins
-        Where those came from, one for each block.
+        The origins of the other rows, one for each block.
     rows
-        For each row its number in its block.
+        The number of each row in its block.
     block_index
-        For each row its block, an index into ``origins``; None where there is one.
+        The block of each row, as an index into ``origins``; None if there is only one.
     """
 
     origins: Sequence[Origin | SelectedOrigins | JoinedOrigin]
@@ -74,18 +74,18 @@ class SelectedOrigins:
 
 
 def origin_from(label: str, start: int, num_rows: int) -> SelectedOrigins:
-    """Return the origin of rows ``start`` to ``start + num_rows`` of what ``label`` names."""
+    """Return the origin of rows ``start`` to ``start + num_rows`` of the source that ``label`` names."""
     return SelectedOrigins([Origin(label)], range(start, start + num_rows))
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedOrigin:
-    """Rows each made of a row of several others.
+    """The origin of rows that each combine one row of several sources.
 
     Parameters
     ----------
     origins
-        Where each of those came from.
+        The origin of each source.
     """
 
     origins: Sequence[Origin | SelectedOrigins | JoinedOrigin]

@@ -1,4 +1,4 @@
-"""Tracebacks that show a user's function and not the frames between it and the call that ran it."""
+"""Tracebacks without the frames between the user's call and the user's function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, ParamSpec, TypeVar
 
-# Top-level packages whose frames lie between a user's call and the user's function.
+# Top-level packages whose frames are between a user's call and the user's function.
 _BETWEEN: Final = frozenset({"asyncio", "concurrent", "dask", "daskdist", "distributed", "threading", "tornado"})
 
 _E = TypeVar("_E", bound=BaseException)
@@ -21,12 +21,12 @@ def shortened(error: _E) -> _E:
     Parameters
     ----------
     error
-        An error that a user's function raised, or one that has such as its cause.
+        An error that a user's function raised, or one with such a cause.
 
     Notes
     -----
-    Raised where a user called, it shows that place, the line that raises it there, and the user's own frames. The
-    chain of causes is shortened in place; an error that no user's frame was part of keeps what its message says.
+    Raised again where the user called, its traceback shows that place, the line that raises it, and the user's frames.
+    The chain of causes is shortened in place. An error without user frames keeps only its message.
     """
     cause = error.__cause__
     if cause is not None:
@@ -36,28 +36,28 @@ def shortened(error: _E) -> _E:
 
 
 def with_short_traceback(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Make a function raise the errors of users' functions as `shortened` has them."""
+    """Make a function raise the errors of users' functions with tracebacks as from `shortened`."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            raise shortened(error)  # noqa: B904 - it keeps the causes that it has
+            raise shortened(error)  # noqa: B904 - it keeps its causes
 
     return call
 
 
 def _from_user_on(traceback: TracebackType | None) -> TracebackType | None:
-    # Frames that follow the first of the user's stay: the user's function may call this package in turn.
+    # Frames after the first user frame stay, as the user's function may call this package.
     while traceback is not None and _is_between(traceback):
         traceback = traceback.tb_next
     return traceback
 
 
 def _cut_context(error: BaseException) -> None:
-    # A traceback begins where its error was caught. What was caught between the user's call and the user's function is
-    # none of the user's: an attempt to call the function for many rows at once, for instance.
+    # A traceback begins where its error was caught. Errors that were caught between the user's call and the user's
+    # function are internal, such as those of an attempt to call the function for many rows at once.
     link, seen = error, {id(error)}
     while (context := link.__context__) is not None and id(context) not in seen:
         if context.__traceback__ is not None and _is_between(context.__traceback__):

@@ -1,4 +1,4 @@
-"""Elements whose computation fails left out, instead of the failure raised."""
+"""Rewriting of streams to leave out elements whose computation fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from daskdist.errors import FileError
 
 
 def skip_errors(primitive: Primitive) -> Primitive:
-    """Return the stream without the elements that some call fails on; each call notes the elements it leaves out."""
+    """Return the stream without failing elements; each call records the elements that it leaves out."""
     match primitive:
         case Read():
             lenient = primitive.lenient or primitive
@@ -38,10 +38,10 @@ def skip_errors(primitive: Primitive) -> Primitive:
         case Stream():
             return replace(primitive, start=SkipErrorsStart(primitive.start))
         case Compute():
-            # Batches come apart, so that one that does not stack fails by itself.
+            # Take batches unstacked, so that one that does not stack fails alone.
             source = skip_errors(primitive.source)
-            given = stacked if primitive.function is same else primitive.function
-            return replace(primitive, source=source, function=SkipErrorsCompute(given), factor=None, unstacked=True)
+            compute = stacked if primitive.function is same else primitive.function
+            return replace(primitive, source=source, function=SkipErrorsCompute(compute), factor=None, unstacked=True)
         case Chain():
             source = skip_errors(primitive.source)
             return replace(primitive, source=source, function=SkipErrorsChain(primitive.function), factor=None)
@@ -52,18 +52,18 @@ def skip_errors(primitive: Primitive) -> Primitive:
             return replace(primitive, source=skip_errors(primitive.source), function=function, makes_rows=True)
         case Arrange():
             inputs = primitive.inputs
-            levels = primitive.grouped - max(each.grouped for each in inputs)
+            levels = primitive.grouped - max(stream.grouped for stream in inputs)
             if levels > 0:
-                # Batches of batches are stacked level by level, so that one which does not stack fails by itself.
+                # Batches of batches are stacked level by level, so that one that does not stack fails alone.
                 inputs = tuple(map(gathered, inputs))
             inputs = _as_alike(inputs, tuple(map(skip_errors, inputs)))
             if primitive.on_stacked is not None and not inputs[0].grouped:
                 return Compute(inputs[0], SkipErrorsCompute(primitive.on_stacked), primitive.name, None, unstacked=True)
-            return replace(primitive, inputs=inputs, grouped=max(each.grouped for each in inputs) + levels)
+            return replace(primitive, inputs=inputs, grouped=max(stream.grouped for stream in inputs) + levels)
 
 
 def _as_alike(before: Sequence[Primitive], after: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
-    """Return streams, those gathered that had batches of as many levels before and do not have so any more."""
+    """Return the streams with equal nesting, as before the rewriting: gathered if it no longer is equal."""
     levels: dict[int, set[int]] = {}
     for old, new in zip(before, after, strict=True):
         levels.setdefault(old.grouped, set()).add(new.grouped)
@@ -73,7 +73,7 @@ def _as_alike(before: Sequence[Primitive], after: tuple[Primitive, ...]) -> tupl
 
 
 def cardinality_with_skips(node: Node) -> int:
-    """Return the number of elements of a node of which some, or files that cannot be listed, may be left out."""
+    """Return the number of elements of a node if failing elements and unreadable files may be left out."""
     try:
         number = node.cardinality
     except FileError:
@@ -82,14 +82,14 @@ def cardinality_with_skips(node: Node) -> int:
 
 
 def stacked(rows: Rows) -> Rows:
-    """Return the rows with their batches stacked, so that batches that do not stack fail here."""
+    """Return the rows with their batches stacked; batches that do not stack fail here."""
     if isinstance(rows, Batches):
         return Bundle(rows.structure, [rows.item(index) for index in range(len(rows))], rows.label)
     return rows
 
 
 def with_skipped(rows: Rows, notes: Sequence[Skipped]) -> Rows:
-    """Rows that note what was left out on the way to them, besides what they note already."""
+    """Add records of data that was left out upstream to rows, and return them."""
     if notes:
         rows.skipped = (*notes, *rows.skipped)
     return rows
@@ -101,7 +101,7 @@ def _note(where: str, error: Exception, file: str = "") -> Skipped:
 
 @dataclass(frozen=True)
 class SkipErrorsCompute:
-    """A function of rows, tried on one element after the other where it fails on all together."""
+    """A function of rows, which is called for each element if it fails for all together."""
 
     function: Callable[[Any], Rows]
 
@@ -120,7 +120,7 @@ class SkipErrorsCompute:
 
 @dataclass(frozen=True)
 class SkipErrorsRead:
-    """A reader; of a split that cannot be read nothing comes."""
+    """A reader that returns no rows for a split that cannot be read."""
 
     function: Callable[..., Rows]
 
@@ -133,7 +133,7 @@ class SkipErrorsRead:
 
 @dataclass(frozen=True)
 class SkipErrorsStart:
-    """The start of a stream, which ends where an element fails."""
+    """The start of a stream, which ends when an element fails."""
 
     start: Callable[[], ElementStream]
 
@@ -142,7 +142,7 @@ class SkipErrorsStart:
 
 
 class SkipErrorsElements:
-    """Elements up to the first that fails."""
+    """The elements of a stream up to the first that fails."""
 
     def __init__(self, elements: ElementStream) -> None:
         self._elements = elements
@@ -150,29 +150,29 @@ class SkipErrorsElements:
 
     @property
     def element_bytes(self) -> int | None:
-        """Bytes of each element; None where they differ."""
+        """The bytes of each element; None if they vary."""
         return self._elements.element_bytes
 
     def __iter__(self) -> Iterator[Leaves]:
-        """Return what gives the leaves of each element."""
+        """Return an iterator over the leaves of each element."""
         try:
             yield from self._elements
         except Exception as error:
             self._note = _note("the rest of a stream", error)
 
     def close(self) -> None:
-        """Close what gives them."""
+        """Close the underlying stream."""
         self._elements.close()
 
     def rows(self, items: Sequence[Leaves], first: int) -> Rows:
-        """Return elements as rows that note what failed."""
+        """Return elements as rows with a record of the failure."""
         note, self._note = self._note, None
         return with_skipped(self._elements.rows(items, first), [] if note is None else [note])
 
 
 @dataclass(frozen=True)
 class SkipErrorsChain:
-    """A function that carries something on; what it fails on changes nothing of that."""
+    """A function that carries a state; a failing element leaves the state unchanged."""
 
     function: Callable[[Rows, Any], tuple[Rows, Any]]
 
@@ -193,7 +193,7 @@ class SkipErrorsChain:
 
 @dataclass(frozen=True)
 class SkipErrorsFact:
-    """A function that finds facts; elements that it fails on are left out."""
+    """A function that computes facts; elements for which it fails are left out."""
 
     function: Callable[[Rows], Any]
     makes_rows: bool
@@ -220,4 +220,4 @@ class SkipErrorsFact:
 def _joined(facts: list[Any]) -> Any:
     if not facts:
         return np.zeros(0, np.intp)
-    return [each for fact in facts for each in fact] if isinstance(facts[0], list) else np.concatenate(facts)
+    return [part for fact in facts for part in fact] if isinstance(facts[0], list) else np.concatenate(facts)

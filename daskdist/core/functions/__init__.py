@@ -1,1 +1,1 @@
-"""Functions of users: what they refer to, their fingerprints, and how they are called."""
+"""Users' functions: their references, their fingerprints, and calls of them."""

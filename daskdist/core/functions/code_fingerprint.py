@@ -1,12 +1,12 @@
-"""Fingerprints of functions: of their code, and of that of everything they reach.
+"""Fingerprints of functions: of their code, and of everything that it reaches.
 
-A fingerprint has three parts. The *code* is that of the function and of every function and class outside of
-installed packages that it reaches: by names, by attributes of modules, through closures, defaults, partials,
-methods, and objects that it refers to; with the plain values of global names and closures, and the versions of
-installed packages. The *state* is what lists, dicts and objects hold that are reached. The *contents* are those of
-arrays, of large containers and of objects of installed packages, which take time to hash.
+A fingerprint has three parts. The *code* covers the function and every function and class outside of installed packages
+that it reaches: by names, attributes of modules, closures, defaults, partials, methods, and objects that it refers to;
+with the plain values of global names and closures, and the versions of installed packages. The *state* covers the
+contents of the lists, dicts and objects reached. The *contents* cover arrays, large containers and objects of installed
+packages, which take time to hash.
 
-None of them depends on the process, on the seed of hashes, on file names or on line numbers.
+No part depends on the process, on the hash seed, on file names or on line numbers.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from daskdist.core.functions.code_references import Chain, Import, references_of
 from daskdist.core.functions.installed_packages import package_of
 from daskdist.core.functions.random_generators import GeneratorUses
 
-# Names by which functions make generators of their own.
+# The names with which functions create their own generators.
 _MAKING_GENERATORS: Final = frozenset({"default_rng", "Generator", "RandomState", "Random", "SeedSequence"})
-# Immutable values whose text tells all. Their types are compared exactly: a subclass may hold more.
+# Immutable types whose text determines the value. Types are compared exactly, as a subclass may hold more.
 _PLAIN: Final = frozenset({int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented)})
 _LARGE: Final = 1000
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()), threading.local, weakref.ReferenceType)
@@ -64,13 +64,13 @@ class Fingerprint:
     Parameters
     ----------
     code
-        The hash of its code and of what that reaches.
+        The hash of its code and of the code that it reaches.
     state
-        The hash of what the objects hold that it reaches.
+        The hash of the contents of the objects that it reaches.
     changes_state
-        Whether some of the code may change those objects: then their state is another after each call.
+        Whether some of the code may change those objects, so that their state may differ after each call.
     generators
-        Words for each random generator that it uses and that lives longer than a call.
+        A description of each random generator that it uses and that outlives a call.
     """
 
     code: str
@@ -82,7 +82,7 @@ class Fingerprint:
 
     @property
     def contents(self) -> str:
-        """The hash of the arrays and other large objects that it reaches, made when first asked for."""
+        """The hash of the arrays and other large objects that it reaches, computed on first use."""
         if self._contents is None:
             try:
                 walk = _Walk(is_deep=True)
@@ -95,32 +95,32 @@ class Fingerprint:
         return self._contents
 
     def is_outdated_by(self, other: Fingerprint) -> bool:
-        """Return whether another fingerprint of the same function, taken later, means that it was changed."""
+        """Return whether a later fingerprint of the same function shows that it was changed."""
         return self.code != other.code or (not other.changes_state and self.state != other.state)
 
 
 def fingerprint_of(function: Callable[..., Any]) -> Fingerprint:
-    """Return the fingerprint of a function as it is now: a helper that was defined again gives another.
+    """Return the current fingerprint of a function; it changes if a helper is redefined.
 
-    It takes some 10 microseconds for each function reached; the contents of arrays are not looked at.
+    It takes some 10 microseconds for each function reached; the contents of arrays are not read.
     """
     walk = _Walk()
     try:
         walk.visit(function)
     except Exception:
-        # Something it reaches cannot even be looked at: then it is like itself only.
+        # An object that it reaches cannot be inspected: the function equals only itself.
         return Fingerprint(_unique(function), "", False, [], [])
     return Fingerprint(walk.finish(), _hash(walk.state), walk.changes_state, walk.generators.list(), walk.unread)
 
 
 def code_fingerprint(function: Callable[..., Any]) -> str:
     """Return the code and state of `fingerprint_of` as one token, the same in every process."""
-    found = fingerprint_of(function)
-    return found.code + found.state
+    fingerprint = fingerprint_of(function)
+    return fingerprint.code + fingerprint.state
 
 
 class _Walk:
-    """Visits everything that a function reaches.
+    """A walk over everything that a function reaches.
 
     Parameters
     ----------
@@ -133,16 +133,16 @@ class _Walk:
         self.code: list[bytes] = []
         self.state: list[bytes] = self.code if is_deep else []
         self.sink = self.code
-        # The name of the variable whose value is visited, for messages.
+        # The name of the variable being visited, for messages.
         self.name = "it"
         self.unread: list[Any] = []
         self.changes_state = False
         self.generators = GeneratorUses()
-        # By identity, of functions, classes and modules; they are kept so that no identity is given to another.
+        # Functions, classes and modules by identity; kept alive so that no identity is reused.
         self.seen: dict[int, tuple[int, Any]] = {}
-        # Containers and objects whose visit is under way.
+        # The containers and objects that are being visited.
         self.open: dict[int, int] = {}
-        # Places of plain values of variables, which count only if no function that is reached assigns them.
+        # Plain values of variables, which count only if no function that is reached assigns them.
         self.variables: list[tuple[int, int, str]] = []
         self.assigned: set[tuple[int, str]] = set()
 
@@ -182,8 +182,8 @@ class _Walk:
         self.generators.look_at(value, self.name)
         if kind is functools.partial:
             self.emit("partial")
-            for each in (value.func, value.args, value.keywords):
-                self.visit(each)
+            for part in (value.func, value.args, value.keywords):
+                self.visit(part)
         elif kind is types.MethodType:
             self._method(value)
         elif kind is types.BuiltinFunctionType:
@@ -193,8 +193,8 @@ class _Walk:
             self.visit(value.__func__)
         elif kind is property:
             self.emit("property")
-            for each in (value.fget, value.fset, value.fdel):
-                self.visit(each)
+            for part in (value.fget, value.fset, value.fdel):
+                self.visit(part)
         elif kind is types.CellType:
             self.emit("cell")
         elif isinstance(value, _DESCRIPTORS):
@@ -203,7 +203,7 @@ class _Walk:
         elif kind is np.ufunc and any(getattr(module, value.__name__, None) is value for module in _ufunc_modules()):
             self.emit("ufunc", value.__name__, package_of("numpy"))
         elif isinstance(value, _LOCKS):
-            # They hold nothing that results depend on.
+            # Results do not depend on their contents.
             self.emit(kind.__name__)
         else:
             self._object(value)
@@ -235,30 +235,30 @@ class _Walk:
                 self._cell(cell)
             return
         code = function.__code__
-        found = references_of(code)
-        self.changes_state |= found.may_change_objects
-        self.generators.note_names(*found.names)
-        self.emit("function", found.digest.hex())
+        references = references_of(code)
+        self.changes_state |= references.may_change_objects
+        self.generators.note_names(*references.names)
+        self.emit("function", references.digest.hex())
         self.name = "a default"
         self.visit(function.__defaults__)
         self.visit(function.__kwdefaults__)
         for name, cell in zip(code.co_freevars, cells, strict=True):
-            if name in found.assigned_free:
+            if name in references.assigned_free:
                 self.emit("assigned", name)
             else:
                 self.emit("free", name)
                 self.name = name
-                self._cell(cell, found.free_names[name])
-        for name in found.assigned_globals:
+                self._cell(cell, references.free_names[name])
+        for name in references.assigned_globals:
             self.assigned.add((id(variables), name))
-        for name, chains in found.global_names.items():
+        for name, chains in references.global_names.items():
             if name in variables:
                 self._variable(variables, name, chains)
             else:
                 self.emit("builtin" if hasattr(builtins, name) else "missing", name)
-        for each in found.imports:
-            self._import(each, variables)
-        for value in found.functions:
+        for statement in references.imports:
+            self._import(statement, variables)
+        for value in references.functions:
             self.visit(value)
         attributes = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
         if attributes:
@@ -303,7 +303,7 @@ class _Walk:
                 self.visit(module)
         for name, rest in sorted(following.items()):
             if hasattr(module, name) and name not in vars(module):
-                # It has a `__getattr__` of its own.
+                # The module has a `__getattr__`.
                 self.emit("attribute", name)
                 self.visit(getattr(module, name))
             elif name in vars(module):
@@ -327,11 +327,11 @@ class _Walk:
             return
         try:
             module = importlib.import_module(name)
-            for each in statement.names:
-                if not hasattr(module, each):
-                    importlib.import_module(f"{name}.{each}")
+            for attribute in statement.names:
+                if not hasattr(module, attribute):
+                    importlib.import_module(f"{name}.{attribute}")
         except Exception:
-            # The function says so itself once it is called.
+            # The call of the function will raise the error.
             self.emit("missing")
             return
         if statement.names:
@@ -345,17 +345,17 @@ class _Walk:
         if module is None:
             return
         if statement.names:
-            chains: Iterable[Chain] = [(each,) for each in statement.names]
-            chains = [*chains, *[(one, other) for one in statement.names for other in statement.used]]
+            chains: Iterable[Chain] = [(imported,) for imported in statement.names]
+            chains = [*chains, *[(first, other) for first in statement.names for other in statement.used]]
         else:
-            chains = [(each,) for each in statement.used]
+            chains = [(attribute,) for attribute in statement.used]
             if "random" in statement.used and not _MAKING_GENERATORS & statement.used:
-                chains += [("random", each) for each in statement.used]
+                chains += [("random", attribute) for attribute in statement.used]
         for chain in sorted(chains):
             self.generators.look_at_attributes(module, name, chain)
 
     def _used(self, module: types.ModuleType, names: frozenset[str], used: frozenset[str]) -> None:
-        # Which attributes follow which name is not known: all that have a name that is used.
+        # Which attributes follow which name is unknown: take all whose name is used.
         for name in sorted(names & vars(module).keys()):
             value = vars(module)[name]
             if not isinstance(value, types.ModuleType) or package_of(value.__name__) is not None:
@@ -370,7 +370,7 @@ class _Walk:
         if package is not None:
             self.emit("package", package, module.__name__)
             return
-        # It is handed on as a whole, so that any of it may be used.
+        # The module is passed on as a whole, so any part of it may be used.
         for name in sorted(vars(module)):
             if not name.startswith("__"):
                 self._variable(vars(module), name, [()])
@@ -394,7 +394,7 @@ class _Walk:
                 self.visit(value)
                 self.generators.member = member
             else:
-                # Counters are kept in classes, too.
+                # Classes may hold counters too.
                 before, self.sink = self.sink, self.state
                 self.visit(value)
                 self.sink = before
@@ -406,7 +406,7 @@ class _Walk:
         self.visit(owner)
         of_class = inspect.getattr_static(owner, method.__name__, None)
         code = getattr(method.__func__, "__code__", None)
-        # Unpickled, it may be another function than that of the class.
+        # An unpickled method may have another function than the class.
         if code is None or getattr(getattr(of_class, "__func__", of_class), "__code__", None) != code:
             self.visit(method.__func__)
 
@@ -416,8 +416,8 @@ class _Walk:
         if owner is None or isinstance(owner, types.ModuleType):
             module = function.__module__ or ""
             self.emit(module, package_of(module))
-        elif any(owner is each for each in _global_generators()):
-            # Their state is another after each call.
+        elif any(owner is generator for generator in _global_generators()):
+            # Their state differs after each call.
             self.emit("global generator")
         else:
             self.visit(owner)
@@ -430,7 +430,7 @@ class _Walk:
             self._container(array.tolist() if array.shape else [array.item()])
         elif self.is_deep:
             if type(array) is not np.ndarray:
-                # A masked one, say.
+                # A subclass, such as a masked array.
                 self._object(array)
             else:
                 self.sink.append(_digest_of_array(array))
@@ -465,21 +465,21 @@ class _Walk:
 
     def _items(self, values: Any) -> None:
         if len(values) > 8 and _PLAIN.issuperset(map(type, values)):
-            # Without references by identity, which differ from process to process.
+            # Version 2 has no references by identity, which differ between processes.
             self.sink.append(marshal.dumps(list(values), 2))
             return
-        for each in values:
-            self.visit(each)
+        for value in values:
+            self.visit(value)
 
     def _unordered(self, values: Any) -> None:
-        # The order of items is another in each process.
+        # The order of items differs between processes.
         if _PLAIN.issuperset(map(type, values)):
-            self.sink.extend(sorted(f"{type(each).__name__} {each!r}".encode() for each in values))
+            self.sink.extend(sorted(f"{type(value).__name__} {value!r}".encode() for value in values))
             return
         tokens = []
-        for each in values:
+        for value in values:
             walk = _Walk(is_deep=True)
-            walk.visit(each)
+            walk.visit(value)
             tokens.append(walk.finish().encode())
         self.sink.extend(sorted(tokens))
 
@@ -494,7 +494,7 @@ class _Walk:
         package = package_of(kind.__module__)
         wrapped = getattr(value, "py_func", getattr(value, "__wrapped__", None)) if package is not None else None
         if callable(value) and callable(wrapped):
-            # A cache of results, or a compiler, around a function.
+            # A wrapper, such as a cache or a compiler, around a function.
             self.visit(wrapped)
             return
         before = self.sink
@@ -526,9 +526,9 @@ class _Walk:
     def _reduced(self, value: Any) -> None:
         try:
             if isinstance(value, io.IOBase):
-                raise TypeError("a file is read on from where it is")
+                raise TypeError("the position of a file changes as it is read")
             if any(base.__module__ == "itertools" for base in type(value).__mro__):
-                raise TypeError("Python 3.12 warns of it, and 3.14 cannot do it any more")
+                raise TypeError("Python 3.12 warns about it, and 3.14 cannot do it")
             reduced = value.__reduce_ex__(4)
         except RecursionError:
             raise
@@ -541,10 +541,10 @@ class _Walk:
         function, arguments, *rest = reduced
         self.visit(function)
         self.visit(arguments)
-        for each in rest:
-            # The last are iterators, of items.
+        for part in rest:
+            # The last values are iterators over items.
             self.visit(
-                each if each is None or isinstance(each, (tuple, dict)) or not _is_iterator(each) else list(each)
+                part if part is None or isinstance(part, (tuple, dict)) or not _is_iterator(part) else list(part)
             )
 
 
@@ -553,9 +553,9 @@ def _is_iterator(value: Any) -> bool:
 
 
 def _is_plainly_kept(kind: type) -> bool:
-    # Return whether its state is its attributes, so that pickling it calls no method.
-    own = {name for each in kind.__mro__[:-1] for name in vars(each)}
-    return own.isdisjoint(("__reduce__", "__reduce_ex__", "__getstate__"))
+    # Return whether the state of its objects is their attributes, so that pickling calls no method.
+    own_names = {name for class_ in kind.__mro__[:-1] for name in vars(class_)}
+    return own_names.isdisjoint(("__reduce__", "__reduce_ex__", "__getstate__"))
 
 
 def _hash(parts: Iterable[bytes]) -> str:
@@ -580,7 +580,7 @@ def _dask_token(value: Any) -> str:
     return str(tokenize(value))
 
 
-# Objects that cannot be read, by identity, each with a token of its own; kept so that no identity is given again.
+# Unreadable objects by identity, each with a unique token; kept alive so that no identity is reused.
 _UNREADABLE: Final[dict[int, tuple[Any, str]]] = {}
 
 
@@ -590,8 +590,8 @@ def _unique(value: Any) -> str:
 
 def _global_generators() -> list[Any]:
     modules = [sys.modules.get("random"), sys.modules.get("numpy.random")]
-    found = [getattr(modules[0], "_inst", None), getattr(getattr(modules[1], "mtrand", None), "_rand", None)]
-    return [each for each in found if each is not None]
+    generators = [getattr(modules[0], "_inst", None), getattr(getattr(modules[1], "mtrand", None), "_rand", None)]
+    return [instance for instance in generators if instance is not None]
 
 
 def _ufunc_modules() -> list[Any]:

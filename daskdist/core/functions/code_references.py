@@ -1,4 +1,4 @@
-"""Names that the code of a function refers to, read from its bytecode."""
+"""The names that the code of a function refers to, read from its bytecode."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Import:
     Parameters
     ----------
     module
-        The name that is imported.
+        The name of the module.
     level
         The number of leading dots.
     names
-        Names that are taken from it, by ``from module import names``; none for ``import module``.
+        The names of ``from module import names``; none for ``import module``.
     used
-        All names in the code, which may be attributes of what is imported.
+        All names in the code, which may be attributes of the imported objects.
     """
 
     module: str
@@ -44,19 +44,19 @@ class References:
     Parameters
     ----------
     digest
-        A hash of the code: of its instructions, constants and names, and of no line numbers or file names.
+        A hash of its instructions, constants and names, but not of line numbers or file names.
     global_names, free_names
-        Each global name and each free variable that is read, and the chains of attributes that are read from it.
+        Each global name and each free variable that is read, with the chains of attributes that are read from it.
     assigned_globals, assigned_free
-        Names that it assigns or deletes.
+        The names that it assigns or deletes.
     imports
-        The imports in it.
+        Its import statements.
     functions
-        Functions that are constants of it.
+        The functions among its constants.
     names
-        All names in it, those of attributes and methods too.
+        All names in it, including those of attributes and methods.
     may_change_objects
-        Whether it stores items or attributes, or calls a method by the name of one that changes its object.
+        Whether it stores items or attributes, or calls a method with the name of one that changes its object.
     """
 
     digest: bytes
@@ -77,23 +77,24 @@ _CHANGING_NAMES: Final = """
 """
 _CHANGING_METHODS: Final = frozenset(_CHANGING_NAMES.split())
 _CHANGING_STEPS: Final = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_ATTR"})
-# By the identity of a code object, as long as that lives.
+# Cached by the identity of a code object, for its lifetime.
 _KNOWN: Final[dict[int, tuple[weakref.ref[types.CodeType], References]]] = {}
 
 
 def references_of(code: types.CodeType) -> References:
-    """Return what a code object refers to; remembered as long as the code object lives, which never changes."""
+    """Return the references of a code object, which is immutable; cached for its lifetime."""
     known = _KNOWN.get(id(code))
     if known is not None and known[0]() is code:
         return known[1]
-    found = _BytecodeReader().read(code)
+    references = _BytecodeReader().read(code)
     place = id(code)
-    _KNOWN[place] = weakref.ref(code, lambda gone: _KNOWN.get(place, (None,))[0] is gone and _KNOWN.pop(place)), found
-    return found
+    forget = weakref.ref(code, lambda gone: _KNOWN.get(place, (None,))[0] is gone and _KNOWN.pop(place))
+    _KNOWN[place] = forget, references
+    return references
 
 
 class _BytecodeReader:
-    """Collects the references of a code object and of those nested in it."""
+    """A collector of the references of a code object and of those nested in it."""
 
     def __init__(self) -> None:
         self.globals: dict[str, set[Chain]] = {}
@@ -120,7 +121,7 @@ class _BytecodeReader:
         )
 
     def _visit(self, code: types.CodeType, free: frozenset[str]) -> None:
-        # `free` are the names that, in this code, mean free variables of the outermost.
+        # `free` are the names in this code that are free variables of the outermost one.
         self.names.update(code.co_names)
         if _CHANGING_METHODS.intersection(code.co_names):
             self.may_change_objects = True
@@ -162,7 +163,7 @@ def _import(code: types.CodeType, steps: list[dis.Instruction], place: int) -> I
 
 
 def digest_of(code: types.CodeType) -> bytes:
-    """Return a hash of a code object that moving, commenting or compiling it elsewhere does not change."""
+    """Return a hash of a code object that does not depend on its place, comments or where it was compiled."""
     digest = hashlib.blake2b(digest_size=16)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
@@ -180,10 +181,10 @@ def _constants(values: Iterable[Any]) -> Iterator[bytes]:
             yield f"tuple {len(value)}".encode()
             yield from _constants(value)
         elif isinstance(value, frozenset):
-            # The order of its items is another in each process.
-            yield b"set " + b" ".join(sorted(b"".join(_constants([each])) for each in value))
+            # The order of its items differs between processes.
+            yield b"set " + b" ".join(sorted(b"".join(_constants([constant])) for constant in value))
         elif isinstance(value, (types.FunctionType, functools.partial)):
-            # Callers that follow references find out which function it is.
+            # Callers that follow references visit the function itself.
             yield b"function"
         else:
             yield f"{type(value).__name__} {value!r}".encode()

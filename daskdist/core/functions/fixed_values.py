@@ -1,13 +1,12 @@
-"""Functions with the plain values fixed that they refer to, whatever variables are set to later.
+"""Functions with the plain values that they refer to fixed, whatever the variables are set to later.
 
-A copy of a function is made where it refers to such values: its closure has cells of its own, and reads of global
-names become constants. So it is with the functions that it reaches through its closure, global names and partials.
-What stays as it is:
+A function that refers to such values is copied: its closure gets new cells, and reads of global names become constants.
+The same applies to the functions that it reaches through its closure, global names and partials. Left unchanged are:
 
 * the objects that names refer to (lists, dicts, arrays, models): they are shared;
-* names of functions, classes and modules, and what is read through a module (``config.x``);
-* names that one of the functions assigns itself (``global``, ``nonlocal``): counters, say;
-* functions that call themselves, methods, objects that can be called.
+* names of functions, classes and modules, and values that are read through a module (``config.x``);
+* names that one of the functions assigns itself (``global``, ``nonlocal``), such as counters;
+* recursive functions, methods, and callable objects.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ _PLAIN: Final = (
     decimal.Decimal,
     pathlib.PurePath,
 )
-# Values of global names of imported modules: by the name of the module, and theirs.
+# (Name of an imported module, global name) -> value.
 Values = dict[tuple[str, str], Any]
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value cannot be changed, such as a number, text, None, or a tuple of those."""
+    """Return whether a value is immutable, such as a number, text, None, or a tuple of those."""
     if isinstance(value, (tuple, frozenset)):
         return all(map(is_plain, value))
     return isinstance(value, _PLAIN) and not isinstance(value, np.void)
@@ -59,7 +58,7 @@ def is_plain(value: Any) -> bool:
 
 @dataclass
 class FixedValues:
-    """The values that a function referred to when it was given to a dataset.
+    """The values that a function referred to when it was passed to a dataset.
 
     Parameters
     ----------
@@ -71,24 +70,24 @@ class FixedValues:
     # The values of global names, by namespace and name; those of cells, by identity, with the cell to keep it alive.
     _names: dict[tuple[int, str], Any] = field(default_factory=dict)
     _cells: dict[int, tuple[types.CellType, Any]] = field(default_factory=dict)
-    # Global names of functions, and names that are not defined yet, with what they meant.
+    # Global names of functions, and of undefined values, with their values at the time.
     _watched: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
     _local: Callable[..., Any] | None = None
     _portable: tuple[Callable[..., Any], Values] | None = None
 
     def function(self) -> Callable[..., Any]:
-        """Return the function with its values fixed, to be called in this process."""
+        """Return the function with its values fixed, for calls in this process."""
         self._forget_outdated()
         if self._local is None:
             self._local = self._fixed(with_imported=True)
         return self._local
 
     def portable(self) -> tuple[Callable[..., Any], Values]:
-        """Return the function to be pickled, and the values of names of imported modules, which go by reference.
+        """Return the function to pickle, and the values of global names of imported modules, which pickle by reference.
 
-        In the other process, `with_values` puts the two together.
+        In the other process, `with_values` combines the two.
         """
-        # Kept, for functions are pickled with each of many tasks.
+        # Cached, as functions are pickled with each of many tasks.
         self._forget_outdated()
         if self._portable is None:
             self._portable = self._made_portable()
@@ -106,7 +105,7 @@ class FixedValues:
         return self._fixed(with_imported=False), values
 
     def _forget_outdated(self) -> None:
-        # Forget the fixed functions if a function that is reached by its name was defined since, or defined again.
+        # Forget the fixed functions if a function that is reached by name was defined or redefined since.
         if any(variables.get(name, _MISSING) is not value for variables, name, value in self._watched):
             self._local = self._portable = None
 
@@ -134,7 +133,7 @@ class FixedValues:
 
 
 def with_values(function: Callable[..., Any], values: Values) -> Callable[..., Any]:
-    """Return a function in which names of imported modules have the values that they had in another process."""
+    """Return a function in which global names of imported modules have the values of another process."""
     if not values:
         return function
     reach = _Reach(function)
@@ -149,15 +148,15 @@ def with_values(function: Callable[..., Any], values: Values) -> Callable[..., A
 
 
 def with_views(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function in which objects that stay in their process are replaced by what stands for them in others.
+    """Return a function in which objects that stay in their process are replaced by their views for other processes.
 
-    Those are objects with a method ``view_elsewhere``, such as strategies.
+    These are objects with a method ``view_elsewhere``, such as strategies.
     """
     reach = _Reach(function)
-    skipped = reach.recursive | {id(each) for each in reach.functions if _is_imported(each)}
+    skipped = reach.recursive | {id(function) for function in reach.functions if _is_imported(function)}
     fixer = _Fixer(lambda function, name, value: _MISSING, lambda cell, value: _MISSING, skipped, _elsewhere)
-    found: Callable[..., Any] = fixer.fix(function)
-    return found
+    fixed: Callable[..., Any] = fixer.fix(function)
+    return fixed
 
 
 def _as_it_is(value: Any) -> Any:
@@ -170,7 +169,7 @@ def _elsewhere(value: Any) -> Any:
 
 
 class _Missing:
-    """Stands for no value; None may be one."""
+    """The absence of a value, as None may be one."""
 
 
 _MISSING: Final = _Missing()
@@ -182,21 +181,21 @@ def _is_imported(function: types.FunctionType) -> bool:
     module = sys.modules.get(name) if name not in (None, "__main__") else None
     if module is None or vars(module) is not function.__globals__ or function.__module__ != name:
         return False
-    found: Any = module
+    attribute: Any = module
     for part in function.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is function
+        attribute = getattr(attribute, part, None)
+    return attribute is function
 
 
 class _Reach:
-    """The functions outside of installed packages that a function reaches, and what they assign."""
+    """The functions outside of installed packages that a function reaches, and the names that they assign."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.functions: list[types.FunctionType] = []
         self.assigned_names: set[tuple[int, str]] = set()
         self.assigned_cells: set[int] = set()
         self.watched: list[tuple[dict[str, Any], str, Any]] = []
-        # The functions that reach themselves, by identity.
+        # The recursive functions, by identity.
         self.recursive: set[int] = set()
         self._path: list[int] = []
         self._done: set[int] = set()
@@ -204,8 +203,8 @@ class _Reach:
 
     def _visit(self, value: Any) -> None:
         if type(value) is functools.partial:
-            for each in (value.func, *value.args, *value.keywords.values()):
-                self._visit(each)
+            for part in (value.func, *value.args, *value.keywords.values()):
+                self._visit(part)
         elif type(value) is types.FunctionType and package_of(value.__globals__.get("__name__")) is None:
             self._visit_function(value)
 
@@ -217,28 +216,28 @@ class _Reach:
             return
         self.functions.append(function)
         self._path.append(id(function))
-        found, variables = references_of(function.__code__), function.__globals__
-        self.assigned_names.update((id(variables), name) for name in found.assigned_globals)
+        references, variables = references_of(function.__code__), function.__globals__
+        self.assigned_names.update((id(variables), name) for name in references.assigned_globals)
         if _is_imported(function):
             self.assigned_names.update((id(variables), name) for name in _assigned_in(variables))
         for name, cell in _cells(function):
-            if name in found.assigned_free:
+            if name in references.assigned_free:
                 self.assigned_cells.add(id(cell))
             elif not _is_empty(cell):
                 self._visit(cell.cell_contents)
-        for name in found.global_names:
+        for name in references.global_names:
             value = variables.get(name, _MISSING)
             if value is _MISSING or isinstance(value, (types.FunctionType, functools.partial)):
                 self.watched.append((variables, name, value))
                 self._visit(value)
-        for value in found.functions:
+        for value in references.functions:
             self._visit(value)
         self._path.pop()
         self._done.add(id(function))
 
 
 def _assigned_in(variables: Mapping[str, Any]) -> Iterator[str]:
-    # The names of a module that its functions assign: what is set up in each process by itself, perhaps.
+    # Yield the names of a module that its functions assign, as each process may initialise them itself.
     for value in list(variables.values()):
         if type(value) is types.FunctionType and value.__globals__ is variables:
             yield from references_of(value.__code__).assigned_globals
@@ -257,18 +256,18 @@ def _is_empty(cell: types.CellType) -> bool:
 
 
 class _Fixer:
-    """Copies functions.
+    """A copier of functions.
 
     Parameters
     ----------
     value_of
-        Gives the value to fix of a function's global name, by its present one, or `_MISSING`.
+        Returns the value to fix for a function's global name, given its current value, or `_MISSING`.
     content_of
-        Gives the value to fix of a cell.
+        Returns the value to fix for a cell.
     skipped
-        Functions that stay as they are, by identity.
+        The functions to leave unchanged, by identity.
     replace
-        Gives what is to stand for a value that is no function.
+        Returns the replacement of a value that is not a function.
     """
 
     def __init__(
@@ -285,7 +284,7 @@ class _Fixer:
         self._fixed: dict[int, tuple[Any, Any]] = {}
 
     def fix(self, value: Any) -> Any:
-        """Return the function, or a copy of it where something in it is to be fixed; anything else as it is."""
+        """Return a function, or a copy with fixed values; other values unchanged."""
         if type(value) is functools.partial:
             return self._fix_partial(value)
         if type(value) is not types.FunctionType:
@@ -303,16 +302,16 @@ class _Fixer:
         keywords = {name: self.fix(value) for name, value in partial.keywords.items()}
         before = (partial.func, *partial.args, *partial.keywords.values())
         after = (function, *arguments, *keywords.values())
-        if all(one is other for one, other in zip(before, after, strict=True)):
+        if all(old is other for old, other in zip(before, after, strict=True)):
             return partial
-        made = functools.partial(function, *arguments, **keywords)
-        vars(made).update(vars(partial))
-        return made
+        partial_copy = functools.partial(function, *arguments, **keywords)
+        vars(partial_copy).update(vars(partial))
+        return partial_copy
 
     def _fix_function(self, function: types.FunctionType) -> types.FunctionType:
         cells = tuple(self._fix_cell(cell) for _, cell in _cells(function))
-        found, variables, constants = references_of(function.__code__), function.__globals__, {}
-        for name in found.global_names:
+        references, variables, constants = references_of(function.__code__), function.__globals__, {}
+        for name in references.global_names:
             value = variables.get(name, _MISSING)
             fixed = self._value_of(function, name, value)
             if fixed is _MISSING:
@@ -320,20 +319,24 @@ class _Fixer:
                 if fixed is value:
                     continue
             constants[name] = fixed
-        replaced = {id(each): self.fix(each) for each in found.functions}
+        replaced = {id(constant): self.fix(constant) for constant in references.functions}
         code = function.__code__
         if constants or any(id(value) != key for key, value in replaced.items()):
             code = _with_constants(code, constants, replaced)
         if code is function.__code__ and all(
-            one is other for one, other in zip(cells, function.__closure__ or (), strict=True)
+            before is other for before, other in zip(cells, function.__closure__ or (), strict=True)
         ):
             return function
-        made = types.FunctionType(code, variables, function.__name__, function.__defaults__, cells or None)
-        made.__kwdefaults__ = function.__kwdefaults__
-        made.__qualname__, made.__module__, made.__doc__ = function.__qualname__, function.__module__, function.__doc__
-        made.__annotations__ = function.__annotations__
-        vars(made).update(vars(function))
-        return made
+        copied = types.FunctionType(code, variables, function.__name__, function.__defaults__, cells or None)
+        copied.__kwdefaults__ = function.__kwdefaults__
+        copied.__qualname__, copied.__module__, copied.__doc__ = (
+            function.__qualname__,
+            function.__module__,
+            function.__doc__,
+        )
+        copied.__annotations__ = function.__annotations__
+        vars(copied).update(vars(function))
+        return copied
 
     def _fix_cell(self, cell: types.CellType) -> types.CellType:
         if _is_empty(cell):
@@ -351,18 +354,20 @@ _NULL_COMES_FIRST: Final = sys.version_info < (3, 13)
 
 
 def _with_constants(code: types.CodeType, values: Mapping[str, Any], replaced: Mapping[int, Any]) -> types.CodeType:
-    """Return code in which reads of global names are constants, as are those of the code nested in it.
+    """Return code in which reads of global names are constants, including the code nested in it.
 
     Parameters
     ----------
     values
-        What the names mean.
+        The values of the names.
     replaced
-        Constants that are replaced by others, by identity.
+        The replacements of constants, by identity.
     """
     constants = [
-        _with_constants(each, values, replaced) if isinstance(each, types.CodeType) else replaced.get(id(each), each)
-        for each in code.co_consts
+        _with_constants(value, values, replaced)
+        if isinstance(value, types.CodeType)
+        else replaced.get(id(value), value)
+        for value in code.co_consts
     ]
     instructions = bytearray(code.co_code)
     places: dict[str, int] = {}
@@ -382,7 +387,7 @@ def _with_constants(code: types.CodeType, values: Mapping[str, Any], replaced: M
 
 
 def _load(place: int, is_called: bool, num_bytes: int) -> bytes:
-    # A global name takes more bytes than a constant: what is left over does nothing.
+    # Loading a global takes more bytes than loading a constant: fill the rest with NOPs.
     load = b""
     for shift in (24, 16, 8):
         if place >> shift:

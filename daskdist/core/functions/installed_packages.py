@@ -1,4 +1,4 @@
-"""Installed packages: which of them a module is of, and their versions."""
+"""The installed packages of modules, and their versions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PACKAGES: Final[dict[str, str | None]] = {}
 
 
 def package_of(module: Any) -> str | None:
-    """Return the name and version of the installed package that a module is of, or None if it is of none."""
+    """Return the name and version of the installed package of a module; None if it is in none."""
     if not isinstance(module, (str, type(None))):
-        # Some types of extensions have none.
+        # Some types of extensions have no module.
         return "extension"
     root = (module or "").partition(".")[0]
     if root not in _PACKAGES:
@@ -37,7 +37,7 @@ def _installed(root: str) -> str | None:
         is_of_packages = "site-packages" in parts or "dist-packages" in parts
         if is_of_packages:
             return f"{root} {_version(root, module)}"
-        if any(place.startswith(each + os.sep) for each in _STANDARD):
+        if any(place.startswith(directory + os.sep) for directory in _STANDARD):
             return _PYTHON
     return None
 

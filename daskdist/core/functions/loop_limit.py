@@ -1,10 +1,10 @@
-"""A limit of the threads of a pool that work at the same time where they call a function row by row, by measuring.
+"""A measured limit on the threads of a pool that call a function row by row at the same time.
 
-Python runs in one thread at a time. A function that runs Python for most of its time gains nothing from a second
-thread; one that often gives other threads a turn for a few microseconds, as the decoders of small images do, becomes
-slower by it, because threads then wait for each other at each call: also for one that only reads the next rows. One
-that waits, or computes outside of Python for long, becomes faster. Which it is cannot be told from the code. So one
-thread works at first, and more where some of the rows, computed either way in turns, prove to take less time by that.
+Python runs in one thread at a time. A function that mostly runs Python gains nothing from a second thread. One that
+often releases the interpreter for a few microseconds, such as decoders of small images, becomes slower, because threads
+then wait for each other at each call, including threads that read the next rows. One that waits, or computes outside of
+Python for long, becomes faster. The code does not tell which. So one thread works at first, and more if alternating
+measurements on some of the rows prove to be faster.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from operator import length_hint
 from time import perf_counter
 from typing import Any, Final
 
-# A phase of one of two limits that are compared takes at least so long, so many rows of each thread, and a whole call
-# of each, with what that does before and after its rows; where calls take long, part of one.
+# The least duration of a phase under one of two compared limits, and the least number of rows of each thread; it also
+# lasts a whole call of each thread, with the work before and after its rows, or a part of a call if calls are long.
 _PHASE_S: Final = 0.05
 _PHASE_ROWS: Final = 4
 _LONGEST_PHASE_S: Final = 2.0
-# More threads are taken where they make rows so much faster: they take processor time from others.
+# The least speedup for which more threads are used, as they take processor time from other work.
 _GAIN: Final = 1.1
-# More threads are taken once so many more pairs of phases were for them than against them; fewer, the other way round.
-# So noise seldom decides, and least of all for more threads.
+# The lead in pairs of phases that decides for more threads, and for fewer. Because of it noise seldom decides, least of
+# all for more threads.
 _LEAD_OF_MORE: Final = 3
 _LEAD_OF_FEWER: Final = 2
-# Seconds that functions run before the first comparison, and between two of them: at first, and at most.
+# The seconds of running before the first comparison, and between two comparisons: at first, and at most.
 _FIRST_REST_S: Final = 0.1
 _REST_S: Final = 4.0
 _LONGEST_REST_S: Final = 60.0
-# A piece of a loop takes about so long; in between, threads change.
+# The approximate duration of a piece of a loop; threads switch between pieces.
 _PIECE_S: Final = 0.002
 _MOST_ROWS: Final = 4096
-# Threads that wait go on when none of those that work has finished a piece for so long: they may be waited for.
+# Waiting threads continue if no running one finished a piece for this time, as the running ones may wait for them.
 _PATIENCE_S: Final = 1.0
 
 
 class LimitChooser:
-    """The choice of a limit, by how fast loops are under different limits.
+    """The choice of a limit by the speed of loops under different limits.
 
-    It knows no clock and no thread. `limit` is what counts at the moment; in a comparison that is in turns one limit
-    and the other: fewer, more, more, fewer, and so on, so that rows that become slower do not favour one of them.
+    It uses no clock and no thread. `limit` is the current limit; during a comparison it alternates between two: fewer,
+    more, more, fewer, and so on, so that a gradual change of the speed favours neither.
 
     Parameters
     ----------
     num_threads
-        The number of threads there are, two or more; as a limit, that is the same as none.
+        The number of threads, at least two; a limit of that number is no limit.
     """
 
     def __init__(self, num_threads: int) -> None:
         powers = [1 << k for k in range(num_threads.bit_length())]
         self._levels = [*(power for power in powers if power < num_threads), num_threads]
         self._chosen = 0
-        # First all threads against one.
+        # First compare all threads with one.
         self._other = len(self._levels) - 1
         self._is_upwards = True
-        # Seconds left to the next comparison, and the seconds between comparisons.
+        # The seconds until the next comparison, and the seconds between comparisons.
         self._left_s, self._rest_s = _FIRST_REST_S, _REST_S
         self._is_comparing = False
         self._phase = 0
@@ -69,12 +69,12 @@ class LimitChooser:
 
     @property
     def limit(self) -> int:
-        """Return the number of threads that may work now."""
+        """Return the number of threads that may run now."""
         return self._levels[self._level if self._is_comparing else self._chosen]
 
     @property
     def chosen(self) -> int:
-        """The limit that was the best so far."""
+        """The best limit so far."""
         return self._levels[self._chosen]
 
     @property
@@ -82,20 +82,20 @@ class LimitChooser:
         return sorted((self._chosen, self._other))[self._phase % 4 in (1, 2)]
 
     def note(self, num_rows: int, num_over: int, seconds: float, num_running: int, num_waiting: int) -> None:
-        """Note what was done in a time in which the threads were the same.
+        """Record the work done in a period in which the running threads did not change.
 
         Parameters
         ----------
         num_rows
-            The rows of all threads.
+            The number of rows of all threads.
         num_over
-            The calls that were over at its end.
+            The number of calls that ended with the period.
         seconds
-            The time.
+            The duration of the period.
         num_running
-            The number of threads that worked in that time, one or more.
+            The number of threads that ran, at least one.
         num_waiting
-            The number of those that wanted to.
+            The number of threads that waited.
         """
         if not self._is_comparing:
             self._left_s -= seconds
@@ -103,7 +103,7 @@ class LimitChooser:
                 self._is_comparing, self._phase, self._lead = True, 0, 0
                 self._clear()
         elif num_running == min(self.limit, num_running + num_waiting):
-            # Else threads that the phase before had, or not, still have to stop, or to begin.
+            # Otherwise threads of the previous phase have yet to stop, or new ones to start.
             self._num_rows += num_rows
             self._num_over += num_over
             self._seconds += seconds
@@ -112,7 +112,7 @@ class LimitChooser:
                 self._end_phase()
 
     def give_up(self) -> None:
-        """Let all threads work, longer each time."""
+        """Let all threads run, for a longer time after each failure."""
         self._chosen = len(self._levels) - 1
         self._other = self._chosen - 1
         self._left_s = self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
@@ -142,39 +142,39 @@ class LimitChooser:
         step = 1 if self._is_upwards else -1
         self._other = best + step if 0 <= best + step < len(self._levels) else best - step
         self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S) if is_same else _REST_S
-        # If the choice changed, the next limit in that direction may be better still.
+        # If the choice changed, a limit further in that direction may be better still.
         self._left_s = self._rest_s if is_same or self._other == before else 0.0
         self._is_comparing = False
 
 
 class LoopLimit:
-    """The threads that call one function row by row, held to the limit that proves the fastest."""
+    """A limiter of the threads that call one function row by row, which uses the fastest limit."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self._chooser: LimitChooser | None = None
         self._running: list[_Call] = []
         self._waiting: deque[_Call] = deque()
-        # The time and the rows at the last look, and the rows of calls that are not running.
+        # The time and the number of rows at the last measurement, and the rows of calls that are not running.
         self._seen_s, self._seen_rows, self._num_rows = 0.0, 0, 0
         self._num_pieces = 0
         self._piece_rows = 1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A measurement in another process tells nothing.
+        # Measurements do not apply to another process.
         return LoopLimit, ()
 
     def loop(self, elements: Iterable[Any], num_rows: int) -> Iterable[Any]:
-        """Give the elements that the function is to be called with, when it is this thread's turn.
+        """Return an iterable of the arguments of the function, which waits until it is this thread's turn.
 
-        Outside of the threads of a pool, and where that has one only, they are given as they are.
+        Outside of a pool's threads, or if the pool has one thread, the elements are returned unchanged.
 
         Parameters
         ----------
         elements
             The elements.
         num_rows
-            How many there are.
+            Their number.
         """
         call: _Call | None = getattr(_current, "call", None)
         if call is None or call.pool.num_threads < 2 or not num_rows:
@@ -186,21 +186,21 @@ class LoopLimit:
         return chain.from_iterable(limit.pieces(call, iter(elements), num_rows))
 
     def enter(self, call: _Call) -> None:
-        """Wait until a call may go on."""
+        """Wait until a call may continue."""
         with self.changed:
             self._chooser = self._chooser or LimitChooser(call.pool.num_threads)
             self._waiting.append(call)
             self._wait(call)
 
     def leave(self, call: _Call) -> None:
-        """Let others go on, as a call is over."""
+        """Record the end of a call, and let others continue."""
         with self.changed:
             self._look(num_over=1)
             self._stop(call)
             self.changed.notify_all()
 
     def pieces(self, call: _Call, elements: Iterator[Any], num_rows: int) -> Iterator[Iterator[Any]]:
-        """Yield iterators over pieces of some elements, and let others go on in between where they are to."""
+        """Yield iterators over pieces of the elements; other calls may continue between pieces."""
         while num_rows > 0:
             piece_rows = min(self._piece_rows, num_rows)
             start = perf_counter()
@@ -213,7 +213,7 @@ class LoopLimit:
                 self._num_pieces += 1
                 self._look()
                 if num_rows > 0 and len(self._running) > self._limit:
-                    # At the front: calls that come later wait longer.
+                    # Insert at the front, so that later calls wait longer.
                     self._stop(call)
                     self._waiting.appendleft(call)
                     self._wait(call)
@@ -223,7 +223,7 @@ class LoopLimit:
         return self._chooser.limit if self._chooser else 1
 
     def _look(self, *, num_over: int = 0) -> None:
-        # With the lock, before anything changes, and at times when nothing does.
+        # Called with the lock held, before each change, and from time to time.
         now, num_rows = perf_counter(), self._num_rows + sum(call.num_rows for call in self._running)
         if self._running and self._chooser:
             before = self._limit
@@ -238,13 +238,13 @@ class LoopLimit:
         self._num_rows += call.num_rows
 
     def _wait(self, call: _Call) -> None:
-        # With the lock, by one that waits; afterwards it is one that runs.
+        # Called with the lock held, by a waiting call, which is running afterwards.
         start = perf_counter()
         try:
             while not call.pool.is_closed and (self._waiting[0] is not call or len(self._running) >= self._limit):
                 num_pieces = self._num_pieces
                 if not self.changed.wait(_PATIENCE_S) and num_pieces == self._num_pieces:
-                    # Whoever works may wait for this one, or for something else, or takes so long that it matters less.
+                    # The running calls may wait for this one, or are so slow that the limit matters little.
                     if self._chooser:
                         self._chooser.give_up()
                     self.changed.notify_all()
@@ -258,17 +258,17 @@ class LoopLimit:
 
 
 def _next_rows(num_rows: int, seconds: float) -> int:
-    # Return the number of rows of the next piece, by the time of the one before.
+    # Return the number of rows of the next piece, by the duration of the previous one.
     fitting = int(num_rows * _PIECE_S / max(seconds, 1e-9))
     return max(1, min(fitting, 2 * num_rows, _MOST_ROWS))
 
 
 class _Call:
-    """A call in a thread of a pool, and how far it has come, which other threads look at."""
+    """A call in a thread of a pool with its progress, which other threads read."""
 
     def __init__(self, pool: LoopPool) -> None:
         self.pool = pool
-        # The limit that the call is held to; None for one that has not looped.
+        # The limit that applies to the call; None before its first loop.
         self.limit: LoopLimit | None = None
         self.loop_s = self.waiting_s = 0.0
         self._num_rows = 0
@@ -276,7 +276,7 @@ class _Call:
 
     @property
     def num_rows(self) -> int:
-        """The rows that functions were called with."""
+        """The number of rows that functions were called with."""
         return self._num_rows - length_hint(self._piece)
 
     def begin(self, piece: list[Any]) -> Iterator[Any]:
@@ -292,19 +292,19 @@ class LoopPool:
     Parameters
     ----------
     num_threads
-        How many there are.
+        Their number.
     """
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
-        # The limit of calls from their beginning, set if they do little else than loops: then also what they do
-        # before and after should not be done beside a loop. Reading that takes longer goes on beside loops.
+        # The limit for whole calls, set if they consist mostly of loops: then their other work should not run beside a
+        # loop either. Longer reads continue beside loops.
         self.limit: LoopLimit | None = None
         self._loop_s = self._busy_s = 0.0
         self.is_closed = False
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call ``function(*args)`` in a thread of the pool, when it is its turn."""
+        """Call ``function(*args)`` in a thread of the pool when it is its turn."""
         call, start = _Call(self), perf_counter()
         call.limit = self.limit
         if call.limit:
@@ -316,7 +316,7 @@ class LoopPool:
             return function(*args)
         finally:
             _current.call = None
-            # Threads may do this at the same time: then one of the calls does not count.
+            # A race between threads may lose the time of one call, which is harmless.
             self._busy_s += perf_counter() - start - call.waiting_s
             self._loop_s += call.loop_s
             if call.limit:
@@ -324,7 +324,7 @@ class LoopPool:
                 call.limit.leave(call)
 
     def close(self) -> None:
-        """Let calls that have not begun end without beginning."""
+        """Cancel the calls that have not begun."""
         self.is_closed = True
         if self.limit is not None:
             with self.limit.changed:

@@ -1,4 +1,4 @@
-"""Random generators that functions refer to."""
+"""The random generators that functions refer to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import types
 from typing import Any, Final
 
-# Functions of PyTorch that draw from the generator of the process.
+# Functions of PyTorch that draw from the global generator.
 _OF_TORCH_NAMES: Final = """
     bernoulli multinomial normal poisson rand rand_like randint randint_like randn randn_like randperm
 """
@@ -14,24 +14,24 @@ _OF_TORCH: Final = frozenset(_OF_TORCH_NAMES.split())
 
 
 class GeneratorUses:
-    """The generators found, and the names by which functions may come to use them.
+    """The generators that code refers to, and the names through which it may use them.
 
-    What is found in a method, or in an attribute of an object, counts only if that name is used.
+    A generator in a method or in an attribute of an object counts only if that name is used.
     """
 
     def __init__(self) -> None:
-        # The method whose code is looked at.
+        # The method whose code is being examined.
         self.member: str | None = None
         self._found: list[tuple[str, str | None]] = []
         self._names: dict[str | None, set[str]] = {}
         self._of_objects: set[int] = set()
 
     def note_names(self, *names: str) -> None:
-        """Note names that the code uses which is looked at."""
+        """Record names that the examined code uses."""
         self._names.setdefault(self.member, set()).update(names)
 
     def look_at(self, value: Any, name: str) -> None:
-        """Look whether a value is a generator, or a method of one."""
+        """Record a value if it is a generator or a method of one."""
         owner = getattr(value, "__self__", None) if isinstance(value, _METHODS) else None
         if id(value) in self._of_objects:
             return
@@ -41,37 +41,37 @@ class GeneratorUses:
             self._found.append((f"{name}, {_kind(value)}", self.member))
 
     def look_in(self, value: Any) -> None:
-        """Look at the attributes of an object."""
-        for name, each in getattr(value, "__dict__", {}).items():
-            if isinstance(name, str) and _is_generator(each):
-                self._of_objects.add(id(each))
-                self._found.append((f"the attribute {name}, {_kind(each)}", name))
+        """Record the generators among the attributes of an object."""
+        for name, attribute_value in getattr(value, "__dict__", {}).items():
+            if isinstance(name, str) and _is_generator(attribute_value):
+                self._of_objects.add(id(attribute_value))
+                self._found.append((f"the attribute {name}, {_kind(attribute_value)}", name))
 
     def look_at_attributes(self, module: types.ModuleType, name: str, chain: tuple[str, ...]) -> None:
-        """Look at what is read through an installed module, such as ``numpy.random.rand``."""
+        """Record a generator that is used through an installed module, as in ``numpy.random.rand``."""
         root = module.__name__.partition(".")[0]
         if root == "torch" and chain and chain[0] in _OF_TORCH:
             self._found.append((f"torch.{chain[0]}", self.member))
         if root not in ("numpy", "random"):
             return
         value: Any = module
-        for each in chain:
-            value = getattr(value, each, None)
+        for attribute in chain:
+            value = getattr(value, attribute, None)
             if isinstance(value, _METHODS) and _is_generator(value.__self__):
                 self._found.append((".".join((name, *chain)), self.member))
 
     def list(self) -> list[str]:
-        """Return words for each generator that is used."""
+        """Return a description of each generator that is used."""
         used, members = set(self._names.get(None, ())), {name for name in self._names if name is not None}
-        while found := {name for name in members if name in used or _is_implicit(name)}:
-            members -= found
-            for name in found:
+        while reached := {name for name in members if name in used or _is_implicit(name)}:
+            members -= reached
+            for name in reached:
                 used |= self._names[name] | {name}
         return list(dict.fromkeys(text for text, member in self._found if member is None or member in used))
 
 
 def _is_implicit(name: str) -> bool:
-    # Return whether a method may be called without its name, and after the object was made.
+    # Return whether a method may be called implicitly after the creation of the object.
     return name.startswith("__") and name not in (
         "__init__",
         "__new__",
@@ -92,10 +92,10 @@ def _is_generator(value: Any) -> bool:
 
 
 def _kinds() -> tuple[type, ...]:
-    found = [getattr(sys.modules.get("random"), "Random", None)]
+    kinds = [getattr(sys.modules.get("random"), "Random", None)]
     numpy = sys.modules.get("numpy.random")
-    found += [getattr(numpy, name, None) for name in ("Generator", "RandomState", "BitGenerator")]
-    return tuple(each for each in found if each is not None)
+    kinds += [getattr(numpy, name, None) for name in ("Generator", "RandomState", "BitGenerator")]
+    return tuple(kind for kind in kinds if kind is not None)
 
 
 def _kind(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Functions that users give, called so that their failures say where they happened."""
+"""Users' functions, called so that errors name the place where they happened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from daskdist.errors import ArgumentError, UserFunctionError
 
 
 def location(function: Callable[..., Any]) -> str:
-    """Return where a function is defined, as ``name (file:line)``."""
+    """Return the place where a function is defined, as ``name (file:line)``."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", type(function).__name__)
@@ -32,34 +32,34 @@ def location(function: Callable[..., Any]) -> str:
     return f"{name} ({path}:{code.co_firstlineno})"
 
 
-# Larger numbers are not tried: a function may make arrays of such a length.
+# Larger numbers are not tried, as a function may create arrays of such a length.
 _LARGEST: Final = 1000
 
 
 def numbers_in(function: Callable[..., Any]) -> list[float]:
-    """Return the numbers that a Python function's code has or refers to by name, from the smallest on.
+    """Return the numbers that a Python function's code contains or refers to by name, ordered by absolute value.
 
-    They are those at which what it does may change. Of other callables there are none.
+    The behaviour of the function may change at these. Other callables have none.
     """
-    found: set[float] = set()
+    numbers: set[float] = set()
     while isinstance(function, functools.partial):
-        found.update(_numbers(function.args), _numbers(function.keywords.values()))
+        numbers.update(_numbers(function.args), _numbers(function.keywords.values()))
         function = function.func
     function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     if code is None:
-        return sorted(found, key=abs)
+        return sorted(numbers, key=abs)
     codes = [code]
-    for each in codes:
-        found.update(_numbers(each.co_consts))
-        codes += [const for const in each.co_consts if isinstance(const, CodeType)]
+    for nested_code in codes:
+        numbers.update(_numbers(nested_code.co_consts))
+        codes += [const for const in nested_code.co_consts if isinstance(const, CodeType)]
         names = getattr(function, "__globals__", {})
-        found.update(_numbers(names.get(name) for name in each.co_names))
+        numbers.update(_numbers(names.get(name) for name in nested_code.co_names))
     with contextlib.suppress(ValueError):
-        # A variable of an outer function may not be set yet.
-        found.update(_numbers(cell.cell_contents for cell in getattr(function, "__closure__", None) or ()))
-    found.update(_numbers(getattr(function, "__defaults__", None) or ()))
-    return sorted(found, key=lambda number: (abs(number), number))
+        # A variable of an enclosing function may be unset.
+        numbers.update(_numbers(cell.cell_contents for cell in getattr(function, "__closure__", None) or ()))
+    numbers.update(_numbers(getattr(function, "__defaults__", None) or ()))
+    return sorted(numbers, key=lambda number: (abs(number), number))
 
 
 def _numbers(values: Iterable[Any]) -> Iterator[float]:
@@ -71,65 +71,65 @@ def _numbers(values: Iterable[Any]) -> Iterator[float]:
 
 
 class UserFunction:
-    """A function a user gave to an operation, with the plain values fixed that it refers to.
+    """A user's function for an operation, with the plain values that it refers to fixed.
 
     Parameters
     ----------
     function
-        Called with the items of an element that is a tuple, else with the element.
+        Called with the items of an element that is a tuple, otherwise with the element.
     operation
-        The name of the operation it was given to.
+        The name of the operation.
     narrow
         Whether Python numbers that it returns become int32 and float32, as in `as_array`.
     """
 
-    # True if it is called only in the program's process, or gives the same in every process.
+    # True if it is called only in the program's process, or returns the same in every process.
     stays_in_program = False
 
     def __init__(self, function: Callable[..., Any], operation: str, *, narrow: bool = False) -> None:
         if not callable(function):
             raise ArgumentError(f"{operation}: expected a function, got {type(function).__name__} {function!r}")
-        # None where it was unpickled: then they are fixed already.
+        # None after unpickling, when values are fixed already.
         self._values: FixedValues | None = FixedValues(function)
         self.function = self._values.function()
         self.operation = operation
         self.narrow = narrow
-        # True if one call may replace many, where the result is known to be the same.
+        # True if one call may replace many when the result is known to be the same.
         self.may_vectorize = True
         # The number of threads that may call it row by row at the same time.
         self.loop_limit = LoopLimit()
-        # Taken here, where the source file is; on a worker the path would be another.
+        # Computed here, because the path of the source file may differ on a worker.
         self.location = location(function)
-        # Taken before it is called: afterwards, objects that it changes hold other values.
+        # Computed before any call, as calls may change objects that it reaches.
         self._fingerprint: Fingerprint | None = fingerprint_of(self.function)
 
     def row_by_row(self) -> Self:
-        """Return the same function, to be called for each element."""
+        """Return the function without vectorising: it is called for each element."""
         other = object.__new__(type(self))
         other.__dict__ = {**self.__dict__, "may_vectorize": False}
         return other
 
     def refresh(self) -> None:
-        """Take functions that it reaches by their names as they are defined now."""
+        """Use the current definitions of functions that it reaches by name."""
         if self._values is not None:
             self.function = self._values.function()
 
     def check_generators(self) -> None:
-        """Check that it draws from no random generator that each process would have a copy of.
+        """Check that it does not use a random generator of which each process would have a copy.
 
         Raises
         ------
         ArgumentError
-            It does.
+            It uses one.
         """
         generators = () if self._values is None else self.fingerprint().generators
         if generators and not self.stays_in_program:
             name = getattr(self._values.original, "__name__", "fn") if self._values else "fn"
             name = "fn" if name == "<lambda>" else name
             raise ArgumentError(
-                f"{self.operation}: {self.location} draws from {generators[0]}, which each process has for itself, so "
+                f"{self.operation}: {self.location} draws from {generators[0]}, of which each process has a copy, so "
                 f"that rows would get the same numbers, or others in each run. Write map({name}, rng=seed): it calls "
-                f"{name}(element, rng) with a generator of its own for each element and pass"
+                f"{name}(element, rng) with a separate generator for each element and pass"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -144,28 +144,28 @@ class UserFunction:
         self.function = with_values(self.function, state.get("values", {}))
 
     def __call__(self, element: Any, where: Callable[[], str]) -> Any:
-        """Call it with an element; ``where()`` says which for a message."""
+        """Call the function with an element; ``where()`` names the element in messages."""
         return self.of(element if type(element) is tuple else (element,), where)
 
     def of_items(self) -> Callable[..., Any]:
-        """Return what is called with the items of an element that is a tuple, else with the element."""
+        """Return the function, which takes the items of an element that is a tuple, otherwise the element."""
         return self.function
 
     def of(self, arguments: Sequence[Any], where: Callable[[], str]) -> Any:
-        """Call it with arguments; ``where()`` says on what, for a message."""
+        """Call the function with arguments; ``where()`` names the element in messages."""
         try:
             return self.function(*arguments)
         except Exception as error:
             raise self.failed(error, where()) from error
 
     def failed(self, error: Exception, where: str) -> UserFunctionError:
-        """Return the error that tells that the function raised one, and on what."""
+        """Return an error with the function's error and the element that caused it."""
         return UserFunctionError(
             f"{self.operation}: {self.location} raised {type(error).__name__}: {error}, on {where}"
         )
 
     def leaves(self, element: Any, where: Callable[[], str]) -> tuple[tuple[Any, ...], Structure]:
-        """Its result as leaves and structure; a list at the top counts as a tuple."""
+        """Return its result as leaves and structure; a list at the top level counts as a tuple."""
         return self.flattened(self(element, where), where)
 
     def flattened(self, result: Any, where: Callable[[], str]) -> tuple[tuple[Any, ...], Structure]:
@@ -181,9 +181,9 @@ class UserFunction:
         return self.location
 
     def fingerprint(self) -> Fingerprint:
-        """Return the fingerprint of its code as it is now, and of the objects it reaches as they were at first.
+        """Return the fingerprint of its current code, and of the objects it reaches as they were at first.
 
-        Where some of the code was changed since, the objects are taken as they are now, too.
+        If some of the code was changed since, the current objects count.
         """
         self.refresh()
         current = fingerprint_of(self.function)
@@ -193,20 +193,20 @@ class UserFunction:
         return known
 
     def __dask_tokenize__(self) -> object:
-        found = self.fingerprint()
-        return "UserFunction", self.operation, self.narrow, found.code, found.state, found.contents
+        fingerprint = self.fingerprint()
+        return "UserFunction", self.operation, self.narrow, fingerprint.code, fingerprint.state, fingerprint.contents
 
 
 def functions_of(node: Node) -> Iterator[UserFunction]:
-    """Yield the functions that users gave, of all operations of a pipeline."""
-    for each in walk(node):
-        for field in dataclasses.fields(each):
-            value = getattr(each, field.name)
+    """Yield the users' functions of all operations of a pipeline."""
+    for upstream in walk(node):
+        for field in dataclasses.fields(upstream):
+            value = getattr(upstream, field.name)
             if isinstance(value, UserFunction):
                 yield value
 
 
 def code_of(node: Node) -> tuple[str, ...]:
-    """Return tokens of the functions of a pipeline, which differ once one, or what it reaches, was changed."""
-    found = [function.fingerprint() for function in functions_of(node)]
-    return tuple(each.code + ("" if each.changes_state else each.state) for each in found)
+    """Return tokens of the functions of a pipeline, which change with all code that they reach."""
+    fingerprints = [function.fingerprint() for function in functions_of(node)]
+    return tuple(part.code + ("" if part.changes_state else part.state) for part in fingerprints)

@@ -1,1 +1,1 @@
-"""Seeds, and the numbers of passes that change them."""
+"""Seeds, and pass numbers, which vary them."""

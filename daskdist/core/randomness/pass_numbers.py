@@ -1,8 +1,8 @@
-"""The pass that a random operation is in: what it draws depends on it.
+"""The pass number of a random operation, on which its random numbers depend.
 
-Each operation that draws at random counts the iterations over whatever contains it, in the process of the program. An
-iteration asks all of them for their numbers when it is opened (`daskdist.passes.numbering.begin_pass`), and hands these
-on as the first item of its `Epoch`, to wherever it runs.
+Each random operation counts the iterations over whatever contains it, in the process of the program. An iteration takes
+the numbers of all of them when it is opened (`daskdist.passes.numbering.begin_pass`), and passes them on as the first
+item of its `Epoch`, wherever it runs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from daskdist.core.randomness.seed import current_call
 
 
 class PassCounter:
-    """The number of iterations that were begun over an operation.
+    """A counter of the iterations over an operation.
 
-    All copies of the operation, in all datasets made from it, share one counter. A pickled copy counts for itself,
-    from 0. Within the call of a user's function, iterations over an operation that was made before are not counted:
-    how many there were depends on where, and how often, such calls were made. Their number is one of the call.
+    All copies of the operation, in all datasets made from it, share one counter. A pickled copy counts separately, from
+    0. Within a call of a user's function, iterations over an operation that was created before do not count, because
+    their number depends on where and how often such calls are made; they have a number of the call.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class PassCounter:
         return None if call is None or call.identity is self._made_in else call.draw()
 
     def skip_to(self, number: int) -> None:
-        """Give no number below this one any more."""
+        """Return no number below this one from now on."""
         with self._lock:
             self._next = max(self._next, number)
 
@@ -56,12 +56,12 @@ class PassCounter:
 
 
 class JointCounter(PassCounter):
-    """The number of iterations that were begun over several operations, which all of them count.
+    """A counter of iterations over several operations, each of which counts them too.
 
     Parameters
     ----------
     counters
-        Those of the operations.
+        The counters of the operations.
 
     >>> one, other = PassCounter(), PassCounter()
     >>> one.draw(), one.draw(), JointCounter([one, other]).draw(), other.draw()
@@ -88,19 +88,19 @@ class JointCounter(PassCounter):
 
 @dataclass(frozen=True)
 class PassNumber:
-    """Tells an operation which pass it is in.
+    """The pass number of an operation in an epoch.
 
     Parameters
     ----------
     counter
-        Counts its iterations.
+        Counts the iterations over the operation.
     place
         Its place among the operations of a pipeline that count their passes, the most upstream first. Set by
         `daskdist.passes.numbering.numbered`, before anything is rewritten.
     stream
-        Keeps apart what operations draw that share one seed because none was given to them.
+        Distinguishes operations that share a seed because the user gave them none.
     start
-        The number of the pass that iterations count from, of an operation in a dataset that a function has made.
+        The first number of iterations, for an operation in a dataset that a function returned.
     """
 
     counter: PassCounter = field(default_factory=PassCounter)
@@ -120,26 +120,26 @@ class PassNumber:
 
 
 class ResumedPasses:
-    """The passes of operations that keep what comes, where one was resumed half way.
+    """The resumed passes of operations that store elements.
 
-    What came before is not there then, so nothing is kept of such a pass: the next one makes all of it again, and is
-    to come in the same order.
+    The earlier elements of a resumed pass are missing, so it is not stored: the next pass computes all of them again,
+    and must have the same order.
     """
 
     def __init__(self) -> None:
         self._parts: dict[Hashable, Epoch] = {}
 
     def note(self, key: Hashable, epoch: Epoch, places: Sequence[int]) -> None:
-        """Note the pass that was resumed, of the operations at those places."""
+        """Record a resumed pass of the operations at some places."""
         self._parts[key] = part_of(epoch, places)
 
     def instead_of(self, key: Hashable, epoch: Epoch, places: Sequence[int]) -> Epoch:
-        """Return the pass in which the operations at those places are to be: the one that was resumed, if one was."""
+        """Return the epoch with the resumed pass, if there is one, for the operations at some places."""
         part = self._parts.get(key)
         return epoch if part is None else with_part(epoch, places, part)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # In another process none was.
+        # Another process has no resumed passes.
         return ResumedPasses, ()
 
     def __dask_tokenize__(self) -> object:
@@ -147,7 +147,7 @@ class ResumedPasses:
 
 
 def later(epoch: Epoch, number: int) -> Epoch:
-    """Return the epoch whose operations are all so many passes further.
+    """Return the epoch with all operations ``number`` passes later.
 
     >>> later(((4, 7), 2), 1)
     ((5, 8), 2)
@@ -155,17 +155,17 @@ def later(epoch: Epoch, number: int) -> Epoch:
     numbers, *repetitions = epoch
     if isinstance(numbers, int):
         return (numbers + number, *repetitions)
-    return (tuple(each + number for each in numbers), *repetitions)
+    return (tuple(pass_number + number for pass_number in numbers), *repetitions)
 
 
 def part_of(epoch: Epoch, places: Sequence[int]) -> Epoch:
-    """Return the epoch of some operations only, in that order, as `with_part` takes it."""
+    """Return the epoch of some operations only, in that order, for `with_part`."""
     numbers, *repetitions = epoch
     return (numbers if isinstance(numbers, int) else tuple(numbers[place] for place in places), *repetitions)
 
 
 def with_part(epoch: Epoch, places: Sequence[int], part: Epoch) -> Epoch:
-    """Return the epoch in which some operations are in the pass that `part_of` gave.
+    """Return the epoch with some operations in the pass that `part_of` returned.
 
     >>> with_part(((4, 7, 9),), [1, 2], part_of(((0, 1), 5), [0, 1]))
     ((4, 0, 1), 5)
@@ -173,7 +173,7 @@ def with_part(epoch: Epoch, places: Sequence[int], part: Epoch) -> Epoch:
     numbers, *repetitions = part
     if isinstance(numbers, int) or isinstance(epoch[0], int):
         return part
-    found = list(epoch[0])
+    pass_numbers = list(epoch[0])
     for place, number in zip(places, numbers, strict=True):
-        found[place] = number
-    return (tuple(found), *repetitions)
+        pass_numbers[place] = number
+    return (tuple(pass_numbers), *repetitions)

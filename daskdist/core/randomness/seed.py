@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for, never on who draws them or when."""
+"""Random numbers that depend on their purpose, never on the process or the time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from daskdist.config import setting
 
 
 class SeedsInCall:
-    """The seeds of operations that are made while a user's function is called, and that are given none.
+    """The seeds of operations without a seed that are created during a call of a user's function.
 
-    They depend on what the function is called with and on the order in which the operations are made: a call that is
-    repeated, here or in another process, makes the same. Before each call ``argument`` and ``number`` are set.
+    They depend on the argument of the function and on the order in which the operations are created, so a repeated
+    call, here or in another process, creates the same. Set ``argument`` and ``number`` before each call.
 
     Parameters
     ----------
     argument
-        What the function is called with.
+        The argument of the function.
     words
-        Random words that decide the seeds; if None, the value of the argument does.
+        Random words that determine the seeds; None to use the value of the argument.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class SeedsInCall:
 
     def __init__(self, argument: Any = None, words: Sequence[int] | None = None) -> None:
         self.argument, self.words, self.number = argument, words, 0
-        # For those who outlive the call, and are not to hold on to what the function was called with.
+        # An identifier for objects that outlive the call and must not keep its argument alive.
         self.identity = object()
 
     def draw(self) -> int:
@@ -67,15 +67,15 @@ _IN_CALL: Final[ContextVar[SeedsInCall | None]] = ContextVar("_IN_CALL", default
 
 
 def current_call() -> SeedsInCall | None:
-    """Return the seeds of the call of a user's function that is under way in this thread; None where none is."""
+    """Return the seeds of the current call of a user's function in this thread; None if there is no such call."""
     return _IN_CALL.get()
 
 
 def fresh_seed() -> int:
-    """Return a seed for an operation that was given none.
+    """Return a seed for an operation without one.
 
-    It is the setting ``daskdist.seed``, or where that is null, any. Within a call of a function of elements, it is that
-    of `SeedsInCall`.
+    It is the setting ``daskdist.seed``, or if that is null, a random one. Within a call of a user's function it is from
+    `SeedsInCall`.
     """
     in_call = _IN_CALL.get()
     if in_call is not None:
@@ -92,10 +92,10 @@ def generator(seed: int, stream: int, numbers: Sequence[int] = ()) -> np.random.
     seed
         The operation's seed.
     stream
-        Keeps apart what is drawn by one seed for different purposes.
+        Distinguishes purposes with the same seed.
     numbers
-        The pass, as `PassNumber.of` gives it. Empty where every pass is to draw what the first pass draws. Zeros at the
-        end do not count, so that the first repetition within a pass draws the same.
+        The pass, from `PassNumber.of`. Empty if every pass draws the same as the first one. Trailing zeros do not
+        count, so that the first repetition within a pass draws the same.
 
     >>> [int(generator(1, 0, numbers).integers(100)) for numbers in [(0,), (1,), (), (1, 0)]]
     [47, 97, 47, 97]
@@ -110,19 +110,19 @@ def _entropy(seed: int, stream: int, numbers: Sequence[int]) -> np.random.SeedSe
     return np.random.SeedSequence([int(seed) % 2**64, stream, *numbers])
 
 
-# Random words of 64 bits that a generator is made of.
+# The number of random 64-bit words that seed a generator.
 WORDS_PER_GENERATOR: Final = 4
-# Keeps these words apart from what `generator` draws by the same seed.
+# Distinguishes these words from the numbers of `generator` with the same seed.
 _FOR_WORDS: Final = 0x776F726473
 
 
 def random_words(seed: int, numbers: Sequence[int], start: int, num_rows: int, stream: int = 0) -> np.ndarray[Any, Any]:
-    """Return what the generators of some elements are made of, as `generator_of` takes it.
+    """Return the words that seed the generators of some elements, for `generator_of`.
 
     Parameters
     ----------
     seed
-        Decides them.
+        The seed of the operation.
     numbers
         The pass, as for `generator`.
     start
@@ -130,21 +130,21 @@ def random_words(seed: int, numbers: Sequence[int], start: int, num_rows: int, s
     num_rows
         The number of elements.
     stream
-        Keeps apart what is drawn by one seed for different operations.
+        Distinguishes operations with the same seed.
 
     Returns
     -------
     ndarray
-        uint64, shape ``(num_rows, WORDS_PER_GENERATOR)``. A row depends on its element's number, and not on how many
-        are asked for at a time.
+        uint64, shape ``(num_rows, WORDS_PER_GENERATOR)``. A row depends only on its element's number, not on the
+        number of rows in a call.
     """
-    # A step of this generator, which counts, gives the words of an element.
+    # Each step of this counter-based generator gives the words of one element.
     philox = np.random.Philox(_entropy(seed, _FOR_WORDS + stream, numbers)).advance(start)
     return philox.random_raw(num_rows * WORDS_PER_GENERATOR).reshape(num_rows, WORDS_PER_GENERATOR)
 
 
 class _Words(np.random.bit_generator.ISpawnableSeedSequence):
-    # Gives a bit generator the words as they are: they are random already.
+    # A seed sequence that passes the words to a bit generator unchanged, as they are random already.
     def __init__(self, words: Any) -> None:
         self._words = np.ascontiguousarray(words)
         self._sequence: np.random.SeedSequence | None = None
@@ -159,7 +159,7 @@ class _Words(np.random.bit_generator.ISpawnableSeedSequence):
 
 
 def generator_of(words: Any) -> np.random.Generator:
-    """Return the generator that a row of `random_words` makes.
+    """Return the generator with the words of a row of `random_words`.
 
     >>> words = random_words(7, (), 0, 3)
     >>> [round(float(generator_of(row).random()), 3) for row in words]

@@ -1,1 +1,1 @@
-"""Selections: which rows of which blocks make up chunks, in what order."""
+"""Selections: ordered rows of blocks, from which chunks are assembled."""

@@ -1,4 +1,4 @@
-"""References to blocks: where a block is, or is going to be."""
+"""References to blocks that exist or are being computed."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 
 class BlockRef:
-    """A block that lies somewhere: asked for, perhaps not there yet.
+    """A reference to a requested block, which may not exist yet.
 
     Parameters
     ----------
     handle
-        What the caller that makes the block gave for it.
+        The handle from the caller that computes the block.
     num_rows
-        Its length.
+        Its number of rows.
     nbytes
-        Its size in memory, as far as known.
+        Its size in memory, as far as it is known.
     worker
-        The address of the worker that was asked to make it; None in this process, or where any worker may have it.
+        The address of the worker that computes it; None in this process, or if any worker may have it.
     on_release
-        Called with ``nbytes`` when nothing refers to the block any more.
+        Called with ``nbytes`` when nothing refers to the block any longer.
     lineage
-        How it can be made again.
+        The calls that compute it, to repeat them if it is lost.
     is_kept
-        Whether it is there and stays, whoever refers to it.
+        Whether it exists and stays, even without references.
     """
 
     __slots__ = ("__weakref__", "handle", "is_kept", "lineage", "nbytes", "num_rows", "on_release", "worker")
@@ -53,12 +53,12 @@ class BlockRef:
             self.on_release(self.nbytes)
 
     def keep(self) -> None:
-        """Let it no longer count as outstanding: somebody keeps it for later."""
+        """Stop counting it as outstanding, because it is kept for later."""
         if self.on_release is not None:
             self.on_release(self.nbytes)
             self.on_release = None
 
     @property
     def row_bytes(self) -> float:
-        """The size of a row, as far as known."""
+        """The bytes of a row, as far as they are known."""
         return self.nbytes / max(self.num_rows, 1)

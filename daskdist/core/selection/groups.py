@@ -1,4 +1,4 @@
-"""Batches that are not gathered yet: groups of rows, each one element."""
+"""Ungathered batches: groups of rows, each of which is one element."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from daskdist.errors import StackError
 
 
 class Groups:
-    """Batches that are not gathered yet, each one element.
+    """Ungathered batches, each of which is one element.
 
     Parameters
     ----------
     flat
-        The rows of all batches, one batch after the other.
+        The rows of all batches, in order.
     bounds
-        Where in ``flat`` each batch begins and the last ends, shape ``(num_batches + 1,)``.
+        The index in ``flat`` of the beginning of each batch, and of the end of the last, shape ``(num_batches + 1,)``.
     inners
-        Of each batch the shape of its elements in rows: ``(2,)`` for a batch of batches of 2. None where the
-        elements of all are rows.
+        For each batch the shape of its elements in rows: ``(2,)`` for a batch of batches of 2. None if all elements
+        are rows.
     """
 
     __slots__ = ("bounds", "flat", "inners")
@@ -45,7 +45,7 @@ class Groups:
 
     @property
     def element_bytes(self) -> float:
-        """The size of the first batch, as far as known."""
+        """The bytes of the first batch, as far as they are known."""
         return self.flat.element_bytes * float(self.bounds[1] - self.bounds[0])
 
     def __getitem__(self, part: slice) -> Groups:
@@ -69,44 +69,44 @@ class Groups:
         return Groups(Selection.concat([part.flat for part in parts]), np.concatenate([*bounds, offsets[-1:]]), inners)
 
     def keep(self) -> None:
-        """Let its blocks no longer count as outstanding."""
+        """Stop counting its blocks as outstanding."""
         self.flat.keep()
 
     def stay(self) -> None:
-        """Note that its blocks are there and stay."""
+        """Record that its blocks exist and stay."""
         self.flat.stay()
 
     def without_unused(self) -> Groups:
-        # Batches without rows are made after some block, too.
+        # Empty batches need a block too, for shapes and dtypes.
         flat = self.flat.without_unused() if len(self.flat) else Selection(self.flat.blocks[:1], range(0))
         if flat is self.flat:
             return self
         return Groups(flat, self.bounds, self.inners)
 
     def group(self, bounds: Index) -> Groups:
-        """Return a batch of the batches between each two consecutive ``bounds``, which begin with 0.
+        """Return batches of the batches between consecutive ``bounds``, which begin with 0.
 
         Raises
         ------
         StackError
-            Batches that are to be one differ in their number of rows.
+            Batches in one batch differ in their number of rows.
         """
         lengths = self.lengths.tolist()
         shapes = [(length, *inner) for length, inner in zip(lengths, self.inners or [()] * len(self), strict=True)]
         inners = []
         for start, stop in pairwise(bounds.tolist()):
-            found = set(shapes[start:stop])
-            if len(found) > 1:
-                sizes = ", ".join("x".join(map(str, shape)) for shape in sorted(found))
+            distinct = set(shapes[start:stop])
+            if len(distinct) > 1:
+                sizes = ", ".join("x".join(map(str, shape)) for shape in sorted(distinct))
                 raise StackError(
                     f"batch: batches of {sizes} rows do not stack; use drop_remainder=True on the inner batch"
                 )
-            inners.append(next(iter(found), ()))
+            inners.append(next(iter(distinct), ()))
         stops = self.bounds[bounds]
         return Groups(self.flat[: stops[-1]], stops, tuple(inners))
 
     def ungroup(self) -> Selection | Groups:
-        """Return the elements of the batches: rows, or batches where they are batches of batches."""
+        """Return the elements of the batches: rows, or for batches of batches, batches."""
         flat = self.flat[int(self.bounds[0]) : int(self.bounds[-1])]
         if self.inners is None:
             return flat
@@ -119,7 +119,7 @@ class Groups:
         return Groups(flat, bounds, inners if any(inners) else None)
 
     def cut(self, num_pieces: int) -> Groups:
-        """Each batch as ``num_pieces`` ones, of as many elements each until they run out."""
+        """Return each batch as ``num_pieces`` batches of equal size; the last ones may be shorter or empty."""
         lengths, starts = self.lengths[:, None], self.bounds[:-1, None]
         ends = np.minimum(np.arange(1, num_pieces + 1) * -(-lengths // num_pieces), lengths)
         inners = None

@@ -1,4 +1,4 @@
-"""Rows of blocks in stretches of consecutive ones: a few numbers for each stretch, and none for each row."""
+"""Rows of blocks as intervals: a few numbers for each interval, and none for each row."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ Index = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowIntervals:
-    """Rows of blocks in stretches of consecutive ones.
+    """Rows of blocks as intervals of consecutive rows.
 
     Parameters
     ----------
-    which
-        Of each stretch the place of its block, shape ``(num_stretches,)``.
+    block_index
+        The index of each interval's block, shape ``(num_intervals,)``.
     starts
-        Its first row there, shape ``(num_stretches,)``.
+        The first row of each interval in its block, shape ``(num_intervals,)``.
     bounds
-        Where among all rows each stretch begins and the last ends, shape ``(num_stretches + 1,)``.
+        The index among all rows of the beginning of each interval, and of the end of the last, shape
+        ``(num_intervals + 1,)``.
     """
 
     block_index: Index
@@ -31,19 +32,19 @@ class RowIntervals:
 
     @property
     def rows(self) -> Index:
-        """The row number of each row."""
+        """The number of each row in its block."""
         return np.repeat(self.starts - self.bounds[:-1], np.diff(self.bounds)) + np.arange(self.bounds[-1])
 
     @property
     def row_block_index(self) -> Index:
-        """The place of each row's block."""
+        """The index of each row's block."""
         return np.repeat(self.block_index, np.diff(self.bounds))
 
     def locate(self, index: Index) -> tuple[Index, Index]:
-        """Return the row numbers of the rows in some places, and the index of each one's block."""
+        """Return the row numbers and the block indices of the rows at some places."""
         length = int(self.bounds[1]) if len(self.starts) else 0
         if (np.diff(self.bounds[:-1]) == length).all() and self.bounds[-1] <= length * len(self.starts):
-            # All as long as the first, but for the last: a tenth of the time.
+            # Intervals of equal length, except the last: a division takes a tenth of the time of a search.
             at = index // length
         else:
             at = np.searchsorted(self.bounds, index, "right") - 1
@@ -66,7 +67,7 @@ class RowIntervals:
 
     @staticmethod
     def concat(parts: Sequence[RowIntervals], numbers: Sequence[Index]) -> RowIntervals:
-        """Return all parts, one after the other; ``numbers`` are the new places of each one's blocks."""
+        """Return all parts in order; ``numbers`` are the new indices of each one's blocks."""
         lengths = np.concatenate([np.diff(part.bounds) for part in parts])
         block_index = np.concatenate([to.take(part.block_index) for part, to in zip(parts, numbers, strict=True)])
         return RowIntervals(

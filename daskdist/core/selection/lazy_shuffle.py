@@ -1,4 +1,4 @@
-"""Rows of blocks in a random order that is worked out where they are looked at, and takes no memory until then."""
+"""Rows of blocks in a random order that is computed on access and takes no memory before."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from daskdist.core.selection.permutation import Permutation
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run
 
-# A request for fewer rows than the first computes as many as the second: it takes no longer.
+# A request for fewer rows than the first number computes the second number of rows, which takes no longer.
 _FEW: Final = 2**12
 _AHEAD: Final = 2**14
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LazyPermutation:
-    """A range of places in a random order of rows of blocks.
+    """A part of a random order of rows of blocks.
 
     Parameters
     ----------
     rows, block_index
-        The rows before they are put in order, as in a `Selection`, or in stretches.
+        The rows before shuffling, as in a `Selection` or as intervals.
     order
-        Of all of them.
+        The order of all rows.
     places
-        Which, in stretches; of what blocks they are it does not tell.
+        The part of the order, as intervals (without blocks).
     """
 
     rows: range | Index | RowIntervals
@@ -43,7 +43,7 @@ class LazyPermutation:
 
     @property
     def parts(self) -> list[tuple[int, int]]:
-        """From where to where in the order the stretches are."""
+        """The intervals of the order, as pairs of start and stop."""
         starts = self.places.starts
         return list(zip(starts.tolist(), (starts + np.diff(self.places.bounds)).tolist(), strict=True))
 
@@ -52,17 +52,17 @@ class LazyPermutation:
         return replace(self, places=RowIntervals(np.zeros(1, np.intp), np.array([start]), np.array([0, stop - start])))
 
     def by_row(self) -> tuple[Index, Index | None]:
-        """Return ``rows`` and ``block_index`` of the elements, with a number for each row."""
+        """Return ``rows`` and ``block_index`` of the elements, one number for each row."""
         if len(self.places.starts) == 1:
             return self._rows_at(self.order.between(*self.parts[0]))
         return self._rows_at(self.order.at(self.places.rows))
 
     def locate(self, index: Index) -> tuple[Index, Index | None]:
-        """Return row numbers and block indices of some of the elements."""
+        """Return the row numbers and block indices of some elements."""
         return self._rows_at(self.order.at(self.places.locate(index)[0]))
 
     def spans(self, starts: Index, stops: Index) -> LazyPermutation:
-        """Return the elements from each start to its stop, one span after the other."""
+        """Return the elements from each start to its stop, in order."""
         return replace(self, places=self.places.spans(starts, stops))
 
     def _rows_at(self, places: Index) -> tuple[Index, Index | None]:
@@ -73,7 +73,7 @@ class LazyPermutation:
         return self.rows.take(places), None if self.block_index is None else self.block_index.take(places)
 
 
-# Rows, and which blocks they are of, by the number of their stretch.
+# Number of a range -> the row numbers and block indices of its rows.
 _Ahead = dict[int, tuple[Index, Index | None]]
 
 
@@ -83,11 +83,11 @@ class ShuffledSelection(Selection):
     Parameters
     ----------
     blocks
-        The blocks the rows are of.
+        The blocks of the rows.
     permuted
-        Which rows.
+        The rows, in order.
     ahead
-        Those that were last worked out ahead, for all that are parts of one.
+        The rows that were computed ahead last, shared by all parts of one selection.
     """
 
     __slots__ = ("_ahead", "_found", "permuted")
@@ -102,16 +102,16 @@ class ShuffledSelection(Selection):
         permuted = self.permuted
         if permuted.order.table is None and isinstance(permuted.rows, (range, RowIntervals)):
             return ShuffledSelection, (self.blocks, permuted)
-        # Less than the whole order, and all rows that it is of.
+        # Smaller than the whole order with all its rows.
         rows, block_index = permuted.by_row()
-        found = Selection(self.blocks, rows, block_index if len(self.blocks) > 1 else None).without_unused()
-        return Selection, (found.blocks, found.rows, found.block_index)
+        selection = Selection(self.blocks, rows, block_index if len(self.blocks) > 1 else None).without_unused()
+        return Selection, (selection.blocks, selection.rows, selection.block_index)
 
     def __len__(self) -> int:
         return len(self.permuted)
 
     def by_row(self) -> Selection:
-        """Return an ordinary selection of the same rows, in the same order."""
+        """Return an ordinary selection of the same rows in the same order."""
         if self._found is None:
             rows, block_index = self.permuted.by_row()
             self._found = Selection(self.blocks, rows, block_index if len(self.blocks) > 1 else None)
@@ -123,7 +123,7 @@ class ShuffledSelection(Selection):
 
     @property
     def block_index(self) -> Index | None:  # type: ignore[override]
-        """The block of each row, by its place in ``blocks``."""
+        """The index in ``blocks`` of each row's block."""
         return self.by_row().block_index
 
     is_range = False
@@ -144,15 +144,15 @@ class ShuffledSelection(Selection):
         return self.spans(np.array([start]), np.array([max(start, stop)]))
 
     def _worked_out(self, number: int) -> Selection:
-        found = self._ahead.get(number)
-        if found is None:
+        cached = self._ahead.get(number)
+        if cached is None:
             start = number * _AHEAD
             stop = min(start + _AHEAD, self.permuted.order.length)
             rows, block_index = self.permuted.part(start, stop).by_row()
-            # One at a time: what comes next is after it.
+            # Keep one range at a time, as access is mostly sequential.
             self._ahead.clear()
-            self._ahead[number] = found = rows, block_index if len(self.blocks) > 1 else None
-        return Selection(self.blocks, *found)
+            self._ahead[number] = cached = rows, block_index if len(self.blocks) > 1 else None
+        return Selection(self.blocks, *cached)
 
     def spans(self, starts: Index, stops: Index) -> Selection:
         return ShuffledSelection(self.blocks, self.permuted.spans(starts, stops), self._ahead)
@@ -162,12 +162,12 @@ class ShuffledSelection(Selection):
         return Selection(self.blocks, rows, block_index if len(self.blocks) > 1 else None)
 
     def without_unused(self) -> Selection:
-        # All of an order are of all blocks.
+        # A whole order has rows of all blocks.
         return self if len(self) == self.permuted.order.length else self.by_row().without_unused()
 
 
 def shuffled(run: Run, rng: np.random.Generator, most_drawn: int | None = None) -> Run:
-    """Return the elements of a run in a random order, holding no block without any of them; see `Permutation`."""
+    """Return the elements of a run in a random order, without references to unused blocks; see `Permutation`."""
     order = Permutation(len(run), rng, most_drawn)
     if order.table is not None or isinstance(run, Groups):
         return run.take(order.between(0, len(run)))

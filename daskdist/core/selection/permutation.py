@@ -8,33 +8,34 @@ import numpy as np
 
 from daskdist.core.selection.intervals import Index
 
-# Up to here an order is drawn from all there are; above, from as many as there are keys, as that is quicker by then.
+# Up to this length an order is drawn from all orders; longer ones are drawn by keys, which is faster.
 _SMALL: Final = 2**20
-# Places looked up together: few enough for the cache, enough to share the cost of a call.
+# The number of places looked up together: few enough for the cache, enough to share the cost of a call.
 _AT_ONCE: Final = 2**16
-# An even number: each half is changed in every other one.
+# Must be even: each round changes one of the halves in turn.
 _ROUNDS: Final = 6
 _MIX: Final = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
 
 
 class Permutation:
-    """A random order of ``length`` things, looked up place by place.
+    """A random order of ``length`` items, computed place by place.
 
     Parameters
     ----------
     length
-        How many things there are, up to ``2**62``.
+        The number of items, up to ``2**62``.
     rng
         Draws the order.
     most_drawn
-        Up to how many an order is drawn from all there are, which takes 8 bytes for each; 1,048,576 if None.
+        The largest length for which the order is drawn from all orders, which takes 8 bytes for each item; None for
+        1,048,576.
 
     Notes
     -----
-    A Feistel network permutes pairs of a number below ``2**low_bits`` and one below ``num_high``, which are just enough
-    that there is one for each thing; of the few that there are more, one is permuted again until it stands for a thing
-    (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The rounds mix by the function of 32 bits that
-    Wellons found to have the least bias ("hash-prospector", 2018).
+    A Feistel network permutes pairs of a number below ``2**low_bits`` and one below ``num_high``. These are slightly
+    more pairs than items; a pair beyond the items is permuted again until it stands for an item (Black and Rogaway,
+    "Ciphers with Arbitrary Finite Domains", 2002). The rounds mix with the 32-bit function that Wellons measured to
+    have the least bias ("hash-prospector", 2018).
 
     >>> order = Permutation(5, np.random.default_rng(0))
     >>> sorted(order.at(np.arange(5)).tolist())
@@ -52,31 +53,31 @@ class Permutation:
         """Return the items at some places, int64, shape ``(num_places,)``."""
         if self.table is not None:
             return np.asarray(self.table.take(places))
-        found = np.empty(len(places), np.int64)
+        items = np.empty(len(places), np.int64)
         for start in range(0, len(places), _AT_ONCE):
-            found[start : start + _AT_ONCE] = self._looked_up(places[start : start + _AT_ONCE])
-        return found
+            items[start : start + _AT_ONCE] = self._looked_up(places[start : start + _AT_ONCE])
+        return items
 
     def between(self, start: int, stop: int) -> Index:
-        """Return the items from one place to another, int64, shape ``(stop - start,)``; not to be changed."""
+        """Return the items from one place to another, int64, shape ``(stop - start,)``; do not change them."""
         return self.at(np.arange(start, stop)) if self.table is None else self.table[start:stop]
 
     def _looked_up(self, places: Index) -> Index:
-        found = self._permuted(places)
-        outside = np.flatnonzero(found >= self.length)
+        items = self._permuted(places)
+        outside = np.flatnonzero(items >= self.length)
         while len(outside):
-            found[outside] = self._permuted(found[outside])
-            outside = outside[found[outside] >= self.length]
-        return found
+            items[outside] = self._permuted(items[outside])
+            outside = outside[items[outside] >= self.length]
+        return items
 
     def _permuted(self, numbers: Index) -> Index:
         num_high, mask = np.uint32(self.num_high), np.uint32((1 << self.low_bits) - 1)
         high = (numbers >> self.low_bits).astype(np.uint32)
         low = numbers.astype(np.uint32)
         low &= mask
-        for one, other in self.keys.reshape(-1, 2):
-            low ^= _mixed(high ^ one) & mask
-            # Evenly below `num_high`, and added modulo that: of a sum that is too large the difference is less.
+        for key, other in self.keys.reshape(-1, 2):
+            low ^= _mixed(high ^ key) & mask
+            # Scale to a number below `num_high`, and add it modulo `num_high`.
             step = _mixed(low ^ other).astype(np.uint64)
             step *= np.uint64(num_high)
             step >>= np.uint64(32)
@@ -86,7 +87,7 @@ class Permutation:
 
 
 def _mixed(numbers: Index) -> Index:
-    # In place, as its arguments are nobody's.
+    # In place, as the arguments are temporary.
     numbers ^= numbers >> np.uint32(16)
     numbers *= _MIX[0]
     numbers ^= numbers >> np.uint32(15)

@@ -1,4 +1,4 @@
-"""Selections: rows of blocks, in order."""
+"""Selections: ordered rows of blocks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy as np
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.intervals import Index, RowIntervals
 
-# With fewer rows than so many in a stretch, on the average, a number for each row is no more.
+# With fewer rows per interval on average, a number for each row takes less memory.
 _MANY_ROWS: Final = 8
 
 
 class Selection:
-    """Rows of blocks, in order.
+    """Ordered rows of blocks.
 
-    Either contiguous (``rows`` is a range, within the one block there is) or scattered (``rows`` is an
-    integer array; ``block_index`` gives each row's block by its place in ``blocks``, or is None for just one).
+    Either contiguous (``rows`` is a range within the only block) or scattered (``rows`` is an integer array, and
+    ``block_index`` has the index of each row's block in ``blocks``, or is None for a single block).
 
     Parameters
     ----------
     blocks
         The blocks the rows are of.
     rows
-        Row numbers within their blocks.
-    which
-        One integer a row, an index into ``blocks``.
+        The numbers of the rows in their blocks.
+    block_index
+        One integer for each row, an index into ``blocks``.
     """
 
     __slots__ = ("block_index", "blocks", "rows")
@@ -44,7 +44,7 @@ class Selection:
 
     @staticmethod
     def of(blocks: tuple[BlockRef, ...], intervals: RowIntervals, *, is_view: bool = True) -> Selection:
-        """Select the rows of some intervals; of just one as a view, if that will do."""
+        """Select the rows of intervals; a single interval becomes a range if ``is_view``."""
         num_rows, num_intervals = int(intervals.bounds[-1]), len(intervals.block_index)
         if num_intervals == 1 and is_view:
             start = int(intervals.starts[0])
@@ -58,7 +58,7 @@ class Selection:
 
     @property
     def is_range(self) -> bool:
-        """True if the rows are contiguous, so that they can be a view."""
+        """True if the rows are contiguous, so that they can be read as a view."""
         return isinstance(self.rows, range)
 
     @property
@@ -73,7 +73,7 @@ class Selection:
 
     @property
     def element_bytes(self) -> float:
-        """The size of an element, as far as known."""
+        """The bytes of an element, as far as they are known."""
         return max((ref.row_bytes for ref in self.blocks), default=0)
 
     def __getitem__(self, part: slice) -> Selection:
@@ -81,13 +81,13 @@ class Selection:
 
     @property
     def intervals(self) -> RowIntervals | None:
-        """The rows as intervals; None where that takes an interval for each row."""
+        """The rows as intervals; None if intervals would be too short to save memory."""
         if not isinstance(self.rows, range):
             return None
         return RowIntervals(np.zeros(1, np.intp), np.array([self.rows.start]), np.array([0, len(self.rows)]))
 
     def to_intervals(self) -> RowIntervals:
-        """Return the rows as intervals, of one row each where there is no other way."""
+        """Return the rows as intervals, of one row each if necessary."""
         return self.intervals or RowIntervals(self.places, self.row_numbers, np.arange(len(self) + 1))
 
     def with_blocks(self, blocks: tuple[Any, ...]) -> Selection:
@@ -95,7 +95,7 @@ class Selection:
         return Selection(blocks, self.rows, self.block_index)
 
     def spans(self, starts: Index, stops: Index) -> Selection:
-        """Return the elements from each start to its stop, one span after the other."""
+        """Return the elements from each start to its stop, in order."""
         intervals = self.intervals
         if intervals is not None:
             return Selection.of(self.blocks, intervals.spans(starts, stops))
@@ -109,7 +109,7 @@ class Selection:
 
     @staticmethod
     def concat(parts: Sequence[Selection]) -> Selection:
-        """Return the elements of all parts, one after the other."""
+        """Return the elements of all parts in order."""
         parts = [part for part in parts if len(part)] or list(parts[:1])
         if len(parts) == 1:
             return parts[0]
@@ -133,7 +133,7 @@ class Selection:
         return Selection(tuple(refs), rows, None if len(refs) == 1 else np.concatenate(block_index))
 
     def without_unused(self) -> Selection:
-        """Return the same rows, without the blocks that have none of them."""
+        """Return the same rows without unused blocks."""
         if self.block_index is None:
             return self if len(self) else Selection((), range(0))
         counts = np.bincount(self.block_index, minlength=len(self.blocks))
@@ -159,14 +159,14 @@ class Selection:
 
 
 class IntervalSelection(Selection):
-    """A selection whose rows come in long stretches.
+    """A selection of long intervals of rows.
 
     Parameters
     ----------
     blocks
         The blocks the rows are of.
-    stretches
-        Which rows.
+    intervals
+        The rows.
     """
 
     __slots__ = ("_intervals", "_num_rows")
@@ -223,7 +223,7 @@ class IntervalSelection(Selection):
 
 
 def _join_ranges(parts: Sequence[Selection]) -> Selection | None:
-    # Contiguous rows that follow on in one block stay a range, and so a view.
+    # Adjacent ranges of one block stay a range, and so a view.
     first = parts[0]
     if not all(part.is_range for part in parts):
         return None
@@ -236,13 +236,13 @@ def _join_ranges(parts: Sequence[Selection]) -> Selection | None:
 
 
 def places_by_value(values: Index) -> Iterator[tuple[int, Index]]:
-    """Each value of a small non-negative integer array, and where it stands.
+    """Yield each value of an array of small non-negative integers with its indices.
 
     >>> [(value, at.tolist()) for value, at in places_by_value(np.array([2, 0, 2]))]
     [(0, [1]), (2, [0, 2])]
     """
     counts = np.bincount(values)
-    # A stable sort of 16-bit integers is a radix sort: linear.
+    # A stable sort of 16-bit integers is a linear radix sort.
     order = np.argsort(values.astype(np.uint16) if len(counts) <= 2**16 else values, kind="stable")
     stops = np.cumsum(counts)
     for value in np.flatnonzero(counts).tolist():

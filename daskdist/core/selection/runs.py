@@ -1,7 +1,7 @@
-"""Runs: sequences of elements on their way through arrange operations.
+"""Runs: sequences of elements in row arithmetic.
 
-There are two kinds with the same methods (``len``, slicing, ``take``, ``concat``), so that an operation need not know
-which it has: a `Selection`, whose elements are rows of blocks, and `Groups`, whose elements are batches of them.
+The two kinds have the same methods (``len``, slicing, ``take``, ``concat``), so that an operation need not distinguish
+them: a `Selection`, whose elements are rows of blocks, and `Groups`, whose elements are batches of them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Run = Selection | Groups
 
 
 class Zipped:
-    """Elements made of an element of each of several runs, on their way to be gathered.
+    """Elements that combine one element of each of several runs, before gathering.
 
     Parameters
     ----------
     parts
-        Runs of one length.
+        Runs of equal length.
     structure
-        How elements of theirs nest in one; it has a leaf for each run.
+        The nesting of their elements; it has a leaf for each run.
     """
 
     __slots__ = ("parts", "structure")
@@ -39,11 +39,11 @@ class Zipped:
 
     @property
     def element_bytes(self) -> float:
-        """The size of an element, as far as known."""
+        """The bytes of an element, as far as they are known."""
         return sum(part.element_bytes for part in self.parts)
 
     def __getitem__(self, part: slice) -> Zipped:
-        return Zipped(tuple(each[part] for each in self.parts), self.structure)
+        return Zipped(tuple(run[part] for run in self.parts), self.structure)
 
     @staticmethod
     def concat(runs: Sequence[Zipped]) -> Zipped:
@@ -52,9 +52,9 @@ class Zipped:
 
 
 class RunQueue:
-    """Runs of one kind in a row, from whose front elements are taken.
+    """A queue of runs of one kind.
 
-    Only what is taken is put together, so that a long contiguous run stays one, and views of it views.
+    Only elements that are taken are concatenated, so that a long contiguous run stays one, and its views stay views.
     """
 
     def __init__(self) -> None:
@@ -70,12 +70,12 @@ class RunQueue:
         self.num_elements += len(run)
 
     def fill(self, pull: Callable[[], Run], num_elements: int) -> None:
-        """Add what ``pull`` gives until there are so many elements; what it raises passes through."""
+        """Add runs from ``pull`` until there are ``num_elements`` elements; its exceptions propagate."""
         while self.num_elements < num_elements:
             self.push(pull())
 
     def pop(self, num_elements: int) -> Run:
-        """Remove and return the first elements, at most so many; there must be one."""
+        """Remove and return the first elements, at most ``num_elements``; there must be at least one."""
         locate = []
         missing = min(num_elements, self.num_elements)
         self.num_elements -= missing
@@ -90,7 +90,7 @@ class RunQueue:
 
 
 def concat(runs: Sequence[Run]) -> Run:
-    """Return the elements of all runs, which are of one kind, one after the other."""
+    """Return the elements of all runs, which have one kind, in order."""
     if len(runs) == 1:
         return runs[0]
     kind = type(runs[0])
@@ -98,11 +98,11 @@ def concat(runs: Sequence[Run]) -> Run:
 
 
 def group(run: Run, bounds: Index) -> Groups:
-    """Return a batch of the elements between each two consecutive ``bounds``, which begin with 0.
+    """Return batches of the elements between consecutive ``bounds``, which begin with 0.
 
     Raises
     ------
     StackError
-        The elements are batches, and those that are to be one differ in their number of rows.
+        The elements are batches, and some in one batch differ in their number of rows.
     """
     return run.group(bounds) if isinstance(run, Groups) else Groups(run[: bounds[-1]], bounds)

@@ -1,4 +1,4 @@
-"""Buffers whose elements are drawn and replaced, as shuffling does."""
+"""Buffers whose elements are drawn and replaced, for shuffling."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run
 
-# Rows looked at together where a buffer is tidied.
+# The number of rows to process together when a buffer is tidied.
 _AT_ONCE = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Slots of a buffer drawn in turn, each time replacing the occupant by the next of some incoming elements.
+    """Sequential draws of slots of a buffer, each of which replaces the occupant by the next incoming element.
 
     Parameters
     ----------
     output
-        What each draw gives, shape ``(num_draws,)``: a slot for the occupant it had at first, or ``size + t``
-        for the incoming element that draw t put in.
+        The result of each draw, shape ``(num_draws,)``: a slot for its original occupant, or ``size + t`` for the
+        incoming element of draw t.
     slots
-        The slots that were drawn, each once, in order.
+        The drawn slots, each once, in ascending order.
     last
-        For each of them the draw that was its last.
+        For each of them its last draw.
     """
 
     output: Index
@@ -39,16 +39,16 @@ class Draws:
 
     @classmethod
     def of(cls, slots: Index, size: int) -> Draws:
-        """From the slot of each draw.
+        """Create the draws from the slot of each.
 
-        The output of draw t is what the latest earlier draw of its slot put in, or the slot's first occupant:
-        sorting the draws by (slot, t) finds it for all of them at once.
+        The output of draw t is the incoming element of the latest earlier draw of its slot, or the slot's original
+        occupant: sorting the draws by (slot, t) finds it for all of them at once.
 
         >>> Draws.of(np.array([1, 0, 1, 1]), 2)
         Draws(output=array([1, 0, 2, 4]), slots=array([0, 1]), last=array([1, 3]))
         """
         num_draws = len(slots)
-        # The draw's number in the low bits makes each key one of a kind, and so any sort a stable one.
+        # The draw's number in the low bits makes the keys unique, so that any sort is stable.
         bits = num_draws.bit_length()
         keys: Index = slots.astype(np.uint32 if size << bits < 2**32 else np.int64)
         keys = np.sort((keys << bits) | np.arange(num_draws, dtype=keys.dtype))
@@ -65,10 +65,10 @@ class Draws:
 
 
 class RowBuffer:
-    """A buffer of rows: an exchange costs as many steps as there are draws, however large the buffer is."""
+    """A buffer of rows; the cost of an exchange depends on the number of draws, not on the size of the buffer."""
 
     def __init__(self, rows: Selection) -> None:
-        # The rows as they came, until the first exchange, then None; a buffer that holds all rows has no exchange.
+        # The original rows until the first exchange, then None; a buffer of all rows has no exchange.
         self._rows: Selection | None = rows
         self._blocks: list[BlockRef] = []
         self._place_of: dict[int, int] = {}
@@ -78,7 +78,7 @@ class RowBuffer:
         return len(self._codes if self._rows is None else self._rows)
 
     def exchange(self, draws: Draws, incoming: Selection) -> Selection:
-        """Return the elements that draws pick from the buffer's and the incoming rows; the rest stays."""
+        """Return the elements that draws select from the buffer and the incoming rows; the rest stays."""
         if self._rows is not None:
             self._codes, self._rows = self._coded(self._rows), None
         new = self._coded(incoming)
@@ -89,9 +89,9 @@ class RowBuffer:
         return self._decoded(output)
 
     def tidy(self, compact: Callable[[Run], Run]) -> None:
-        """Let go of blocks without rows here, and of as much of others as ``compact`` does."""
-        # A part at a time, and only rows of blocks that are more than half empty: of a large buffer, arrays of all
-        # rows take as much memory as is to be freed.
+        """Drop references to blocks without rows here, and apply ``compact`` to others."""
+        # Process parts, and only rows of blocks that are more than half empty: arrays of all rows of a large buffer
+        # would take as much memory as could be freed.
         blocks, parts = self._blocks, np.split(self._codes, range(_AT_ONCE, len(self), _AT_ONCE))
         counts = np.sum([np.bincount(part >> 32, minlength=len(blocks)) for part in parts], axis=0)
         is_sparse = np.array([2 * count < ref.num_rows for count, ref in zip(counts, blocks, strict=True)])
@@ -106,11 +106,11 @@ class RowBuffer:
             self._codes[at] = self._coded(compact(some))  # type: ignore[arg-type]  # rows stay rows
 
     def rest(self) -> Selection:
-        """Return the elements of the buffer, slot by slot."""
+        """Return the elements of the buffer in the order of the slots."""
         return self._decoded(self._codes, np.int32) if self._rows is None else self._rows
 
     def _coded(self, rows: Selection) -> Index:
-        # One number a row, the block's place here above the row's in the block: half as much to move about.
+        # Encode a row as one number, the index of the block in the high bits: half as much data to move.
         places = np.array([self._place(ref) for ref in rows.blocks], np.int64) << 32
         if rows.block_index is None:
             return rows.row_numbers.astype(np.int64) + (places[0] if len(places) else 0)
@@ -130,7 +130,7 @@ class RowBuffer:
 
 
 class BatchBuffer:
-    """A buffer of batches that are not gathered yet."""
+    """A buffer of ungathered batches."""
 
     def __init__(self, batches: Groups) -> None:
         self._batches = batches
@@ -139,7 +139,7 @@ class BatchBuffer:
         return len(self._batches)
 
     def exchange(self, draws: Draws, incoming: Groups) -> Groups:
-        """Return the elements that draws pick from the buffer's and the incoming batches; the rest stays."""
+        """Return the elements that draws select from the buffer and the incoming batches; the rest stays."""
         pool = Groups.concat([self._batches, incoming])
         occupants = np.arange(len(self))
         occupants[draws.slots] = draws.last + len(self)
@@ -147,11 +147,11 @@ class BatchBuffer:
         return pool.take(draws.output).without_unused()
 
     def tidy(self, compact: Callable[[Run], Run]) -> None:
-        """Let go of blocks without rows here, and of as much of others as ``compact`` does."""
+        """Drop references to blocks without rows here, and apply ``compact`` to others."""
         self._batches = compact(self._batches.without_unused())  # type: ignore[assignment]  # batches stay batches
 
     def rest(self) -> Groups:
-        """Return the elements of the buffer, slot by slot."""
+        """Return the elements of the buffer in the order of the slots."""
         return self._batches
 
 

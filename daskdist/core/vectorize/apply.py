@@ -1,8 +1,8 @@
-"""A function of one element, called once for the rows of a block where that gives the same results to the last bit.
+"""A function of one element, called once for the rows of a block if that gives bitwise identical results.
 
-For each block, the function is run on columns (`daskdist.core.vectorize.interpreter`). It is called row by row
-instead where it does anything that is not known to be pure, or that has no rule; where these rows are such that the
-loop over them could warn, raise, or give other bits; and where the first rows come out differently both ways.
+For each block, the function is run on columns (`daskdist.core.vectorize.interpreter`). It is called row by row instead
+if it does anything that is not known to be pure or has no rule, if the loop over these rows could warn, raise or give
+other bits, or if the results for the first rows differ.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ Made = TypeVar("Made", Block, Rows)
 
 logger: Final = logging.getLogger("daskdist")
 
-# Fewer rows are computed one by one: to run a function on columns takes as long as 30 calls of it, or as 300 where it
-# does next to nothing.
+# Fewer rows are computed one by one: running a function on columns takes as long as 30 calls, or 300 calls of a trivial
+# function.
 _FEWEST_ROWS: Final = 24
-# Rows that are computed both ways.
+# The number of rows that are computed both ways.
 _COMPARED_ROWS: Final = 1024
-# Functions of which it is remembered how the comparison came out.
+# The number of functions whose comparison is remembered.
 _REMEMBERED: Final = 1024
 _DIFFERED: Final = "results differed on the first block"
 
-# True if a run gave the same both ways, by the code that was run, the operations, and the columns' structure,
-# shapes and dtypes; of this process, the latest.
+# The results of the latest comparisons in this process, by the code that was run, the operations, and the columns'
+# structure, shapes and dtypes: True if both ways gave the same.
 _SAME: Final[dict[Any, bool]] = {}
-# Why the latest block that was computed row by row was, by function, for `explain`.
+# Function -> the reason why its latest row-by-row block was computed so, for `explain`.
 _FELL_BACK: Final[weakref.WeakKeyDictionary[UserFunction, str]] = weakref.WeakKeyDictionary()
 
 
@@ -54,11 +54,11 @@ class Run:
     Parameters
     ----------
     leaves, structure
-        The columns of the results and how they nest.
+        The columns of the results and their nesting.
     names
-        The operations, in order.
+        The names of the operations, in order.
     key
-        What the comparison of the results with those row by row holds for.
+        The key in `_SAME` of the comparison of the results with those row by row.
     """
 
     leaves: list[Any]
@@ -69,9 +69,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Vectorised:
-    """A function of one element, for blocks.
+    """A function of one element, applied to blocks.
 
-    It is made for each pass, so that what it remembers holds for that pass.
+    It is created for each pass, so that its memory is valid for that pass only.
 
     Parameters
     ----------
@@ -80,11 +80,11 @@ class Vectorised:
     """
 
     function: UserFunction
-    # Why it is called row by row, by the structure, shapes and dtypes of columns.
+    # The structure, shapes and dtypes of columns -> the reason why it is called row by row.
     _refused: dict[Any, str] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Functions that it calls may be defined anew between two passes.
+        # Functions that it calls may be redefined between two passes.
         self.function.refresh()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -128,11 +128,12 @@ class Vectorised:
         Raises
         ------
         NotVectorisable
-            It does what has no rule, or is not known to be pure.
+            It does something that has no rule or is not known to be pure.
         Flagged, FloatingPointError
             The loop over these rows could warn, raise, or give other bits.
         """
-        # The loop warns or raises as it is set to, so a column of which there is anything to say is left to the loop.
+        # The loop warns or raises according to np.seterr, so columns with any floating-point error are left to the
+        # loop.
         states: Any = {kind: "ignore" if state == "ignore" else "raise" for kind, state in np.geterr().items()}
         with np.errstate(**states):
             return traced(self.function, block.structure, block.leaves, len(block))
@@ -153,21 +154,21 @@ class Vectorised:
         try:
             is_same = _are_same(at_once.take(sample), by_row(block.take(sample)))
         except Exception:
-            # The first row that fails is another one, perhaps.
+            # Row by row, another row may fail first.
             return by_row(block)
         self._remember(key, block, is_same)
         return at_once if is_same else by_row(block)
 
     def _remember(self, key: Any, block: Block, is_same: bool) -> None:
         if is_same and not any(map(_is_varied, block.leaves)):
-            # Rows that are all the same prove nothing. A later block may do.
+            # Identical rows prove nothing; a later block may.
             return
         _SAME[key] = is_same
         for oldest in list(_SAME)[:-_REMEMBERED]:
             _SAME.pop(oldest, None)
 
     def note(self, source: Node) -> str:
-        """Return what `explain` says of the function on the elements of a node; nothing is read."""
+        """Return the note of `explain` about the function on the elements of a node; nothing is read."""
         if not self.function.may_vectorize:
             return "row by row: Options(vectorize=False)"
         if _are_batches(source):
@@ -197,18 +198,18 @@ def traced(function: UserFunction, structure: Structure, leaves: Sequence[Any], 
     Parameters
     ----------
     function
-        Of one element.
+        The function of one element.
     structure
-        Of an element.
+        The structure of an element.
     leaves
-        The columns, ``(num_rows, ...)`` each.
+        The columns, shape ``(num_rows, ...)`` each.
     num_rows
         The number of rows.
 
     Raises
     ------
     NotVectorisable
-        It does what has no rule, or is not known to be pure.
+        It does something that has no rule or is not known to be pure.
     Flagged
         These rows may need to be computed one by one.
     """
@@ -218,15 +219,15 @@ def traced(function: UserFunction, structure: Structure, leaves: Sequence[Any], 
             raise NotVectorisable("its elements differ in length")
     interpreter = FunctionInterpreter(trace)
     result = interpreter.call_with(function.function, structure.pack([trace.enter(leaf) for leaf in leaves]))
-    found, of_result = Structure.of(tuple(result) if type(result) is list else result)
-    columns = [trace.leaf(leaf) for leaf in found]
+    result_leaves, of_result = Structure.of(tuple(result) if type(result) is list else result)
+    columns = [trace.leaf(leaf) for leaf in result_leaves]
     if trace.failure is not None:
         raise NotVectorisable(trace.failure)
     if not columns:
         raise NotVectorisable("it returns nothing")
     layout = tuple([(leaf.dtype, leaf.shape[1:]) for leaf in leaves])
-    made = of_result, *[(column.dtype, column.shape[1:]) for column in columns]
-    key = function.operation, function.narrow, tuple(interpreter.codes), tuple(trace.names), structure, layout, made
+    results = of_result, *[(column.dtype, column.shape[1:]) for column in columns]
+    key = function.operation, function.narrow, tuple(interpreter.codes), tuple(trace.names), structure, layout, results
     return Run(columns, of_result, tuple(trace.names), key)
 
 
@@ -238,35 +239,35 @@ def call_at_once(
     Parameters
     ----------
     function
-        Of elements whose leaves have rows along axis 0.
+        The function, of elements whose leaves have rows along axis 0.
     structure
-        Of an element.
+        The structure of an element.
     columns
-        The rows, ``(num_rows, ...)`` each.
+        The rows, shape ``(num_rows, ...)`` each.
     num_rows
         The number of rows.
     where
-        What a message calls them.
+        The name of the rows in messages.
 
     Raises
     ------
     UserFunctionError
-        It raised, or a leaf of what it returned has another number of rows.
+        It raised, or a leaf of its result has another number of rows.
     """
-    leaves, found = function.leaves(structure.pack(columns), lambda: where)
-    for path, leaf in zip(found.paths, leaves, strict=True):
+    leaves, result_structure = function.leaves(structure.pack(columns), lambda: where)
+    for path, leaf in zip(result_structure.paths, leaves, strict=True):
         shape = getattr(leaf, "shape", None)
         if not shape or shape[0] != num_rows:
             what = f"{leaf.dtype}{list(shape)}" if shape is not None else f"a {type(leaf).__name__}"
             raise UserFunctionError(
                 f"{function.operation}: {function} returned {what} for its leaf {path or '(the element)'}, on {where}; "
-                f"with vectorized=True it is given {num_rows} rows along axis 0, and returns as many"
+                f"with vectorized=True it gets {num_rows} rows along axis 0, and must return as many"
             )
-    return leaves, found
+    return leaves, result_structure
 
 
 def blocks_of(rows: Bundle | Batches, operation: str) -> list[Block]:
-    """Return batches, or elements of any shape, as rows: those of one shape together, else each alone.
+    """Return batches, or elements of any shape, as blocks of rows: those of one shape together, others one by one.
 
     Raises
     ------
@@ -278,7 +279,7 @@ def blocks_of(rows: Bundle | Batches, operation: str) -> list[Block]:
     if isinstance(together, Block) and not any(isinstance(leaf, Ragged) for leaf in together.leaves):
         return [together]
     if any(isinstance(leaf, Nested) for item in items for leaf in item):
-        raise ArgumentError(f"{operation}: vectorized=True gives rows of arrays, and the elements have datasets")
+        raise ArgumentError(f"{operation}: vectorized=True needs arrays, but the elements have datasets")
     alone = [[Ragged.of([leaf]) if isinstance(leaf, Ragged) else leaf[np.newaxis] for leaf in item] for item in items]
     return [Block(rows.structure, leaves, rows.label) for leaves in alone]
 
@@ -291,7 +292,7 @@ def _clause(error: Exception) -> str:
 
 
 def _are_batches(node: Node) -> bool:
-    # Grouped elements are batches. They stay so through operations that hand elements on, or make one of each.
+    # Grouped elements are batches, and stay so through operations that pass elements on or return one for each.
     facts = node.facts
     if facts.keeps_count or facts.keeps_spec or facts.keeps_rows or facts.keeps_order:
         return any(map(_are_batches, node.inputs))
@@ -302,14 +303,14 @@ def _made_up(leaf: TensorSpec) -> Any:
     return leaf.grouped(_FEWEST_ROWS).example(0, 1)
 
 
-def _are_same(given: Rows, expected: Rows) -> bool:
-    """Return whether two blocks are the same to the last bit; every NaN is the same."""
+def _are_same(rows: Rows, expected: Rows) -> bool:
+    """Return whether two blocks are bitwise identical; all NaN count as identical."""
     return (
-        isinstance(given, Block)
+        isinstance(rows, Block)
         and isinstance(expected, Block)
-        and given.structure == expected.structure
+        and rows.structure == expected.structure
         and not any(isinstance(leaf, Ragged) for leaf in expected.leaves)
-        and all(map(same_bits, given.leaves, expected.leaves))
+        and all(map(same_bits, rows.leaves, expected.leaves))
     )
 
 

@@ -1,8 +1,8 @@
-"""The bytecode of the versions of Python that are known, written in one set of instructions.
+"""The bytecode of the supported versions of Python, translated to one set of instructions.
 
-Versions that do the same write it differently: 3.12 has `RETURN_CONST` for `LOAD_CONST` and `RETURN_VALUE`, and 3.13
-has one instruction for two loads in a row. `steps_of` takes them apart, so that there is one implementation of each.
-What is not listed here keeps its name, and has the meaning of that name only if the list of implementations has it.
+Versions encode the same operation differently: 3.12 has `RETURN_CONST` for `LOAD_CONST` and `RETURN_VALUE`, and 3.13
+has one instruction for two loads in a row. `steps_of` splits these, so that there is one implementation of each. Other
+instructions keep their names, and are supported only if an implementation exists.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any, Final
 
 logger: Final = logging.getLogger("daskdist")
 
-# The versions of Python whose bytecode is known here, by the number that compiled files begin with. It differs between
-# the pre-releases of a version, and in other implementations of Python.
+# The supported versions of Python, by the magic number of compiled files, which also differs between pre-releases of a
+# version and in other implementations of Python.
 VERSIONS: Final = {3495: (3, 11), 3531: (3, 12), 3571: (3, 13)}
 MAGIC_NUMBER: Final = int.from_bytes(importlib.util.MAGIC_NUMBER[:2], "little")
 
 _VERSION: Final = VERSIONS.get(MAGIC_NUMBER, sys.version_info[:2])
-# Until 3.12, what stands for "no self" is below the callable, and later above it.
+# Up to 3.12, the NULL for "no self" is below the callable, later above it.
 _IS_NULL_FIRST: Final = _VERSION < (3, 13)
-# The names of the instructions that end a loop: `FOR_ITER` jumps to them, and past them.
+# The names of the instructions at the end of a loop: `FOR_ITER` jumps to them, and past them.
 _AFTER_LOOP: Final = {(3, 11): [], (3, 12): ["END_FOR"]}.get(_VERSION, ["END_FOR", "POP_TOP"])
 
 # An instruction's name and its argument.
 Step = tuple[str, Any]
 
 _NOTHING: Final = frozenset({"CACHE", "COPY_FREE_VARS", "EXTENDED_ARG", "NOP", "PRECALL", "RESUME"})
-# Instructions whose argument is a slot: of a local variable, or of a cell. In 3.13 LOAD_CLOSURE is written LOAD_FAST.
+# Instructions whose argument is the slot of a local variable or of a cell. 3.13 encodes LOAD_CLOSURE as LOAD_FAST.
 _OF_SLOTS: Final = {
     "LOAD_FAST": "LOAD_FAST",
     "LOAD_FAST_CHECK": "LOAD_FAST",
@@ -49,7 +49,7 @@ _OF_TWO_SLOTS: Final = {
     "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
     "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
 }
-# Instructions that are others in a row.
+# Instructions that combine several others.
 _IN_A_ROW: Final[dict[str, list[Step]]] = {
     "UNARY_NOT": [("TO_BOOL", None), ("UNARY_NOT", None)],
     "BINARY_SLICE": [("BUILD_SLICE", 2), ("BINARY_SUBSCR", None)],
@@ -61,7 +61,7 @@ _INTRINSICS: Final = {
     "INTRINSIC_UNARY_POSITIVE": "UNARY_POSITIVE",
     "INTRINSIC_LIST_TO_TUPLE": "LIST_TO_TUPLE",
 }
-# Until 3.11, jumps are named by their direction, too.
+# Up to 3.11, the names of jumps include their direction.
 _JUMPS: Final = {
     **dict.fromkeys(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"), "JUMP"),
     **{
@@ -70,7 +70,7 @@ _JUMPS: Final = {
         for what in ("TRUE", "FALSE", "NONE", "NOT_NONE")
     },
 }
-# Why code with an instruction is called row by row.
+# Instruction -> the reason why code with it is called row by row.
 _REASONS: Final = {
     "PUSH_EXC_INFO": "it handles exceptions, or has a with statement",
     "BEFORE_WITH": "it handles exceptions, or has a with statement",
@@ -82,9 +82,9 @@ _REASONS: Final = {
 
 
 def unknown_version() -> str | None:
-    """Return why no function is looked into under the Python that runs, as a clause, or None if its bytecode is known.
+    """Return the reason why functions cannot be analysed under this Python, as a clause; None if they can.
 
-    The first time, it is logged as a warning.
+    The first call logs it as a warning.
     """
     if MAGIC_NUMBER in VERSIONS:
         return None
@@ -107,41 +107,40 @@ def slots_of(code: types.CodeType) -> tuple[str, ...]:
 
 
 def steps_of(code: types.CodeType) -> list[Step] | str:
-    """Return the instructions of code, or why it is called row by row, as a clause.
+    """Return the instructions of code, or the reason why it is called row by row, as a clause.
 
-    The argument of an instruction that jumps is a place in the list; that of one that uses a slot is the slot and its
-    name.
+    The argument of a jump is an index into the list; that of an instruction with a slot is the slot and its name.
     """
     if code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE):
         return "it is a coroutine"
-    found: list[Step] = []
+    translated: list[Step] = []
     place_of: dict[int, int] = {}
     steps = list(dis.get_instructions(code))
     for step in steps:
         if step.opname in _REASONS:
-            # Anywhere: the functions that handle exceptions see them for one row, and not for another.
+            # Even if it is not reached: exceptions may occur for some rows only.
             return _REASONS[step.opname]
-        place_of[step.offset] = len(found)
-        found += _taken_apart(code, step)
+        place_of[step.offset] = len(translated)
+        translated += _taken_apart(code, step)
     names = slots_of(code)
-    for place, (name, arg) in enumerate(found):
+    for place, (name, arg) in enumerate(translated):
         if isinstance(arg, _Target):
             target = place_of[arg.offset]
             if name == "FOR_ITER":
-                # The instructions that it jumps over are not run.
-                if [each for each, _ in found[target : target + len(_AFTER_LOOP)]] != _AFTER_LOOP:
+                # The instructions that are jumped over are not run.
+                if [opname for opname, _ in translated[target : target + len(_AFTER_LOOP)]] != _AFTER_LOOP:
                     return "it has a loop that ends in a way which is not known"
                 target += len(_AFTER_LOOP)
-            found[place] = name, target
+            translated[place] = name, target
         elif isinstance(arg, _Slot):
             if names[arg.number] != arg.name:
                 return "it has variables in an order which is not known"
-            found[place] = name, (arg.number, arg.name)
-    return found
+            translated[place] = name, (arg.number, arg.name)
+    return translated
 
 
 class _Target:
-    """The instruction that is jumped to, by its offset."""
+    """The target of a jump, by its offset."""
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
@@ -164,7 +163,7 @@ def _taken_apart(code: types.CodeType, step: dis.Instruction) -> list[Step]:
         return [(_OF_SLOTS[name], _Slot(arg, value))]
     if name in _OF_TWO_SLOTS:
         numbers = arg >> 4, arg & 15
-        return [(each, _Slot(*slot)) for each, *slot in zip(_OF_TWO_SLOTS[name], numbers, value, strict=True)]
+        return [(single, _Slot(*slot)) for single, *slot in zip(_OF_TWO_SLOTS[name], numbers, value, strict=True)]
     if name in _IN_A_ROW:
         return _IN_A_ROW[name]
     if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:

@@ -1,7 +1,7 @@
-"""The instructions of Python's bytecode, each checked when it is run.
+"""The instructions of Python's bytecode, checked as they run.
 
-Values on the stack are tracers, plain data, and callables and objects of which nothing is used unchecked. Containers
-hold plain data, tracers and callables only, so that what Python does to them by itself runs no code of a user's.
+Values on the stack are tracers, plain data, and callables and objects whose uses are checked. Containers hold plain
+data, tracers and callables only, so that Python's implicit operations on them run no user code.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Frame:
         self.function = function
         self.globals = function.__globals__
         self.builtins: dict[str, Any] = getattr(function, "__builtins__")  # noqa: B009
-        # Local variables and cells are kept apart, as one of each may have the same name.
+        # Local variables and cells have separate slots, as one of each may have the same name.
         self.slots: list[Any] = [variables.get(name, MISSING) for name in slots_of(function.__code__)]
         cells = function.__closure__ or ()
         self.slots[len(self.slots) - len(cells) :] = cells
@@ -82,19 +82,19 @@ class Frame:
 
 
 class Machine:
-    """One run of a function: its values, and what each instruction does to them.
+    """One run of a function: its values and the effects of instructions on them.
 
     Parameters
     ----------
     trace
-        The trace that the function's tracers are of.
+        The trace of the function's tracers.
     """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         # The code that was run, in order.
         self.codes: list[types.CodeType] = []
-        # Containers, iterators and cells that were made in this run, by identity.
+        # The containers, iterators and cells that this run created, by identity.
         self._own: dict[int, Any] = {}
         self._checked: dict[int, Any] = {}
         self._steps = 0
@@ -128,7 +128,7 @@ class Machine:
         return value
 
     def _operand(self, value: Any, name: str = "") -> Any:
-        """Check that Python and NumPy run no code of a user's when they compute with a value."""
+        """Check that Python and NumPy run no user code when they compute with a value."""
         kind = type(value)
         if kind is type and value in purity.TYPES:
             return value
@@ -150,7 +150,7 @@ class Machine:
             raise self._refuse("it goes on with an iterator that all rows share")
         return value
 
-    # --- instructions: each returns the place of the next, if that is not the next one ---
+    # --- instructions: each returns the index of the next instruction after a jump, else None ---
 
     def _pop_top(self, frame: Frame, arg: Any) -> None:
         frame.stack.pop()
@@ -166,7 +166,7 @@ class Machine:
         stack[-1], stack[-arg] = stack[-arg], stack[-1]
 
     def _load_const(self, frame: Frame, arg: Any) -> None:
-        # Constants may be any objects: values that a function refers to may have been fixed as such.
+        # Constants may be any objects, because values that a function refers to are fixed as constants.
         frame.stack.append(self._load(arg, "a constant"))
 
     def _load_fast(self, frame: Frame, arg: tuple[int, str]) -> None:
@@ -177,7 +177,7 @@ class Machine:
         frame.stack.append(value)
 
     def _load_fast_and_clear(self, frame: Frame, arg: tuple[int, str]) -> None:
-        # A comprehension sets a variable aside that is called like its own, set or not.
+        # A comprehension saves an outer variable with the name of its own, even if it is unset.
         slot, _ = arg
         frame.stack.append(frame.slots[slot])
         frame.slots[slot] = MISSING
@@ -238,7 +238,7 @@ class Machine:
         function = _BINARY[symbol]
         kind = type(value)
         if in_place and kind is Tracer:
-            # Python changes a number, `x += 1`, by making another one.
+            # For numbers, `x += 1` creates a new object.
             if isinstance(row_of(value), np.ndarray):
                 raise self._refuse("it changes an array in place")
         elif in_place and kind in (np.ndarray, list, dict, set):
@@ -281,9 +281,9 @@ class Machine:
             return []
         items = frame.stack[-number:]
         del frame.stack[-number:]
-        for each in items:
-            if type(each) is not types.CellType:
-                self._item(each)
+        for item in items:
+            if type(item) is not types.CellType:
+                self._item(item)
         return items
 
     def _build_list(self, frame: Frame, arg: Any) -> None:
@@ -318,7 +318,7 @@ class Machine:
 
     def _with_text(self, value: Any) -> Any:
         self._operand(value)
-        if type(value) in purity.CONTAINERS and any(type(each) not in purity.IMMUTABLE for each in value):
+        if type(value) in purity.CONTAINERS and any(type(item) not in purity.IMMUTABLE for item in value):
             raise self._refuse("it makes text of a value")
         return value
 
@@ -370,7 +370,7 @@ class Machine:
 
     def _get_iter(self, frame: Frame, arg: Any) -> None:
         values = iter(self._iterable(frame.stack.pop()))
-        # A tracer's iterator is a generator of the tracer's; over a list it can be told.
+        # A tracer's iterator would be a generator; an iterator over a list can be recognised.
         frame.stack.append(self._made(values if type(values) in purity.ITERATORS else iter(list(values))))
 
     def _for_iter(self, frame: Frame, arg: int) -> int | None:
@@ -419,7 +419,7 @@ class Machine:
 
     def _make_function(self, frame: Frame, arg: int) -> None:
         code = frame.stack.pop()
-        # The closure may be set after it.
+        # The closure may be set later.
         cells: Any = tuple([_CELL() for _ in code.co_freevars])
         function = types.FunctionType(code, frame.globals, code.co_name, None, cells)
         for attribute in (8, 4, 2, 1):
@@ -433,21 +433,21 @@ class Machine:
 
     def _with_attribute(self, function: types.FunctionType, attribute: int, value: Any) -> types.FunctionType:
         if attribute == 8:
-            made = types.FunctionType(
+            function_copy = types.FunctionType(
                 function.__code__, function.__globals__, function.__name__, function.__defaults__, value
             )
-            made.__kwdefaults__ = function.__kwdefaults__
-            return made
+            function_copy.__kwdefaults__ = function.__kwdefaults__
+            return function_copy
         if attribute == 2:
             function.__kwdefaults__ = value
         elif attribute == 1:
             function.__defaults__ = value
         elif attribute != 4:
-            # 4 stands for annotations, which nothing reads; any other is unknown.
+            # 4 stands for annotations, which are unused; others are unknown.
             raise self._refuse("it makes a function in a way for which there is no rule")
         if attribute in (1, 2):
-            for each in value.values() if attribute == 2 else value:
-                self._checked[id(each)] = each
+            for default in value.values() if attribute == 2 else value:
+                self._checked[id(default)] = default
         return function
 
     def _kw_names(self, frame: Frame, arg: Any) -> None:
@@ -466,7 +466,7 @@ class Machine:
         stack.append(self.call(function, args[: len(args) - len(names)], options))
 
     def _popped_callable(self, frame: Frame, args: list[Any]) -> tuple[Any, list[Any]]:
-        """Pop a callable and its first argument; one of both is NULL if there is no such argument."""
+        """Pop a callable and its self argument; one of the two is NULL if there is no self."""
         first = frame.stack.pop()
         function = frame.stack.pop()
         if function is _NULL:
@@ -570,7 +570,7 @@ _UNARY: Final = {
     "UNARY_INVERT": operator.invert,
     "UNARY_NOT": operator.not_,
 }
-# The words of messages for instructions that are not above.
+# The wording of messages for unsupported instructions.
 _REFUSED: Final = {
     "RAISE_VARARGS": "raises an exception",
     "LOAD_ASSERTION_ERROR": "raises an exception",
@@ -580,7 +580,7 @@ _REFUSED: Final = {
 
 @functools.lru_cache(1024)
 def program(code: types.CodeType) -> list[tuple[Any, Any]] | str:
-    """Return the instructions of code with their arguments, or why it is called row by row."""
+    """Return the instructions of code with their arguments, or the reason why it is called row by row."""
     steps = steps_of(code)
     if isinstance(steps, str):
         return steps

@@ -1,10 +1,10 @@
-"""An interpreter of Python's bytecode that runs a function on tracers and refuses what is not known to be pure.
+"""An interpreter of Python's bytecode that runs a function on tracers and refuses anything not known to be pure.
 
-The interpreter sees every name that is looked up, every object that is called and every container that is written
-to, at the moment when it happens. What is decided is true for the run at hand, and each block is a run: a helper that
-is defined anew, a module that is loaded again or a table that was changed are seen with the next block.
+The interpreter sees every name lookup, every call and every write to a container when it happens. Its decisions are
+valid for the current run, and each block is a run: a redefined helper, a reloaded module or a changed table takes
+effect with the next block.
 
-A run takes one path through the function. It is the path of every row, because the truth of a tracer cannot be asked.
+A run takes one path through the function. Every row takes this path, because a tracer has no truth value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FunctionInterpreter(Machine):
     Parameters
     ----------
     trace
-        The trace that the function's tracers are of.
+        The trace of the function's tracers.
     """
 
     def call_with(self, function: Callable[..., Any], element: Any) -> Any:
@@ -42,20 +42,20 @@ class FunctionInterpreter(Machine):
         Raises
         ------
         NotVectorisable
-            It does what is not known to be pure.
+            It does something that is not known to be pure.
         """
         unknown = unknown_version()
         if unknown is not None:
             raise self._refuse(unknown)
-        # The loop makes the containers of an element anew for each row.
+        # The loop creates the containers of an element again for each row.
         self._take(element)
         return self.call(function, list(element) if type(element) is tuple else [element], {}, "it")
 
     def _take(self, nest: Any) -> None:
         if type(nest) in purity.CONTAINERS or purity.is_named_tuple(type(nest)):
             self._own[id(nest)] = nest
-            for each in nest.values() if type(nest) is dict else nest:
-                self._take(each)
+            for value in nest.values() if type(nest) is dict else nest:
+                self._take(value)
 
     # --- attributes ---
 
@@ -65,18 +65,18 @@ class FunctionInterpreter(Machine):
         Raises
         ------
         NotVectorisable
-            Looking it up, or what it is, may do more than compute.
+            The lookup or the attribute may have side effects.
         AttributeError
-            There is none.
+            There is no such attribute.
         """
         kind = type(value)
         if kind is Tracer:
             return getattr(value, name)
         if kind is types.ModuleType:
-            found = vars(value).get(name, MISSING)
-            if found is MISSING:
+            attribute = vars(value).get(name, MISSING)
+            if attribute is MISSING:
                 raise self._refuse(f"it uses {value.__name__}.{name}, which the module makes when it is asked for")
-            return self._load(found, f"{value.__name__}.{name}")
+            return self._load(attribute, f"{value.__name__}.{name}")
         if name in purity.ATTRIBUTES.get(kind, ()):
             if kind is np.ufunc and value not in purity.CALLABLES:
                 raise self._refuse(f"it uses {value.__name__}, which is not known to be pure")
@@ -90,47 +90,48 @@ class FunctionInterpreter(Machine):
         return self._attribute_of_type(value, name) if isinstance(value, type) else self._of_object(value, kind, name)
 
     def _attribute_of_type(self, value: type[Any], name: str) -> Any:
-        found = _look_up(value, name) if type(value) is type else MISSING
-        if found is MISSING or not value.__flags__ & (1 << 9) or type(found) in (property, classmethod):
-            # Without that flag it is not a class of Python's own.
+        attribute = _look_up(value, name) if type(value) is type else MISSING
+        if attribute is MISSING or not value.__flags__ & (1 << 9) or type(attribute) in (property, classmethod):
+            # Without that flag it is not a built-in class.
             raise self._refuse(f"it uses {value.__name__}.{name}, which is not known to be pure")
-        return self._load(found.__func__ if type(found) is staticmethod else found, f"{value.__name__}.{name}")
+        member = attribute.__func__ if type(attribute) is staticmethod else attribute
+        return self._load(member, f"{value.__name__}.{name}")
 
     def _of_object(self, value: Any, kind: type[Any], name: str) -> Any:
         label = f"{kind.__name__}.{name}"
         is_ordinary = type(kind) is type and _look_up(kind, "__getattribute__") in _GETTERS
         if not is_ordinary or _look_up(kind, "__getattr__") is not MISSING:
             raise self._refuse(f"it uses {label}, which an object of its own makes when it is asked for")
-        found, mine = _look_up(kind, name), {}
+        attribute, mine = _look_up(kind, name), {}
         if kind.__dictoffset__:
             mine = object.__getattribute__(value, "__dict__")
-        if type(found) is property:
-            return self.call(found.fget, [value], {}, label)
-        if type(found) in (types.MemberDescriptorType, _FIELD):
-            return self._load(found.__get__(value), label)
-        if type(mine) is not dict or hasattr(type(found), "__set__"):
+        if type(attribute) is property:
+            return self.call(attribute.fget, [value], {}, label)
+        if type(attribute) in (types.MemberDescriptorType, _FIELD):
+            return self._load(attribute.__get__(value), label)
+        if type(mine) is not dict or hasattr(type(attribute), "__set__"):
             raise self._refuse(f"it uses {label}, which is not known to be pure")
         if name in mine:
             return self._load(mine[name], label)
-        if found is MISSING:
+        if attribute is MISSING:
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-        if type(found) is types.FunctionType:
-            return types.MethodType(found, value)
-        if type(found) is staticmethod:
-            return self._load(found.__func__, label)
-        if hasattr(type(found), "__get__"):
+        if type(attribute) is types.FunctionType:
+            return types.MethodType(attribute, value)
+        if type(attribute) is staticmethod:
+            return self._load(attribute.__func__, label)
+        if hasattr(type(attribute), "__get__"):
             raise self._refuse(f"it uses {label}, which is not known to be pure")
-        return self._load(found, label)
+        return self._load(attribute, label)
 
     # --- calls ---
 
     def call(self, function: Any, args: list[Any], options: dict[str, Any], name: str = "") -> Any:
-        """Call what a function calls.
+        """Make a call of the function.
 
         Raises
         ------
         NotVectorisable
-            It is not known to be pure.
+            The callable is not known to be pure.
         """
         kind = type(function)
         if kind is types.FunctionType:
@@ -140,8 +141,8 @@ class FunctionInterpreter(Machine):
         if kind is functools.partial:
             if vars(function):
                 raise self._refuse("it uses a functools.partial with attributes of its own")
-            before = [self._load(each, "an argument") for each in function.args]
-            named = {key: self._load(each, "an argument") for key, each in function.keywords.items()}
+            before = [self._load(arg, "an argument") for arg in function.args]
+            named = {key: self._load(arg, "an argument") for key, arg in function.keywords.items()}
             return self.call(function.func, [*before, *args], {**named, **options}, name)
         special = self._special(function)
         if special is not None:
@@ -167,11 +168,11 @@ class FunctionInterpreter(Machine):
         if name in purity.ATTRIBUTES.get(kind, ()) and (kind is not np.ufunc or owner in purity.CALLABLES):
             return self._native(function, args, options)
         if name in purity.CHANGES.get(kind, ()) and id(owner) in self._own:
-            for each in args:
-                self._item(each)
+            for arg in args:
+                self._item(arg)
             return self._native(function, args, options, are_items=True)
         if function is tuple.__new__ and args and purity.is_named_tuple(args[0]) and not options:
-            return tuple.__new__(args[0], [self._item(each) for each in self._operand(args[1])])
+            return tuple.__new__(args[0], [self._item(item) for item in self._operand(args[1])])
         raise self._refuse(f"it calls {_name_of(function, '')}, which is not known to be pure")
 
     def _construct(self, kind: type[Any], args: list[Any], options: dict[str, Any]) -> Any:
@@ -187,12 +188,12 @@ class FunctionInterpreter(Machine):
         raise self._refuse(f"it makes a {kind.__name__}, which is not known to be pure")
 
     def _native(self, function: Any, args: list[Any], options: dict[str, Any], *, are_items: bool = False) -> Any:
-        """Call what is not Python: nothing that it is given may call back, or be written to."""
+        """Call a non-Python function; its arguments must not call back and must not be written to."""
         if "out" in options or "where" in options:
             raise self._refuse(f"it calls {_name_of(function, '')} with out= or where=")
-        given = [each if are_items else self._argument(each) for each in args]
-        named = {key: self._argument(each) for key, each in options.items()}
-        result = function(*given, **named)
+        values = [arg if are_items else self._argument(arg) for arg in args]
+        named = {key: self._argument(arg) for key, arg in options.items()}
+        result = function(*values, **named)
         kind = type(result)
         if kind in (list, dict, set) or kind in purity.ITERATORS:
             is_new = function in (sorted, divmod) or isinstance(function, type) or _is_copy(function)
@@ -212,7 +213,7 @@ class FunctionInterpreter(Machine):
         return value
 
     def _special(self, function: Any) -> Callable[[list[Any], dict[str, Any]], Any] | None:
-        """Return what stands for a builtin that calls functions or looks up attributes, or None."""
+        """Return the replacement of a builtin that calls functions or looks up attributes; None for others."""
         name = _SPECIAL.get(function) if _is_hashable(function) else None
         return None if name is None else getattr(self, name)
 
@@ -241,8 +242,8 @@ class FunctionInterpreter(Machine):
 
     def _isinstance(self, args: list[Any], options: dict[str, Any]) -> bool:
         value, kinds = args
-        for each in kinds if type(kinds) is tuple else (kinds,):
-            if type(each) is not type:
+        for class_ in kinds if type(kinds) is tuple else (kinds,):
+            if type(class_) is not type:
                 raise self._refuse("it uses isinstance with a class that has a say in it")
         if type(type(value)) is not type:
             raise self._refuse("it uses isinstance on an object of a class with a metaclass")
@@ -250,13 +251,13 @@ class FunctionInterpreter(Machine):
 
     def _map(self, args: list[Any], options: dict[str, Any]) -> Any:
         function, *rest = args
-        columns = [self._iterable(each) for each in rest]
-        return self._made(iter([self.call(function, list(each), {}) for each in zip(*columns, strict=False)]))
+        columns = [self._iterable(column) for column in rest]
+        return self._made(iter([self.call(function, list(row), {}) for row in zip(*columns, strict=False)]))
 
     def _reduce(self, args: list[Any], options: dict[str, Any]) -> Any:
         function, values, *initial = args
         items = [*initial, *self._iterable(values)]
-        return functools.reduce(lambda state, each: self.call(function, [state, each], {}), items)
+        return functools.reduce(lambda state, element: self.call(function, [state, element], {}), items)
 
     def _asarray(self, args: list[Any], options: dict[str, Any]) -> Any:
         if len(args) == 1 and type(args[0]) is Tracer and not options and isinstance(row_of(args[0]), np.ndarray):
@@ -291,33 +292,33 @@ class FunctionInterpreter(Machine):
     def _bound(self, function: types.FunctionType, args: list[Any], options: dict[str, Any]) -> dict[str, Any]:
         code = function.__code__
         names, number = code.co_varnames, code.co_argcount
-        found = dict(zip(names[:number], args, strict=False))
+        variables = dict(zip(names[:number], args, strict=False))
         extra = args[number:]
         rest = number + code.co_kwonlyargcount
         more: dict[str, Any] = {}
         for key, value in options.items():
-            if key in found or key not in names[code.co_posonlyargcount : rest]:
-                if key in found or not code.co_flags & inspect.CO_VARKEYWORDS:
+            if key in variables or key not in names[code.co_posonlyargcount : rest]:
+                if key in variables or not code.co_flags & inspect.CO_VARKEYWORDS:
                     raise TypeError(f"{function.__name__}() got an unexpected argument {key!r}")
                 more[key] = value
             else:
-                found[key] = value
+                variables[key] = value
         defaults = function.__defaults__ or ()
         by_name = {**dict(zip(names[number - len(defaults) : number], defaults, strict=True))}
         by_name.update(function.__kwdefaults__ or {})
         for name in names[:rest]:
-            if name not in found:
+            if name not in variables:
                 if name not in by_name:
                     raise TypeError(f"{function.__name__}() missing a required argument: {name!r}")
-                found[name] = self._load(by_name[name], f"the default of {name}")
+                variables[name] = self._load(by_name[name], f"the default of {name}")
         if code.co_flags & inspect.CO_VARARGS:
-            found[names[rest]] = tuple([self._item(each) for each in extra])
+            variables[names[rest]] = tuple([self._item(arg) for arg in extra])
             rest += 1
         elif extra:
             raise TypeError(f"{function.__name__}() takes {number} arguments, and {len(args)} were given")
         if code.co_flags & inspect.CO_VARKEYWORDS:
-            found[names[rest]] = self._made({key: self._item(value) for key, value in more.items()})
-        return found
+            variables[names[rest]] = self._made({key: self._item(value) for key, value in more.items()})
+        return variables
 
 
 _GETTERS: Final = (vars(object)["__getattribute__"], vars(tuple)["__getattribute__"])
@@ -339,7 +340,7 @@ def _is_hashable(function: Any) -> bool:
 
 
 def _is_in(function: Any, table: frozenset[Any]) -> bool:
-    # By identity: functions are equal to themselves only.
+    # Functions compare by identity.
     return function in table
 
 
@@ -348,9 +349,9 @@ def _is_copy(function: Any) -> bool:
 
 
 def _look_up(kind: type[Any], name: str) -> Any:
-    for each in kind.__mro__:
-        if name in vars(each):
-            return vars(each)[name]
+    for base in kind.__mro__:
+        if name in vars(base):
+            return vars(base)[name]
     return MISSING
 
 

@@ -1,7 +1,7 @@
-"""Tables of callables that are known to be pure: they change nothing, and give the same each time.
+"""Tables of callables that are known to be pure: they have no side effects, and return the same each time.
 
-The tables are literal and go by identity. A callable, type, method or attribute that is not listed is not known to be
-pure, whatever its name and module.
+The tables are literal and compare by identity. A callable, type, method or attribute that is not listed is not known to
+be pure, whatever its name and module.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _NUMPY: Final = _named(
 )
 CALLABLES: Final = _MATH | _OPERATOR | _BUILTINS | _NUMPY | frozenset(FUNCTIONS) | frozenset(UFUNCS)
 
-# Types whose instances are plain data. A subclass is another type, and is not plain.
+# The types whose instances are plain data; subclasses are not.
 NUMBERS: Final = frozenset({*np.sctypeDict.values()}) - {np.object_, np.void}
 _SCALARS: Final = frozenset({int, float, complex, bool, str, bytes, type(None), type(Ellipsis), slice, range})
 _VIEWS: Final = frozenset({type({}.keys()), type({}.values()), type({}.items())})
-_DTYPES: Final = frozenset({type(np.dtype(each)) for each in NUMBERS} | {np.dtypes.StringDType})
-# Examples of iterables. A function's iterators are its own: a shared one is refused where it is loaded.
+_DTYPES: Final = frozenset({type(np.dtype(kind)) for kind in NUMBERS} | {np.dtypes.StringDType})
+# Examples of iterables, for the types of their iterators. Iterators from outside of the function are refused.
 _EXAMPLES: Final[tuple[Any, ...]] = ([], (), {}, {}.values(), {}.items(), set(), "", "é", b"", range(1), range(2**70))
 _ITERATORS: Final = frozenset(
-    {type(iter(each)) for each in _EXAMPLES}
+    {type(iter(example)) for example in _EXAMPLES}
     | {zip, enumerate, reversed, type(reversed([])), type(reversed({})), type(reversed(range(1)))}
 )
 CONTAINERS: Final = frozenset({tuple, list, dict, set, frozenset})
@@ -70,11 +70,11 @@ PLAIN: Final = _SCALARS | NUMBERS | _DTYPES | CONTAINERS | _VIEWS | {np.ndarray,
 OPERANDS: Final = PLAIN | _ITERATORS
 IMMUTABLE: Final = _SCALARS | NUMBERS | _DTYPES | {np.finfo, np.iinfo}
 ITERATORS: Final = _ITERATORS
-# Compared by identity, and hashed so: in a container they do no harm.
+# Types that compare and hash by identity, which are harmless in containers.
 OPAQUE: Final = frozenset(
     {types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.ufunc, type, type(np.sum), functools.partial}
 )
-# Types that are called, or given as a dtype.
+# Types that may be called or used as a dtype.
 TYPES: Final = (
     (_SCALARS - {type(None), type(Ellipsis)}) | NUMBERS | CONTAINERS | {zip, enumerate, reversed, np.dtype}
 ) | {np.finfo, np.iinfo, np.integer, np.floating, np.number, np.generic, np.signedinteger, np.unsignedinteger}
@@ -96,12 +96,12 @@ _NUMBER: Final = "bit_count bit_length conjugate denominator imag is_integer num
 _SET: Final = "copy difference intersection isdisjoint issubset issuperset symmetric_difference union"
 _RANGE: Final = "start stop step count index indices"
 
-# Methods and attributes that leave everything as it is, by type.
+# Type -> its methods and attributes without side effects.
 ATTRIBUTES: Final[dict[Any, frozenset[str]]] = {
-    **{each: frozenset(_ARRAY.split()) for each in NUMBERS | {np.ndarray}},
-    **{each: frozenset({"char", "itemsize", "kind", "name", "names", "str", "type"}) for each in _DTYPES},
-    **{each: frozenset(_NUMBER.split()) for each in (int, float, complex, bool)},
-    **{each: frozenset(_RANGE.split()) for each in (slice, range)},
+    **{kind: frozenset(_ARRAY.split()) for kind in NUMBERS | {np.ndarray}},
+    **{kind: frozenset({"char", "itemsize", "kind", "name", "names", "str", "type"}) for kind in _DTYPES},
+    **{kind: frozenset(_NUMBER.split()) for kind in (int, float, complex, bool)},
+    **{kind: frozenset(_RANGE.split()) for kind in (slice, range)},
     str: frozenset(_TEXT.split()),
     bytes: frozenset(_TEXT.split()),
     list: frozenset({"copy", "count", "index"}),
@@ -113,22 +113,22 @@ ATTRIBUTES: Final[dict[Any, frozenset[str]]] = {
     np.iinfo: frozenset({"bits", "dtype", "max", "min"}),
     np.ufunc: frozenset({"__name__", "accumulate", "outer", "reduce"}),
 }
-# Methods that change a container. They may be called on one that the same call has made.
+# Type -> its methods that change a container, allowed for containers that the same call created.
 CHANGES: Final[dict[Any, frozenset[str]]] = {
     list: frozenset({"append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"}),
     dict: frozenset({"clear", "pop", "popitem", "setdefault", "update"}),
     set: frozenset({"add", "clear", "discard", "pop", "remove", "update"}),
 }
-# Modules that may be imported inside of a function.
+# The modules that may be imported inside a function.
 MODULES: Final = frozenset({"numpy", "math", "operator", "functools"})
 
 _MOST_ITEMS: Final = 10_000
 
 
 def impurity(value: Any) -> str | None:
-    """Return what keeps a value that a function refers to from being plain data, as a clause, or None.
+    """Return the reason why a value that a function refers to is not plain data, as a clause; None if it is.
 
-    Callables, modules and objects are not looked into: what is used of them is checked when it is used.
+    Callables, modules and objects are not inspected: their uses are checked when they happen.
     """
     budget = [_MOST_ITEMS]
     return _impurity(value, budget)
@@ -144,13 +144,13 @@ def _impurity(value: Any, budget: list[int]) -> str | None:
         budget[0] -= len(value)
         if budget[0] < 0:
             return "has too many items to look at"
-        for each in [*value, *value.values()] if kind is dict else value:
-            if type(each) not in IMMUTABLE and type(each) not in OPAQUE:
-                if type(each) not in CONTAINERS and type(each) is not np.ndarray:
-                    return f"has a {type(each).__name__} in it, which is not plain data"
-                found = _impurity(each, budget)
-                if found is not None:
-                    return found
+        for item in [*value, *value.values()] if kind is dict else value:
+            if type(item) not in IMMUTABLE and type(item) not in OPAQUE:
+                if type(item) not in CONTAINERS and type(item) is not np.ndarray:
+                    return f"has a {type(item).__name__} in it, which is not plain data"
+                reason = _impurity(item, budget)
+                if reason is not None:
+                    return reason
         return None
     if kind in ITERATORS or kind in _VIEWS:
         return f"is a {kind.__name__}, which may do more than compute"
@@ -158,7 +158,7 @@ def _impurity(value: Any, budget: list[int]) -> str | None:
 
 
 def is_named_tuple(kind: Any) -> bool:
-    """Return whether a type is a plain named tuple, without methods that change what tuples do."""
+    """Return whether a type is a plain named tuple that overrides no method of tuples."""
     return _is_named_tuple(kind)
 
 

@@ -1,7 +1,7 @@
-"""Operations on columns: for each of NumPy's for one array, what does the same to every row.
+"""Operations on columns: for each NumPy operation on one array, the operation that does the same to every row.
 
-What is listed here is tried out once for each dtype, shape and memory layout (`daskdist.core.vectorize.proof`), so a
-rule may be wrong for some of them. It may not depend on values, unless it raises `Flagged` for those that matter.
+Each is tested once for each dtype, shape and memory layout (`daskdist.core.vectorize.proof`), so a rule may be wrong
+for some of them. It must not depend on values, unless it raises `Flagged` for the values that matter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from daskdist.core.vectorize.tracer import (
     traced_bounds,
 )
 
-# NumPy's ufuncs that have one result for each value, by name: those that a user makes are not among them.
+# The names of NumPy's elementwise ufuncs; ufuncs that users create are not among them.
 _UFUNC_NAMES: Final = """
     absolute add arccos arccosh arcsin arcsinh arctan arctan2 arctanh bitwise_and bitwise_count bitwise_or bitwise_xor
     cbrt ceil conjugate copysign cos cosh deg2rad degrees divide divmod equal exp exp2 expm1 fabs float_power floor
@@ -46,13 +46,13 @@ _REDUCED: Final[dict[Any, str]] = {
     np.logical_or: "any",
 }
 
-# Operations whose result is a zero of either sign where both operands are zeros.
+# Operations whose result is a zero of either sign if both operands are zeros.
 _EITHER_ZERO: Final = frozenset({"maximum", "minimum", "fmax", "fmin", "clip", "max", "min"})
-# Operations that see the sign of a NaN, which depends on how it was computed.
+# Operations whose result depends on the sign of a NaN, and so on how that was computed.
 _SIGN_OF_NAN: Final = frozenset({"signbit", "copysign"})
 
 
-# Operations whose results are rounded, and in another loop of NumPy's perhaps otherwise.
+# Operations with rounded results, which may differ between NumPy's loops.
 _ROUNDED_NAMES: Final = """
     arccos arccosh arcsin arcsinh arctan arctan2 arctanh cbrt cos cosh exp exp2 expm1 float_power hypot log log10 log1p
     log2 logaddexp logaddexp2 power sin sinh tan tanh
@@ -70,19 +70,20 @@ def _like(trace: Trace, x: Any, what: str) -> Tracer:
     return x
 
 
-# --- what looks at each number by itself ---
+# --- elementwise operations ---
 
 
 def _check_values(trace: Trace, name: str, columns: list[Any], result: Any) -> None:
     if trace.prove is None:
         return
-    floats = [each for each in columns if isinstance(each, (np.ndarray, np.floating)) and each.dtype.kind == "f"]
-    floats += [np.float64(each) for each in columns if type(each) is float]
+    floats = [column for column in columns if isinstance(column, (np.ndarray, np.floating))]
+    floats = [column for column in floats if column.dtype.kind == "f"]
+    floats += [np.float64(column) for column in columns if type(column) is float]
     if name in _EITHER_ZERO and getattr(result, "dtype", None) is not None and result.dtype.kind == "f":
-        for each in floats:
-            if not (result != 0).all() and bool(((each == 0) & np.signbit(each)).any()):
+        for column in floats:
+            if not (result != 0).all() and bool(((column == 0) & np.signbit(column)).any()):
                 raise Flagged(f"it calls {name} on zeros of both signs")
-    if name in _SIGN_OF_NAN and any(bool(np.isnan(each).any()) for each in floats):
+    if name in _SIGN_OF_NAN and any(bool(np.isnan(column).any()) for column in floats):
         raise Flagged(f"it calls {name} on NaN")
 
 
@@ -101,35 +102,35 @@ def _elementwise(function: Callable[..., Any], name: str) -> Rule:
 
 
 def _next_to_each_other(trace: Trace, name: str, args: tuple[Any, ...], columns: list[Any]) -> list[Any]:
-    """Return columns that NumPy runs the same loop on as on rows whose values are next to each other in memory.
+    """Return columns for which NumPy uses the same loop as for rows that are contiguous in memory.
 
     Raises
     ------
     NotVectorisable
-        The values of rows are not next to each other, or not as many in each operand.
+        Rows are not contiguous, or differ in length between operands.
     """
     if name in ("power", "float_power"):
         _check_power(trace, args)
-    rows = [row_of(each) for each in args if type(each) is Tracer]
-    rows += [each for each in args if type(each) is np.ndarray]
+    rows = [row_of(arg) for arg in args if type(arg) is Tracer]
+    rows += [row for row in args if type(row) is np.ndarray]
     shapes = {row.shape for row in rows}
     if len(shapes) > 1 or not all(row.flags.c_contiguous for row in rows if isinstance(row, np.ndarray)):
         raise trace.fail(f"it calls {name}, which may be rounded otherwise for many rows in this layout")
-    return [np.ascontiguousarray(each) if type(each) is np.ndarray else each for each in columns]
+    return [np.ascontiguousarray(column) if type(column) is np.ndarray else column for column in columns]
 
 
 def _check_power(trace: Trace, args: tuple[Any, ...]) -> None:
-    # There is a shortcut for squares and roots, taken where all exponents of a call are one number.
-    is_float = any(getattr(each, "dtype", np.dtype(type(each))).kind == "f" for each in args)
+    # NumPy has a shortcut for squares and roots if the exponent is a scalar.
+    is_float = any(getattr(arg, "dtype", np.dtype(type(arg))).kind == "f" for arg in args)
     if is_float and (type(args[1]) is Tracer or np.ndim(args[1])):
         raise trace.fail("it takes powers that are rounded otherwise for many; np.power(x, number) is not")
 
 
-# Python checks these for overflow where both operands are NumPy's scalars -> the bounds of the result.
+# Operator that checks overflow for NumPy scalars -> the bounds of its result.
 _BOUNDS: Final[dict[Any, Callable[..., list[int]]]] = {
     operator.add: lambda a, b: [a[0] + b[0], a[1] + b[1]],
     operator.sub: lambda a, b: [a[0] - b[1], a[1] - b[0]],
-    operator.mul: lambda a, b: [one * other for one in a for other in b],
+    operator.mul: lambda a, b: [left * other for left in a for other in b],
     operator.neg: lambda a: [-a[0], -a[1]],
     operator.abs: lambda a: [abs(a[0]), abs(a[1])],
 }
@@ -150,13 +151,13 @@ def _arithmetic(function: Callable[..., Any], name: str) -> Rule:
 
 
 def _check_overflow(trace: Trace, function: Any, args: tuple[Any, ...], result: Any) -> None:
-    # For scalars, NumPy warns of integers that overflow. For arrays it does not.
+    # NumPy warns about integer overflow for scalars, but not for arrays.
     if np.geterr()["over"] == "ignore":
         return
     limits = np.iinfo(result.dtype)
-    # Bounds that follow from others may be too wide. Those that are looked up are not.
+    # Derived bounds may be too wide; then compute exact ones.
     for is_exact in (False, True):
-        bounds = _BOUNDS[function](*[_bounds_of(each, is_exact=is_exact) for each in args])
+        bounds = _BOUNDS[function](*[_bounds_of(arg, is_exact=is_exact) for arg in args])
         if min(bounds) >= limits.min and max(bounds) <= limits.max:
             trace.bounds = min(bounds), max(bounds)
             return
@@ -211,33 +212,33 @@ def _astype(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any
     return column_of(args[0]).astype(dtype)
 
 
-# --- reductions, and what goes along an axis ---
+# --- reductions, and other operations along an axis ---
 
 
 def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    """Return axes of a column, of those of an element; None is all of them."""
+    """Return the axes of a column for the axes of an element; None means all."""
     axes = range(ndim) if axis is None else normalize_axis_tuple(axis, ndim)
-    return tuple([each + 1 for each in axes])
+    return tuple([number + 1 for number in axes])
 
 
 def _named(trace: Trace, name: str, args: tuple[Any, ...], options: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return the arguments after the first by name; those that were not given are left out.
+    """Return the arguments after the first by name, without omitted ones.
 
     Raises
     ------
     NotVectorisable
-        There are others, or one is a tracer.
+        There are other arguments, or one is a tracer.
     """
-    found = {**dict(zip(names, args[1:], strict=False)), **options}
-    if len(args) > len(names) + 1 or options.keys() - set(names) or holds_tracer(list(found.values())):
+    options_by_name = {**dict(zip(names, args[1:], strict=False)), **options}
+    if len(args) > len(names) + 1 or options.keys() - set(names) or holds_tracer(list(options_by_name.values())):
         raise trace.fail(f"it calls {name} with {', '.join(options) or 'a value'}, for which there is no rule")
-    return found
+    return options_by_name
 
 
 def _rows_apart(column: Any) -> Any:
-    """Return a column with the values of each row next to each other, in the order in memory that they have.
+    """Return a column with the values of each row contiguous, in their order in memory.
 
-    NumPy goes through the axis that is closest in memory first. That has to be an axis of one row.
+    NumPy iterates over the axis with the smallest stride first, which must be an axis within a row.
     """
     apart = abs(column.strides[0])
     if column.ndim == 1 or apart >= max(map(abs, column.strides[1:])):
@@ -251,23 +252,23 @@ def _reduction(function: Callable[..., Any], name: str, axis: int | None = None)
         x = _like(trace, args[0], name)
         if len(args) > 2:
             raise trace.fail(f"it calls {name} with {len(args)} arguments, for which there is no rule")
-        found = _named(trace, name, args, options, "axis", "keepdims", "dtype", "ddof")
-        column, dtype = _rows_apart(column_of(x)), found.get("dtype")
+        options_by_name = _named(trace, name, args, options, "axis", "keepdims", "dtype", "ddof")
+        column, dtype = _rows_apart(column_of(x)), options_by_name.get("dtype")
         if dtype is not None and (x.dtype.kind == "f" or np.dtype(dtype).kind == "f") and np.dtype(dtype) != x.dtype:
             raise trace.fail(f"it calls {name} with dtype, for which there is no rule")
-        axes = _axes(found.get("axis", axis), x.ndim)
-        number = prod([x.shape[each - 1] for each in axes])
-        if not x.size or (name in ("std", "var") and number <= found.get("ddof", 0)):
+        axes = _axes(options_by_name.get("axis", axis), x.ndim)
+        number = prod([x.shape[axis - 1] for axis in axes])
+        if not x.size or (name in ("std", "var") and number <= options_by_name.get("ddof", 0)):
             raise trace.fail(f"it calls {name} on too few values")
         if name in ("mean", "std", "var") and x.dtype.kind != "f":
-            # NumPy makes floats of them piece by piece, and a piece has at most 8,192.
+            # NumPy converts integers to floats in pieces of at most 8,192.
             if x.ndim > 1 or x.size > 8192:
                 raise trace.fail(f"it calls {name} on many integers, which are added up in another order")
             column = column.astype(np.float64)
         elif x.dtype == np.float16 and name in ("mean", "std", "var"):
             raise trace.fail(f"it calls {name} on half-precision numbers, which is rounded otherwise for many")
-        found["axis"] = axes
-        result = function(column, **found)
+        options_by_name["axis"] = axes
+        result = function(column, **options_by_name)
         _check_values(trace, name, [column], result)
         return result
 
@@ -304,7 +305,7 @@ def _index(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     lists = [part for part in parts if isinstance(part, (list, np.ndarray))]
     numbers = [part for part in parts if _is_place(part)]
     slices = [part for part in parts if part is None or part is Ellipsis or isinstance(part, slice)]
-    # With several of them NumPy has rules of its own for the order of axes.
+    # With several index arrays, NumPy has special rules for the order of axes.
     if len(parts) != len(lists) + len(numbers) + len(slices) or len(lists) > 1 or (lists and numbers):
         raise trace.fail("it looks up places along several axes at once")
     return column_of(x)[(slice(None), *parts)]
@@ -313,17 +314,17 @@ def _index(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
 def _reshape(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     x, *shape = args
     shape = options.get("shape", shape)
-    wanted = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else list(shape)
-    if options.keys() - {"shape", "order"} or options.get("order", "C") != "C" or holds_tracer(wanted):
+    new_shape = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else list(shape)
+    if options.keys() - {"shape", "order"} or options.get("order", "C") != "C" or holds_tracer(new_shape):
         raise trace.fail(f"it reshapes in order {options.get('order')}")
-    if not all(map(_is_place, wanted)):
+    if not all(map(_is_place, new_shape)):
         raise trace.fail("it reshapes in a way for which there is no rule")
-    if -1 in wanted:
+    if -1 in new_shape:
         rest = 1
-        for size in wanted:
+        for size in new_shape:
             rest *= size
-        wanted[wanted.index(-1)] = x.size // -rest if rest else 0
-    return column_of(x).reshape(trace.num_rows, *wanted)
+        new_shape[new_shape.index(-1)] = x.size // -rest if rest else 0
+    return column_of(x).reshape(trace.num_rows, *new_shape)
 
 
 def _ravel(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -337,14 +338,14 @@ def _transpose(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> 
     axes = [options["axes"]] if "axes" in options else axes
     if options.keys() - {"axes"} or holds_tracer(axes):
         raise trace.fail("it transposes in a way for which there is no rule")
-    given = axes[0] if len(axes) == 1 and not _is_place(axes[0]) else axes
-    order = _axes(tuple(given), x.ndim) if given else _axes(None, x.ndim)[::-1]
+    axis_order = axes[0] if len(axes) == 1 and not _is_place(axes[0]) else axes
+    order = _axes(tuple(axis_order), x.ndim) if axis_order else _axes(None, x.ndim)[::-1]
     return column_of(x).transpose(0, *order)
 
 
 def _swapaxes(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    found = _named(trace, "swapaxes", args, options, "axis1", "axis2")
-    (first,), (second,) = _axes(found["axis1"], args[0].ndim), _axes(found["axis2"], args[0].ndim)
+    options_by_name = _named(trace, "swapaxes", args, options, "axis1", "axis2")
+    (first,), (second,) = _axes(options_by_name["axis1"], args[0].ndim), _axes(options_by_name["axis2"], args[0].ndim)
     return column_of(args[0]).swapaxes(first, second)
 
 
@@ -362,21 +363,21 @@ def _expand_dims(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -
 
 
 def _copy(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    # Tracers cannot be written to, so that one does for both. The trace lays the rows out as the copy's are.
+    # Tracers are immutable, so no copy is needed; the trace arranges the rows like those of a copy.
     return column_of(_like(trace, args[0], "copy"))
 
 
 def _joined(function: Callable[..., Any], *, adds_axis: bool) -> Rule:
     def rule(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         axis = _named(trace, function.__name__, args, options, "axis").get("axis", 0)
-        values = [trace.operand(each) for each in args[0]]
+        values = [trace.operand(item) for item in args[0]]
         (place,) = _axes(axis, values[0].ndim + adds_axis)
-        return function([trace.column(each) for each in values], axis=place)
+        return function([trace.column(item) for item in values], axis=place)
 
     return rule
 
 
-# --- where the rules are looked up ---
+# --- lookup of the rules ---
 
 _METHODS: Final[dict[str, Rule]] = {
     "sum": _reduction(np.sum, "sum"),
@@ -450,7 +451,7 @@ _OF_SHAPES: Final = frozenset({np.shape, np.ndim, np.size, np.zeros_like, np.one
 
 
 class Table:
-    """The rules above."""
+    """The lookup of the rules above."""
 
     def method(self, name: str) -> Rule | None:
         return _METHODS.get(name)

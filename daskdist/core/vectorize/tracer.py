@@ -1,8 +1,8 @@
-"""Tracers: in place of the arrays of one element, the columns of many.
+"""Tracers: stand-ins for the arrays of one element that hold the columns of many.
 
 A tracer has the shape and dtype of one element's array and holds the column of all rows, ``(num_rows, *shape)``. It
-also holds the first row as the loop over elements has it, with its strides. Each operation is done on both: what
-NumPy makes of the row is the type, dtype, shape and memory layout that the column has to have.
+also holds the first row as in the loop over elements, with its strides. Each operation is done on both: NumPy's result
+for the row determines the type, dtype, shape and memory layout that the column must have.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 
 from daskdist.core.structure import as_array
 
-# Numbers and times. Text and objects are other types as elements, and complex products are rounded otherwise.
+# Numbers and times. Elements of text and objects have other types, and complex products are rounded differently.
 KINDS: Final = "biufmM"
 
 
 class NotVectorisable(Exception):  # noqa: N818 - a signal between layers
-    """A function does what is not known to be the same for many rows; the message says what, as a clause."""
+    """A function does something that may differ for many rows; the message names it, as a clause."""
 
 
 class Flagged(Exception):  # noqa: N818 - a signal between layers
-    """These rows need to be computed one by one, other rows perhaps not; the message says why, as a clause."""
+    """These rows, but perhaps not others, must be computed one by one; the message gives the reason, as a clause."""
 
 
 class Rule(Protocol):
@@ -42,11 +42,11 @@ class Trace:
     num_rows
         The length of all columns.
     rules
-        Finds the rule of an operation.
+        Looks up the rule of an operation.
     prove
-        Tries an operation out on made-up values and says what is wrong, as a clause; None where that is not needed.
+        Tests an operation on made-up values and returns the problem, as a clause; None if no test is needed.
     narrow
-        Whether Python numbers that are returned become int32 and float32, as in `as_array`.
+        Whether returned Python numbers become int32 and float32, as in `as_array`.
     """
 
     __slots__ = ("bounds", "failure", "names", "narrow", "num_rows", "prove", "rules")
@@ -59,13 +59,13 @@ class Trace:
         self.rules = rules
         self.prove = prove
         self.failure: str | None = None
-        # The least and the greatest value that the integers may have which a rule makes, if the rule tells.
+        # The smallest and largest possible integers in a rule's result, if the rule sets them.
         self.bounds: tuple[int, int] | None = None
         # The operations, in order.
         self.names: list[str] = []
 
     def fail(self, reason: str) -> NotVectorisable:
-        """Return the exception to raise. The trace has failed even if the exception is caught."""
+        """Return the exception to raise. The trace fails even if the function catches the exception."""
         self.failure = self.failure or reason
         return NotVectorisable(self.failure)
 
@@ -86,14 +86,14 @@ class Trace:
     def apply(
         self, name: str, native: Callable[..., Any], rule: Rule, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        """Do an operation on columns, and on the first row.
+        """Do an operation on columns and on the first row.
 
         Parameters
         ----------
         name
-            What messages and plans call the operation.
+            The name of the operation in messages and plans.
         native
-            The operation on one element, as the loop does it.
+            The operation on one element, as in the loop.
         rule
             The operation on columns.
         args, options
@@ -104,7 +104,7 @@ class Trace:
         NotVectorisable
             The results for one row and for many may differ.
         Flagged
-            They may differ for these rows.
+            The results may differ for these rows.
         """
         problem = self.prove(self.rules, name, native, rule, args, options) if self.prove else None
         if problem:
@@ -120,8 +120,8 @@ class Trace:
     def _checked(self, name: str, column: Any, row: Any) -> Any:
         dtype = getattr(row, "dtype", None)
         if dtype is None or column.dtype != dtype or column.shape[1:] != row.shape or len(column) != self.num_rows:
-            made = f"{column.dtype}{list(column.shape[1:])}"
-            raise self.fail(f"it calls {name}, which makes {dtype} of one row and {made} of many")
+            many_rows = f"{column.dtype}{list(column.shape[1:])}"
+            raise self.fail(f"it calls {name}, which makes {dtype} of one row and {many_rows} of many")
         if dtype.kind not in KINDS:
             raise self.fail(f"it makes {dtype} of a value")
         tracer = Tracer(self, self._laid_out(name, column, row), row)
@@ -129,7 +129,7 @@ class Trace:
         return tracer
 
     def _laid_out(self, name: str, column: Any, row: Any) -> Any:
-        """Return the column with its rows in memory as the loop has them."""
+        """Return the column with the memory layout that its rows have in the loop."""
         if not row.ndim or _strides(column[0]) == _strides(row):
             return column
         order = sorted(range(row.ndim), key=lambda axis: -row.strides[axis])
@@ -158,7 +158,7 @@ class Trace:
         return value._column
 
     def operand(self, value: Any) -> Any:
-        """Return a tracer as it is, anything else as an array or scalar."""
+        """Return a tracer unchanged, anything else as an array or scalar."""
         if type(value) is Tracer:
             return value
         if holds_tracer(value):
@@ -166,14 +166,14 @@ class Trace:
         return np.asarray(value)[()]
 
     def aligned(self, operands: Sequence[Any]) -> list[Any]:
-        """Return operands that broadcast row by row as those given do for one element.
+        """Return operands that broadcast for columns as the originals do for one element.
 
-        Axes of length 1 go after the axis of rows. Constants need nothing: broadcasting starts at the last axis.
-        Python's numbers are left as they are, because NumPy has promotion rules of their own for them.
+        Axes of length 1 are inserted after the axis of rows. Constants stay unchanged, as broadcasting starts at the
+        last axis; so do Python numbers, which have their own promotion rules in NumPy.
         """
-        given = [each if type(each) in _AS_THEY_ARE else self.operand(each) for each in operands]
-        ndim = max([each.ndim for each in given if type(each) not in _WITHOUT_AXES])
-        return [self._widened(each, ndim) if type(each) is Tracer else each for each in given]
+        aligned_operands = [operand if type(operand) in _AS_THEY_ARE else self.operand(operand) for operand in operands]
+        ndim = max([operand.ndim for operand in aligned_operands if type(operand) not in _WITHOUT_AXES])
+        return [self._widened(operand, ndim) if type(operand) is Tracer else operand for operand in aligned_operands]
 
     def _widened(self, value: Tracer, ndim: int) -> Any:
         column = self.column(value)
@@ -182,7 +182,7 @@ class Trace:
 
     def _stacked(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
-            return np.stack([self._stacked(each) for each in value], axis=1)
+            return np.stack([self._stacked(item) for item in value], axis=1)
         return self.column(self.operand(value))
 
 
@@ -191,7 +191,7 @@ def _strides(array: Any) -> list[int]:
 
 
 class Rules(Protocol):
-    """The rules, by what is called."""
+    """The lookup of rules by the called object."""
 
     def method(self, name: str) -> Rule | None:
         """Return the rule of a method of arrays, or None."""
@@ -200,23 +200,23 @@ class Rules(Protocol):
         """Return the rule of a NumPy function, or None."""
 
     def constant(self, function: Any, args: Any, options: Any) -> Any:
-        """Return what a NumPy function that looks at shapes only gives, or NotImplemented."""
+        """Return the result of a NumPy function that depends on shapes only, or NotImplemented."""
 
     def ufunc(self, ufunc: Any, method: str, options: Mapping[str, Any]) -> Rule | None:
-        """Return the rule of a ufunc, or of a method of it, or None."""
+        """Return the rule of a ufunc or of one of its methods, or None."""
 
     def operator(self, function: Any) -> Rule | None:
         """Return the rule of a function of the module ``operator``, or None."""
 
     def is_rounded(self, name: str) -> bool:
-        """Return whether results of an operation are rounded."""
+        """Return whether the results of an operation are rounded."""
 
     def index(self) -> Rule:
         """Return the rule of ``x[key]``."""
 
 
 class Method:
-    """A method of a tracer, to be called."""
+    """A bound method of a tracer."""
 
     __slots__ = ("name", "tracer")
 
@@ -237,8 +237,8 @@ class Method:
 
 
 def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
-    def operate(self: Tracer, *others: Any) -> Any:
-        operands = (*others, self) if swapped else (self, *others)
+    def operate(self: Tracer, *other_operands: Any) -> Any:
+        operands = (*other_operands, self) if swapped else (self, *other_operands)
         trace = self._trace
         rule = trace.rules.operator(function)
         name = NAMES.get(function, function.__name__)
@@ -249,7 +249,7 @@ def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callabl
     return operate
 
 
-# Functions of the module `operator` -> what NumPy calls the same. `divmod` is a builtin.
+# Function of the module `operator` (or the builtin `divmod`) -> NumPy's name.
 NAMES: Final[dict[Any, str]] = {
     operator.add: "add",
     operator.sub: "subtract",
@@ -279,7 +279,7 @@ NAMES: Final[dict[Any, str]] = {
 
 
 class Tracer:
-    """An array of one element, as far as a function can tell; inside, that array of every row."""
+    """An array of one element, as seen by a function, which holds the arrays of all rows."""
 
     __slots__ = ("_bounds", "_column", "_row", "_trace")
 
@@ -287,12 +287,12 @@ class Tracer:
         self._trace = trace
         self._column = column
         self._row = row
-        # No value is less or greater, once that was asked for.
+        # The smallest and largest value, computed on first use.
         self._bounds: tuple[int, int] | None = None
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Any]:
-        # So that isinstance(x, np.integer) is what it is for an element.
+        # Makes isinstance(x, np.integer) the same as for an element.
         return type(self._row)
 
     @property
@@ -387,7 +387,7 @@ def _refusing(reason: str) -> Callable[..., Any]:
     return refuse
 
 
-# Special methods that look at values, let them out, or write -> what a message calls it.
+# Special method that reads or exposes values or writes -> its description in messages.
 REFUSED: Final = {
     "__bool__": "it asks for the truth of a value",
     "__contains__": "it asks for the truth of a value",
@@ -443,28 +443,28 @@ def holds_tracer(value: Any) -> bool:
 
 
 def row_of(value: Any) -> Any:
-    """Return a value with the first row in place of each tracer."""
+    """Return a value with each tracer replaced by its first row."""
     if type(value) is Tracer:
         return value._row
     if type(value) in (list, tuple):
         return type(value)(map(row_of, value))
-    return {key: row_of(each) for key, each in value.items()} if type(value) is dict else value
+    return {key: row_of(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def _sampled(value: Any) -> Any:
-    # The same list with zeros for tracers: what NumPy makes of it has the dtype.
+    # Return the list with tracers replaced by zeros, from which NumPy determines the dtype.
     if type(value) is Tracer:
         return np.zeros(value.shape, value.dtype)[()]
-    return [_sampled(each) for each in value] if isinstance(value, (list, tuple)) else value
+    return [_sampled(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def column_of(tracer: Tracer) -> Any:
-    """Return a tracer's value for every row; a tracer shows a function no attribute that arrays have not."""
+    """Return a tracer's values for all rows; a function, because tracers only have the attributes of arrays."""
     return tracer._column
 
 
 def traced_bounds(tracer: Tracer, *, is_exact: bool) -> tuple[int, int]:
-    """Return bounds of a tracer's integers, from its values where there are none yet or ``is_exact``."""
+    """Return bounds of a tracer's integers, computed from its values if there are none yet or ``is_exact``."""
     if tracer._bounds is None or is_exact:
         tracer._bounds = int(tracer._column.min()), int(tracer._column.max())
     return tracer._bounds
