@@ -104,16 +104,7 @@ class Counting(NeverRun):
         self._weighs = weighs
         self._number = 0
 
-    def call(
-        self,
-        function: Callable[..., Any],
-        handles: Sequence[Any],
-        *args: Any,
-        worker: str | None = None,
-        is_pinned: bool = False,
-        is_cheap: bool = False,
-        name: str,
-    ) -> int:
+    def call(self, function: Callable[..., Any], handles: Sequence[Any], *args: Any, name: str, **_: Any) -> int:
         return self._noted(name, function, handles, args)
 
     def source(self, function: Callable[..., Any], *args: Any, worker: str | None = None, name: str) -> int:

@@ -170,6 +170,16 @@ class Caller(Protocol):
         ...
 
 
+class LocalCaller:
+    """The base of callers without a cluster: data is nowhere in particular, and blocks are not kept."""
+
+    def split_locations(self, read: Read) -> SplitLocations | None:
+        return None
+
+    def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
+        return None
+
+
 class WritingStrategy(Protocol):
     """A strategy whose workers write a dataset."""
 

@@ -8,15 +8,14 @@ from contextvars import ContextVar
 from typing import Any
 
 from daskdist.core.node import Node, walk
-from daskdist.core.primitive import Read, Split
 from daskdist.errors import DaskdistError
-from daskdist.execute.caller import MIB, Caller, Handle, SplitLocations
+from daskdist.execute.caller import MIB, Caller, LocalCaller
 from daskdist.execute.callers.compute_key import Fetch
 from daskdist.execute.callers.now import Now
 from daskdist.execute.callers.threads import Threads
 
 
-class NeverRun:
+class NeverRun(LocalCaller):
     """A caller that refuses every call: proof that building a pipeline runs none of it."""
 
     num_ahead = 0
@@ -32,12 +31,6 @@ class NeverRun:
         raise DaskdistError("a call was made where none may be")
 
     call = source = upstream = stream = is_done = wait_for_one = report = result = results = _refuse
-
-    def split_locations(self, read: Read) -> SplitLocations | None:
-        return None
-
-    def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
-        return None
 
     def close(self) -> None:
         pass

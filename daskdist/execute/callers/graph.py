@@ -17,14 +17,14 @@ from daskdist.core.node import Source
 from daskdist.core.primitive import Arrange, Chain, Compute, EndlessSplits, Fact, Primitive, Read, Split, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
-from daskdist.execute.caller import MIB, Graph, Handle, Report, SplitLocations
+from daskdist.execute.caller import MIB, Graph, Handle, LocalCaller, Report
 from daskdist.execute.callers.compute_key import is_future
 from daskdist.execute.callers.now import Now
 from daskdist.execute.stream.bundle_builder import BundleBuilder
 from daskdist.execute.stream.interpreter import Interpreter
 
 
-class RecordCaller:
+class RecordCaller(LocalCaller):
     """A caller that writes each call as a task of a graph; a handle is a reference to the task.
 
     Parameters
@@ -48,19 +48,10 @@ class RecordCaller:
         self.token = token
         self.graph: Graph = {}
 
-    def call(
-        self,
-        function: Callable[..., Any],
-        handles: Sequence[Handle],
-        *args: Any,
-        worker: str | None = None,
-        is_pinned: bool = False,
-        is_cheap: bool = False,
-        name: str,
-    ) -> Handle:
+    def call(self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, name: str, **_: Any) -> Handle:
         return self.write_task(name, function, List(*handles), *args)
 
-    def source(self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str) -> Handle:
+    def source(self, function: Callable[..., Rows], *args: Any, name: str, **_: Any) -> Handle:
         return self.write_task(name, function, *args)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
@@ -68,12 +59,6 @@ class RecordCaller:
         if key not in self.graph:
             self.graph.update(graph())
         return TaskRef(key)
-
-    def split_locations(self, read: Read) -> SplitLocations | None:
-        return None
-
-    def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
-        return None
 
     def write_task(self, name: str, function: Callable[..., Any], *args: Any) -> TaskRef:
         """Add the task ``function(*args)`` to the graph and return a reference to it."""

@@ -6,12 +6,11 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from daskdist.core.block import Rows
-from daskdist.core.primitive import Read, Split
-from daskdist.execute.caller import MIB, Graph, Handle, Report, SplitLocations, report_of
+from daskdist.execute.caller import MIB, Graph, Handle, LocalCaller, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch, compute_key
 
 
-class Now:
+class Now(LocalCaller):
     """A caller that makes each call at once, in this thread; a handle is the result itself.
 
     Parameters
@@ -36,29 +35,14 @@ class Now:
         """The caller itself: results are in this process."""
         return self
 
-    def call(
-        self,
-        function: Callable[..., Any],
-        handles: Sequence[Handle],
-        *args: Any,
-        worker: str | None = None,
-        is_pinned: bool = False,
-        is_cheap: bool = False,
-        name: str,
-    ) -> Handle:
+    def call(self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, **_: Any) -> Handle:
         return function(handles, *args)
 
-    def source(self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str) -> Handle:
+    def source(self, function: Callable[..., Rows], *args: Any, **_: Any) -> Handle:
         return function(*args)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
         return compute_key(graph(), key, self._fetch)
-
-    def split_locations(self, read: Read) -> SplitLocations | None:
-        return None
-
-    def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
-        return None
 
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
         return take()

@@ -142,8 +142,8 @@ class Submit:
         *args: Any,
         worker: str | None = None,
         is_pinned: bool = False,
-        is_cheap: bool = False,
         name: str,
+        **_: Any,
     ) -> Handle:
         return self._submit(name, worker, function, list(handles), *args, is_pinned=is_pinned)
 

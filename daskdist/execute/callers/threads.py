@@ -11,12 +11,11 @@ from typing import Any
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.functions.loop_limit import LoopPool
-from daskdist.core.primitive import Read, Split
-from daskdist.execute.caller import MIB, Graph, Handle, Report, SplitLocations, report_of
+from daskdist.execute.caller import MIB, Graph, Handle, LocalCaller, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch, compute_key
 
 
-class Threads:
+class Threads(LocalCaller):
     """A caller that makes calls on a pool of threads; a handle is a future of the pool.
 
     A call takes a thread only when all its arguments are available, so that no thread ever waits.
@@ -48,10 +47,8 @@ class Threads:
         function: Callable[..., Any],
         handles: Sequence[Handle],
         *args: Any,
-        worker: str | None = None,
-        is_pinned: bool = False,
         is_cheap: bool = False,
-        name: str,
+        **_: Any,
     ) -> Handle:
         result: Future[Any] = Future()
         missing = itertools.count(len(handles), -1)
@@ -85,17 +82,11 @@ class Threads:
             self._pool.submit(self._loops.run, _run, *pending_call.pop())
         return result
 
-    def source(self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str) -> Handle:
+    def source(self, function: Callable[..., Rows], *args: Any, **_: Any) -> Handle:
         return self._pool.submit(self._loops.run, function, *args)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
         return self._pool.submit(self._loops.run, compute_key, graph(), key, self._fetch)
-
-    def split_locations(self, read: Read) -> SplitLocations | None:
-        return None
-
-    def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
-        return None
 
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
         result: Future[Rows] = Future()
