@@ -21,9 +21,41 @@ Each is also a subclass of the builtin that fits, so that code that knows nothin
 
 from __future__ import annotations
 
+import logging
+import re
+from typing import Any, Final
+
+_PASSWORD_IN_URL: Final = re.compile(r"(?<=://)([^\s/:@'\"]*):[^\s/@'\"]+@")
+
+
+def without_passwords(text: str) -> str:
+    """Return a text with the passwords in URLs replaced.
+
+    >>> without_passwords("no file at ftp://me:secret@host/x")
+    'no file at ftp://me:***@host/x'
+    """
+    return _PASSWORD_IN_URL.sub(r"\1:***@", text) if "://" in text else text
+
 
 class DaskdistError(Exception):
-    """The root of the tree."""
+    """The root of the tree. Messages have no passwords of URLs."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(without_passwords(value) if isinstance(value, str) else value for value in args))
+
+
+class _PasswordFilter(logging.Filter):
+    # Removes passwords of URLs from what is logged.
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        shown = without_passwords(message)
+        if shown != message:
+            record.msg, record.args = shown, None
+        return True
+
+
+logging.getLogger("daskdist").addFilter(_PasswordFilter())
 
 
 class ArgumentError(DaskdistError, ValueError):

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from conftest import mirrored
+from distributed import Security
 
 import daskdist
 from daskdist import Dataset, PerReplica, Ragged, devices
@@ -808,6 +810,30 @@ def test_readme_example_of_a_process_group_runs(torch, on_cluster):
     first, second = on_cluster.local_results(names["weights"])
     assert first.tolist() == second.tolist()
     assert first[0].tolist() == pytest.approx(WEIGHTS.tolist(), abs=0.1)
+
+
+def listening_addresses():
+    """The addresses at which sockets of this process listen."""
+    connections = psutil.Process().net_connections("tcp")
+    return {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
+
+
+def test_a_process_group_on_an_encrypted_cluster_has_to_be_allowed(torch):
+    def join(**options):
+        with daskdist.torch_process_group(**options) as distributed:
+            total = torch.ones(1)
+            distributed.all_reduce(total)
+            return float(total), listening_addresses()
+
+    resolver = daskdist.ClusterResolver(security=Security.temporary(), num_workers=2)
+    with daskdist.MultiWorkerMirroredStrategy(resolver) as strategy:
+        with pytest.raises(ArgumentError, match=r"neither encrypted nor authenticated.*insecure=True"):
+            strategy.local_results(strategy.run(join))
+        for total, addresses in strategy.local_results(strategy.run(join, kwargs={"insecure": True})):
+            assert total == 2
+            # Nothing listens beyond what Dask listens on.
+            assert addresses == {"127.0.0.1"}
+        assert listening_addresses() <= {"127.0.0.1"}
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax", "keras"])

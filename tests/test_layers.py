@@ -66,6 +66,7 @@ LAZY = {
     "matplotlib",
     "pandas",
     "PIL",
+    "psutil",
     "pyarrow",
     "rich",
     "sklearn",

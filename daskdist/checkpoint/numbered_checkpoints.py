@@ -13,7 +13,7 @@ from typing import Any, Final
 from daskdist.checkpoint.checkpoint import Checkpoint, write
 from daskdist.checkpoint.state_file import read_states
 from daskdist.core.arguments import whole_number
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, FileError, without_passwords
 from daskdist.storage.filesystem import Storage, failures
 
 logger: Final = logging.getLogger("daskdist")
@@ -72,7 +72,7 @@ class CheckpointManager:
         self._step: int | None = None
 
     def __repr__(self) -> str:
-        return f"CheckpointManager({self.directory!r}, keep={self.keep})"
+        return without_passwords(f"CheckpointManager({self.directory!r}, keep={self.keep})")
 
     def __enter__(self) -> CheckpointManager:
         return self

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.spec import ElementSpec
+from daskdist.errors import without_passwords
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class Node:
         arguments = [f"{key}={_brief(value)}" for key, value in self._arguments()]
         if self.label is not None:
             arguments.append(f"name={self.label!r}")
-        return f"{self.name}({', '.join(arguments)})"
+        return without_passwords(f"{self.name}({', '.join(arguments)})")
 
     def _arguments(self) -> Iterator[tuple[str, Any]]:
         for attribute in dataclasses.fields(self):
@@ -309,5 +310,5 @@ def lower(node: Node) -> Primitive:
 def _brief(value: Any) -> str:
     if callable(value) and hasattr(value, "__qualname__"):
         return str(value.__qualname__)
-    text = repr(value)
+    text = without_passwords(repr(value))
     return text if len(text) <= 60 else text[:57] + "..."

@@ -30,7 +30,11 @@ from daskdist.frameworks.convert import (
 )
 from daskdist.strategy.current import get_replica_context, has_strategy
 
-# So long the threads of a process group have at its end for what they still have to do, which takes microseconds.
+# Protocols of Dask's that encrypt.
+_ENCRYPTED: Final = frozenset({"tls", "wss"})
+# The interfaces on which gloo and NCCL listen.
+_INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+# The time that the threads of a process group are given at its end; what they still have to do takes microseconds.
 _SETTLE_S: Final = 0.1
 
 
@@ -127,7 +131,7 @@ def torch_loader(dataset: Any) -> Any:
 
 
 @contextlib.contextmanager
-def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0) -> Iterator[Any]:
+def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0, insecure: bool = False) -> Iterator[Any]:
     """Make the replicas the processes of a ``torch.distributed`` group, in a ``with`` block of what they run.
 
     Parameters
@@ -136,6 +140,8 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0) -> I
         What goes between them: ``"gloo"``, ``"nccl"`` or another one that PyTorch has.
     timeout_s
         Seconds after which an operation of the group fails that not all of them do.
+    insecure
+        Allow it on a cluster that encrypts its connections: PyTorch's are neither encrypted nor authenticated.
 
     Yields
     ------
@@ -146,21 +152,28 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0) -> I
     Raises
     ------
     ArgumentError
-        It is called outside of a replica, two replicas are in one process, or PyTorch is not installed:
-        ``pip install 'daskdist[torch]'``.
+        It is called outside of a replica, two replicas are in one process, the cluster encrypts its connections and
+        ``insecure`` is not set, or PyTorch is not installed: ``pip install 'daskdist[torch]'``.
     CollectiveError
         Another replica does not call it.
 
     Notes
     -----
     All replicas call it. They find each other by way of the first one, at a port that is free there, by the name or
-    address by which its worker is known to the cluster.
+    address by which its worker is known to the cluster. Each listens at its worker's address only.
     """
     torch = _torch("torch_process_group")
     context = get_replica_context()
     strategy = None if context is None else context.strategy
     if context is None or strategy is None or not has_strategy():
         raise ArgumentError("torch_process_group: called outside of a replica; call it in a function that run is given")
+    workers = [replica.worker or "" for replica in strategy.replicas]
+    if not insecure and any(urlsplit(worker).scheme in _ENCRYPTED for worker in workers):
+        raise ArgumentError(
+            "torch_process_group: this cluster encrypts its connections, and those of PyTorch are neither encrypted "
+            "nor authenticated: whoever reaches its ports can take part. If the network between the workers is "
+            "trusted, give insecure=True"
+        )
     number, num_replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
     hosts = [_host_of(replica.worker) for replica in strategy.replicas]
     processes = list(zip(hosts, context.all_gather(np.array([os.getpid()]), axis=0).tolist(), strict=True))
@@ -181,8 +194,12 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0) -> I
     port = int(context.all_reduce("MAX", port))
     if store is None:
         store = torch.distributed.TCPStore(hosts[0], port, num_replicas, False, within)
+    options = {"store": store, "rank": number, "world_size": num_replicas, "timeout": within}
+    if backend == "nccl":
+        # Otherwise PyTorch guesses the device by the rank.
+        options["device_id"] = torch.device("cuda", torch.cuda.current_device())
     with _on_the_interface_of(hosts[number]):
-        torch.distributed.init_process_group(backend, store=store, rank=number, world_size=num_replicas, timeout=within)
+        torch.distributed.init_process_group(backend, **options)
     try:
         yield torch.distributed
     finally:
@@ -199,16 +216,19 @@ def _host_of(worker: str | None) -> str:
 
 @contextlib.contextmanager
 def _on_the_interface_of(host: str) -> Iterator[None]:
-    # Gloo listens where the name of the machine leads, which a cluster on one machine alone need not.
-    name = "GLOO_SOCKET_IFNAME"
-    if not host.startswith("127.") or name in os.environ:
-        yield
-        return
-    os.environ[name] = "lo"
+    # Gloo and NCCL listen where the name of the machine leads, which may be another interface than the worker's.
+    import psutil
+
+    addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    interfaces = psutil.net_if_addrs().items()
+    interface = next((name for name, found in interfaces if addresses & {entry.address for entry in found}), None)
+    unset = [] if interface is None else [name for name in _INTERFACE_VARIABLES if name not in os.environ]
+    os.environ.update(dict.fromkeys(unset, interface or ""))
     try:
         yield
     finally:
-        del os.environ[name]
+        for name in unset:
+            del os.environ[name]
 
 
 def _torch(operation: str) -> Any:

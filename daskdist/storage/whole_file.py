@@ -20,8 +20,8 @@ def located(directory: str) -> tuple[Any, str]:
 
     try:
         fs, root = fsspec.core.url_to_fs(directory)
-    # ImportError: the library of the file system is not installed.
-    except (ValueError, ImportError) as error:
+    # ImportError: the library of the file system is not installed. OSError: its server does not answer.
+    except (ValueError, ImportError, OSError) as error:
         raise FileError(f"{directory!r} cannot be opened: {error}") from None
     return fs, root.rstrip("/")
 
