@@ -73,12 +73,12 @@ _FEW: Final = np.arange(16, dtype=np.float32)
 
 def many_floats(x: Any) -> Any:
     """Return 256 KiB, of which a number is the first."""
-    return _MANY + x
+    return _MANY + np.float32(x)
 
 
 def few_floats(x: Any) -> Any:
     """Return 16 numbers, of which one is the first."""
-    return _FEW + x
+    return _FEW + np.float32(x)
 
 
 def expensive(x: Any) -> Any:
@@ -136,8 +136,8 @@ def two_consumers() -> ProcessPoolExecutor:
 
 
 def read(dataset: daskdist.Dataset) -> int:
-    """Read all elements; return how many there were."""
-    return sum(1 for _ in dataset)
+    """Read all elements; return their bytes."""
+    return sum(element.nbytes for element in dataset)
 
 
 # --- the floor ---
@@ -198,10 +198,11 @@ def batches_of_256_kib(size: Size) -> Iterator[Figure]:
     client = two_workers()
     receiver = Receiver(client)
     dataset = served("batches", size.pipelines, client)
-    read(dataset)
+    mib = read(dataset) / MIB
+    if mib != num_batches * SERVICE_BATCH * 4 / MIB:
+        raise RuntimeError(f"{num_batches} elements came as {mib} MiB, and the floor sends 256 KiB each")
     receiver.pull(_BATCHES_A_MESSAGE)
     seconds = interleaved({"ours": lambda: read(dataset), "floor": lambda: receiver.pull(num_batches)}, size.repeats)
-    mib = num_batches * SERVICE_BATCH * 4 / MIB
     ours, floor = (mib / min(seconds[name]) for name in ("ours", "floor"))
     yield Figure("256 KiB batches, one consumer", ours, "MiB/s", floor, "a bare comm", 0.6, on="ratio")
 
