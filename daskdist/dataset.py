@@ -1714,9 +1714,9 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
           join or retire and whatever connections are cut;
         * if a consumer's process is lost, still at most once to those that live. What it had taken and not acknowledged
           goes to them, also where its program had used it already (``on_consumer_loss="redeliver"``), or to nobody
-          (``"drop"``). It acknowledges elements when its pipeline takes the next ones: what that had taken ahead of the
-          program, and acknowledged, is lost with it, and so is what the pipeline of an iterator that is closed early
-          had taken ahead;
+          (``"drop"``). It acknowledges elements when its program waits for the next ones. What operations behind the
+          service keep of them then, for a batch or a shuffle, is lost with it, and so is what the pipeline of an
+          iterator that is closed early had taken ahead: a few elements, or what the program uses in 10 ms;
         * a consumer that comes to the end does not wait for elements that another's program is using. If that one is
           lost afterwards they go to whoever still reads or joins the job later, and else to nobody.
 

@@ -157,21 +157,25 @@ class SimulatedConsumer:
     def _read_all(self, num_told: int) -> None:
         self.asked.append(("read_all", self.name, num_told))
 
-    def take(self, most: int) -> bool:
-        """Have the program take elements, if there are any; return whether it did anything."""
-        in_hand = self.arrived.done_with()
-        if in_hand is not None:
-            self.calls.append(("acknowledge", *in_hand))
+    def take(self, most: int, *, is_ahead: bool = False) -> bool:
+        """Have the program take elements, if there are any; return whether it did anything.
+
+        With ``is_ahead`` it is not done with those that it took before.
+        """
+        in_hand = [] if is_ahead else self._done_with()
         place = self.arrived.place()
         if place is not None:
             self.taken += self.arrived.take(place, most).leaves[0].tolist()
-        return in_hand is not None or place is not None
+        return bool(in_hand) or place is not None
+
+    def _done_with(self) -> list[tuple[str, int, int]]:
+        in_hand = self.arrived.done_with()
+        self.calls += [("acknowledge", *part) for part in in_hand]
+        return in_hand
 
     def close(self) -> None:
         """Have the program close its iterator."""
-        in_hand = self.arrived.done_with()
-        if in_hand is not None:
-            self.calls.append(("acknowledge", *in_hand))
+        self._done_with()
         self.arrived.parts.clear()
         self.arrived.is_over = True
         self.calls.append(("leave",))

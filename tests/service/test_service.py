@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections import Counter
 
@@ -16,6 +17,7 @@ from distributed import Client, LocalCluster
 import daskdist
 from daskdist import Dataset, errors
 from daskdist.data.service import CrossTrainerCache, ShardingPolicy, distribute
+from daskdist.service.consumer.pace import FEW
 from daskdist.testing import same_elements, same_multiset
 
 pytestmark = pytest.mark.cluster
@@ -179,13 +181,17 @@ def test_two_consumers_get_each_element_once(client):
 def test_what_a_consumer_leaves_goes_to_the_next(client):
     name = job()
     iterator = iter(Dataset.range(10_000).batch(10).serve(client, job_name=name))
-    found = [next(iterator) for _ in range(5)]
+    found = []
+    for _ in range(20):
+        found.append(next(iterator))
+        # A trainer's step.
+        time.sleep(0.02)
     iterator.close()
     found += list(Dataset.range(10_000).batch(10).serve(client, job_name=name))
     numbers_found = np.concatenate(found).tolist()
     assert len(numbers_found) == len(set(numbers_found))
-    # The pipeline of the first had taken a few.
-    assert 9_000 < len(numbers_found) <= 10_000
+    # The pipeline of the first had taken a few batches.
+    assert 10_000 - len(numbers_found) <= 10 * 2 * FEW
 
 
 def test_rounds(client):

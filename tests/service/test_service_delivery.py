@@ -14,6 +14,7 @@ from distributed.protocol.compression import compressions
 
 from daskdist import Dataset, errors
 from daskdist.service.compression import compress, readable
+from daskdist.service.consumer.pace import FEW, Pace
 from daskdist.service.dispatcher.commands import JobOptions, TaskSpec
 from daskdist.service.modes import ShardingPolicy
 from daskdist.service.worker.delivery import (
@@ -27,6 +28,32 @@ from daskdist.service.worker.rounds import Rounds
 from daskdist.service.worker.shared_window import SharedWindow
 
 PART_BYTES = 16_384 * 8
+
+
+def test_a_pipeline_takes_as_many_ahead_as_its_program_uses_in_a_moment():
+    now = 0.0
+    pace = Pace(clock=lambda: now)
+
+    def used(num_elements, seconds):
+        nonlocal now
+        pace.waits()
+        pace.took(num_elements, wait=True)
+        now += seconds
+        pace.waits()
+        return pace.allowed(wait=True)
+
+    assert pace.allowed(wait=True) == FEW
+    # 100,000 a second; then three.
+    assert used(200, 0.002) == 1000
+    assert used(3, 1.0) == FEW
+    pace.took(1, wait=True)
+    assert pace.allowed(wait=False) == FEW
+    pace.took(FEW, wait=False)
+    assert pace.allowed(wait=False) == 0
+    now += 1.0
+    pace.waits()
+    assert pace.allowed(wait=False) == FEW
+    assert Pace(1).allowed(wait=True) == 1
 
 
 def test_a_trainer_that_is_slower_than_the_window_passes_over_what_has_gone():

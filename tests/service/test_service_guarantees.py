@@ -56,11 +56,11 @@ class Service(RuleBasedStateMachine):
         if alive:
             alive[number % len(alive)].produce()
 
-    @rule(number=small, most=st.integers(1, 4))
-    def a_program_takes(self, number, most):
+    @rule(number=small, most=st.integers(1, 4), is_ahead=st.booleans())
+    def a_program_takes(self, number, most, is_ahead):
         reading = self._reading()
         if reading:
-            reading[number % len(reading)].take(most)
+            reading[number % len(reading)].take(most, is_ahead=is_ahead)
 
     @rule()
     def time_passes(self):

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from daskdist.execute.messages.failure import Failure
 from daskdist.service.address import ServiceAddress
 from daskdist.service.consumer.connection import connected, event_loop
 from daskdist.service.consumer.links import Link
+from daskdist.service.consumer.pace import Pace
 from daskdist.service.consumer.reading import Arrived, Reading
 from daskdist.service.dispatcher.commands import DatasetEntry, Join
 from daskdist.service.messages import receive, send
@@ -77,6 +78,7 @@ class ServiceReader:
     ) -> None:
         name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}-{next(_numbers)}"
         self._arrived = arrived = Arrived()
+        self._pace = Pace(joining["window_elements"])
         self._loop = event_loop()
         self._process = os.getpid()
         self._connection = connection = _Connection(
@@ -86,7 +88,7 @@ class ServiceReader:
         self.close = Finalizer(self, _close, self._loop, connection, arrived)
 
     def take(self, num_rows: int, *, wait: bool) -> Rows:
-        """Return the next elements, at most ``num_rows``; those of the last call are done with.
+        """Return the next elements, at most ``num_rows``; to ``wait`` means that all others are done with.
 
         Raises
         ------
@@ -102,17 +104,24 @@ class ServiceReader:
                 "this iterator of a served dataset is of another process, from which this one was forked; iterate over "
                 "the dataset here"
             )
-        arrived = self._arrived
-        with arrived.changed:
-            in_hand = arrived.done_with()
-        if in_hand is not None:
-            self._loop.call_soon_threadsafe(self._connection.acknowledge, *in_hand)
+        arrived, pace = self._arrived, self._pace
+        if wait:
+            pace.waits()
+            with arrived.changed:
+                in_hand = arrived.done_with()
+            if in_hand:
+                self._loop.call_soon_threadsafe(self._connection.acknowledge, in_hand)
+        num_rows = min(num_rows, pace.allowed(wait=wait))
+        if num_rows < 1:
+            raise NotReady
         with arrived.changed:
             if wait:
                 arrived.changed.wait_for(lambda: arrived.place() is not None or arrived.is_over)
             place = arrived.place()
             if place is not None:
-                return arrived.take(place, num_rows)
+                rows = arrived.take(place, num_rows)
+                pace.took(len(rows), wait=wait)
+                return rows
         if not arrived.is_over:
             raise NotReady
         if arrived.failure is not None:
@@ -142,8 +151,7 @@ def _close(loop: asyncio.AbstractEventLoop, connection: _Connection, arrived: Ar
         arrived.parts.clear()
         arrived.changed.notify_all()
     with contextlib.suppress(RuntimeError):
-        if in_hand is not None:
-            loop.call_soon_threadsafe(connection.acknowledge, *in_hand)
+        loop.call_soon_threadsafe(connection.acknowledge, in_hand)
         loop.call_soon_threadsafe(connection.stop)
     if not threading.main_thread().is_alive():
         # The program ends, and the event loop with it.
@@ -197,9 +205,10 @@ class _Connection:
         if self._task is not None and not self._is_leaving:
             self._task.cancel()
 
-    def acknowledge(self, task: str, first: int, stop: int) -> None:
-        """Note that elements are done with."""
-        self._reading.acknowledge(task, first, stop)
+    def acknowledge(self, parts: Sequence[tuple[str, int, int]]) -> None:
+        """Note that elements are done with: of tasks, from a first one to before another."""
+        for task, first, stop in parts:
+            self._reading.acknowledge(task, first, stop)
 
     async def _run(self) -> None:
         try:

@@ -33,8 +33,8 @@ class Arrived:
         # The tasks from which elements are taken in turn, and the next one; in any order where there are none.
         self.turns: list[str] = []
         self.turn = 0
-        # What was handed out by the last call, and is done with at the next.
-        self.in_hand: tuple[str, int, int] | None = None
+        # Elements that were taken and are not done with: the task, the first, and before which they stop.
+        self.in_hand: list[tuple[str, int, int]] = []
         self.is_over = False
         self.failure: BaseException | None = None
         self._taken_at = time.monotonic()
@@ -42,7 +42,7 @@ class Arrived:
     @property
     def is_idle(self) -> bool:
         """Return whether elements wait for a program that has taken none for a while."""
-        has_some = bool(self.parts) or self.in_hand is not None
+        has_some = bool(self.parts or self.in_hand)
         return has_some and time.monotonic() - self._taken_at > _IDLE_S
 
     def place(self) -> int | None:
@@ -64,12 +64,12 @@ class Arrived:
             rows = rows.slice(0, most)
         else:
             del self.parts[place]
-        self.in_hand = task, first, first + len(rows)
+        self.in_hand.append((task, first, first + len(rows)))
         return rows
 
-    def done_with(self) -> tuple[str, int, int] | None:
-        """Return what was handed out by the last call."""
-        in_hand, self.in_hand = self.in_hand, None
+    def done_with(self) -> list[tuple[str, int, int]]:
+        """Return what was taken and has not been returned by this."""
+        in_hand, self.in_hand = self.in_hand, []
         return in_hand
 
     def remove(self, task: str, unwanted: Intervals) -> Pairs:

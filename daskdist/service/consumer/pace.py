@@ -1,0 +1,52 @@
+"""How many elements a local pipeline takes at a time from what has come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+# A pipeline takes so many elements ahead of its program, or as many as that uses in so long if they are more.
+FEW: Final = 4
+MOMENT_S: Final = 0.01
+
+
+class Pace:
+    """Bounds what a pipeline takes ahead of its program: that is lost to other consumers when its iterator is closed.
+
+    Parameters
+    ----------
+    most
+        The most elements at a time; None for no limit.
+    clock
+        Returns the time, in seconds.
+    """
+
+    def __init__(self, most: int | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._most = most
+        self._clock = clock
+        self._moment = FEW
+        # Elements taken since the program last waited for one, when that was, and those of them not waited for.
+        self._num_taken = self._num_ahead = 0
+        self._began_at = clock()
+
+    def waits(self) -> None:
+        """Note that the program waits for the next element: it is done with those that were taken."""
+        used_s = self._clock() - self._began_at
+        self._moment = FEW
+        if self._num_taken:
+            self._moment = max(int(self._num_taken * MOMENT_S / max(used_s, 1e-6)), FEW)
+        self._num_taken = self._num_ahead = 0
+
+    def allowed(self, *, wait: bool) -> int:
+        """Return how many elements may be taken now."""
+        allowed = self._moment if wait else self._moment - self._num_ahead
+        return allowed if self._most is None else min(allowed, self._most)
+
+    def took(self, num_elements: int, *, wait: bool) -> None:
+        """Note that elements were taken."""
+        if wait:
+            self._began_at = self._clock()
+        else:
+            self._num_ahead += num_elements
+        self._num_taken += num_elements
