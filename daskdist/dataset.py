@@ -48,6 +48,7 @@ from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array
 from daskdist.execute.callers.graph import FromGraph, Recorded, record, scheduler_of
 from daskdist.execute.messages.send_functions import check_recorded
+from daskdist.execute.resume.position import PipelineIdentity
 from daskdist.execute.stream.local_iterator import ElementIterator, Identity, iterate, rows_of
 from daskdist.execute.stream.side_outputs import PortionSize, run_to_end, side_outputs_of
 from daskdist.formats import WritableFormat
@@ -1782,7 +1783,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             self._empty,
             options.memory_budget_bytes,
             Identity(
-                lambda: self._fingerprint,
+                lambda: PipelineIdentity.of(self._current_node(), self._fingerprint),
                 drawn_seeds(self._node),
                 lambda seeds: plan(with_drawn(self._node, seeds)),
                 lambda epoch: note_pass(self._node, epoch),

@@ -67,6 +67,24 @@ class Context(Protocol):
         """Return a function that opens the primitive from the arrangement's `primitive_of` for ``key``."""
         ...
 
+    def recall(self, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returns; in a stream that goes on from a position, what it returned before.
+
+        Parameters
+        ----------
+        make
+            Returns numbers, text or tuples of these. Calls are told apart by their order.
+        """
+        ...
+
+    def note_length(self, number: int, length: int) -> None:
+        """Record the length of the ``number``-th part of what comes one after the other, once it is over."""
+        ...
+
+    def lengths(self) -> Sequence[tuple[int, int]]:
+        """Return the lengths of parts that were over before a position was taken, each with how often it follows."""
+        ...
+
     def compact(self, run: Run, in_use: Iterable[Run]) -> Run:
         """Return the same elements, with blocks that have few rows left replaced by blocks of just those rows.
 
@@ -354,6 +372,8 @@ class Fact:
         Whether the function returns ``(rows, fact)``: any number of other elements, and a fact about them.
     is_strict
         Whether its failure raises even if failing elements are left out, for example because it writes the elements.
+    is_of_pass
+        Whether the fact is of use in its own pass only. In a pass that was resumed, what is behind has None.
     """
 
     source: Primitive
@@ -361,6 +381,7 @@ class Fact:
     name: str
     makes_rows: bool = False
     is_strict: bool = False
+    is_of_pass: bool = False
 
     @property
     def grouped(self) -> int:

@@ -72,6 +72,10 @@ class BatchCursor:
     drop_remainder: bool
     waiting: RunQueue = field(default_factory=RunQueue)
 
+    def skip(self, num_batches: int) -> int:
+        """Skip all but the last batch, which may be incomplete."""
+        return self.source.skip((num_batches - 1) * self.batch_size) // self.batch_size  # type: ignore[attr-defined,no-any-return]
+
     def pull(self) -> Run:
         size, waiting = self.batch_size, self.waiting
         try:

@@ -10,7 +10,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import code_of
 from daskdist.core.node import Facts, Transformation, counting, walk
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
-from daskdist.core.randomness.pass_numbers import ResumedPasses
+from daskdist.core.randomness.pass_numbers import ResumedPasses, part_of, with_part
 from daskdist.core.selection.runs import Run
 
 
@@ -19,6 +19,8 @@ class CachedElements:
 
     def __init__(self) -> None:
         self.runs: dict[Any, list[Run]] = {}
+        # For each of them the pass that it was stored in.
+        self.parts: dict[Any, Epoch] = {}
         self.resumed = ResumedPasses()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,16 +97,21 @@ class CacheRows:
         if home is None:
             return inputs[0](epoch)
         key = (self.key, home)
-        replayed = self.kept.runs.get(key)
-        source: Cursor | None = None
-        if replayed is None:
+        stored = self.kept.runs.get(key)
+        if stored is None:
             kept_keys = [
                 kept_key for kept_key in self.kept.runs if kept_key[0][0] == self.key[0] and kept_key[1] == home
             ]
             for outdated in kept_keys:
                 del self.kept.runs[outdated]
-            source = inputs[0](self.kept.resumed.instead_of(key, epoch, self.places))
-        return CacheCursor(source, self.kept, key, replayed, _places=self.places)
+            epoch = self.kept.resumed.instead_of(key, epoch, self.places)
+        # The pass whose order this one has.
+        now = part_of(epoch, self.places) if stored is None else self.kept.parts[key]
+        part: Epoch = context.recall(lambda: now)
+        if stored is not None and part == now:
+            return CacheCursor(None, self.kept, key, stored)
+        epoch = with_part(epoch, self.places, part)
+        return CacheCursor(inputs[0](epoch), self.kept, key, None, part)
 
 
 @dataclass
@@ -115,10 +122,10 @@ class CacheCursor:
     kept: CachedElements
     key: tuple[Hashable, Hashable]
     replayed: list[Run] | None = None
+    part: Epoch = ()
     number: int = 0
     is_whole: bool = True
-    _runs: list[Run] = field(default_factory=list)
-    _places: tuple[int, ...] = ()
+    runs: list[Run] = field(default_factory=list)
 
     def pull(self) -> Run:
         if self.source is None:
@@ -127,13 +134,14 @@ class CacheCursor:
             run: Run = self.source.pull()
         except Exhausted:
             if self.is_whole:
-                for stored in self._runs:
+                for stored in self.runs:
                     stored.stay()
-                self.kept.runs.setdefault(self.key, self._runs)
+                if self.key not in self.kept.runs:
+                    self.kept.parts[self.key], self.kept.runs[self.key] = self.part, self.runs
             raise
         if self.is_whole:
             run.keep()
-            self._runs.append(run)
+            self.runs.append(run)
         return run
 
     def _replay(self, runs: list[Run]) -> Run:
@@ -142,11 +150,8 @@ class CacheCursor:
         self.number += 1
         return runs[self.number - 1]
 
-    def resumed(self, saved: None) -> None:
-        """Continue in the middle: earlier elements are missing, so the pass is not stored unless it is a replay."""
-        if self.replayed is not None:
-            self.kept.runs.setdefault(self.key, self.replayed)
-        elif self.source is not None:
+    def resume(self) -> None:
+        """Go on in the middle: earlier elements are missing, so the pass is not stored unless it is a replay."""
+        if self.source is not None:
             self.is_whole = False
-            epoch: Epoch = self.source.opened_at[1]  # type: ignore[attr-defined]  # of every cursor
-            self.kept.resumed.note(self.key, epoch, self._places)
+            self.kept.resumed.note(self.key, self.part)

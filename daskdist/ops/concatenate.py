@@ -10,6 +10,7 @@ from daskdist.core import cardinality
 from daskdist.core.node import Facts, Node
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive, same_nesting
 from daskdist.core.selection.runs import Run
+from daskdist.core.selection.whole_parts import whole_parts
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 
 
@@ -52,7 +53,7 @@ class ConcatenateRows:
     """Row arithmetic of ``concatenate``."""
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return ConcatenateCursor([opener(epoch) for opener in inputs])
+        return ConcatenateCursor([opener(epoch) for opener in inputs], context)
 
 
 @dataclass
@@ -60,14 +61,26 @@ class ConcatenateCursor:
     """A cursor over the sources in turn; ``number`` are exhausted."""
 
     sources: list[Cursor]
+    context: Context
     number: int = 0
+    # The number of elements of the current source so far.
+    num_elements: int = 0
+
+    def skip(self, num_elements: int) -> int:
+        """Skip elements; of sources that were over, all that there are."""
+        self.number, num_skipped = whole_parts(self.context.lengths(), num_elements)
+        if self.number < len(self.sources):
+            self.num_elements = self.sources[self.number].skip(num_elements - num_skipped)  # type: ignore[attr-defined]
+        return num_skipped + self.num_elements
 
     def pull(self) -> Run:
         while self.number < len(self.sources):
             try:
                 run: Run = self.sources[self.number].pull()
             except Exhausted:
-                self.number += 1
+                self.context.note_length(self.number, self.num_elements)
+                self.number, self.num_elements = self.number + 1, 0
             else:
+                self.num_elements += len(run)
                 return run
         raise Exhausted

@@ -92,6 +92,10 @@ class DealCursor:
     source: Cursor
     num_pieces: int
 
+    def skip(self, num_pieces: int) -> int:
+        """Skip whole batches."""
+        return self.source.skip(num_pieces // self.num_pieces) * self.num_pieces  # type: ignore[attr-defined,no-any-return]
+
     def pull(self) -> Run:
         batches: Groups = self.source.pull()
         return batches.cut(self.num_pieces)

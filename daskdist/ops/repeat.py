@@ -11,6 +11,7 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.selection.runs import Run
+from daskdist.core.selection.whole_parts import whole_parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class RepeatRows:
     count: int
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return RepeatCursor(inputs[0], epoch, self.count)
+        return RepeatCursor(inputs[0], epoch, self.count, context)
 
 
 @dataclass
@@ -58,9 +59,22 @@ class RepeatCursor:
     opener: Opener
     epoch: Epoch
     count: int
+    context: Context
     passes: int = 0
     current: Cursor | None = None
     is_empty: bool = True
+    # The number of elements of the running pass so far.
+    num_elements: int = 0
+
+    def skip(self, num_elements: int) -> int:
+        """Skip passes that were over, whatever is in them, and elements of the next one."""
+        self.passes, num_skipped = whole_parts(self.context.lengths(), num_elements)
+        self.is_empty = not num_skipped
+        if num_skipped < num_elements:
+            self.current = self.opener((*self.epoch, self.passes))
+            self.num_elements = self.current.skip(num_elements - num_skipped)  # type: ignore[attr-defined]
+            self.is_empty = not num_skipped + self.num_elements
+        return num_skipped + self.num_elements
 
     def pull(self) -> Run:
         while self.count < 0 or self.passes < self.count:
@@ -72,9 +86,11 @@ class RepeatCursor:
                 if self.is_empty and (self.count < 0 or self.passes == _MOST_EMPTY):
                     # No elements so far: endless empty passes would hang.
                     raise
-                self.current = None
+                self.context.note_length(self.passes, self.num_elements)
+                self.current, self.num_elements = None, 0
                 self.passes += 1
                 continue
             self.is_empty = False
+            self.num_elements += len(run)
             return run
         raise Exhausted

@@ -93,6 +93,14 @@ class ShardCursor:
     num_shards: int
     to_skip: int
 
+    def skip(self, num_elements: int) -> int:
+        """Skip elements of the shard with those of the others before them."""
+        num_before = self.to_skip + (num_elements - 1) * self.num_shards
+        if self.source.skip(num_before) < num_before:  # type: ignore[attr-defined]
+            return 0
+        self.to_skip = 0
+        return num_elements - 1
+
     def pull(self) -> Run:
         while True:
             run: Run = self.source.pull()

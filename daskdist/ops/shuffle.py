@@ -12,8 +12,9 @@ from daskdist.core.node import Facts, Node, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, NotReady, Opener, Primitive
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import generator
+from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.lazy_shuffle import shuffled
-from daskdist.core.selection.runs import Run, RunQueue
+from daskdist.core.selection.runs import Run, RunQueue, concat
 from daskdist.core.selection.shuffle_buffer import BatchBuffer, Draws, RowBuffer, buffer_of
 
 # The most draws of one call: few enough for the cache, enough to share the cost of a call.
@@ -96,16 +97,57 @@ class ShuffleCursor:
     buffer: RowBuffer | BatchBuffer | None = None
     waiting: RunQueue = field(default_factory=RunQueue)
     num_untidy: int = 0
+    # The number of elements of the input so far.
+    num_elements: int = 0
+
+    def skip(self, num_elements: int) -> int:
+        """Skip draws: those that stay in the buffer are found by number, and of the others nothing is pulled."""
+        size = self.buffer_size
+        lengths = self.context.lengths()
+        if lengths:
+            num_elements = min(num_elements, lengths[0][0] - size)
+        if num_elements <= 0:
+            return 0
+        occupants = np.arange(size)
+        for start in range(0, num_elements, _DRAWS):
+            slots = self.rng.integers(size, size=min(_DRAWS, num_elements - start))
+            # Of the draws of one slot the last one counts.
+            occupants[slots] = np.arange(size + start, size + start + len(slots))
+        order = np.argsort(occupants)
+        self.buffer = buffer_of(self._pull_numbers(occupants[order], size + num_elements).take(_inverse(order)))
+        return num_elements
+
+    def _pull_numbers(self, numbers: Index, stop: int) -> Run:
+        # Return the elements of some numbers, in order; those from ``stop`` on wait.
+        self.num_elements = self.source.skip(int(numbers[0]))  # type: ignore[attr-defined]
+        runs: list[Run] = []
+        while self.num_elements < stop:
+            first, run = self.num_elements, self._pull_source()
+            chosen = numbers[slice(*np.searchsorted(numbers, [first, self.num_elements]))] - first
+            if len(chosen):
+                runs.append(run.take(chosen))
+            if self.num_elements > stop:
+                self.waiting.push(run[stop - first :])
+        return concat(runs)
+
+    def _pull_source(self) -> Run:
+        try:
+            run: Run = self.source.pull()
+        except Exhausted:
+            self.context.note_length(0, self.num_elements)
+            raise
+        self.num_elements += len(run)
+        return run
 
     def pull(self) -> Run:
         num_draws = 1
         try:
             # First one more than the buffer holds, to learn the size of an element; later as many as are drawn at a
             # time.
-            self.waiting.fill(self.source.pull, 1 if self.buffer is not None else self.buffer_size + 1)
+            self.waiting.fill(self._pull_source, 1 if self.buffer is not None else self.buffer_size + 1)
             num_draws = self._num_draws(self.waiting.runs[0].element_bytes)
             with self.context.waiting(False):
-                self.waiting.fill(self.source.pull, num_draws)
+                self.waiting.fill(self._pull_source, num_draws)
         except NotReady:
             if len(self.waiting) < (1 if self.buffer is not None else self.buffer_size + 1):
                 raise
@@ -137,3 +179,9 @@ class ShuffleCursor:
             buffer.tidy(lambda run: self.context.compact(run, self.waiting.runs))
             self.num_untidy = 0
         return output
+
+
+def _inverse(order: Index) -> Index:
+    inverse = np.empty(len(order), np.intp)
+    inverse[order] = np.arange(len(order))
+    return inverse

@@ -55,6 +55,12 @@ class SkipCursor:
     source: Cursor
     left: int
 
+    def skip(self, num_elements: int) -> int:
+        """Skip more elements."""
+        num_skipped: int = self.source.skip(self.left + num_elements) - self.left  # type: ignore[attr-defined]
+        self.left = 0
+        return num_skipped
+
     def pull(self) -> Run:
         while True:
             run: Run = self.source.pull()

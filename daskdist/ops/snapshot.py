@@ -15,7 +15,7 @@ from daskdist.core.finalizer import Finalizer
 from daskdist.core.json_codec import spec_to_json
 from daskdist.core.node import Facts, Node, Transformation, counting
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, same
-from daskdist.core.randomness.pass_numbers import ResumedPasses
+from daskdist.core.randomness.pass_numbers import ResumedPasses, part_of, with_part
 from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import FileError
@@ -90,7 +90,7 @@ class Snapshot(Transformation):
         write = WriteRows(self.directory, self.compression, new_owner())
         # Each file has as many rows as a call takes, however short the incoming runs are.
         rows = Compute(inputs[0], same, "gather", factor=1, is_full=True)
-        parts = Fact(rows, write, f"{self.name}-write", is_strict=True)
+        parts = Fact(rows, write, f"{self.name}-write", is_strict=True, is_of_pass=True)
         places = tuple(node.passes.place for node in counting(self.source))
         return Arrange((parts,), SnapshotRows(self, places), grouped=0, name=self.name)
 
@@ -155,10 +155,12 @@ class SnapshotRows:
         written = _contents(snapshot.directory) if snapshot.is_reused else None
         if snapshot.is_reused:
             remove_abandoned(snapshot.directory, with_others=written is None)
-        if written is not None:
-            return SnapshotCursor(None, context.open(written)(epoch), snapshot, self.places)
-        source = inputs[0](snapshot.resumed.instead_of(snapshot.directory, epoch, self.places))
-        return SnapshotCursor(source, None, snapshot, self.places)
+        epoch = snapshot.resumed.instead_of(snapshot.directory, epoch, self.places)
+        # A pass that goes on reads what it read before, or makes what it made before.
+        part, read = context.recall(lambda: (part_of(epoch, self.places), written))
+        if read is not None:
+            return SnapshotCursor(None, context.open(read)(epoch), snapshot, part)
+        return SnapshotCursor(inputs[0](with_part(epoch, self.places, part)), None, snapshot, part)
 
 
 @dataclass(eq=False)
@@ -168,7 +170,7 @@ class SnapshotCursor:
     source: Cursor | None
     reader: Cursor | None
     _snapshot: Snapshot
-    _places: tuple[int, ...]
+    _part: Epoch
     is_whole: bool = True
     _parts: list[SavedPart] = field(default_factory=list)
     _finalizer: Any = None
@@ -176,12 +178,11 @@ class SnapshotCursor:
     def __post_init__(self) -> None:
         self._finalizer = Finalizer(self, _remove, self._snapshot.directory, self._parts)
 
-    def resumed(self, saved: None) -> None:
-        """Continue in the middle: earlier parts are missing, so a pass that writes leaves no snapshot."""
+    def resume(self) -> None:
+        """Go on in the middle: earlier parts are missing, so a pass that writes leaves no snapshot."""
         if self.source is not None:
             self.is_whole = False
-            epoch: Epoch = self.source.opened_at[1]  # type: ignore[attr-defined]  # of every cursor
-            self._snapshot.resumed.note(self._snapshot.directory, epoch, self._places)
+            self._snapshot.resumed.note(self._snapshot.directory, self._part)
 
     def pull(self) -> Run:
         if self.source is None:
@@ -192,7 +193,8 @@ class SnapshotCursor:
         except Exhausted:
             self._finish()
             raise
-        self._parts.append(noted.fact)
+        if noted.fact is not None:
+            self._parts.append(noted.fact)
         run: Run = noted.run
         return run
 

@@ -53,6 +53,12 @@ class TakeCursor:
     source: Cursor
     left: int
 
+    def skip(self, num_elements: int) -> int:
+        """Skip elements that would be returned."""
+        num_skipped: int = self.source.skip(min(num_elements, self.left))  # type: ignore[attr-defined]
+        self.left -= num_skipped
+        return num_skipped
+
     def pull(self) -> Run:
         if self.left == 0:
             raise Exhausted

@@ -86,6 +86,10 @@ class ZipCursor:
     queues: list[RunQueue]
     strict: bool = False
 
+    def skip(self, num_elements: int) -> int:
+        """Skip elements of all sources."""
+        return min([source.skip(num_elements) for source in self.sources])  # type: ignore[attr-defined,no-any-return]
+
     def pull(self) -> Zipped:
         for number, (source, queue) in enumerate(zip(self.sources, self.queues, strict=True)):
             try:

@@ -338,13 +338,42 @@ def test_what_is_behind_is_not_read(tmp_path):
     same_elements(list(again), whole[7:], "after the first files were replaced")
 
 
-def test_a_position_is_small():
-    def make():
-        return Dataset.from_tensor_slices(np.zeros((100_000, 64))).shuffle(1_000, seed=1).batch(32)
+def read_everything(shuffle_size):
+    rows = Dataset.range(1_500_000, output_type=np.int32).map(lambda x: x + 1)
+    return (rows.shuffle(shuffle_size, seed=1) if shuffle_size else rows).batch(1000)
 
-    state = pickle.dumps(begun(make, 100, Now).state_dict())
-    # Which rows the buffer holds and which are on their way; a row of data has 512 bytes.
-    assert len(state) < 3_000 * 100
+
+SIZES = {
+    "batches": (lambda: read_everything(0), 1_000),
+    "shuffle": (lambda: read_everything(1_000_000), 1_000),
+    "filter": (lambda: Dataset.range(1_500_000).filter(lambda x: x % 3 > 0).batch(1000), 2_000),
+    "shuffle of filtered": (
+        lambda: Dataset.range(1_500_000).filter(lambda x: x % 3 > 0).shuffle(600_000, seed=1).batch(1000),
+        2_000,
+    ),
+    "repeat": (lambda: Dataset.range(1000).filter(lambda x: x % 3 > 0).repeat(900).batch(1000), 10_000),
+    "generator": (lambda: generated(100_000).shuffle(10_000, seed=1).batch(100), 1_000),
+    "group_by_window": (
+        lambda: Dataset.range(40_000).group_by_window(lambda x: x % 3, lambda k, w: w.batch(100), 100),
+        1_000,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_positions_are_small_and_plain(name, tmp_path):
+    make, most_bytes = SIZES[name]
+    iterator = begun(make, 300, Now)
+    state = iterator.state_dict()
+    assert len(state["position"]) < most_bytes
+    assert {type(value) for value in state.values()} == {int, str, bytes}
+    # No value is of another kind, and the pickled state is as small.
+    assert len(pickle.dumps(state)) < most_bytes + 1_000
+    again = begun(make, 0, Now)
+    checkpoint = daskdist.Checkpoint(iterator=iterator)
+    checkpoint.save(tmp_path / "state")
+    daskdist.Checkpoint(iterator=again).restore(tmp_path / "state")
+    same_elements(list(islice(again, 3)), list(islice(iterator, 3)), "after a checkpoint")
 
 
 def test_in_another_process(tmp_path):
@@ -378,7 +407,7 @@ def test_of_another_pipeline_is_an_error():
 
 def test_of_another_version_is_an_error():
     state = iter(Dataset.range(9)).state_dict()
-    with pytest.raises(errors.ArgumentError, match="of version 0, not 3"):
+    with pytest.raises(errors.ArgumentError, match="of version 0, not 4"):
         iter(Dataset.range(9)).load_state_dict({**state, "version": 0})
 
 

@@ -129,9 +129,9 @@ class ResumedPasses:
     def __init__(self) -> None:
         self._parts: dict[Hashable, Epoch] = {}
 
-    def note(self, key: Hashable, epoch: Epoch, places: Sequence[int]) -> None:
-        """Record a resumed pass of the operations at some places."""
-        self._parts[key] = part_of(epoch, places)
+    def note(self, key: Hashable, part: Epoch) -> None:
+        """Record a resumed pass, as returned by `part_of`."""
+        self._parts[key] = part
 
     def instead_of(self, key: Hashable, epoch: Epoch, places: Sequence[int]) -> Epoch:
         """Return the epoch with the resumed pass, if there is one, for the operations at some places."""

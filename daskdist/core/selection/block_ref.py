@@ -21,13 +21,11 @@ class BlockRef:
         The address of the worker that computes it; None in this process, or if any worker may have it.
     on_release
         Called with ``nbytes`` when nothing refers to the block any longer.
-    lineage
-        The calls that compute it, to repeat them if it is lost.
     is_kept
         Whether it exists and stays, even without references.
     """
 
-    __slots__ = ("__weakref__", "handle", "is_kept", "lineage", "nbytes", "num_rows", "on_release", "worker")
+    __slots__ = ("__weakref__", "handle", "is_kept", "nbytes", "num_rows", "on_release", "worker")
 
     def __init__(
         self,
@@ -36,7 +34,6 @@ class BlockRef:
         nbytes: int = 0,
         worker: str | None = None,
         on_release: Callable[[int], None] | None = None,
-        lineage: Any = None,
         *,
         is_kept: bool = False,
     ) -> None:
@@ -46,7 +43,6 @@ class BlockRef:
         self.nbytes = nbytes
         self.worker = worker
         self.on_release = on_release
-        self.lineage = lineage
 
     def __del__(self) -> None:
         if self.on_release is not None:

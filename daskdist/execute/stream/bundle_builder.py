@@ -19,6 +19,8 @@ from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle, lengths_of
+from daskdist.execute.resume.answers import Answers
+from daskdist.execute.resume.deferring import real
 from daskdist.execute.stream.gather import CHEAP_BYTES, Empty, blocks_of, bundle_size, gather, is_view, run_bytes
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.runtime import Gather
@@ -61,15 +63,22 @@ class StepBundle:
     ----------
     lanes
         The consumers' parts, in order.
+    num_elements
+        The number of elements; in the last step some lanes may have none.
     num_asked
         The number of blocks that were requested to build it.
     """
 
     lanes: list[Lane]
+    num_elements: int
     num_asked: int = 0
 
     def __len__(self) -> int:
         return len(self.lanes[0].places)
+
+    def num_elements_before(self, step: int) -> int:
+        """Return the number of elements in the steps before one."""
+        return min(step * len(self.lanes), self.num_elements)
 
 
 class _Reached(NamedTuple):
@@ -150,6 +159,13 @@ class BundleBuilder:
         # The number of steps of the first bundle if its blocks are available already.
         self._num_available = 0
         self.failure: Exception | None = None
+        # The number of errors that were raised.
+        self.num_errors = 0
+
+    def move_to(self, primitive: Primitive, epoch: Epoch, answers: Answers, num_elements: int, num_errors: int) -> None:
+        """Go on from a position; the parameters are those of `Interpreter.open_at`."""
+        self.num_errors = num_errors
+        self.source = self.interpreter.open_at(primitive, epoch, answers, num_elements, num_errors)
 
     def __iter__(self) -> Iterator[StepBundle]:
         while True:
@@ -174,6 +190,7 @@ class BundleBuilder:
         failure, self.failure = self.failure, None
         if failure is None:
             raise Exhausted
+        self.num_errors += 1
         raise failure if isinstance(failure, ClusterError) else of_element(failure)
 
     def _build_ahead(self) -> None:
@@ -287,8 +304,8 @@ class BundleBuilder:
         (ref,) = run.blocks
         # The block now serves as a bundle, and so counts against the bundles' half of the window.
         bundles = self.interpreter.bundles
-        ready = self.interpreter.refer(ref.handle, ref.num_rows, ref.nbytes, ref.worker, bundles, ref.lineage)
-        return StepBundle([Lane(ready, run.rows, self._lengths(ready))])  # type: ignore[arg-type]
+        ready = self.interpreter.refer(real(ref.handle), ref.num_rows, ref.nbytes, ref.worker, bundles)
+        return StepBundle([Lane(ready, run.rows, self._lengths(ready))], len(run))  # type: ignore[arg-type]
 
     def _gathered(self, run: Run) -> StepBundle:
         num_lanes = len(self.workers)
@@ -305,7 +322,8 @@ class BundleBuilder:
             [
                 self._lane(part, worker, num_steps, by, is_active=number in active)
                 for number, (part, worker, by) in enumerate(zip(parts, self.workers, all_by, strict=True))
-            ]
+            ],
+            len(run),
         )
 
     def _num_unused(self, selection: Selection) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from daskdist.core.block import Rows
+from daskdist.core.block import Rows, merge
 from daskdist.core.primitive import Split
 
 
@@ -59,3 +59,14 @@ def pulled(values: Sequence[Any], num_rows: int) -> Rows:
     """Return the next rows of a pass that runs on a worker; called after the call for the rows before."""
     rows: Rows = values[0].pull(num_rows)
     return rows
+
+
+def pulled_exactly(values: Sequence[Any], num_rows: int) -> Rows:
+    """Return so many rows of a pass that runs on a worker; fewer at its end."""
+    parts: list[Rows] = []
+    while num_rows > 0:
+        parts.append(pulled(values, num_rows))
+        if not len(parts[-1]):
+            break
+        num_rows -= len(parts[-1])
+    return parts[0] if len(parts) == 1 else merge(parts, parts[0])

@@ -8,11 +8,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from time import perf_counter
+from functools import cached_property, partial
 from typing import Any
 
 from daskdist.config import in_bytes
-from daskdist.core.block import Rows
 from daskdist.core.failing.failed_elements import FailedElement, TryEach, TryEachCarried, TryEachRead
 from daskdist.core.primitive import (
     Chain,
@@ -22,9 +21,7 @@ from daskdist.core.primitive import (
     Exhausted,
     NotReady,
     Read,
-    RowReader,
     Split,
-    Stream,
     payload_itself,
     same,
     value_itself,
@@ -33,22 +30,11 @@ from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.execute.caller import Handle, SplitLocations
-from daskdist.execute.stream.calls import CallWithCarry, GetItem, ReadGraphValue, ReadKeptSplit, pulled
-from daskdist.execute.stream.element_puller import MOST_PULLED, ElementPuller
-from daskdist.execute.stream.element_reader import MOST_ROWS, PATIENCE_S, ElementReader
+from daskdist.execute.resume.answers import HAS_FAILED, AnswerLog, Known, Path, PathKey
+from daskdist.execute.resume.deferring import Deferred
+from daskdist.execute.stream.calls import CallWithCarry, GetItem, ReadGraphValue, ReadKeptSplit
 from daskdist.execute.stream.gather import bundle_size, run_bytes
-from daskdist.execute.stream.lineage import Lineage, Path, PathKey, with_lineages
 from daskdist.execute.stream.runtime import Sizes, StreamRuntime
-
-# The number of elements to skip at a time when a stream has to run again.
-_SKIPPED_AT_ONCE = 1024
-# Blocks of a stream on a worker that are requested at a time: one is made while the one before is used.
-_BLOCKS_AHEAD = 2
-# Generators of one operation are pulled although nobody waits once this many elements have come without delay. Their
-# first block then has that number of elements divided by ``_BRIEF_SHARE``, at most ``_MOST_AT_FIRST``.
-_ENOUGH_BRIEF = 256
-_BRIEF_SHARE = 8
-_MOST_AT_FIRST = 64
 
 
 class BlockCursor:
@@ -69,6 +55,10 @@ class BlockCursor:
         self.epoch = epoch
         self.pending: deque[BlockRef] = deque()
         self.is_over = False
+        # The number of calls whose cut is recorded, and of blocks that were counted or whose turn was recorded.
+        self.num_cut = self.num_counted = self.num_taken_in_turn = 0
+        # If blocks come in any order, the number of the call of each pending one.
+        self._numbers: dict[int, int] = {}
         # A cursor that an operation opened for an element is not opened again in another pass.
         self._is_lasting = not any(isinstance(step, PathKey) for step in path)
         self._sizes = runtime.sizes.setdefault(path, Sizes()) if self._is_lasting else Sizes()
@@ -89,6 +79,8 @@ class BlockCursor:
             if ref.num_rows < 0:
                 self._count(ref)
             self.pending.remove(ref)
+            if not self.in_order:
+                self._note_turn(ref)
             if ref.num_rows:
                 self.rest = Selection.whole(ref)
             else:
@@ -108,24 +100,66 @@ class BlockCursor:
             self.rest = run[1:]
         raise failed.again()
 
+    @cached_property
+    def log(self) -> AnswerLog:
+        """The answers that this cursor got, and got before where its stream was opened again."""
+        return self.runtime.answers.open(self.path, self.epoch)
+
     def _first(self) -> BlockRef:
-        if not self.in_order:
-            if self.runtime.waits:
-                self.runtime.caller.wait_for_one([ref.handle for ref in self.pending])
-            for ref in self.pending:
-                if self.runtime.caller.is_done(ref.handle):
-                    return ref
+        if self.in_order:
+            return self.pending[0]
+        if self.num_taken_in_turn < len(self.log.order):
+            return self._recorded_first(self.log.order[self.num_taken_in_turn])
+        if self.runtime.waits:
+            self.runtime.caller.wait_for_one([ref.handle for ref in self.pending])
+        for ref in self.pending:
+            if self.runtime.caller.is_done(ref.handle):
+                return ref
         return self.pending[0]
+
+    def _recorded_first(self, number: int) -> BlockRef:
+        # Return the block of a call, which may not have been made yet.
+        while True:
+            for ref in self.pending:
+                if self._numbers[id(ref)] == number:
+                    return ref
+            self._push(self._ask())
+
+    def _push(self, ref: BlockRef) -> None:
+        self.pending.append(ref)
+        if not self.in_order:
+            self._numbers[id(ref)] = self.num_cut - 1
+
+    def _note_turn(self, ref: BlockRef) -> None:
+        number = self._numbers.pop(id(ref))
+        if self.num_taken_in_turn == len(self.log.order):
+            self.log.order.append(number)
+        self.num_taken_in_turn += 1
+
+    def _next_cut(self) -> int | None:
+        # Return how much the next call took if that is recorded; `_note_cut` is called next.
+        return self.log.cut(self.num_cut)
+
+    def _note_cut(self, cut: int) -> None:
+        self.log.note_cut(self.num_cut, cut)
+        self.num_cut += 1
 
     def _came_empty(self) -> None:
         # An empty block does not end the stream: the next one may have rows.
         pass
 
     def _count(self, ref: BlockRef) -> None:
-        runtime = self.runtime
+        runtime, rows = self.runtime, self.log.rows
+        if self.num_counted < len(rows) and rows[self.num_counted] != HAS_FAILED:
+            ref.num_rows = rows[self.num_counted]
+            self.num_counted += 1
+            return
         report = runtime.caller.report(ref.handle, wait=runtime.waits)
         if report is None:
             raise NotReady
+        if self.num_counted == len(rows):
+            rows.append(HAS_FAILED if report.failed else report.num_rows)
+        self.num_counted += 1
         ref.num_rows = report.num_rows
         self._resize(ref, report.nbytes)
         self.failed.extend(report.failed)
@@ -155,12 +189,12 @@ class BlockCursor:
                 self.failure = FailedElement(error)
                 self.is_over = not self.goes_on
             else:
-                self.pending.append(ref)
+                self._push(ref)
                 self._learn(ref)
 
     def _learn(self, latest: BlockRef) -> None:
         # Learn from one block at a time; if a report costs a call, only from the first one.
-        if latest.is_kept:
+        if latest.is_kept or isinstance(latest.handle, Deferred):
             return
         caller, sizes = self.runtime.caller, self._sizes
         if sizes.sample is None and (caller.reports_freely or not sizes.are_known):
@@ -174,20 +208,24 @@ class BlockCursor:
                 sizes.growth *= max(report.nbytes, 1) / max(expected, 1)
                 sizes.sample, sizes.are_known = None, True
 
-    def _refer(
-        self, handle: Any, num_rows: int | None, num_bytes: int, worker: str | None, extent: Any = None, run: Any = None
-    ) -> BlockRef:
+    def _refer(self, handle: Any, num_rows: int | None, num_bytes: int, worker: str | None) -> BlockRef:
         runtime = self.runtime
         num_rows = -1 if num_rows is None or self.factor is None else num_rows * self.factor
-        lineage = Lineage(self.path, self.epoch, extent, None if run is None else with_lineages(run))
-        return runtime.refer(handle, num_rows, int(num_bytes * self._sizes.growth), worker, runtime.reads, lineage)
+        return runtime.refer(handle, num_rows, int(num_bytes * self._sizes.growth), worker, runtime.reads)
 
     def _ask(self) -> BlockRef:
         raise NotImplementedError
 
-    def remake(self, extent: Any, run: Any) -> BlockRef:
-        """Request the block of a lineage again."""
-        raise NotImplementedError
+    def _skip_counted(self, num_rows: int, skip_inputs: Callable[[int], bool]) -> int:
+        # Skip the first calls whose rows are recorded and no more than ``num_rows``; return how many rows they had.
+        total, log = 0, self.log
+        while self.num_cut < min(len(log.cuts), len(log.rows)) and not self.pending:
+            rows = log.rows[self.num_cut]
+            if not 0 <= rows <= num_rows - total or not skip_inputs(log.cuts[self.num_cut]):
+                break
+            total += rows
+            self.num_cut, self.num_counted = self.num_cut + 1, self.num_counted + 1
+        return total
 
 
 class ReadCursor(BlockCursor):
@@ -217,19 +255,59 @@ class ReadCursor(BlockCursor):
         if self._kept is not None and self.read.function in (payload_itself, value_itself):
             self.number, self._split = self.number + 1, None
             return self._kept_block(self._kept, split)
-        start, stop = self.offset, self._stop(split)
-        ref = self._part(split, self.number, start, stop)
+        start, is_recorded = self.offset, not self._is_known(split)
+        cut = self._next_cut() if is_recorded else None
+        stop = self._stop(split) if cut is None else None if cut < 0 else cut
+        if is_recorded:
+            self._note_cut(-1 if stop is None else stop)
+        ref = self._part(split, start, stop)
+        self._pass_to(split, stop)
+        return ref
+
+    def _is_known(self, split: Split) -> bool:
+        # Whether how the split is cut, and how many rows there are, matters to nobody or is known without reading.
+        return self.in_order and self.factor is not None and split.num_rows is not None
+
+    def _pass_to(self, split: Split, stop: int | None) -> None:
         if stop is None or stop == split.num_rows:
             self.number, self.offset, self._split = self.number + 1, 0, None
         else:
             self.offset = stop
-        return ref
 
-    def remake(self, extent: Any, run: Any) -> BlockRef:
-        number, start, stop = extent
-        return self._part(next(self._splits_from(number)), number, start, stop)
+    def skip(self, num_rows: int) -> int:
+        """Skip rows without requesting their blocks; fewer than ``num_rows`` where that needs a block."""
+        total = 0
+        while total < num_rows and self.in_order and not self.pending:
+            try:
+                split = self._current()
+            except Exhausted:
+                break
+            if not self._is_known(split):
+                skipped = self._skip_counted(num_rows - total, partial(self._skip_cut, split))
+                total += skipped
+                if self._split is split:
+                    break
+                continue
+            factor, left = self.factor or 1, (split.num_rows or 0) - self.offset
+            if left * factor <= num_rows - total:
+                total += left * factor
+                self._pass_to(split, None)
+                continue
+            part = (num_rows - total) // factor
+            if part and self.read.divide is not None and self.runtime.caller.divides:
+                total += part * factor
+                self.offset += part
+            break
+        return total
 
-    def _part(self, split: Split, number: int, start: int, stop: int | None) -> BlockRef:
+    def _skip_cut(self, split: Split, cut: int) -> bool:
+        # One call at a time: the next one may be of another split.
+        if self._split is not split:
+            return False
+        self._pass_to(split, None if cut < 0 else cut)
+        return True
+
+    def _part(self, split: Split, start: int, stop: int | None) -> BlockRef:
         read, worker = self.read, self._worker(split)
         is_divided = stop is not None and read.divide is not None and (start, stop) != (0, split.num_rows)
         divide = read.divide if is_divided else None
@@ -241,7 +319,7 @@ class ReadCursor(BlockCursor):
             function, without = ReadKeptSplit(TryEachRead(read.function), divide), replace(split, payload=None)
             call = self.runtime.caller.call
             handle = call(function, [self._kept], without, start, stop, worker=worker, name=read.name)
-        ref = self._refer(handle, part.num_rows, num_bytes, worker, (number, start, stop))
+        ref = self._refer(handle, part.num_rows, num_bytes, worker)
         ref.is_kept = read.kept_for is not None and read.function is value_itself
         return ref
 
@@ -272,8 +350,7 @@ class ReadCursor(BlockCursor):
         runtime.num_asked += 1
         ref = runtime.kept.get(self.path)
         if ref is None or ref.handle is not handle:
-            lineage = Lineage(self.path, self.epoch, (0, 0, split.num_rows), None)
-            ref = BlockRef(handle, split.num_rows or 0, split.num_bytes or 0, None, None, lineage, is_kept=True)
+            ref = BlockRef(handle, split.num_rows or 0, split.num_bytes or 0, is_kept=True)
             runtime.kept[self.path] = ref
         return ref
 
@@ -326,135 +403,6 @@ def _splits_after(number: int, splits: Any) -> Iterator[Split]:
         yield split
 
 
-class StreamCursor(BlockCursor):
-    """A cursor over a stream that runs in this process; each block has the elements available when it was requested."""
-
-    def __init__(self, runtime: StreamRuntime, stream: Stream, path: Path, epoch: Epoch) -> None:
-        super().__init__(runtime, None, path, epoch)
-        self.stream = stream
-        # The number of the next element, and the number taken by this cursor, which may have resumed from a position.
-        self._number = self._num_taken = 0
-        self._reader: RowReader | None = None
-        # The path without keys: streams that one operation opened for its elements share it.
-        self._place = tuple([step for step in path if not isinstance(step, PathKey)])
-        self._is_nested = len(self._place) < len(path)
-
-    def _ask(self) -> BlockRef:
-        runtime = self.runtime
-        if self._is_nested:
-            return self._ask_here()
-        # Take as many elements at a time, and as many ahead, as were handed out before: the first come one by one.
-        num_ahead = sum(ref.num_rows for ref in self.pending)
-        num_rows = min(max(self._num_taken - num_ahead, 1), MOST_ROWS)
-        if self.pending and num_ahead + num_rows > self._num_taken - num_ahead:
-            raise NotReady
-        wait = runtime.waits and not self.pending
-        return self._block(lambda: self._elements.take(num_rows, wait=wait))
-
-    def _ask_here(self) -> BlockRef:
-        # There may be many nested streams, each of few elements: they are pulled in this thread.
-        runtime, place = self.runtime, self._place
-        num_brief = runtime.num_brief[place]
-        is_brief = runtime.is_brief and num_brief >= _ENOUGH_BRIEF
-        if self.pending or not (runtime.waits or is_brief):
-            raise NotReady
-        num_rows = max(self._num_taken, min(num_brief // _BRIEF_SHARE, _MOST_AT_FIRST), 1)
-        start = perf_counter()
-        block = self._block(lambda: self._elements.take(min(num_rows, MOST_PULLED), wait=True))
-        runtime.num_brief[place] = num_brief + block.num_rows if perf_counter() - start < PATIENCE_S else 0
-        return block
-
-    @property
-    def _elements(self) -> RowReader:
-        if self._reader is None and self.stream.read is not None:
-            self._reader = self.stream.read(self.epoch)
-            self.runtime.note_reader(self._reader)
-        if self._reader is None:
-            runtime = self.runtime
-            limit_bytes = min(runtime.caller.bundle_bytes, runtime.most_bytes)
-            if self._is_nested:
-                self._reader = ElementPuller(self.stream.start, limit_bytes)
-                return self._reader
-            self._reader = ElementReader(self.stream.start, limit_bytes, is_ahead=runtime.caller.num_ahead > 0)
-        return self._reader
-
-    def _block(self, take: Callable[[], Rows]) -> BlockRef:
-        runtime = self.runtime
-        worker, taken = runtime.next_worker(), []
-
-        def rows() -> Rows:
-            taken.append(take())
-            return taken[0]
-
-        handle = runtime.caller.stream(rows, worker=worker, name=self.stream.name)
-        (block,) = taken
-        first, self._number = self._number, self._number + len(block)
-        self._num_taken += len(block)
-        runtime.note_skipped(block.skipped)
-        lineage = Lineage(self.path, self.epoch, (first, len(block)), None)
-        return runtime.refer(handle, len(block), block.nbytes, worker, runtime.reads, lineage)
-
-    def remake(self, extent: Any, run: Any) -> BlockRef:
-        # The stream runs again from its start; elements before the block are pulled and dropped.
-        start, num_rows = extent
-        self._skip_to(start)
-        return self._block(lambda: self._elements.take_exactly(num_rows))
-
-    def _skip_to(self, number: int) -> None:
-        with suppress(Exhausted):
-            while self._number < number:
-                self._number += len(self._elements.take_exactly(min(number - self._number, _SKIPPED_AT_ONCE)))
-
-    def saved(self) -> dict[str, Any]:
-        """Return the state besides the fields that are data: the number of the next element."""
-        return {"number": self._number}
-
-    def resumed(self, saved: dict[str, Any]) -> None:
-        """Skip to the saved element."""
-        self._skip_to(saved["number"])
-
-
-class WorkerStreamCursor(BlockCursor):
-    """A cursor over a stream that runs on a worker, where its blocks are pulled one after the other.
-
-    A block without rows ends the stream.
-    """
-
-    def __init__(self, runtime: StreamRuntime, stream: Stream, path: Path, epoch: Epoch) -> None:
-        super().__init__(runtime, None, path, epoch)
-        self.stream = stream
-        self.row_bytes = 0.0
-        # The number of elements of the blocks that were counted so far.
-        self.num_taken = 0
-        self._worker = runtime.next_worker()
-        self._latest: Handle | None = None
-        # The handle of the pass.
-        self._pass: Handle | None = None
-
-    def _ask(self) -> BlockRef:
-        if len(self.pending) >= _BLOCKS_AHEAD:
-            raise NotReady
-        caller, stream = self.runtime.caller, self.stream
-        if self._pass is None:
-            begin: Any = stream.begin
-            name, worker = f"{stream.name}-begin", self._worker
-            self._pass = caller.call(begin, [stream.held], self.epoch, worker=worker, is_pinned=True, name=name)
-        num_rows = max(min(self.num_taken, int(caller.bundle_bytes // max(self.row_bytes, 1))), 1)
-        handles = [self._pass] if self._latest is None else [self._pass, self._latest]
-        handle = caller.call(pulled, handles, num_rows, worker=self._worker, is_pinned=True, name=stream.name)
-        self._latest = handle
-        return self._refer(handle, None, int(num_rows * self.row_bytes), self._worker)
-
-    def _count(self, ref: BlockRef) -> None:
-        super()._count(ref)
-        self.num_taken += ref.num_rows
-        self.row_bytes = ref.row_bytes
-
-    def _came_empty(self) -> None:
-        self.is_over = True
-        self.pending.clear()
-
-
 class ComputeCursor(BlockCursor):
     """A cursor over blocks computed from blocks, or from batches gathered for the purpose."""
 
@@ -468,15 +416,31 @@ class ComputeCursor(BlockCursor):
         self.waiting = RunQueue()
 
     def _ask(self) -> BlockRef:
-        run = next_bundle(self.runtime, self.waiting, self.source, is_full=self.compute.is_full)
-        return self.remake(None, run)
-
-    def remake(self, extent: Any, run: Any) -> BlockRef:
+        is_recorded = not self._is_known
+        cut = self._next_cut() if is_recorded else None
+        run = next_bundle(self.runtime, self.waiting, self.source, cut, is_full=self.compute.is_full)
+        if is_recorded:
+            self._note_cut(len(run))
         runtime, compute = self.runtime, self.compute
         worker = runtime.near(run)
         function = same if compute.function is same else TryEach(compute.function, compute.factor)
         handle = runtime.ask(run, worker=worker, name=compute.name, function=function, unstacked=compute.unstacked)
-        return self._refer(handle, len(run), int(run_bytes(run)), worker, None, run)
+        return self._refer(handle, len(run), int(run_bytes(run)), worker)
+
+    @property
+    def _is_known(self) -> bool:
+        return self.in_order and self.factor is not None
+
+    def skip(self, num_rows: int) -> int:
+        """Skip elements with their inputs; fewer than ``num_rows`` where that needs a block."""
+        if not self.in_order or self.pending or self.waiting:
+            return 0
+        if self.factor is None:
+            first = self.num_cut
+            total = self._skip_counted(num_rows, lambda cut: True)
+            self.source.skip(sum(self.log.cuts[first : self.num_cut]))  # type: ignore[attr-defined]
+            return total
+        return self.source.skip(num_rows // self.factor) * self.factor if self.factor else 0  # type: ignore[attr-defined]
 
 
 class ChainCursor(BlockCursor):
@@ -492,17 +456,20 @@ class ChainCursor(BlockCursor):
         self._carried: Handle | None = None
 
     def _ask(self) -> BlockRef:
-        run = next_bundle(self.runtime, self.waiting, self.source)
+        number, is_new = self.num_cut, self.num_cut >= len(self.log.cuts)
+        run = next_bundle(self.runtime, self.waiting, self.source, self._next_cut())
+        self._note_cut(len(run))
         worker, caller = self.runtime.near(run), self.runtime.caller
-        if self._carried is None:
+        known = self.log.carried.get(number)
+        if isinstance(known, Known):
+            self._carried = self._handle_of(known.value, worker)
+        elif self._carried is None:
             self._carried = self._handle_of(self.chain.initial, worker)
-        before, both = self._carried, self._both(run, self._carried, worker)
+        elif is_new:
+            self.log.note_carried(number, self._carried)
+        both = self._both(run, self._carried, worker)
         self._carried = caller.call(GetItem(1), [both], worker=worker, name=f"{self.chain.name}-carried")
-        return self._rows(run, both, worker, CarryHandle(before))
-
-    def remake(self, extent: Any, run: Any) -> BlockRef:
-        worker = self.runtime.near(run)
-        return self._rows(run, self._both(run, self._handle_of(extent, worker), worker), worker, extent)
+        return self._rows(run, both, worker)
 
     def _handle_of(self, carried: Any, worker: str | None) -> Handle:
         return self.runtime.caller.source(Constant(carried), worker=worker, name=f"{self.chain.name}-initial")
@@ -514,23 +481,21 @@ class ChainCursor(BlockCursor):
         function = CallWithCarry(TryEachCarried(chain.function))
         return runtime.caller.call(function, [rows, carried], worker=worker, name=chain.name)
 
-    def _rows(self, run: Any, both: Handle, worker: str | None, extent: Any) -> BlockRef:
+    def _rows(self, run: Any, both: Handle, worker: str | None) -> BlockRef:
         handle = self.runtime.caller.call(GetItem(0), [both], worker=worker, name=f"{self.chain.name}-rows")
-        return self._refer(handle, len(run), int(run_bytes(run)), worker, extent, run)
-
-    def saved(self) -> dict[str, Any]:
-        """Return the state besides the fields that are data: the carried value."""
-        return {"carried": None if self._carried is None else [self.runtime.caller.result(self._carried)]}
-
-    def resumed(self, saved: dict[str, Any]) -> None:
-        """Continue with the saved carried value."""
-        if saved["carried"] is not None:
-            self._carried = self._handle_of(saved["carried"][0], self.runtime.next_worker())
+        return self._refer(handle, len(run), int(run_bytes(run)), worker)
 
 
-def next_bundle(runtime: StreamRuntime, waiting: RunQueue, source: Cursor, *, is_full: bool = False) -> Any:
-    """Return as many elements of a source as one call should take; fewer may come unless ``is_full``."""
-    waiting.fill(source.pull, 1)
+def next_bundle(
+    runtime: StreamRuntime, waiting: RunQueue, source: Cursor, cut: int | None = None, *, is_full: bool = False
+) -> Any:
+    """Return as many elements of a source as one call should take; fewer may come unless ``is_full``.
+
+    If ``cut`` is given, exactly so many come.
+    """
+    waiting.fill(source.pull, cut or 1)
+    if cut is not None:
+        return waiting.pop(cut)
     if is_full:
         with suppress(Exhausted):
             while sum(map(run_bytes, waiting.runs)) < runtime.caller.bundle_bytes:
@@ -538,13 +503,6 @@ def next_bundle(runtime: StreamRuntime, waiting: RunQueue, source: Cursor, *, is
         if len(waiting.runs) > 1:
             return waiting.pop(len(waiting))
     return waiting.pop(bundle_size(runtime.caller, waiting.runs[0], runtime.most_bytes))
-
-
-@dataclass(frozen=True)
-class CarryHandle:
-    """The handle of the value carried over to a block; a position replaces it by the value."""
-
-    handle: Handle
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,32 +10,44 @@ from typing import Any
 
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, Fact, Noted, NotReady
-from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
-from daskdist.errors import ClusterError
+from daskdist.errors import ClusterError, UserFunctionError
 from daskdist.execute.caller import Handle
+from daskdist.execute.resume.answers import HAS_FAILED, RAISED, Path
 from daskdist.execute.stream.calls import GetItem
 from daskdist.execute.stream.gather import run_bytes
-from daskdist.execute.stream.lineage import Lineage, Path, with_lineages
 from daskdist.execute.stream.runtime import StreamRuntime
 
 # The number of elements in the first call of a function that may make many elements of each.
 _FIRST_ELEMENTS = 16
 
 
+@dataclass(slots=True)
+class _FactCall:
+    # A call: its input elements, the elements that its fact is about, its handle, and its number if it is recorded.
+    inputs: Run
+    run: Run
+    handle: Handle
+    number: int | None = None
+
+
 class FactCursor:
-    """A cursor over elements and facts about them, which are computed ahead on the worker that has the elements."""
+    """A cursor over elements and facts about them, which are computed ahead on the worker that has the elements.
+
+    Its log has for each call the number of its inputs, the number of elements that it made, or `HAS_FAILED`, and the
+    fact; and where an error was raised that belongs to several elements, `RAISED`.
+    """
 
     def __init__(self, runtime: StreamRuntime, fact: Fact, path: Path, epoch: Epoch, source: Cursor) -> None:
         self.runtime = runtime
         self.fact = fact
-        self.path = path
-        self.epoch = epoch
         self.source = source
-        # For each call: its input elements, the elements that its fact is about, and its handle.
-        self._pending: deque[tuple[Run, Run, Handle]] = deque()
+        self.log = runtime.answers.open(path, epoch)
+        self._pending: deque[_FactCall] = deque()
         self.waiting = RunQueue()
+        # The number of calls that were made as they are recorded.
+        self._num_repeated = 0
         # The error of a call whose failing element was not found yet, and the number of elements that may be it.
         self._suspect: tuple[Exception, int] | None = None
         # The number of input elements whose facts were handed out.
@@ -45,27 +58,50 @@ class FactCursor:
         self._ask_ahead()
         if not self._pending:
             raise Exhausted
-        inputs, run, handle = self._pending[0]
+        call = self._pending[0]
+        if call.number is not None and self._is_known(call.number):
+            return self._known(self._pending.popleft(), call.number)
         caller = self.runtime.caller
-        is_raised = isinstance(handle, _Raised)
-        if not self.runtime.waits and not is_raised and not caller.is_done(handle):
+        is_raised = isinstance(call.handle, _Raised)
+        if not self.runtime.waits and not is_raised and not caller.is_done(call.handle):
             raise NotReady
         try:
-            if isinstance(handle, _Raised):
-                raise handle.error
-            fact = caller.result(handle)
+            if is_raised:
+                raise call.handle.error
+            fact = caller.result(call.handle)
         except Exception as error:
-            self._bisect(inputs, error)
+            self._bisect(call, error)
             return self.pull()
         self._pending.popleft()
-        self.num_given += len(inputs)
-        self._rule_out(len(inputs))
+        self.num_given += len(call.inputs)
+        self._rule_out(len(call.inputs))
+        run = call.run
         if self.fact.makes_rows:
             (ref,) = run.blocks  # type: ignore[union-attr]
             ref.num_rows, skipped, fact = fact
             self.runtime.note_skipped(skipped)
             run = Selection.whole(ref)
+        if call.number is None:
+            self._note(len(call.inputs), len(run), fact)
         return Noted(run, fact)
+
+    def _note(self, num_inputs: int, num_rows: int, fact: Any) -> None:
+        self.log.cuts.append(num_inputs)
+        self.log.rows.append(num_rows)
+        self.log.note_fact(fact, max(num_rows, 0))
+
+    def _is_known(self, number: int) -> bool:
+        # A fact that is of use in its own pass only is not asked for again.
+        is_recorded = self.log.facts[number] is not None or self.fact.is_of_pass
+        return is_recorded and self.log.rows[number] != HAS_FAILED
+
+    def _known(self, call: _FactCall, number: int) -> Noted:
+        self.num_given += len(call.inputs)
+        if self.fact.makes_rows:
+            (ref,) = call.run.blocks  # type: ignore[union-attr]
+            ref.num_rows = self.log.rows[number]
+            return Noted(Selection.whole(ref), self.log.facts[number])
+        return Noted(call.run, self.log.facts[number])
 
     def _ask_ahead(self) -> None:
         runtime = self.runtime
@@ -74,6 +110,9 @@ class FactCursor:
                 return
             try:
                 with runtime.waiting(not self._pending):
+                    if self._num_repeated < len(self.log.cuts):
+                        self._repeat(self._num_repeated)
+                        continue
                     run = self._next_inputs()
             except Exhausted:
                 self.is_over = True
@@ -83,12 +122,33 @@ class FactCursor:
                 return
             else:
                 self._ask(run)
+                self._num_repeated = sys.maxsize
 
-    def _bisect(self, inputs: Run, error: Exception) -> None:
+    def _repeat(self, number: int) -> None:
+        # Make a recorded call, if its fact or the elements that it makes are needed.
+        num_inputs = self.log.cuts[number]
+        if num_inputs == RAISED:
+            self._num_repeated += 1
+            raise UserFunctionError(f"{self.fact.name}: failed before the position was taken, on several elements")
+        self.waiting.fill(self.source.pull, num_inputs)
+        inputs = self.waiting.pop(num_inputs)
+        self._num_repeated += 1
+        if self._is_known(number) and not self.fact.makes_rows:
+            self._pending.append(_FactCall(inputs, inputs, None, number))
+        else:
+            self._ask(inputs, number)
+
+    def _bisect(self, call: _FactCall, error: Exception) -> None:
         # Find the failing element by bisection: those before it are handed out first, those behind it later.
+        inputs = call.inputs
         self._pending.popleft()
-        if isinstance(error, ClusterError) or len(inputs) == 1:
+        if isinstance(error, ClusterError):
             self._suspect = None
+            raise error
+        if len(inputs) == 1:
+            self._suspect = None
+            if call.number is None:
+                self._note(1, HAS_FAILED, None)
             raise error
         if self._suspect is None:
             self._suspect = error, len(inputs)
@@ -106,53 +166,35 @@ class FactCursor:
         error, num_left = self._suspect
         self._suspect = (error, num_left - num_elements) if num_left > num_elements else None
         if self._suspect is None:
+            self._note(RAISED, 0, None)
             raise error
 
     def _next_inputs(self) -> Run:
         if not self.fact.makes_rows:
-            return self.source.pull()  # type: ignore[no-any-return]
+            return self.waiting.pop(len(self.waiting)) if self.waiting else self.source.pull()
         # One element may make many rows, and the function may be slow: each call takes as many as all before it.
         self.waiting.fill(self.source.pull, 1)
         return self.waiting.pop(max(self.num_given, _FIRST_ELEMENTS))
 
-    def _ask(self, inputs: Run) -> None:
+    def _ask(self, inputs: Run, number: int | None = None) -> None:
         try:
-            self._call(inputs)
+            self._call(inputs, number)
         except ClusterError:
             raise
         except Exception as error:
             # A caller that calls at once raises at once; the results of earlier calls are handed out first.
-            self._pending.append((inputs, inputs, _Raised(error)))
+            self._pending.append(_FactCall(inputs, inputs, _Raised(error), number))
 
-    def _call(self, inputs: Run) -> None:
-        fact, worker = self.fact, self.runtime.near(inputs)
-        handle = self.runtime.ask(inputs, worker=worker, name=fact.name, function=fact.function)
+    def _call(self, inputs: Run, number: int | None) -> None:
+        fact, runtime, worker = self.fact, self.runtime, self.runtime.near(inputs)
+        handle = runtime.ask(inputs, worker=worker, name=fact.name, function=fact.function)
         if not fact.makes_rows:
-            self._pending.append((inputs, inputs, handle))
+            self._pending.append(_FactCall(inputs, inputs, handle, number))
             return
-        reported = self.runtime.caller.call(with_report, [handle], worker=worker, name=f"{fact.name}-fact")
-        run = Selection((self._rows(inputs, handle, worker),), range(0))
-        self._pending.append((inputs, run, reported))
-
-    def _rows(self, inputs: Run, handle: Handle, worker: str | None) -> BlockRef:
-        runtime = self.runtime
-        rows = runtime.caller.call(GetItem(0), [handle], worker=worker, name=f"{self.fact.name}-rows")
-        lineage = Lineage(self.path, self.epoch, None, with_lineages(inputs))
-        return runtime.refer(rows, -1, int(run_bytes(inputs)), worker, runtime.reads, lineage)
-
-    def remake(self, extent: Any, run: Any) -> BlockRef:
-        """Request the block of a lineage again."""
-        fact, worker = self.fact, self.runtime.near(run)
-        return self._rows(run, self.runtime.ask(run, worker=worker, name=fact.name, function=fact.function), worker)
-
-    def saved(self) -> dict[str, Any]:
-        """Return the state besides the fields that are data: the inputs of the pending calls."""
-        return {"given": [inputs for inputs, _, _ in self._pending]}
-
-    def resumed(self, saved: dict[str, Any]) -> None:
-        """Make the pending calls again."""
-        for inputs in saved["given"]:
-            self._ask(inputs)
+        reported = runtime.caller.call(with_report, [handle], worker=worker, name=f"{fact.name}-fact")
+        rows = runtime.caller.call(GetItem(0), [handle], worker=worker, name=f"{fact.name}-rows")
+        ref = runtime.refer(rows, -1, int(run_bytes(inputs)), worker, runtime.reads)
+        self._pending.append(_FactCall(inputs, Selection((ref,), range(0)), reported, number))
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,31 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
-from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener, Primitive, Read, Stream
-from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor, ReadCursor, StreamCursor, WorkerStreamCursor
+from daskdist.core.primitive import (
+    Arrange,
+    Chain,
+    Compute,
+    Cursor,
+    Epoch,
+    Exhausted,
+    Fact,
+    Opener,
+    Primitive,
+    Read,
+    Stream,
+)
+from daskdist.errors import ArgumentError
+from daskdist.execute.resume.answers import AnswerLog, Answers, Path, PathKey
+from daskdist.execute.resume.deferring import DeferringCaller
+from daskdist.execute.resume.skipping import SkippingCursor
+from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor, ReadCursor
 from daskdist.execute.stream.fact_cursor import FactCursor
-from daskdist.execute.stream.lineage import OpenedCursor, Path, PathKey
 from daskdist.execute.stream.runtime import StreamRuntime
+from daskdist.execute.stream.stream_cursors import StreamCursor, WorkerStreamCursor
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -25,6 +43,9 @@ class Interpreter(StreamRuntime):
 
     The parameters are those of `StreamRuntime`.
     """
+
+    # The stream that is being advanced to a position, if one is.
+    _advance: _Advance | None = None
 
     def open(self, primitive: Primitive, path: Path = ()) -> Opener:
         """Return a function that opens a cursor over the primitive's elements for an epoch.
@@ -40,13 +61,48 @@ class Interpreter(StreamRuntime):
 
         def opener(epoch: Epoch) -> Any:
             cursor = make(epoch)
-            # A position records this to open the same cursor again. If an arrangement returned a cursor that it opened
-            # elsewhere, that place is kept.
-            if not isinstance(cursor, OpenedCursor):
-                cursor.opened_at = path, epoch
-            return cursor
+            if self._advance is None or isinstance(cursor, SkippingCursor):
+                return cursor
+            if hasattr(cursor, "resume"):
+                self._advance.resumed.append(cursor)
+            return SkippingCursor(cursor, is_exact=self._advance.is_exact)
 
         return opener
+
+    def open_at(
+        self, primitive: Primitive, epoch: Epoch, answers: Answers, num_elements: int, num_errors: int = 0
+    ) -> Cursor:
+        """Return a cursor over the rest of a stream, of which nothing behind is read.
+
+        Parameters
+        ----------
+        primitive, epoch
+            The stream.
+        answers
+            The answers that it got until the position was taken.
+        num_elements, num_errors
+            The number of elements, and of errors, that are behind.
+
+        Raises
+        ------
+        ArgumentError
+            The stream is shorter.
+        """
+        self.answers = answers
+        caller = self.caller if isinstance(self.caller, DeferringCaller) else DeferringCaller(self.caller)
+        self.caller = caller
+        advance = self._advance = _Advance(is_exact=num_errors > 0)
+        before, self.waits = self.waits, True
+        try:
+            with caller.deferring():
+                cursor: Any = self.open(primitive)(epoch)
+                _skip(cursor, num_elements, num_errors)
+        finally:
+            self._advance, self.waits = None, before
+        if num_elements or num_errors:
+            for opened in advance.resumed:
+                opened.resume()
+        return cursor  # type: ignore[no-any-return]
 
     def _maker(self, primitive: Primitive, path: Path) -> Callable[[Epoch], Any]:
         match primitive:
@@ -61,8 +117,42 @@ class Interpreter(StreamRuntime):
                 return lambda epoch: cursor_type(self, primitive, path, epoch, source(epoch))
             case Arrange():
                 inputs = [self.open(source, (*path, number)) for number, source in enumerate(primitive.inputs)]
-                context = ArrangementContext(self, primitive.arrangement, path)
-                return lambda epoch: primitive.arrangement.open(inputs, epoch, context)
+                arrangement = primitive.arrangement
+                return lambda epoch: arrangement.open(inputs, epoch, ArrangementContext(self, arrangement, path, epoch))
+
+
+@dataclass
+class _Advance:
+    # A stream that is being advanced; and the cursors that were opened and need to be told that they begin half way.
+    is_exact: bool
+    resumed: list[Any] = field(default_factory=list)
+
+
+def _skip(cursor: SkippingCursor, num_elements: int, num_errors: int) -> None:
+    num_skipped = 0
+    while num_errors:
+        try:
+            run = cursor.pull()
+        except Exhausted:
+            raise _shorter(num_skipped, num_elements) from None
+        except Exception:
+            num_errors -= 1
+            continue
+        num_skipped += len(run)
+        if num_skipped > num_elements:
+            raise ArgumentError(
+                f"load_state_dict: {num_errors} more elements failed before the position was taken than fail now"
+            )
+    num_skipped += cursor.skip(num_elements - num_skipped)
+    if num_skipped < num_elements:
+        raise _shorter(num_skipped, num_elements)
+
+
+def _shorter(num_skipped: int, num_elements: int) -> ArgumentError:
+    return ArgumentError(
+        f"load_state_dict: the position is behind element {num_elements}, and there are {num_skipped}; the data or a "
+        "function of the pipeline gives other elements than before"
+    )
 
 
 def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str, Any]:
@@ -80,10 +170,12 @@ def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str
 class ArrangementContext:
     """The services that the cursors of one arrangement may use; see `daskdist.core.primitive.Context`."""
 
-    def __init__(self, interpreter: Interpreter, arrangement: Any, path: Path) -> None:
+    def __init__(self, interpreter: Interpreter, arrangement: Any, path: Path, epoch: Epoch) -> None:
         self._interpreter = interpreter
         self._arrangement = arrangement
         self._path = path
+        self._epoch = epoch
+        self._num_opened = self._num_recalled = 0
         self.compact = interpreter.compact
 
     def waiting(self, is_needed: bool, *, is_brief: bool = False) -> AbstractContextManager[None]:
@@ -95,4 +187,23 @@ class ArrangementContext:
         return self._interpreter.caller.home
 
     def open(self, key: Any) -> Opener:
-        return self._interpreter.open(self._arrangement.primitive_of(key), (*self._path, PathKey(key)))
+        self._num_opened += 1
+        path = (*self._path, PathKey(self._epoch, self._num_opened))
+        return self._interpreter.open(self._arrangement.primitive_of(key), path)
+
+    @cached_property
+    def _log(self) -> AnswerLog:
+        return self._interpreter.answers.open(self._path, self._epoch)
+
+    def recall(self, make: Callable[[], Any]) -> Any:
+        """Return a value as it was before; see `daskdist.core.primitive.Context.recall`."""
+        self._num_recalled += 1
+        return self._log.value(self._num_recalled - 1, make)
+
+    def note_length(self, number: int, length: int) -> None:
+        """Record a length; see `daskdist.core.primitive.Context.note_length`."""
+        self._log.note_length(number, length)
+
+    def lengths(self) -> list[tuple[int, int]]:
+        """Return the recorded lengths; see `daskdist.core.primitive.Context.lengths`."""
+        return list(self._log.lengths())

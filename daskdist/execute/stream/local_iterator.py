@@ -21,14 +21,12 @@ from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError, StackError, UserFunctionError
 from daskdist.execute.caller import Caller
 from daskdist.execute.callers.now import Now
+from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, StepBundle
 from daskdist.execute.stream.interpreter import Interpreter, stats_of
-from daskdist.execute.stream.iterator_state import StateRecorder, StateRestorer
 from daskdist.execute.stream.locked import locked
 
 logger: Final = logging.getLogger("daskdist")
-
-_VERSION: Final = 3
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,8 @@ class Identity:
 
     Parameters
     ----------
-    fingerprint
-        Returns its token.
+    pipeline
+        Returns what tells it from others.
     seeds
         The seeds that its operations have drawn themselves.
     planned
@@ -47,7 +45,7 @@ class Identity:
         Called with the pass of a position that is resumed, so that later iterations are later passes.
     """
 
-    fingerprint: Callable[[], str]
+    pipeline: Callable[[], PipelineIdentity]
     seeds: list[int]
     planned: Callable[[list[int]], Primitive]
     note_pass: Callable[[Epoch], None]
@@ -93,13 +91,17 @@ class ElementIterator(Iterator[Any]):
         self._interpreter = Interpreter(caller, budget_bytes=budget_bytes)
         self._primitive = primitive
         self._epoch = epoch
-        self._identity = identity or Identity(lambda: "", [], lambda seeds: primitive, lambda epoch: None)
+        self._identity = identity or Identity(
+            lambda: PipelineIdentity("", ""), [], lambda seeds: primitive, lambda epoch: None
+        )
         self._builder: BundleBuilder | None = BundleBuilder(self._interpreter, primitive, epoch, empty=pooled_empty)
         self._current = _Current()
         self._empty = empty
         self._is_writable = is_writable
         self._told_spec = told_spec
         self._number = 0
+        # The number of elements in the bundles before the current one, with those that failed.
+        self._num_behind = 0
         self._is_over = False
         self.lock = RLock()
         # The caller is closed even if iteration never began.
@@ -120,6 +122,8 @@ class ElementIterator(Iterator[Any]):
             if current.bundle is not None:
                 with suppress(StopIteration):
                     return current.take(interpreter.caller, self._empty, self._told_spec)
+            self._num_behind += current.place
+            current.end()
             try:
                 current.begin(builder.pull())
             except Exhausted:
@@ -163,8 +167,9 @@ class ElementIterator(Iterator[Any]):
         Returns
         -------
         dict
-            Data that can be pickled: numbers, and for rows that a shuffle or another operation holds, which rows of
-            which splits they are. It has no data of the elements, except the value that ``scan`` carries over.
+            A version, what the pipeline is, the number of elements, and bytes: what `Checkpoint` takes, without any
+            pickled object. It has no data of the elements, except the value that ``scan`` carries over and what
+            operations such as ``unique`` and ``group_by_window`` go by.
 
         Raises
         ------
@@ -176,18 +181,14 @@ class ElementIterator(Iterator[Any]):
         Resuming reads only splits whose rows are still needed; a generator is run again from its start.
         """
         builder = self._open_builder("state_dict")
-        recorder = StateRecorder(self._interpreter)
-        current = self._current
-        rest = [] if current.bundle is None else [recorder.bundle(current.bundle, current.place)]
-        return {
-            "version": _VERSION,
-            "fingerprint": self._identity.fingerprint(),
-            "seeds": self._identity.seeds,
-            "epoch": self._epoch,
-            "number": self._number,
-            "current": rest,
-            "builder": recorder.builder(builder),
-        }
+        position = StreamPosition(
+            self._epoch,
+            self._identity.seeds,
+            self._num_behind + self._current.place,
+            builder.num_errors,
+            self._interpreter.answers,
+        )
+        return state_of(self._identity.pipeline(), self._number, [position], self._interpreter.caller)
 
     @locked
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -199,33 +200,16 @@ class ElementIterator(Iterator[Any]):
             The position is of another pipeline or version, or this iterator has begun or is closed.
         """
         builder = self._open_builder("load_state_dict")
-        if self._number:
+        if self._number or self._num_behind or self._current.bundle is not None:
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
-        if not isinstance(state, dict) or "fingerprint" not in state:
-            raise ArgumentError(
-                f"load_state_dict: expected a dict returned by state_dict() of an iterator, got "
-                f"{type(state).__name__} {state!r:.80}"
-            )
-        if state.get("version") != _VERSION:
-            raise ArgumentError(f"load_state_dict: the position is of version {state.get('version')}, not {_VERSION}")
-        fingerprint = self._identity.fingerprint()
-        if state["fingerprint"] != fingerprint:
-            raise ArgumentError(
-                f"load_state_dict: the position is of another pipeline, of fingerprint {state['fingerprint']}; "
-                f"this one's is {fingerprint}"
-            )
-        if state["seeds"] != self._identity.seeds:
+        (position,) = content_of(state, self._identity.pipeline())["positions"]
+        if position.seeds != self._identity.seeds:
             # Operations without a given seed drew their own, which the position replaces.
-            self._identity = replace(self._identity, seeds=state["seeds"])
-            self._primitive = self._identity.planned(state["seeds"])
-            builder.source = self._interpreter.open(self._primitive)(state["epoch"])
-        restorer = StateRestorer(self._interpreter, self._primitive)
-        restorer.make_stream_blocks([state["current"], state["builder"]])
-        self._epoch, self._number = state["epoch"], state["number"]
+            self._identity = replace(self._identity, seeds=position.seeds)
+            self._primitive = self._identity.planned(position.seeds)
+        builder.move_to(self._primitive, position.epoch, position.answers, position.num_elements, position.num_errors)
+        self._epoch, self._number, self._num_behind = position.epoch, state["number"], position.num_elements
         self._identity.note_pass(self._epoch)
-        restorer.restore_builder(builder, state["builder"])
-        for lanes in reversed(state["current"]):
-            builder.ready.appendleft(restorer.bundle(lanes))
 
     def _open_builder(self, operation: str) -> BundleBuilder:
         if self._builder is None:
@@ -240,6 +224,10 @@ class _Current:
         self.place = 0
         self.elements: Iterator[Any] | None = None
         self.reported = ReportedFailures()
+
+    def end(self) -> None:
+        """Let go of the bundle."""
+        self.bundle, self.place, self.elements = None, 0, None
 
     def begin(self, bundle: StepBundle) -> None:
         """Start handing out another bundle."""

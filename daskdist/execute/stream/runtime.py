@@ -24,8 +24,8 @@ from daskdist.core.selection.lazy_shuffle import ShuffledSelection
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, Zipped
 from daskdist.execute.caller import Caller
+from daskdist.execute.resume.answers import Answers, Path
 from daskdist.execute.stream.gather import CHEAP_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes
-from daskdist.execute.stream.lineage import Lineage, Path, with_lineages, without_moves
 from daskdist.execute.stream.window import Windows
 
 logger: Final = logging.getLogger("daskdist")
@@ -109,6 +109,8 @@ class StreamRuntime:
         # The number of elements left out because reading or computing them failed, in total and by file.
         self.num_skipped = 0
         self.skipped_of: Counter[str] = Counter()
+        # What calls have told about the order of elements, for positions.
+        self.answers = Answers()
         self._turns = cycle(workers)
         self._readers: WeakSet[RowReader] = WeakSet()
 
@@ -152,15 +154,13 @@ class StreamRuntime:
     def gather(self, run: Run, *, worker: str | None, name: str, windows: Windows, by: Gather = gather) -> BlockRef:
         """Request the rows of a run as one block on a worker, assembled by ``by``."""
         run = _without_unused(run, worker)
-        return self._assemble(self._moved_to(run, worker), with_lineages(run), worker, name, windows, by)
+        return self._assemble(self._moved_to(run, worker), worker, name, windows, by)
 
-    def _assemble(
-        self, run: Run, lineages: Any, worker: str | None, name: str, windows: Windows, by: Gather = gather
-    ) -> BlockRef:
+    def _assemble(self, run: Run, worker: str | None, name: str, windows: Windows, by: Gather = gather) -> BlockRef:
         handles, num_bytes = [ref.handle for ref in blocks_of(run)], run_bytes(run)
         is_cheap = num_bytes <= CHEAP_BYTES or is_view(run)
         handle = self.caller.call(by, handles, Picks.of(run), worker=worker, is_cheap=is_cheap, name=name)
-        return self.refer(handle, len(run), int(num_bytes), worker, windows, Lineage(None, (), None, lineages))
+        return self.refer(handle, len(run), int(num_bytes), worker, windows)
 
     def near(self, run: Run | Zipped) -> str | None:
         """Return the worker that has all blocks of a run, or else the one whose turn it is."""
@@ -187,14 +187,12 @@ class StreamRuntime:
         handles = [ref.handle for ref in blocks_of(run)]
         return self.caller.call(gather, handles, picks, function, unstacked, worker=worker, name=name)
 
-    def refer(
-        self, handle: Any, num_rows: int, nbytes: int, worker: str | None, windows: Windows, lineage: Lineage
-    ) -> BlockRef:
+    def refer(self, handle: Any, num_rows: int, nbytes: int, worker: str | None, windows: Windows) -> BlockRef:
         """Return a reference to a block that occupies its bytes of a window for as long as it lives."""
         self.num_asked += 1
         window = windows[worker]
         window.acquire(nbytes)
-        return BlockRef(handle, num_rows, nbytes, worker, window.release, lineage)
+        return BlockRef(handle, num_rows, nbytes, worker, window.release)
 
     def _moved_to(self, run: Run, worker: str | None) -> Run:
         # Rows cross workers, blocks do not: the needed rows of blocks on another worker are first extracted there.
@@ -237,7 +235,7 @@ class StreamRuntime:
             part = RowIntervals(ranks[at] - first_rank, intervals.starts[at], bounds[start : stop + 1] - bounds[start])
             # A view would keep the whole block.
             rows = Selection.of(tuple([selection.blocks[place] for place in worker_places]), part, is_view=False)
-            blocks.append(self._assemble(rows, without_moves(with_lineages(rows)), worker, name, windows, by))
+            blocks.append(self._assemble(rows, worker, name, windows, by))
         return Selection.of(tuple(blocks), RowIntervals(block_index, starts, intervals.bounds)).without_unused()
 
     def compact(self, run: Run, in_use: Iterable[Run]) -> Run:

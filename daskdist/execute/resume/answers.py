@@ -1,0 +1,202 @@
+"""The answers that a stream's arithmetic got from calls: all that a position needs besides the number of elements.
+
+The order of a stream's elements is arithmetic on numbers of rows, and on facts that operations such as
+``group_by_window`` ask for. Where these come from calls, they are recorded, in one `AnswerLog` for each opened cursor.
+A stream that is opened again with the same answers has the same elements without making those calls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from daskdist.core.primitive import Epoch
+from daskdist.execute.resume.packing import is_plain
+
+# The path from the end of a pipeline to a primitive: the numbers of inputs, and keys of what arrangements opened.
+Path = tuple[Any, ...]
+# Where a log belongs: the primitive's path, the pass, and how many logs of both there were before.
+LogKey = tuple[Path, Epoch, int]
+
+# In place of a number of rows: the block has failed elements, and is made again to learn which.
+HAS_FAILED: Final = -2
+# In place of the number of a call's elements: an error was raised that belongs to no single element.
+RAISED: Final = -1
+# Facts of up to so many bytes per element are recorded. Larger ones are asked for again.
+_MOST_FACT_BYTES: Final = 64
+_SMALL_FACT_BYTES: Final = 1024
+# Of the values carried through a chain, the most to keep; of the last ones none is left out.
+_MOST_CARRIED: Final = 32
+
+
+class PathKey(NamedTuple):
+    """A step of a path: a primitive that an arrangement opened by itself, in a pass, as its ``number``-th."""
+
+    epoch: Epoch
+    number: int
+
+
+class AnswerLog:
+    """The answers for one cursor, in the order in which it got them.
+
+    Attributes
+    ----------
+    cuts
+        For each call how much of the input it took, in a unit of the cursor's own.
+    rows
+        For each block that was handed out its number of rows, or `HAS_FAILED`.
+    order
+        For each block that was handed out the number of its call, if blocks come in any order.
+    facts
+        For each call its fact; None if that is to be asked for again.
+    carried
+        For some calls of a chain, by number, a handle of the value that the call got, or ``Known`` of the value.
+    values
+        Values that an arrangement recorded.
+    """
+
+    __slots__ = ("carried", "cuts", "facts", "num_lengths", "order", "rows", "values")
+
+    def __init__(self) -> None:
+        self.cuts: list[int] = []
+        self.rows: list[int] = []
+        self.order: list[int] = []
+        self.facts: list[Any] = []
+        self.carried: dict[int, Any] = {}
+        self.values: list[Any] = []
+        # How many lengths were recorded.
+        self.num_lengths = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, (self.cuts, self.rows, self.order, self.facts, self.carried, self.values)))
+
+    def cut(self, number: int) -> int | None:
+        """Return the recorded cut of a call, or None."""
+        return self.cuts[number] if number < len(self.cuts) else None
+
+    def note_cut(self, number: int, cut: int) -> None:
+        """Record the cut of a call, unless it is recorded."""
+        if number == len(self.cuts):
+            self.cuts.append(cut)
+
+    def note_fact(self, fact: Any, num_elements: int) -> None:
+        """Record the fact of a call if it is small."""
+        is_small = _size_of(fact) <= _MOST_FACT_BYTES * num_elements + _SMALL_FACT_BYTES
+        if is_small and isinstance(fact, np.ndarray):
+            # A copy: a fact may be a view of a whole block.
+            fact = _narrowed(fact) if fact.dtype.kind in "iu" and fact.size else fact.copy()
+        self.facts.append(fact if is_small else None)
+
+    def note_carried(self, number: int, handle: Any) -> None:
+        """Record a handle of a carried value; where there are many, those further back become sparser."""
+        self.carried[number] = handle
+        if len(self.carried) > _MOST_CARRIED:
+            numbers = sorted(self.carried)
+            for place in numbers[1 : _MOST_CARRIED // 2 : 2]:
+                del self.carried[place]
+
+    def value(self, number: int, make: Callable[[], Any]) -> Any:
+        """Return a recorded value; if it is not recorded, record what ``make`` returns."""
+        if number == len(self.values):
+            self.values.append(make())
+        return self.values[number]
+
+    def note_length(self, number: int, length: int) -> None:
+        """Record the length of a repetition; equal ones that follow each other take no more space."""
+        if number < self.num_lengths:
+            return
+        self.num_lengths += 1
+        if self.rows[-2:-1] == [length]:
+            self.rows[-1] += 1
+        else:
+            self.rows += [length, 1]
+
+    def lengths(self) -> Iterator[tuple[int, int]]:
+        """Yield the lengths that `note_length` recorded, each with the number of its repetitions."""
+        return zip(self.rows[::2], self.rows[1::2], strict=True)
+
+
+class Known(NamedTuple):
+    """A carried value that is known, rather than the handle of one."""
+
+    value: Any
+
+
+class Answers:
+    """The logs of one stream's cursors."""
+
+    def __init__(self) -> None:
+        self.logs: dict[LogKey, AnswerLog] = {}
+        self._num_opened: Counter[tuple[Path, Epoch]] = Counter()
+
+    def open(self, path: Path, epoch: Epoch) -> AnswerLog:
+        """Return the log of a cursor, which is empty unless it was recorded before this stream was opened again."""
+        number = self._num_opened[path, epoch]
+        self._num_opened[path, epoch] += 1
+        return self.logs.setdefault((path, epoch, number), AnswerLog())
+
+    @property
+    def size(self) -> int:
+        """The number of recorded answers."""
+        return sum(map(len, self.logs.values()))
+
+    def drop(self, path: Path, epoch: Epoch, num_passes: int) -> None:
+        """Drop the logs of the first passes over the input of a repetition at ``path``, which are behind."""
+
+        def is_behind(key: LogKey) -> bool:
+            its_path, its_epoch, _ = key
+            if its_path[: len(path)] != path or len(its_path) <= len(path):
+                return False
+            # Within what an arrangement opened by itself, the pass is told by the first such step.
+            inner = next((step.epoch for step in its_path[len(path) :] if isinstance(step, PathKey)), its_epoch)
+            return inner[: len(epoch)] == epoch and len(inner) > len(epoch) and inner[len(epoch)] < num_passes
+
+        for key in [key for key in self.logs if is_behind(key)]:
+            del self.logs[key]
+
+    def as_plain(self, result: Callable[[Any], Any]) -> list[Any]:
+        """Return the answers as data; ``result`` returns the value of a carried handle, or None if there is none."""
+        entries = []
+        for (path, epoch, number), log in self.logs.items():
+            if len(log):
+                carried = [(place, result(handle)) for place, handle in log.carried.items()]
+                known = [[place, list(value)] for place, value in carried if value is not None and is_plain(value)]
+                entries.append([list(path), epoch, number, log.cuts, log.rows, log.order, log.facts, known, log.values])
+        return entries
+
+    @classmethod
+    def of_plain(cls, entries: Sequence[Any]) -> Answers:
+        """Return the answers that `as_plain` returned."""
+        answers = cls()
+        for path, epoch, number, cuts, rows, order, facts, carried, values in entries:
+            steps = tuple([step if isinstance(step, int) else PathKey(*step) for step in path])
+            log = answers.logs[steps, epoch, number] = AnswerLog()
+            log.cuts, log.rows, log.order, log.facts, log.values = cuts, rows, order, facts, values
+            log.num_lengths = sum(log.rows[1::2])
+            log.carried = {place: Known(tuple(value)) for place, value in carried}
+        return answers
+
+
+def _narrowed(numbers: Any) -> Any:
+    # Keys and lengths are mostly small numbers of 8 bytes. Operations take them as integers of any width.
+    low, high = int(numbers.min()), int(numbers.max())
+    for dtype in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32):
+        limits = np.iinfo(dtype)
+        if limits.min <= low and high <= limits.max:
+            return numbers.astype(dtype)
+    return numbers
+
+
+def _size_of(fact: Any) -> float:
+    if isinstance(fact, (np.ndarray, np.generic)):
+        return fact.nbytes if fact.dtype.kind in "biufcmMSU" else float("inf")
+    if isinstance(fact, (str, bytes)):
+        return len(fact)
+    if isinstance(fact, (bool, int, float)):
+        return 8
+    if type(fact) in (tuple, list):
+        return sum(map(_size_of, fact))
+    return float("inf")

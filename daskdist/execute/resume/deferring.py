@@ -1,0 +1,102 @@
+"""A caller that can put off calls until their results are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from daskdist.execute.caller import Caller, Handle
+
+
+class Deferred:
+    """A handle of a call that was put off: the handles that it needs, and what makes it of their real ones."""
+
+    __slots__ = ("__weakref__", "handle", "is_made", "make", "needs")
+
+    def __init__(self, needs: Sequence[Handle], make: Callable[[list[Handle]], Handle]) -> None:
+        self.needs = needs
+        self.make: Callable[[list[Handle]], Handle] | None = make
+        self.is_made = False
+        self.handle: Handle = None
+
+    def become(self, handle: Handle) -> None:
+        """Stand for a call that was made."""
+        self.handle, self.is_made, self.needs, self.make = handle, True, (), None
+
+
+def real(handle: Handle) -> Handle:
+    """Return the caller's own handle of a call, which is made now if it was put off."""
+    if not isinstance(handle, Deferred):
+        return handle
+    # A loop: calls of a chain each need the one before.
+    deferred, stack = handle, [handle]
+    while stack:
+        last = stack[-1]
+        missing = [need for need in last.needs if isinstance(need, Deferred) and not need.is_made]
+        if missing and not last.is_made:
+            stack += missing
+            continue
+        stack.pop()
+        if not last.is_made and last.make is not None:
+            needs = [need.handle if isinstance(need, Deferred) else need for need in last.needs]
+            now = last.make(needs)
+            if not last.is_made:
+                last.become(now)
+    return deferred.handle
+
+
+class DeferringCaller:
+    """A caller that puts calls off while a stream is advanced, and passes them on afterwards.
+
+    Parameters
+    ----------
+    caller
+        Makes the calls. Whatever else callers have is its own.
+    """
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.is_deferring = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.caller, name)
+
+    @contextmanager
+    def deferring(self) -> Iterator[None]:
+        """Put off all calls made in this context."""
+        self.is_deferring = True
+        try:
+            yield
+        finally:
+            self.is_deferring = False
+
+    def call(self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, **options: Any) -> Handle:
+        if self.is_deferring:
+            return Deferred(tuple(handles), lambda needs: self.caller.call(function, needs, *args, **options))
+        return self.caller.call(function, list(map(real, handles)), *args, **options)
+
+    def source(self, function: Callable[..., Any], *args: Any, **options: Any) -> Handle:
+        if self.is_deferring:
+            return Deferred((), lambda needs: self.caller.source(function, *args, **options))
+        return self.caller.source(function, *args, **options)
+
+    def upstream(self, graph: Callable[[], Any], key: Any, worker: str | None = None) -> Handle:
+        if self.is_deferring:
+            return Deferred((), lambda needs: self.caller.upstream(graph, key, worker))
+        return self.caller.upstream(graph, key, worker)
+
+    def is_done(self, handle: Handle) -> bool:
+        return self.caller.is_done(real(handle))
+
+    def wait_for_one(self, handles: Sequence[Handle]) -> None:
+        self.caller.wait_for_one(list(map(real, handles)))
+
+    def report(self, handle: Handle, *, wait: bool) -> Any:
+        return self.caller.report(real(handle), wait=wait)
+
+    def result(self, handle: Handle) -> Any:
+        return self.caller.result(real(handle))
+
+    def results(self, handles: Sequence[Handle]) -> list[Any]:
+        return self.caller.results(list(map(real, handles)))

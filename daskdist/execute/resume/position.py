@@ -1,0 +1,167 @@
+"""Positions in streams as data: they can be taken at any element, and gone on from in another process.
+
+A position is the pass, the seeds that operations drew, the number of elements that were handed out, and the answers
+that arithmetic got from calls (`answers`). To go on, the stream is opened again and advanced by arithmetic
+(`Interpreter.open_at`). No operation has code for it, but those that can skip elements by arithmetic have ``skip``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Final
+
+from daskdist.core.node import Node
+from daskdist.core.primitive import Epoch
+from daskdist.errors import ArgumentError
+from daskdist.execute.caller import Caller
+from daskdist.execute.resume.answers import Answers, Known
+from daskdist.execute.resume.deferring import Deferred
+from daskdist.execute.resume.packing import pack, unpack
+
+VERSION: Final = 4
+
+
+@dataclass(frozen=True)
+class StreamPosition:
+    """A position in one stream.
+
+    Parameters
+    ----------
+    epoch
+        The pass.
+    seeds
+        The seeds that operations have drawn for themselves.
+    num_elements, num_errors
+        The number of elements, and of errors, that were handed out.
+    answers
+        The answers that the stream got.
+    """
+
+    epoch: Epoch
+    seeds: list[int]
+    num_elements: int
+    num_errors: int
+    answers: Answers
+
+    def as_plain(self, caller: Caller) -> list[Any]:
+        """Return the position as data; ``caller`` has the values that chains carry."""
+        answers = self.answers.as_plain(lambda handle: _value_of(handle, caller))
+        return [self.epoch, self.seeds, self.num_elements, self.num_errors, answers]
+
+    @classmethod
+    def of_plain(cls, content: Sequence[Any]) -> StreamPosition:
+        """Return the position that `as_plain` returned."""
+        epoch, seeds, num_elements, num_errors, answers = content
+        return cls(epoch, seeds, num_elements, num_errors, Answers.of_plain(answers))
+
+
+def _value_of(handle: Any, caller: Caller) -> Any:
+    # Values that are not there yet, or cost a call to get, are computed again from one before.
+    if isinstance(handle, Known):
+        return handle.value
+    if isinstance(handle, Deferred) and not handle.is_made:
+        return None
+    try:
+        return caller.result(handle) if caller.is_done(handle) else None
+    except Exception:
+        return None
+
+
+@dataclass(frozen=True)
+class PipelineIdentity:
+    """What tells a pipeline from others.
+
+    Parameters
+    ----------
+    fingerprint
+        A token that equal pipelines share in every process.
+    operations
+        A line for each operation, the most upstream first, for messages.
+    """
+
+    fingerprint: str
+    operations: str
+
+    @classmethod
+    def of(cls, node: Node, token: str) -> PipelineIdentity:
+        """Return the identity of a pipeline with a given fingerprint."""
+        return cls(token, "\n".join(_lines(node)))
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Check that a state is of this pipeline.
+
+        Raises
+        ------
+        ArgumentError
+            It is of another one; the message says where they differ.
+        """
+        if state["fingerprint"] == self.fingerprint:
+            return
+        pairs = zip_longest(str(state["pipeline"]).splitlines(), self.operations.splitlines())
+        saved, own = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
+        differs = f"the first operation that differs is {saved or 'none'} there and {own or 'none'} here"
+        if saved is own is None:
+            differs = "its operations are alike, and the data or functions that they use differ"
+        raise ArgumentError(
+            f"load_state_dict: the position is of another pipeline, of fingerprint {state['fingerprint']}; this one's "
+            f"is {self.fingerprint}: {differs}"
+        )
+
+
+def _lines(node: Node) -> Iterator[str]:
+    for source in node.inputs:
+        yield from _lines(source)
+    yield str(node).splitlines()[0]
+
+
+def state_of(
+    identity: PipelineIdentity, number: int, positions: Sequence[StreamPosition], caller: Caller, **others: Any
+) -> dict[str, Any]:
+    """Return the state of an iterator.
+
+    Parameters
+    ----------
+    identity
+        The pipeline.
+    number
+        The number of elements or steps that were handed out.
+    positions
+        The positions of its streams.
+    caller
+        Has the values that chains carry.
+    **others
+        Further plain values.
+    """
+    content = {"positions": [position.as_plain(caller) for position in positions], **others}
+    return {
+        "version": VERSION,
+        "fingerprint": identity.fingerprint,
+        "pipeline": identity.operations,
+        "number": number,
+        "position": pack(content),
+    }
+
+
+def content_of(state: Any, identity: PipelineIdentity) -> dict[str, Any]:
+    """Return the content of a state: a list of `StreamPosition` as ``positions``, and what else it was given.
+
+    Raises
+    ------
+    ArgumentError
+        It is no state, is damaged, or is of another version or pipeline.
+    """
+    if not isinstance(state, dict) or not {"version", "fingerprint"} <= set(state):
+        raise ArgumentError(
+            f"load_state_dict: expected a dict returned by state_dict() of an iterator, got {type(state).__name__} "
+            f"{state!r:.80}"
+        )
+    if state["version"] != VERSION:
+        raise ArgumentError(f"load_state_dict: the position is of version {state['version']}, not {VERSION}")
+    identity.check(state)
+    try:
+        content = unpack(bytes(state["position"]))
+        return {**content, "positions": list(map(StreamPosition.of_plain, content["positions"]))}
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArgumentError(f"load_state_dict: the position is damaged: {error}") from None

@@ -1,0 +1,205 @@
+"""Cursors over elements that come one after the other."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from daskdist.core.block import Rows
+from daskdist.core.primitive import Epoch, Exhausted, NotReady, RowReader, Stream
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.errors import ArgumentError
+from daskdist.execute.caller import Handle
+from daskdist.execute.resume.answers import Path, PathKey
+from daskdist.execute.resume.deferring import Deferred
+from daskdist.execute.stream.calls import pulled, pulled_exactly
+from daskdist.execute.stream.cursors import BlockCursor
+from daskdist.execute.stream.element_puller import MOST_PULLED, ElementPuller
+from daskdist.execute.stream.element_reader import MOST_ROWS, PATIENCE_S, ElementReader
+from daskdist.execute.stream.runtime import StreamRuntime
+
+# The number of elements to skip at a time when a stream has to run again.
+_SKIPPED_AT_ONCE = 1024
+# Blocks of a stream on a worker that are requested at a time: one is made while the one before is used.
+_BLOCKS_AHEAD = 2
+# Generators of one operation are pulled although nobody waits once this many elements have come without delay. Their
+# first block then has that number of elements divided by ``_BRIEF_SHARE``, at most ``_MOST_AT_FIRST``.
+_ENOUGH_BRIEF = 256
+_BRIEF_SHARE = 8
+_MOST_AT_FIRST = 64
+
+
+class StreamCursor(BlockCursor):
+    """A cursor over a stream that runs in this process; each block has the elements available when it was requested.
+
+    Its log has the number of elements so far, and whether these are all. If the stream is opened again, it runs again
+    from its start once one of those elements is needed, or a later one.
+    """
+
+    def __init__(self, runtime: StreamRuntime, stream: Stream, path: Path, epoch: Epoch) -> None:
+        super().__init__(runtime, None, path, epoch)
+        self.stream = stream
+        # The number of the next element, of those that were recorded before, and of those that the reader has given.
+        self._number = self._num_read = 0
+        self._num_recorded = self.log.rows[0] if self.log.rows else 0
+        self._reader: RowReader | None = None
+        # The path without keys: streams that one operation opened for its elements share it.
+        self._place = tuple([step for step in path if not isinstance(step, PathKey)])
+        self._is_nested = len(self._place) < len(path)
+        # Recorded blocks that were not read again, each with its first element and its number of elements.
+        self._unread: list[tuple[weakref.ref[Deferred], int, int]] = []
+
+    def _ask(self) -> BlockRef:
+        if self._number < self._num_recorded:
+            return self._recorded_block()
+        if self.log.cuts:
+            raise Exhausted
+        try:
+            return self._ask_here() if self._is_nested else self._ask_of_reader()
+        except Exhausted:
+            self.log.cuts.append(self._number)
+            raise
+
+    def _ask_of_reader(self) -> BlockRef:
+        # Take as many elements at a time, and as many ahead, as were handed out before: the first come one by one.
+        runtime, num_taken = self.runtime, self._number - self._num_recorded
+        num_ahead = sum(ref.num_rows for ref in self.pending)
+        num_rows = min(max(num_taken - num_ahead, 1), MOST_ROWS)
+        if self.pending and num_ahead + num_rows > num_taken - num_ahead:
+            raise NotReady
+        wait = runtime.waits and not self.pending
+        return self._block(lambda: self._elements.take(num_rows, wait=wait))
+
+    def _ask_here(self) -> BlockRef:
+        # There may be many nested streams, each of few elements: they are pulled in this thread.
+        runtime, place = self.runtime, self._place
+        num_brief = runtime.num_brief[place]
+        is_brief = runtime.is_brief and num_brief >= _ENOUGH_BRIEF
+        if self.pending or not (runtime.waits or is_brief):
+            raise NotReady
+        num_rows = max(self._number - self._num_recorded, min(num_brief // _BRIEF_SHARE, _MOST_AT_FIRST), 1)
+        start = perf_counter()
+        block = self._block(lambda: self._elements.take(min(num_rows, MOST_PULLED), wait=True))
+        runtime.num_brief[place] = num_brief + block.num_rows if perf_counter() - start < PATIENCE_S else 0
+        return block
+
+    @property
+    def _elements(self) -> RowReader:
+        if self._reader is None and self.stream.read is not None:
+            self._reader = self.stream.read(self.epoch)
+            self.runtime.note_reader(self._reader)
+        if self._reader is None:
+            runtime = self.runtime
+            limit_bytes = min(runtime.caller.bundle_bytes, runtime.most_bytes)
+            if self._is_nested:
+                self._reader = ElementPuller(self.stream.start, limit_bytes)
+                return self._reader
+            self._reader = ElementReader(self.stream.start, limit_bytes, is_ahead=runtime.caller.num_ahead > 0)
+        return self._reader
+
+    def _block(self, take: Callable[[], Rows]) -> BlockRef:
+        runtime, worker = self.runtime, self.runtime.next_worker()
+        self._read_again()
+        self._skip_to(self._number)
+        handle, block = self._handle_of(take, worker)
+        self._number += len(block)
+        self.log.rows[:] = [self._number]
+        return runtime.refer(handle, len(block), block.nbytes, worker, runtime.reads)
+
+    def _handle_of(self, take: Callable[[], Rows], worker: str | None) -> tuple[Handle, Rows]:
+        taken: list[Rows] = []
+
+        def rows() -> Rows:
+            taken.append(take())
+            return taken[0]
+
+        handle = self.runtime.caller.stream(rows, worker=worker, name=self.stream.name)
+        self._num_read += len(taken[0])
+        self.runtime.note_skipped(taken[0].skipped)
+        return handle, taken[0]
+
+    def _recorded_block(self) -> BlockRef:
+        first, num_rows = self._number, min(self._num_recorded - self._number, MOST_PULLED)
+        self._number += num_rows
+        handle = Deferred((), lambda needs: self._read_again())
+        self._unread.append((weakref.ref(handle), first, num_rows))
+        return self.runtime.refer(handle, num_rows, 0, None, self.runtime.reads)
+
+    def _read_again(self) -> None:
+        # Read all recorded blocks that are still needed, in their order.
+        unread, self._unread = self._unread, []
+        for handle_of, first, num_rows in unread:
+            deferred = handle_of()
+            if deferred is None:
+                continue
+            self._skip_to(first)
+            handle, block = self._handle_of(partial(self._elements.take_exactly, num_rows), self.runtime.next_worker())
+            if len(block) != num_rows:
+                raise self._is_shorter()
+            deferred.become(handle)
+
+    def _skip_to(self, number: int) -> None:
+        try:
+            while self._num_read < number:
+                self._num_read += len(self._elements.take_exactly(min(number - self._num_read, _SKIPPED_AT_ONCE)))
+        except Exhausted:
+            raise self._is_shorter() from None
+
+    def _is_shorter(self) -> Exception:
+        return ArgumentError(
+            f"load_state_dict: {self.stream.name} gave {self._num_recorded} elements before the position was taken and "
+            f"{self._num_read} now; it must give the same elements again"
+        )
+
+
+class WorkerStreamCursor(BlockCursor):
+    """A cursor over a stream that runs on a worker, where its blocks are pulled one after the other.
+
+    A block without rows ends the stream. Its log has for each counted block the number of rows, also where some failed:
+    as many are pulled if the stream is opened again.
+    """
+
+    def __init__(self, runtime: StreamRuntime, stream: Stream, path: Path, epoch: Epoch) -> None:
+        super().__init__(runtime, None, path, epoch)
+        self.stream = stream
+        self.row_bytes = 0.0
+        # The number of elements of the blocks that were counted so far.
+        self.num_taken = 0
+        self._worker = runtime.next_worker()
+        self._latest: Handle | None = None
+        # The handle of the pass.
+        self._pass: Handle | None = None
+
+    def _ask(self) -> BlockRef:
+        if len(self.pending) >= _BLOCKS_AHEAD:
+            raise NotReady
+        caller, stream = self.runtime.caller, self.stream
+        if self._pass is None:
+            begin: Any = stream.begin
+            name, worker = f"{stream.name}-begin", self._worker
+            self._pass = caller.call(begin, [stream.held], self.epoch, worker=worker, is_pinned=True, name=name)
+        num_rows = max(min(self.num_taken, int(caller.bundle_bytes // max(self.row_bytes, 1))), 1)
+        handles = [self._pass] if self._latest is None else [self._pass, self._latest]
+        is_recorded = self.num_cut < len(self.log.rows)
+        if is_recorded:
+            # A block without rows was pulled at the end.
+            num_rows = self.log.cuts[self.num_cut] or num_rows
+        self._note_cut(num_rows)
+        function = pulled_exactly if is_recorded else pulled
+        handle = caller.call(function, handles, num_rows, worker=self._worker, is_pinned=True, name=stream.name)
+        self._latest = handle
+        return self._refer(handle, None, int(num_rows * self.row_bytes), self._worker)
+
+    def _count(self, ref: BlockRef) -> None:
+        number = self.num_counted
+        super()._count(ref)
+        self.log.cuts[number] = ref.num_rows
+        self.num_taken += ref.num_rows
+        self.row_bytes = ref.row_bytes
+
+    def _came_empty(self) -> None:
+        self.is_over = True
+        self.pending.clear()
