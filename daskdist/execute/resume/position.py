@@ -100,9 +100,9 @@ class PipelineIdentity:
         if state["fingerprint"] == self.fingerprint:
             return
         pairs = zip_longest(str(state["pipeline"]).splitlines(), self.operations.splitlines())
-        saved, own = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
-        differs = f"the first operation that differs is {saved or 'none'} there and {own or 'none'} here"
-        if saved is own is None:
+        saved, current = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
+        differs = f"the first operation that differs is {saved or 'none'} there and {current or 'none'} here"
+        if saved is current is None:
             differs = "its operations are alike, and the data or functions that they use differ"
         raise ArgumentError(
             f"load_state_dict: the position is of another pipeline, of fingerprint {state['fingerprint']}; this one's "
