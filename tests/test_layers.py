@@ -364,6 +364,7 @@ ROOMS_WITH_PLAIN_NAMES = (
     "devices/",
     "display/",
     "execute/",
+    "formats/",
     "ops/",
     "passes/",
     "readers/",

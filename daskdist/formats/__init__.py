@@ -1,8 +1,8 @@
-"""File formats: what a reader has to offer, and which there are.
+"""File formats: the interfaces of readers and writers, and the registry.
 
-A format is one sibling file with one class. It lists the splits of a file, says what spec its elements have,
-and reads one split as a block. Paths are anything fsspec opens. Formats of others register under the entry-point
-group ``daskdist.formats``, by the name they are called.
+A format is one file with one class. It lists the splits of a file, returns the spec of its elements, and reads a split
+as a block. Paths are anything that fsspec opens. Formats of other packages register under the entry-point group
+``daskdist.formats``, by their names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FormatEntry:
     where
         ``"import.path:Class"``.
     extra
-        The extra of this package that has what it needs; empty where nothing is missing.
+        The extra of this package with its requirements; empty if it needs none.
     """
 
     where: str
@@ -61,16 +61,16 @@ class Format(Protocol):
 
     # The name of the format.
     name: str
-    # True if a file has splits below it, so that fewer files than workers still give each its share.
+    # True if a file may have several splits, so that fewer files than workers can still be shared.
     is_splittable: bool
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """The endings of file names without those of compression; the usual one first."""
+        """The suffixes of file names without those of compression; the usual one first."""
         ...
 
     def guess(self, path: str, head: bytes) -> bool:
-        """Return whether a file is of this format, by its name and its first bytes (64 where it has as many)."""
+        """Return whether a file has this format, by its name and its first 64 bytes."""
         ...
 
     def spec(self, path: str) -> ElementSpec:
@@ -79,17 +79,17 @@ class Format(Protocol):
         Raises
         ------
         FileError
-            It is not of this format, or lacks what the options name.
+            The file does not have this format, or lacks something that the options name.
         """
         ...
 
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
-        """List the splits of the ``file``-th file, which together are its elements in order, each once.
+        """List the splits of file number ``file``, which together have its elements in order, each once.
 
         Raises
         ------
         FileError
-            It is not of this format, is damaged, or its elements are known to be unlike those of the first file.
+            The file does not have this format, is damaged, or its elements are known to differ from those of the first.
         """
         ...
 
@@ -106,53 +106,53 @@ class Format(Protocol):
 
 @runtime_checkable
 class ReadsValidRows(Protocol):
-    """A format with units smaller than a split that can be broken by themselves."""
+    """A format with units smaller than a split that can be damaged independently."""
 
     def read_valid_rows(self, split: Split) -> Block | Bundle:
-        """Read the rows of a split that are readable; list each unit left out in ``skipped``.
+        """Read the valid rows of a split, and list each unit that is left out in ``skipped``.
 
         Raises
         ------
         FileError
-            Nothing of it can be read.
+            Nothing can be read.
         """
         ...
 
 
 @runtime_checkable
 class GroupsFiles(Protocol):
-    """A format of files so small that several of them are read together."""
+    """A format of small files, several of which are read together."""
 
-    # At most so many splits, of neighbouring files.
+    # The largest number of splits to group.
     num_grouped: int
 
 
 @runtime_checkable
 class DirectoryFormat(Protocol):
-    """A format of directories, each of which is read as a file of others is."""
+    """A format of directories, each of which is read like a file of other formats."""
 
-    # Names of files of which such a directory has one at least. `Format.guess` is asked about that file.
+    # The names of files of which such a directory has at least one; `Format.guess` is called for that file.
     marks: tuple[str, ...]
 
 
 @runtime_checkable
 class WritableFormat(Protocol):
-    """A format that is written too, a file for each of the blocks of a dataset."""
+    """A format that can also be written, with one file for each block of a dataset."""
 
     name: str
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """The endings of file names; the usual one first."""
+        """The suffixes of file names; the usual one first."""
         ...
 
     def check(self, spec: ElementSpec) -> None:
-        """See whether such elements can be written.
+        """Check that elements of a spec can be written.
 
         Raises
         ------
         ArgumentError
-            They cannot; the message says which leaf, and what to do.
+            They cannot; the message names the leaf and a remedy.
         """
         ...
 
@@ -164,30 +164,30 @@ class WritableFormat(Protocol):
         rows
             The elements.
         file
-            Where their bytes go; it is not closed here.
+            The file to write to; it is not closed.
         """
         ...
 
 
 def format_named(name: str) -> type[Format]:
-    """Return the class of a format, one of ours or an installed one.
+    """Return the class of a built-in or registered format.
 
     Raises
     ------
     ArgumentError
-        There is none of that name, or what it needs is not installed.
+        The name is unknown, or a requirement is not installed.
     """
-    found = installed()
-    if name not in found:
-        close = difflib.get_close_matches(name, found, 1)
+    formats_by_name = installed()
+    if name not in formats_by_name:
+        close = difflib.get_close_matches(name, formats_by_name, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ArgumentError(f"no format {name!r}; there are {', '.join(map(repr, sorted(found)))}{hint}")
-    module, _, attribute = found[name].where.partition(":")
-    made: type[Format] = getattr(importlib.import_module(module), attribute)
-    return made
+        raise ArgumentError(f"no format {name!r}; there are {', '.join(map(repr, sorted(formats_by_name)))}{hint}")
+    module, _, attribute = formats_by_name[name].where.partition(":")
+    format_class: type[Format] = getattr(importlib.import_module(module), attribute)
+    return format_class
 
 
 def installed() -> dict[str, FormatEntry]:
-    """Return all formats by name: ours, and those registered as entry points, which cannot replace ours."""
-    others = {point.name: FormatEntry(point.value) for point in entry_points(group=GROUP)}
-    return {**others, **FORMATS}
+    """Return all formats by name: the built-in ones, and registered ones, which cannot replace them."""
+    registered = {point.name: FormatEntry(point.value) for point in entry_points(group=GROUP)}
+    return {**registered, **FORMATS}

@@ -1,18 +1,18 @@
-"""Decoding of small files and of members of archives, by the endings of their names.
+"""Decoding of small files and of members of archives, by the suffixes of their names.
 
 ==================================================  ==============================================================
-a name that ends in                                 is
+a name that ends in                                 becomes
 ==================================================  ==============================================================
 png, jpg, jpeg, webp, bmp, gif, tif, tiff,          an image: uint8, shape ``(height, width, channels)``
 ppm, pgm, pbm, pnm
-cls, cls2, class, count, index, inx, id             a whole number in digits: int64
+cls, cls2, class, count, index, inx, id             an integer: int64
 txt, text, transcript                               text, UTF-8
-json, jsn                                           a nest of what `daskdist.tables.from_arrow` has for Arrow's types
-npy                                                 an array; never one of Python objects
-anything else                                       the bytes as they are
+json, jsn                                           a nest by the conversion of `daskdist.tables.from_arrow`
+npy                                                 an array, but not of Python objects
+anything else                                       bytes
 ==================================================  ==============================================================
 
-Images are decoded by Pillow, and Python objects never: what is pickled stays bytes.
+Pillow decodes images. Nothing is unpickled: pickles stay bytes.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _KINDS: Final = {
 _NAMES: Final = ("image", "int", "text", "json", "npy", "raw")
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 
-# The only formats that Pillow may try, whatever the name says: not all its decoders are made for untrusted files.
+# The formats that Pillow may try, whatever the name: not all of its decoders are safe for untrusted files.
 _TRIED: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-# Formats for writing images: Pillow's name, the numbers of channels that are lossless, and options.
+# Suffix -> Pillow's format for writing, the numbers of channels that it stores losslessly, and options.
 _WRITTEN: Final[dict[str, tuple[str, tuple[int, ...], dict[str, Any]]]] = {
     "png": ("PNG", (1, 2, 3, 4), {}),
     "jpg": ("JPEG", (1, 3), {"quality": 95}),
@@ -58,10 +58,10 @@ _WRITTEN: Final[dict[str, tuple[str, tuple[int, ...], dict[str, Any]]]] = {
     "pgm": ("PPM", (1,), {}),
     "pnm": ("PPM", (1, 3), {}),
 }
-# The number of channels by Pillow's mode; images of most other modes become RGB.
+# Pillow's mode -> the number of channels; images of most other modes become RGB.
 _CHANNELS: Final = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 _DEEP: Final = ("I", "F")
-# NumPy's own limit, against headers that take long to parse.
+# NumPy's limit, against headers that take long to parse.
 _MOST_HEADER: Final = 10_000
 
 
@@ -72,9 +72,9 @@ class ImageOptions:
     Parameters
     ----------
     mode
-        ``"RGB"``, ``"L"`` or ``"RGBA"`` to have all images so; None to leave each the channels it has.
+        ``"RGB"``, ``"L"`` or ``"RGBA"`` to convert images to; None to keep their channels.
     resize
-        Their height and width; None to leave each its own.
+        ``(height, width)`` to resize images to; None to keep their sizes.
     """
 
     mode: str | None = "RGB"
@@ -91,23 +91,23 @@ class ImageOptions:
 
     @property
     def spec(self) -> TensorSpec:
-        """The spec of an image: axes that differ between images are None."""
+        """The spec of an image; axes that may vary are None."""
         channels = None if self.mode is None else _CHANNELS[self.mode]
         return TensorSpec((*(self.resize or (None, None)), channels), np.dtype(np.uint8))
 
     def decode(self, data: bytes) -> np.ndarray[Any, Any]:
-        """Decode an image to uint8 ``(height, width, channels)``. Errors of Pillow for damaged images pass through."""
+        """Decode an image to uint8 ``(height, width, channels)``. Pillow's errors for damaged images propagate."""
         library = pillow()
         with library.open(io.BytesIO(data), formats=_TRIED) as image:
             if image.mode.startswith(_DEEP):
-                raise ValueError(f"an image of the mode {image.mode}, whose values do not fit into 8 bits")
+                raise ValueError(f"an image of mode {image.mode}, whose values do not fit into 8 bits")
             if image.mode in ("P", "PA") and ("transparency" in image.info or image.mode == "PA"):
-                # Pillow wants it in two steps.
+                # Pillow needs two steps.
                 image = image.convert("RGBA")
             kept = {"1": "L"}.get(image.mode, image.mode if image.mode in _CHANNELS else "RGB")
-            wanted = self.mode or kept
-            if image.mode != wanted:
-                image = image.convert(wanted)
+            target_mode = self.mode or kept
+            if image.mode != target_mode:
+                image = image.convert(target_mode)
             if self.resize is not None and image.size != self.resize[::-1]:
                 image = image.resize(self.resize[::-1], library.Resampling.BILINEAR)
             array = np.asarray(image)
@@ -121,10 +121,10 @@ class Decoding:
     Parameters
     ----------
     kinds
-        True for what names say, False for bytes throughout; or by field or the end of its name what others are:
-        ``"image"``, ``"int"``, ``"text"``, ``"json"``, ``"npy"`` or ``"raw"``.
+        True to decode by the suffix, False for bytes only; or overrides by field or suffix: ``"image"``, ``"int"``,
+        ``"text"``, ``"json"``, ``"npy"`` or ``"raw"``.
     images
-        What images become.
+        The options for images.
     """
 
     kinds: bool | Mapping[str, str] = True
@@ -146,11 +146,11 @@ class Decoding:
         if self.kinds is False:
             return "raw"
         end = name.rpartition(".")[2]
-        given = {} if self.kinds is True else self.kinds
-        return given.get(name) or given.get(end) or _KINDS.get(end, "raw")
+        kinds = {} if self.kinds is True else self.kinds
+        return kinds.get(name) or kinds.get(end) or _KINDS.get(end, "raw")
 
     def spec(self, name: str) -> ElementSpec | None:
-        """Return the spec of a field; None where only its content tells."""
+        """Return the spec of a field; None if it depends on the content."""
         leaf = {
             "image": self.images.spec,
             "int": TensorSpec((), np.dtype(np.int64)),
@@ -160,14 +160,14 @@ class Decoding:
         return None if leaf is None else ElementSpec(LONE, (leaf,))
 
     def decode(self, name: str, data: bytes) -> Any:
-        """Decode a field: an array, an int, text, bytes, or a JSON value. Libraries' errors pass through."""
+        """Decode a field to an array, an int, text, bytes, or a JSON value. Errors of libraries propagate."""
         match self.kind(name):
             case "image":
                 return self.images.decode(data)
             case "int":
                 number = int(data)
                 if not -(2**63) <= number < 2**63:
-                    raise ValueError(f"{number} is no number of 64 bits")
+                    raise ValueError(f"{number} does not fit into 64 bits")
                 return number
             case "text":
                 return data.decode("utf-8")
@@ -179,7 +179,7 @@ class Decoding:
                 return data
 
     def why_not(self, name: str, spec: ElementSpec) -> str:
-        """Return why a value cannot be written as a field, and what to do; empty if it can."""
+        """Return why a value cannot be written as a field, with a remedy; empty if it can."""
         kind = self.kind(name)
         if kind == "json":
             return ""
@@ -187,7 +187,7 @@ class Decoding:
             return f"is a nest; call it {name + '.json'!r}"
         leaf = spec.leaves[0]
         if type(leaf) is not TensorSpec:
-            return f"is {leaf}, which no field is; make it an array"
+            return f"is {leaf}, which no field can hold; convert it to an array"
         fits = {
             "int": leaf.dtype.kind in "iu" and not leaf.shape,
             "text": leaf.dtype == _TEXT and not leaf.shape,
@@ -198,10 +198,10 @@ class Decoding:
             return _why_no_image(name, leaf)
         if fits[kind]:
             return ""
-        wanted = {"int": "a whole number", "text": "text", "npy": "an array of numbers", "raw": "bytes"}[kind]
-        other = next((end for end, each in (("cls", "int"), ("txt", "text"), ("npy", "npy")) if fits[each]), None)
+        expected = {"int": "a whole number", "text": "text", "npy": "an array of numbers", "raw": "bytes"}[kind]
+        other = next((end for end, kind in (("cls", "int"), ("txt", "text"), ("npy", "npy")) if fits[kind]), None)
         hint = f"; call it {f'{name}.{other}'!r}" if other is not None else ""
-        return f"is {leaf}, and a field of that name is {wanted}{hint}"
+        return f"is {leaf}, but a field of that name is {expected}{hint}"
 
     def encode(self, name: str, value: Any) -> bytes:
         """Encode a value, a leaf or a nest of leaves."""
@@ -221,21 +221,21 @@ class Decoding:
             case _:
                 data = value[()] if isinstance(value, np.ndarray) else value
                 if not isinstance(data, (bytes, bytearray, memoryview)):
-                    # Python makes as many zeros of a number.
-                    raise ValueError(f"field {name!r} holds bytes, and a value is {data!r:.80}; give bytes")
+                    # bytes(number) would give that many zeros.
+                    raise ValueError(f"field {name!r} holds bytes, but a value is {data!r:.80}; give bytes")
                 return bytes(data)
 
 
 def array_of(data: bytes) -> np.ndarray[Any, Any]:
-    """Return the array of a ``.npy`` file: a view of its bytes, except for text.
+    """Return the array of a ``.npy`` file as a view of its bytes, except for text.
 
     Raises
     ------
     ValueError
-        It is none, or one of Python objects.
+        It is not an array, or one of Python objects.
     """
     if not data.startswith(b"\x93NUMPY") or len(data) < 12:
-        raise ValueError("it does not begin as an array of NumPy's does")
+        raise ValueError("it does not begin like a NumPy array")
     width = 2 if data[6] == 1 else 4
     start = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
     shape, in_columns, dtype = _header(data[:start])
@@ -244,7 +244,7 @@ def array_of(data: bytes) -> np.ndarray[Any, Any]:
         count *= size
     if len(data) - start != count * dtype.itemsize:
         raise ValueError(
-            f"an array of {dtype}{list(shape)} has {count * dtype.itemsize} bytes, and here are {len(data) - start}"
+            f"an array of {dtype}{list(shape)} has {count * dtype.itemsize} bytes, but there are {len(data) - start}"
         )
     array = np.frombuffer(data, dtype, count, start) if count else np.empty(0, dtype)
     array = array.reshape(shape, order="F" if in_columns else "C")
@@ -255,15 +255,15 @@ def array_of(data: bytes) -> np.ndarray[Any, Any]:
 
 @lru_cache(maxsize=64)
 def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    # Headers within one data set are mostly equal, and parsing one can take as long as reading an array.
+    # Cached: headers of one dataset are mostly equal, and parsing one can take as long as reading an array.
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:
-        raise ValueError(f"it is of version {version}, and 1 and 2 are read")
+        raise ValueError(f"version {version} is not supported, only 1 and 2")
     shape, in_columns, dtype = read(file, max_header_size=_MOST_HEADER)
     if dtype.hasobject:
-        raise ValueError("an array of Python objects, which may run anything when it is unpickled; save it as numbers")
+        raise ValueError("an array of Python objects, which may run any code when it is unpickled; save it as numbers")
     return shape, in_columns, dtype
 
 
@@ -285,13 +285,13 @@ def pillow() -> Any:
 def _why_no_image(name: str, leaf: TensorSpec) -> str:
     end = name.rpartition(".")[2]
     if end not in _WRITTEN:
-        return f"is an image, and those are written as {', '.join(_WRITTEN)}; call it {name + '.png'!r}"
+        return f"is an image, which can be written as {', '.join(_WRITTEN)}; call it {name + '.png'!r}"
     if leaf.dtype != np.uint8 or len(leaf.shape) not in (2, 3):
-        return f"is {leaf}, and an image is uint8 of shape (height, width, channels); call it {name + '.npy'!r}"
+        return f"is {leaf}, but an image is uint8 of shape (height, width, channels); call it {name + '.npy'!r}"
     channels = leaf.shape[2] if len(leaf.shape) == 3 else 1
     allowed = _WRITTEN[end][1]
     if channels is not None and channels not in allowed:
-        return f"is {leaf}, and such an image has {' or '.join(map(str, allowed))} channels"
+        return f"is {leaf}, but such an image has {' or '.join(map(str, allowed))} channels"
     return ""
 
 
@@ -299,7 +299,7 @@ def _encoded_image(name: str, array: np.ndarray[Any, Any]) -> bytes:
     library, (form, allowed, options) = pillow(), _WRITTEN[name.rpartition(".")[2]]
     channels = array.shape[2] if array.ndim == 3 else 1
     if channels not in allowed:
-        raise ValueError(f"an image of {channels} channels; such an image has {' or '.join(map(str, allowed))}")
+        raise ValueError(f"an image of {channels} channels, but such an image has {' or '.join(map(str, allowed))}")
     file = io.BytesIO()
     library.fromarray(array[:, :, 0] if array.ndim == 3 and channels == 1 else array).save(file, form, **options)
     return file.getvalue()
@@ -308,7 +308,7 @@ def _encoded_image(name: str, array: np.ndarray[Any, Any]) -> bytes:
 def _plain(value: Any) -> Any:
     # Convert a nest of leaves to JSON values.
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value

@@ -1,6 +1,6 @@
-"""Records of one length, between a header and a footer that are skipped; so many of them are a split.
+"""Fixed-length records, between a header and a footer that are skipped; a split is a range of records.
 
-Where a file is compressed, splits are parts of it, and one with a header or a footer is one split.
+A compressed file is split into parts, or if it has a header or a footer, read as one split.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from daskdist.storage.schema_check import FirstFile
 from daskdist.tables.byte_rows import objects_at
 
 _BYTES: Final = np.dtype(object)
-# Kinds of numbers any bytes can be.
+# The kinds of numbers for which any bytes are valid.
 _NUMBERS: Final = "iufcmM"
 
 
@@ -38,9 +38,9 @@ class RecordRange:
     version
         The file, as it was listed.
     start, stop
-        The numbers of the record it begins with, and of the one after it.
+        The range of numbers of its records.
     compression
-        How the file is compressed, where it is one split; its records are not counted then.
+        The compression of a file that is one split; its records are not counted.
     """
 
     version: Version
@@ -51,12 +51,12 @@ class RecordRange:
 
 @dataclass(frozen=True)
 class FixedLengthRecords:
-    """Records of one length.
+    """The framing of fixed-length records.
 
     Parameters
     ----------
     record_bytes
-        That length.
+        The length of a record in bytes.
     """
 
     record_bytes: int
@@ -70,7 +70,7 @@ class FixedLengthRecords:
         if not is_end:
             return None
         rest = len(data) % self.record_bytes
-        raise BrokenRecord(len(data) - rest, f"{rest} bytes at its end, where a record has {self.record_bytes}")
+        raise BrokenRecord(len(data) - rest, f"{rest} bytes at its end, but a record has {self.record_bytes}")
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,16 @@ class FixedLength:
     Parameters
     ----------
     record_bytes
-        The length of a record.
+        The length of a record in bytes.
     dtype
-        What a record is: None for bytes; a dtype of that many bytes, structured for a dict of its fields; or one
-        that goes into it, for an array of such.
+        The type of a record: None for bytes; a dtype of that size, structured for a dict of its fields; or one whose
+        size divides it, for an array.
     header_bytes, footer_bytes
-        What there is before the first record and after the last.
+        The number of bytes before the first record and after the last.
     compression
-        How files are compressed: ``"infer"``, a name, or None.
+        The compression of the files: ``"infer"``, a name, or None.
     storage
-        How files are opened.
+        Opens the files.
     """
 
     record_bytes: int
@@ -171,7 +171,7 @@ class FixedLength:
             start, stop = self.header_bytes + rows.start * size, self.header_bytes + rows.stop * size
             data = self.storage.read(path, start, stop)
             if len(data) != stop - start:
-                raise FileError(f"{split.label}: {len(data)} bytes, where {stop - start} are expected: cut short")
+                raise FileError(f"{split.label}: {len(data)} bytes, but {stop - start} are expected: cut short")
             return data
         with self.storage.open(path) as file, failures(split.label):
             try:
@@ -187,8 +187,8 @@ class FixedLength:
             return
         around = f"without its header of {self.header_bytes} and its footer of {self.footer_bytes} bytes it has {body}"
         raise FileError(
-            f"{where}: {around}, which is no whole number of records of {self.record_bytes} bytes; "
-            "it is cut short, or record_bytes, header_bytes or footer_bytes is another"
+            f"{where}: {around}, which is not a multiple of the record size {self.record_bytes}; "
+            "it is truncated, or record_bytes, header_bytes or footer_bytes is wrong"
         )
 
     def _columns(self, data: bytes) -> tuple[list[Any], Structure]:
@@ -209,23 +209,23 @@ class FixedLength:
         return Block(structure, leaves, split.label)
 
 
-def _dtype_of(given: Any, record_bytes: int) -> np.dtype[Any]:
+def _dtype_of(user_dtype: Any, record_bytes: int) -> np.dtype[Any]:
     try:
-        dtype = np.dtype(given)
+        dtype = np.dtype(user_dtype)
     except TypeError as error:
-        raise ArgumentError(f"dtype is {given!r}, which NumPy does not know: {error}") from None
+        raise ArgumentError(f"dtype is {user_dtype!r}, which NumPy does not know: {error}") from None
     fields = [dtype] if dtype.names is None else [dtype.fields[name][0] for name in dtype.names]
-    for each in fields:
-        if each.base.kind not in _NUMBERS:
+    for field_dtype in fields:
+        if field_dtype.base.kind not in _NUMBERS:
             raise ArgumentError(
-                f"dtype is {given!r}: not every {each.base} is any bytes; give numbers, or None for bytes"
+                f"dtype is {user_dtype!r}: not every {field_dtype.base} is any bytes; give numbers, or None for bytes"
             )
     size = dtype.itemsize
     if size != record_bytes and (dtype.names is not None or not size or record_bytes % size):
-        raise ArgumentError(f"dtype is {given!r}, of {size} bytes: a record has {record_bytes}")
+        raise ArgumentError(f"dtype is {user_dtype!r}, of {size} bytes, but a record has {record_bytes}")
     return dtype if size == record_bytes else np.dtype((dtype, (record_bytes // size,)))
 
 
 def _native(column: Any) -> Any:
-    # Bytes in this machine's order: a copy where they are in the other.
+    # Convert to this machine's byte order, with a copy if necessary.
     return column.astype(column.dtype.newbyteorder("="), copy=False)

@@ -1,4 +1,4 @@
-"""The format of files, told by their names and first bytes."""
+"""Recognition of the format of files by their names and first bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from daskdist.formats import DirectoryFormat, Format, format_named, installed
 from daskdist.formats.zarr import stores
 from daskdist.storage.filesystem import Paths, Storage, failures
 
-# The first bytes of a file that formats tell themselves by.
+# The number of first bytes that formats are recognised by.
 _HEAD_BYTES: Final = 64
 
 
@@ -29,7 +29,7 @@ def guess_format(paths: Paths, storage: Storage) -> str:
     Raises
     ------
     FileError
-        No file matches, or the first is of no known format.
+        No file matches, or the first has no known format.
     """
     forms = {name: format_named(name)() for name in installed()}
     for name, form in forms.items():
@@ -40,13 +40,13 @@ def guess_format(paths: Paths, storage: Storage) -> str:
     for name, form in forms.items():
         if form.guess(path, head):
             return name
-    raise FileError(f"{path}: of no format that is known here; give format=, one of {', '.join(sorted(installed()))}")
+    raise FileError(f"{path}: the format is not recognised; give format=, one of {', '.join(sorted(installed()))}")
 
 
 def _is_marked(paths: Paths, form: Any, storage: Storage) -> bool:
     # Return whether the first path is a directory of the format.
     first = paths[:1] if isinstance(paths, Sequence) and not isinstance(paths, str) else paths
-    # Errors are raised where the path is looked up as a file.
+    # Looking up the path as a file will raise the error.
     with suppress(FileError, ArgumentError):
         path = stores(first, storage)[0]
         fs, root = storage.located(path)

@@ -1,7 +1,7 @@
-"""HDF5 files, read by h5py; splits end where chunks do.
+"""HDF5 files, read by h5py; splits end at the ends of chunks.
 
-The library reads for one thread at a time, whatever the number of threads that ask it to. It trusts files more than
-is good: what it would follow out of the file, or allocate by numbers in it that cannot be, is refused here before.
+The library reads in one thread at a time. It trusts files too much: links out of a file, and impossible sizes by which
+it would allocate memory, are refused here first.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from daskdist.storage.schema_check import FirstFile
 _MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _BYTES: Final = np.dtype(object)
-# The depth to which groups, and links to links, are followed; in a damaged file a group may contain itself.
+# The depth to which groups, and links to links, are followed, as a group in a damaged file may contain itself.
 _MOST_LEVELS: Final = 32
-# A value of variable length in a chunk: how much there is of it, and where in the file.
+# A value of variable length in a chunk: its length, and its position in the file.
 _REFERENCE: Final = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
 
 
@@ -52,9 +52,9 @@ class MappedRange:
     Parameters
     ----------
     offset
-        The byte it begins with.
+        The offset of its first byte.
     dtype, shape
-        What it is.
+        Those of the array.
     """
 
     offset: int
@@ -71,11 +71,11 @@ class Hdf5Split:
     version
         The file, as it was listed.
     start, stop
-        Its rows.
+        The range of its rows.
     arrays
         The arrays as elements.
     places
-        Where each lies, by name; None for those that are read by the library.
+        The position of each array, by name; None for arrays that the library reads.
     """
 
     version: Version
@@ -92,9 +92,9 @@ class Hdf5:
     Parameters
     ----------
     arrays
-        Which arrays of a file, by their paths in it, in what structure: see `Columns.of`.
+        The arrays, by their paths in the file, and their structure; see `Columns.of`.
     storage
-        How files are opened.
+        Opens the files.
     """
 
     arrays: Any = None
@@ -161,7 +161,7 @@ class Hdf5:
             for name in [name for name in refused if "/" not in name] if asked is None else names_in(asked):
                 reason = next((refused[link] for link in refused if f"{name}/".startswith(f"{link}/")), None)
                 if reason is not None:
-                    advice = "name the arrays to be read, without it" if asked is None else "leave it out"
+                    advice = "name the arrays to read without it" if asked is None else "leave it out"
                     raise FileError(f"{path}: {name!r} {reason}; {advice}")
             if asked is None:
                 asked = [name for name in names if "/" not in name]
@@ -183,21 +183,21 @@ class Hdf5:
                 with self.storage.open(path) as stream, h5py.File(stream, "r") as file:
                     yield file
             else:
-                # Not locked: nothing is written, and not all file systems can.
+                # Without a lock, as nothing is written and not all file systems support locks.
                 with h5py.File(path, "r", locking=False) as file:
                     yield file
 
 
 def _names(file: Any) -> tuple[list[str], dict[str, str]]:
-    # The arrays of a file by path; and of links that lead out of it, or nowhere, what they are.
-    found: list[str] = []
+    # Return the paths of the arrays of a file, and the problems of links that lead out of it or nowhere.
+    names: list[str] = []
     refused: dict[str, str] = {}
-    _add_names(file, file, "", (), found, refused)
-    return found, refused
+    _add_names(file, file, "", (), names, refused)
+    return names, refused
 
 
 def _add_names(
-    file: Any, group: Any, prefix: str, above: tuple[int, ...], found: list[str], refused: dict[str, str]
+    file: Any, group: Any, prefix: str, above: tuple[int, ...], names: list[str], refused: dict[str, str]
 ) -> None:
     h5py = _library()
     above = (*above, h5py.h5o.get_info(group.id).addr)
@@ -208,16 +208,16 @@ def _add_names(
             continue
         kind = group.get(name, getclass=True)
         if kind is h5py.Dataset:
-            found.append(prefix + name)
+            names.append(prefix + name)
         elif kind is h5py.Group and len(above) < _MOST_LEVELS:
             below = group[name]
-            # A group may hold itself, or a link to one that it is in.
+            # A group may contain itself, or a link to a group around it.
             if h5py.h5o.get_info(below.id).addr not in above:
-                _add_names(file, below, f"{prefix}{name}/", above, found, refused)
+                _add_names(file, below, f"{prefix}{name}/", above, names, refused)
 
 
 def _why_not_followed(file: Any, path: str) -> str:
-    # Why a path is not followed, name by name and link by link, before the library follows it; empty if it is.
+    # Return the reason why a path must not be followed, checked link by link before the library follows it; else empty.
     h5py = _library()
     todo, place, num_links = path.split("/"), file["/"], 0
     while todo:
@@ -228,11 +228,11 @@ def _why_not_followed(file: Any, path: str) -> str:
         if link is None:
             return "is a link that leads nowhere in the file"
         if isinstance(link, h5py.ExternalLink):
-            return f"is, or leads to, a link to another file, {link.filename!r}, which is not followed"
+            return f"is, or leads to, a link to another file, {link.filename!r}, which is refused"
         if isinstance(link, h5py.SoftLink):
             num_links += 1
             if num_links > _MOST_LEVELS:
-                return f"is a link to more than {_MOST_LEVELS} others, one after the other"
+                return f"is a chain of more than {_MOST_LEVELS} links"
             todo = link.path.split("/") + todo
             place = file["/"] if link.path.startswith("/") else place
         else:
@@ -243,9 +243,9 @@ def _why_not_followed(file: Any, path: str) -> str:
 def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> StoredArray:
     h5py = _library()
     if dataset.shape is None:
-        raise FileError(f"{path}: array {name!r} has no shape, and so no rows")
+        raise FileError(f"{path}: array {name!r} has no shape and so no rows")
     if dataset.external or dataset.is_virtual:
-        raise FileError(f"{path}: the values of array {name!r} are in other files, which are not followed; read those")
+        raise FileError(f"{path}: the values of array {name!r} are in other files; read those")
     shape, where = dataset.shape, f"{path}: array {name!r}"
     check_rows(name, shape, path)
     chunk_rows = dataset.chunks[0] if dataset.chunks else 1
@@ -257,25 +257,25 @@ def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> StoredArray:
     if base is not None:
         # For another byte order the library returns unswapped bytes.
         if len(shape) > 1 or base.kind not in "biufc" or not base.isnative:
-            raise FileError(f"{where} holds lists of {base} in {len(shape)} axes, which are not read; leave it out")
+            raise FileError(f"{where} holds lists of {base} in {len(shape)} axes, which is not supported; leave it out")
         row = TensorSpec((None,), native(base))
         return StoredArray(name, shape[0], ElementSpec(LONE, (row,)), 2 * _REFERENCE.itemsize, chunk_rows)
     taken = dataset.id.get_storage_size()
     if dataset.chunks is None and taken and (taken < dataset.nbytes or taken > num_bytes):
-        raise FileError(f"{where} of shape {shape} takes {dataset.nbytes} bytes, and has {taken} of {num_bytes}")
+        raise FileError(f"{where} of shape {shape} takes {dataset.nbytes} bytes, but has {taken} of {num_bytes}")
     return StoredArray.of(name, shape, dataset.dtype, path, chunk_rows)
 
 
 def _mapped(path: str, place: MappedRange | None) -> Any:
-    # None where it is to be read.
+    # None if it must be read.
     if place is None:
         return None
-    found = np.asarray(np.memmap(local(path), place.dtype, "r", place.offset, place.shape))
-    return found if found.flags.aligned else None
+    mapped = np.asarray(np.memmap(local(path), place.dtype, "r", place.offset, place.shape))
+    return mapped if mapped.flags.aligned else None
 
 
 def _place(dataset: Any, file: Any, version: Version) -> MappedRange | None:
-    # Return the place of an array that lies in the file as in memory, to be mapped, not read; None for any other.
+    # Return the position of an array that can be mapped into memory; None if it must be read.
     offset = dataset.id.get_offset() if dataset.chunks is None else None
     if offset is None or file.userblock_size or dataset.dtype.kind not in "iufc" or not dataset.nbytes:
         return None
@@ -293,25 +293,25 @@ def _values(dataset: Any, start: int, stop: int, num_bytes: int, read: Callable[
     if base is None and (text is None or text.length is not None):
         return dataset[start:stop]
     _check_lengths(dataset, start, stop, num_bytes // (1 if base is None else max(base.itemsize, 1)), read)
-    found = dataset[start:stop]
+    values = dataset[start:stop]
     if base is not None:
-        return Ragged.of([np.asarray(each, base) for each in found])
+        return Ragged.of([np.asarray(value, base) for value in values])
     if text.encoding != "utf-8":
-        return found
+        return values
     try:
-        return np.array([each.decode() for each in found.ravel()], _TEXT).reshape(found.shape)
+        return np.array([value.decode() for value in values.ravel()], _TEXT).reshape(values.shape)
     except UnicodeDecodeError as error:
-        raise ValueError(f"array {dataset.name!r} has text that is no UTF-8: {error}") from None
+        raise ValueError(f"array {dataset.name!r} has text that is not UTF-8: {error}") from None
 
 
 def _check_chunks(dataset: Any, start: int, stop: int) -> None:
-    # The library reads a chunk of the size that its index says into room for one of the size that it has to be.
+    # The library reads a chunk of the size in its index into a buffer of the expected size.
     kind = dataset.id.get_type()
     value_bytes = _REFERENCE.itemsize if dataset.dtype == object else kind.get_size()
     for place in _unfiltered_chunks(dataset, start, stop):
-        expected, found = prod(dataset.chunks) * value_bytes, _chunk_size(dataset, place)
-        if found not in (None, expected):
-            raise ValueError(f"a chunk of array {dataset.name!r} says it has {found} bytes, and has to have {expected}")
+        expected, actual = prod(dataset.chunks) * value_bytes, _chunk_size(dataset, place)
+        if actual not in (None, expected):
+            raise ValueError(f"a chunk of array {dataset.name!r} has {actual} bytes by its index, not {expected}")
 
 
 def _unfiltered_chunks(dataset: Any, start: int, stop: int) -> Iterator[tuple[int, ...]]:
@@ -323,27 +323,26 @@ def _unfiltered_chunks(dataset: Any, start: int, stop: int) -> Iterator[tuple[in
 
 
 def _chunk_size(dataset: Any, place: tuple[int, ...]) -> int | None:
-    # None where it was never written.
+    # None if it was never written.
     info = dataset.id.get_chunk_info_by_coord(place)
     return None if info.byte_offset is None else int(info.size)
 
 
 def _check_lengths(dataset: Any, start: int, stop: int, most: int, read: Callable[[int, int], bytes]) -> None:
-    # The library allocates what a value says its length is before it looks for it in the file: a flipped bit is
-    # worth gigabytes.
+    # The library allocates memory by the stated length of a value before it reads it: a flipped bit may take gigabytes.
     for data in _references(dataset, start, stop, read):
         lengths = np.frombuffer(data, _REFERENCE, len(data) // _REFERENCE.itemsize)["length"]
         if lengths.max(initial=0) > most:
             raise ValueError(
-                f"a value of array {dataset.name!r} says its length is {lengths.max()}, more than the file has"
+                f"a value of array {dataset.name!r} states the length {lengths.max()}, more than the file has"
             )
 
 
 def _references(dataset: Any, start: int, stop: int, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
-    # Chunks that are compressed, which few versions of the library allow for these, notice most damage themselves.
+    # Compressed chunks, which few versions of the library allow here, detect most damage themselves.
     row = prod(dataset.shape[1:]) * _REFERENCE.itemsize
     if dataset.chunks is None:
-        # None where it is not in the file yet, or in the index.
+        # None if it is not in the file yet, or in the index.
         offset = dataset.id.get_offset()
         if offset is not None:
             yield read(offset + start * row, offset + stop * row)
@@ -357,5 +356,5 @@ def _library() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise ImportError("HDF5 files are read by h5py; pip install 'daskdist[hdf5]'") from error
+        raise ImportError("HDF5 files need h5py: pip install 'daskdist[hdf5]'") from error
     return h5py

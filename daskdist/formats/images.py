@@ -1,7 +1,7 @@
-"""Images, each a file of its own, decoded by Pillow; a file is a split, and neighbouring ones are read together.
+"""Image files, decoded by Pillow; a file is a split, and adjacent ones are read together.
 
-The class of an image is the folder directly below the root that it lies in, however deep. Orientations that cameras
-note beside an image are not applied, as they are not in Keras and torchvision.
+The class of an image is its folder directly below the root, however deep the file is. Orientations in the metadata of
+cameras are not applied, as in Keras and torchvision.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from daskdist.storage.schema_check import FirstFile
 
 _MAGIC: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 _PAIR: Final = Structure.of((0, 0))[1]
-# About how many times as much an image is in memory.
+# The approximate ratio of an image's size in memory to its size in the file.
 _GROWTH: Final = 8
 
 
@@ -35,16 +35,16 @@ class Images:
     Parameters
     ----------
     resize
-        The height and width of all images; None to leave each its own.
+        ``(height, width)`` to resize images to; None to keep their sizes.
     mode
-        ``"RGB"``, ``"L"`` or ``"RGBA"``; None to leave each image the channels it has.
+        ``"RGB"``, ``"L"`` or ``"RGBA"``; None to keep the channels of each image.
     root
         The directory whose folders are classes.
     class_names
-        The names of these folders: the class of an image is the place of its folder here. None for elements that
-        are images alone.
+        The names of these folders: the class of an image is the index of its folder. None for elements that are images
+        without labels.
     storage
-        How files are opened.
+        Opens the files.
     """
 
     resize: tuple[int, int] | None = None
@@ -56,7 +56,7 @@ class Images:
     name = "images"
     suffixes = tuple(f".{end}" for end in IMAGES)
     is_splittable = False
-    # So many files are a unit of reading, if they are not too large together.
+    # The number of files in a unit of reading, if they are not too large together.
     num_grouped = 64
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class Images:
         if None in shape:
             num_bytes = self.storage.version(path).num_bytes * _GROWTH
         else:
-            # No file is looked at for what is known of all.
+            # The size is known from the options, without looking at the file.
             num_bytes = prod(size or 0 for size in shape)
         return [Split(path, path, 1, num_bytes, file, path)]
 
@@ -86,10 +86,10 @@ class Images:
         data = self.storage.read(path)
         try:
             image = self._options.decode(data)
-        # Pillow's errors for damaged images share no base class but Exception.
+        # Pillow's errors for damaged images share only Exception as a base.
         except Exception as error:
             raise FileError(
-                f"{path}: no image that Pillow can decode, of {len(data)} bytes: {type(error).__name__}: {error}"
+                f"{path}: not an image that Pillow can decode, of {len(data)} bytes: {type(error).__name__}: {error}"
             ) from error
         if self.class_names is None:
             return Block(LONE, [image[None]], split.label)
@@ -98,7 +98,7 @@ class Images:
     def _label(self, path: str) -> int:
         folder, names = class_of(path, self.root), self.class_names or ()
         if folder not in names:
-            raise FileError(f"{path}: lies in no folder of a class; there are {', '.join(map(repr, names))}")
+            raise FileError(f"{path}: is in no folder of a class; there are {', '.join(map(repr, names))}")
         return names.index(folder)
 
     @property
@@ -107,7 +107,7 @@ class Images:
 
 
 def root_of(path: str, storage: Storage) -> str:
-    """Return a directory in the form in which the paths of its files begin."""
+    """Return a directory in the form of the beginning of its files' paths."""
     if not is_remote(path):
         return local(path)
     fs, inner = storage.located(path)
@@ -115,7 +115,7 @@ def root_of(path: str, storage: Storage) -> str:
 
 
 def class_of(path: str, root: str) -> str | None:
-    """Return the folder directly below a root that a file lies in; None where it lies in none.
+    """Return the folder directly below a root that contains a file; None if there is none.
 
     >>> class_of("/data/cats/old/1.png", "/data"), class_of("/data/1.png", "/data"), class_of("/other/1.png", "/data")
     ('cats', None, None)
@@ -125,6 +125,6 @@ def class_of(path: str, root: str) -> str | None:
 
 
 def within(path: str, root: str) -> list[str] | None:
-    """Return the folders and the name that lead from a root to a file; None where it is not below it."""
+    """Return the folders and the name on the path from a root to a file; None if it is not below the root."""
     path, root = path.partition("::")[0].replace("\\", "/"), root.replace("\\", "/").rstrip("/") + "/"
     return path[len(root) :].split("/") if path.startswith(root) else None

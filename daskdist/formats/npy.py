@@ -1,7 +1,7 @@
-"""NumPy's own files: ``.npy``, one array, and ``.npz``, arrays by name; a range of rows is a split.
+"""NumPy's files: ``.npy`` with one array, and ``.npz`` with arrays by name; a split is a range of rows.
 
-What lies in a local file as it is in memory is mapped: a block is a view of the file, and only what is looked at is
-read, but for the checksums of archives, which are compared once by each process. Python objects are never unpickled.
+Uncompressed local files are mapped: a block is a view of the file, and only accessed data is read, except for the
+checksums of archives, which each process verifies once. Python objects are never unpickled.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from daskdist.storage.schema_check import FirstFile
 
 _MAGIC: Final = b"\x93NUMPY"
 _ZIP: Final = b"PK"
-_ADVICE: Final = "make it numbers or text of a fixed size ('U20') with map(...), or use to_parquet or save"
+_ADVICE: Final = "convert it to numbers or fixed-size text ('U20') with map(...), or use to_parquet or save"
 # The header of an archive's member up to its name; it ends with the lengths of the name and of the extra field.
 _LOCAL_HEADER: Final = struct.Struct("<26xHH")
-# Bytes whose checksum is taken together.
+# The number of bytes to checksum at a time.
 _AT_ONCE: Final = 2**24
-# NumPy's limit for headers of the other versions.
+# NumPy's limit on the size of headers.
 _MOST_HEADER_BYTES: Final = 10_000
 
 
@@ -61,13 +61,13 @@ class NpyMember:
     dtype, shape
         Those of the array.
     is_fortran
-        Whether its first axis is the one that varies fastest.
+        Whether it is in Fortran order.
     offset
-        Where in the file its values begin; None where they are compressed.
+        The offset of its values in the file; None if they are compressed.
     header_bytes
-        How many bytes before that its header begins.
+        The number of bytes of the header, which precedes the values.
     crc
-        The CRC-32 of header and values; None where the file has none, or the library compares it.
+        The CRC-32 of header and values; None if the file has none, or the library verifies it.
     """
 
     name: str
@@ -98,11 +98,11 @@ class NpySplit:
     version
         The file, as it was listed.
     start, stop
-        Its rows.
+        The range of its rows.
     arrays
         The arrays as elements.
     members
-        Where they are, in the same order.
+        Their positions in the file, in the same order.
     """
 
     version: Version
@@ -119,11 +119,11 @@ class Npy:
     Parameters
     ----------
     columns
-        Which arrays of an archive, in what structure: see `Columns.of`.
+        The arrays of an archive and their structure; see `Columns.of`.
     storage
-        How files are opened.
+        Opens the files.
     check_crc
-        Whether the checksums of arrays in archives are compared.
+        Whether to verify the checksums of arrays in archives.
     """
 
     columns: Any = None
@@ -143,23 +143,23 @@ class Npy:
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version, arrays, members = self._found(path, first)
         check_alike(arrays, path, first)
-        # One split for arrays that are decoded from their beginning, or whose rows are interleaved in a remote file.
-        is_whole = any(each.offset is None or (each.is_by_column and is_remote(path)) for each in members)
+        # One split for arrays that must be decoded sequentially, or whose rows are interleaved in a remote file.
+        is_whole = any(member.offset is None or (member.is_by_column and is_remote(path)) for member in members)
         cuts = [(0, arrays.num_rows)] if is_whole and arrays.num_rows else None
         return arrays.splits(path, file, lambda start, stop: NpySplit(version, start, stop, arrays, members), cuts)
 
     def read(self, split: Split) -> Block:
         part: NpySplit = split.payload
-        # Reading a mapped file that was cut short kills the process: check first that it is unchanged.
+        # Access to a mapped file that was truncated kills the process: check first that it is unchanged.
         if self.storage.version(part.version.path) != part.version:
             raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
-        members = {each.name: each for each in part.members}
+        members = {member.name: member for member in part.members}
         with failures(split.label, kinds=(Exception,)):
             return part.arrays.block(lambda stored: self._rows(part, members[stored.name]), split.label)
 
     def check(self, spec: ElementSpec) -> None:
         if check_writable(spec, ".npy", "biufcmMSU", _ADVICE) != [LONE_NAME]:
-            raise ArgumentError(f".npy takes a lone array, and elements are {spec.structure}; write .npz")
+            raise ArgumentError(f".npy takes a single array, but elements are {spec.structure}; write .npz")
 
     def write(self, rows: Rows, file: IO[bytes]) -> None:
         (leaf,) = columns_of(rows)
@@ -171,21 +171,21 @@ class Npy:
             head = file.read(len(_MAGIC))
             file.seek(0)
             if head == _MAGIC:
-                found = {LONE_NAME: _member(LONE_NAME, file, path, version.num_bytes)}
+                members = {LONE_NAME: _member(LONE_NAME, file, path, version.num_bytes)}
                 columns = chosen(self.columns, [LONE_NAME], path, first, "column")
-                arrays = StoredArrays.of(columns, lambda name: _stored(found[name], path), path)
+                arrays = StoredArrays.of(columns, lambda name: _stored(members[name], path), path)
             elif head.startswith(_ZIP):
                 with zipfile.ZipFile(file) as archive:
-                    infos = {each.filename[: -len(".npy")]: each for each in archive.infolist() if _is_array(each)}
+                    infos = {info.filename[: -len(".npy")]: info for info in archive.infolist() if _is_array(info)}
                     columns = chosen(self.columns, list(infos), path, first, "column")
-                    found = {name: _archived(archive, infos[name], file, path) for name in columns.names}
-                    arrays = StoredArrays.of(columns, lambda name: _stored(found[name], path), path)
+                    members = {name: _archived(archive, infos[name], file, path) for name in columns.names}
+                    arrays = StoredArrays.of(columns, lambda name: _stored(members[name], path), path)
             else:
                 raise FileError(
-                    f"{path}: not a NumPy file: it begins with {head!r}, and .npy files begin with {_MAGIC!r}, .npz "
+                    f"{path}: not a NumPy file: it begins with {head!r}, but .npy files begin with {_MAGIC!r}, .npz "
                     f"files with {_ZIP!r}"
                 )
-        return version, arrays, tuple(found[each.name] for each in arrays.stored)
+        return version, arrays, tuple(members[stored.name] for stored in arrays.stored)
 
     def _rows(self, part: NpySplit, member: NpyMember) -> Any:
         shape = (part.stop - part.start, *member.shape[1:])
@@ -203,7 +203,7 @@ class Npy:
             mapped = np.asarray(whole)[part.start : part.stop]
         else:
             mapped = np.asarray(np.memmap(path, member.dtype, "r", member.offset + part.start * row_bytes, shape))
-        # Members of archives begin anywhere, and not all who take arrays take such.
+        # Members of archives may be unaligned, which not all libraries support.
         return mapped if mapped.flags.aligned or mapped.dtype.names else mapped.copy()
 
     def _fetched(self, part: NpySplit, member: NpyMember, shape: tuple[int, ...]) -> Any:
@@ -213,11 +213,11 @@ class Npy:
         header_bytes = member.header_bytes if is_whole and self.check_crc and member.crc is not None else 0
         data = self.storage.read(part.version.path, start - header_bytes, stop)
         if len(data) != header_bytes + stop - start:
-            raise EOFError(f"bytes {start} to {stop} were to be read, and there are {len(data) - header_bytes}")
+            raise EOFError(f"bytes {start} to {stop} are needed, but there are {len(data) - header_bytes}")
         if header_bytes:
             _compare(member, zlib.crc32(data))
             data = data[header_bytes:]
-        # A split is all of it where the order matters.
+        # In Fortran order the split is the whole array.
         return np.frombuffer(data, member.dtype).reshape(shape, order="F" if member.is_by_column else "C")
 
     def _decoded(self, path: str, member: NpyMember) -> Any:
@@ -226,19 +226,19 @@ class Npy:
             zipfile.ZipFile(file) as archive,
             archive.open(f"{member.name}.npy") as stream,
         ):
-            # To its end, where its checksum is compared.
+            # Read to the end, where zipfile verifies the checksum.
             return np.lib.format.read_array(stream, allow_pickle=False)
 
 
 @dataclass(frozen=True)
 class Npz(Npy):
-    """The same reader, that writes archives: for elements that are dicts of arrays."""
+    """The same reader as `Npy`, but writing archives, for elements that are dicts of arrays."""
 
     suffixes = (".npz", ".npy")
 
     def check(self, spec: ElementSpec) -> None:
         if check_writable(spec, ".npz", "biufcmMSU", _ADVICE) == [LONE_NAME]:
-            raise ArgumentError(".npz takes a dict of arrays by name, and elements are lone arrays; write .npy")
+            raise ArgumentError(".npz takes a dict of arrays, but elements are single arrays; write .npy")
 
     def write(self, rows: Rows, file: IO[bytes]) -> None:
         names = array_names(rows.structure, ".npz")
@@ -249,12 +249,12 @@ class Npz(Npy):
 
 
 def npy_writer(spec: ElementSpec) -> WritableFormat:
-    """Return the format for elements of a spec: ``.npy`` for lone arrays, ``.npz`` for dicts of them.
+    """Return the format for elements of a spec: ``.npy`` for single arrays, ``.npz`` for dicts of them.
 
     Raises
     ------
     ArgumentError
-        They are neither; the message says which leaf, and what to do.
+        They are neither; the message names the leaf and a remedy.
     """
     form = Npy() if spec.structure == LONE else Npz()
     form.check(spec)
@@ -262,7 +262,7 @@ def npy_writer(spec: ElementSpec) -> WritableFormat:
 
 
 class _Checksum:
-    # The check of a mapped array's checksum, which is computed once.
+    # The verification of a mapped array's checksum, which is computed once.
     def __init__(self, version: Version, member: NpyMember) -> None:
         self._lock = threading.Lock()
         self._version, self._member = version, member
@@ -275,10 +275,10 @@ class _Checksum:
                 start = (member.offset or 0) - member.header_bytes
                 num_bytes = member.header_bytes + member.num_bytes
                 mapped = np.memmap(local(self._version.path), np.uint8, "r", start, (num_bytes,))
-                found = 0
+                crc = 0
                 for begin in range(0, num_bytes, _AT_ONCE):
-                    found = zlib.crc32(mapped[begin : begin + _AT_ONCE].data, found)
-                self._found = found
+                    crc = zlib.crc32(mapped[begin : begin + _AT_ONCE].data, crc)
+                self._found = crc
         _compare(self._member, self._found)
 
 
@@ -287,11 +287,11 @@ def _checksum(version: Version, member: NpyMember) -> _Checksum:
     return _Checksum(version, member)
 
 
-def _compare(member: NpyMember, found: int) -> None:
-    if found != member.crc:
+def _compare(member: NpyMember, crc: int) -> None:
+    if crc != member.crc:
         raise ValueError(
-            f"the checksum of array {member.name!r} is {found:#010x}, and {member.crc:#010x} by the archive; write it "
-            "again, or give check_crc=False to read it all the same"
+            f"the checksum of array {member.name!r} is {crc:#010x}, but {member.crc:#010x} in the archive; write it "
+            "again, or give check_crc=False to read it anyway"
         )
 
 
@@ -316,32 +316,32 @@ def _archived(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes], 
     return replace(member, offset=offset, header_bytes=header_bytes, crc=info.CRC)
 
 
-def _member(name: str, stream: IO[bytes], path: str, found: int) -> NpyMember:
-    # From the header that a stream begins with, which has so many bytes.
+def _member(name: str, stream: IO[bytes], path: str, num_bytes: int) -> NpyMember:
+    # Read the header at the beginning of a stream with that many bytes.
     shape, is_fortran, dtype = header_of(stream)
-    made = NpyMember(name, dtype, shape, is_fortran, stream.tell())
+    member = NpyMember(name, dtype, shape, is_fortran, stream.tell())
     check_rows(name, shape, path)
     array = f"array {name!r}" if name else "its array"
-    expected = stream.tell() + made.num_bytes
-    if expected > found:
+    expected = stream.tell() + member.num_bytes
+    if expected > num_bytes:
         raise FileError(
-            f"{path}: cut short: {array} of shape {shape} and {dtype} takes {expected} bytes, and there are {found}"
+            f"{path}: cut short: {array} of shape {shape} and {dtype} takes {expected} bytes, but there are {num_bytes}"
         )
-    if expected < found and not dtype.hasobject:
+    if expected < num_bytes and not dtype.hasobject:
         raise FileError(
-            f"{path}: {found - expected} bytes more than the {expected} that the header of {array} tells of: damaged, "
-            "or several arrays one after the other, for which there is .npz"
+            f"{path}: {num_bytes - expected} bytes more than the {expected} in the header of {array}: damaged, "
+            "or several arrays in one file, for which there is .npz"
         )
-    return made
+    return member
 
 
 def header_of(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether in Fortran's order, and dtype of the array that a stream begins with; it is then at its values.
+    """Read the header of a stream: the shape, whether in Fortran order, and the dtype; the values follow.
 
     Raises
     ------
     ValueError
-        There is none, or of an unknown version.
+        There is no header, or its version is unknown.
     """
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
@@ -349,13 +349,13 @@ def header_of(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if version == (2, 0):
         return np.lib.format.read_array_header_2_0(stream)
     if version != (3, 0):
-        raise ValueError(f"version {version} of the format is not known")
+        raise ValueError(f"version {version} of the format is unknown")
     # Version 3 is version 2 in UTF-8; NumPy has no public function for it.
     length = int.from_bytes(stream.read(4), "little")
     if length > _MOST_HEADER_BYTES:
-        raise ValueError(f"its header says it is of {length} bytes")
+        raise ValueError(f"its header states a size of {length} bytes")
     header = ast.literal_eval(stream.read(length).decode())
     shape, is_fortran = header["shape"], header["fortran_order"]
     if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
-        raise ValueError(f"its header says its shape is {shape!r}")
+        raise ValueError(f"its header states the shape {shape!r}")
     return shape, bool(is_fortran), np.lib.format.descr_to_dtype(header["descr"])

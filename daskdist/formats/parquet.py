@@ -1,4 +1,4 @@
-"""Parquet, read by pyarrow; a row group is a split. What types and nulls become is said in `tables.from_arrow`."""
+"""Parquet, read by pyarrow; a row group is a split. `tables.from_arrow` lists the conversion of types and nulls."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from daskdist.storage.schema_check import FirstFile, unlike
 from daskdist.tables.from_arrow import TableReader
 from daskdist.tables.to_arrow import check_columns, table_of
 
-# Compressions of files that are written.
+# The compressions for writing.
 CODECS: Final = (None, "snappy", "zstd", "lz4", "gzip", "brotli")
-# Text that takes fewer bytes a row than this in a file repeats a few texts.
+# Text with fewer bytes per row in the file consists of a few repeated texts.
 _REPEATED_BYTES: Final = 3
-# Rows of a row group that are left out one by one; where there are more, something else is wrong.
+# The most rows of a row group to leave out; with more, something else is wrong.
 _MOST_LEFT_OUT: Final = 10_000
-# Bytes read from a local file at a time.
+# The number of bytes to read from a local file at a time.
 _BUFFER_BYTES: Final = 2**16
 
 
@@ -41,20 +41,20 @@ class Parquet:
     Parameters
     ----------
     columns
-        Which columns, in what structure: see `Columns.of`.
+        The columns and their structure; see `Columns.of`.
     filters
-        Which rows: ``(column, operator, value)`` tuples, all of which hold, or a list of lists of such, one of
-        which holds. Row groups whose statistics say that no row is wanted are not read.
+        A filter of rows: ``(column, operator, value)`` conditions that must all hold, or a list of such lists, one of
+        which must hold. Row groups without such rows by their statistics are not read.
     missing
-        What stands for a null, by column.
+        The replacement of nulls, by column.
     partitions
-        The columns that the names of directories make.
+        The columns encoded in the names of directories.
     storage
-        How files are opened.
+        Opens the files.
     compression
-        Of files that are written: one of `CODECS`.
+        The compression for writing: one of `CODECS`.
     element_spec
-        The spec of elements that are written, so that all files have one schema; that of the rows if None.
+        The spec of elements to write, so that all files have one schema; None for that of the rows.
     """
 
     columns: Any = None
@@ -83,7 +83,7 @@ class Parquet:
             try:
                 spec = self._spec(footer.schema, path)
             except ArgumentError as error:
-                raise FileError(f"{path}: {error}; the first file, {first.path}, has what is asked for") from None
+                raise FileError(f"{path}: {error}; the first file, {first.path}, has it") from None
             if spec != first.spec:
                 raise unlike(path, spec, first)
             _known.first, _known.schema = first, footer.schema
@@ -100,7 +100,7 @@ class Parquet:
         return self._block(self._table(split), split)
 
     def read_valid_rows(self, split: Split) -> Block:
-        # Halves, and halves of those that have a row which makes no element.
+        # Bisect to separate the valid rows from the others.
         table, kept, notes = self._table(split), list[Block](), list[Skipped]()
         rest = [(0, table.num_rows)]
         while rest:
@@ -114,7 +114,7 @@ class Parquet:
                     continue
                 notes.append(Skipped(f"row {start} of {split.label}", str(error)))
                 if len(notes) > _MOST_LEFT_OUT:
-                    raise FileError(f"{split.label}: more than {_MOST_LEFT_OUT} of its rows make no element") from error
+                    raise FileError(f"{split.label}: more than {_MOST_LEFT_OUT} of its rows are invalid") from error
         block = Block.concat(kept, split.label) if kept else self._block(table.slice(0, 0), split)
         block.skipped = tuple(notes)
         return block
@@ -131,12 +131,12 @@ class Parquet:
         path = version.path
         if self.storage.version(path) != version:
             raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
-        # Not for filters, which compare values with texts.
+        # Not with filters, which compare the values.
         repeated = [] if self.filters is not None or is_remote(path) else _footer_of(version).repeated_texts(group)
         with self._opened(version, repeated) as (file, names), failures(split.label):
-            wanted = {*self._tables.read_from(names), *self._filtered_by(names)}
-            columns = None if len(wanted) == len(names) else [name for name in names if name in wanted]
-            # Splits are read side by side already; threads within one would only contend.
+            needed = {*self._tables.read_from(names), *self._filtered_by(names)}
+            columns = None if len(needed) == len(names) else [name for name in names if name in needed]
+            # Splits are read in parallel already; threads within one would only contend.
             table = file.read_row_group(group, columns=columns, use_threads=False)
             if self.filters is not None:
                 table = self._filtered(table, path)
@@ -157,8 +157,8 @@ class Parquet:
             file,
             row_group_size=max(1, -(-table.num_rows // num_groups)),
             compression=self.compression or "none",
-            # Fractions seldom come twice: to look for those that do takes longer than all else.
-            use_dictionary=[path for each in table.schema for path in _other_than_floats(each.name, each.type)],
+            # Floats seldom repeat, and searching for repetitions takes longer than everything else.
+            use_dictionary=[path for field in table.schema for path in _other_than_floats(field.name, field.type)],
             write_page_checksum=True,
         )
 
@@ -178,23 +178,23 @@ class Parquet:
 
     @property
     def _clauses(self) -> list[list[Any]]:
-        # Conditions: of each list all are to hold, of the lists one.
+        # Conditions: all of one list must hold.
         if self.filters is None:
             return []
-        is_nested = bool(self.filters) and all(isinstance(each, list) for each in self.filters)
-        clauses = [list(each) for each in self.filters] if is_nested else [list(self.filters)]
-        for condition in (each for clause in clauses for each in clause):
+        is_nested = bool(self.filters) and all(isinstance(clause, list) for clause in self.filters)
+        clauses = [list(clause) for clause in self.filters] if is_nested else [list(self.filters)]
+        for condition in (condition for clause in clauses for condition in clause):
             if not (isinstance(condition, tuple) and len(condition) == 3):
-                raise ArgumentError(f"filters: {condition!r} is no condition; give tuples (column, operator, value)")
+                raise ArgumentError(f"filters: {condition!r} is not a condition; give tuples (column, operator, value)")
         return clauses
 
     def _filtered_by(self, names: Sequence[str]) -> list[str]:
-        # The columns of a file that the filters look at.
-        wanted = [name for clause in self._clauses for name, _, _ in clause]
-        for name in wanted:
+        # Return the columns of a file that the filters use.
+        filtered = [name for clause in self._clauses for name, _, _ in clause]
+        for name in filtered:
             if name not in names and name not in self.partitions.names:
                 raise ArgumentError(f"filters: no column {name!r}; there are {', '.join(map(repr, names))}")
-        return [name for name in wanted if name in names]
+        return [name for name in filtered if name in names]
 
     def _expression(self) -> Any:
         import pyarrow as pa
@@ -206,16 +206,16 @@ class Parquet:
             raise ArgumentError(f"filters: {self.filters!r}: {error}") from None
 
     def _groups(self, path: str, footer: Footer) -> list[int]:
-        # The row groups that may have rows which are wanted.
+        # Return the row groups that may have matching rows.
         groups = range(footer.metadata.num_row_groups)
         clauses = self._clauses
         if not clauses:
             return list(groups)
         said = {name: self.partitions.value(name, path) for name in self.partitions.names}
         fixed = {name: (value, value) for name, value in said.items() if name not in footer.schema.names}
-        kept, wanted = [], {name for clause in clauses for name, _, _ in clause}
+        kept, selected = [], {name for clause in clauses for name, _, _ in clause}
         for group in groups:
-            bounds = {**footer.bounds(group, wanted), **fixed}
+            bounds = {**footer.bounds(group, selected), **fixed}
             if any(all(may_hold(condition, bounds) for condition in clause) for clause in clauses):
                 kept.append(group)
         return kept
@@ -224,17 +224,17 @@ class Parquet:
         import pyarrow as pa
 
         added = self._partition_fields(table.schema.names)
-        for made in added:
-            value = pa.scalar(self.partitions.value(made.name, path), made.type)
-            table = table.append_column(made, pa.repeat(value, table.num_rows))
-        return table.filter(self._expression()).drop_columns([made.name for made in added])
+        for partition_field in added:
+            value = pa.scalar(self.partitions.value(partition_field.name, path), partition_field.type)
+            table = table.append_column(partition_field, pa.repeat(value, table.num_rows))
+        return table.filter(self._expression()).drop_columns([partition_field.name for partition_field in added])
 
     def _partition_fields(self, names: Sequence[str]) -> list[Any]:
-        # The columns from the names of directories, besides those of the file itself.
+        # Return the fields of partition columns that are not in the file itself.
         import pyarrow as pa
 
-        made = [name for name in self.partitions.names if name not in names]
-        return [pa.field(name, pa.int64() if name in self.partitions.integers else pa.string()) for name in made]
+        added = [name for name in self.partitions.names if name not in names]
+        return [pa.field(name, pa.int64() if name in self.partitions.integers else pa.string()) for name in added]
 
     def _footer(self, path: str) -> Footer:
         return self._footer_of(self.storage.version(path))
@@ -251,7 +251,7 @@ class Parquet:
 
     @contextmanager
     def _opened(self, version: Version, repeated: Sequence[str] = ()) -> Iterator[tuple[Any, list[str]]]:
-        # A file, and the names of its columns; some of text, which are read as dictionaries.
+        # Yield an open file and the names of its columns; `repeated` columns of text are read as dictionaries.
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -260,10 +260,10 @@ class Parquet:
             how: dict[str, Any] = {}
             footer = None if is_remote(path) else _footer_of(version)
             if footer is not None:
-                # A little at a time, which is decoded while it is in the cache, instead of a row group at once.
+                # Read small pieces, which are decoded while they are in the cache, instead of whole row groups.
                 how = {"metadata": footer.metadata, "pre_buffer": False, "buffer_size": _BUFFER_BYTES}
                 how["read_dictionary"] = repeated
-            # Checksums are compared where the file has them.
+            # Verify checksums if the file has them.
             with (
                 self.storage.open(path) if is_remote(path) else pa.OSFile(path) as stream,
                 pq.ParquetFile(stream, page_checksum_verification=True, **how) as file,
@@ -271,7 +271,7 @@ class Parquet:
                 yield file, (file.schema_arrow if footer is None else footer.schema).names
 
     def _failures(self, version: Version) -> Any:
-        return failures(version.path, f"not a Parquet file, or one cut short, of {version.num_bytes} bytes")
+        return failures(version.path, f"not a Parquet file, or a truncated one, of {version.num_bytes} bytes")
 
 
 def _has_text(kind: Any) -> bool:
@@ -281,13 +281,13 @@ def _has_text(kind: Any) -> bool:
     if types.is_dictionary(kind) or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _has_text(kind.value_type)
     if types.is_struct(kind):
-        return any(_has_text(each.type) for each in kind)
+        return any(_has_text(subfield.type) for subfield in kind)
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _with_plain_text(table: Any, names: Sequence[str]) -> Any:
-    # Columns that were read as dictionaries as they would be otherwise, but for those that are faster as they are. A
-    # word that is no text would be found in every row.
+    # Decode columns that were read as dictionaries, except those that are faster as they are. Invalid text in a
+    # dictionary would be reported for every row.
     import pyarrow as pa
 
     for place, name in enumerate(table.column_names):
@@ -305,12 +305,12 @@ def _with_plain_text(table: Any, names: Sequence[str]) -> Any:
 
 
 def _rows_of(data: Any, start: int, stop: int) -> Any:
-    # Not as a slice, of which the values within lists and structs would be those of all rows.
+    # Copy rather than slice, as a slice keeps the nested values of all rows.
     return data.take(np.arange(start, stop))
 
 
 def _check_text(column: Any, where: str) -> None:
-    # Nobody else does, and NumPy would give it out.
+    # Neither pyarrow nor NumPy checks that text is valid.
     import pyarrow as pa
 
     def is_text(start: int, stop: int) -> bool:
@@ -331,8 +331,8 @@ def _check_text(column: Any, where: str) -> None:
     except pa.ArrowException:
         value = f"of type {column.type}"
     raise FileError(
-        f"{where}: row {start} of it, {value:.80}, is not UTF-8, as text in Parquet has to be; leave the column out, "
-        'or leave such rows out by Options(on_error="skip")'
+        f"{where}: its row {start}, {value:.80}, is not UTF-8, as text in Parquet must be; leave the column out, "
+        'or leave such rows out with Options(on_error="skip")'
     )
 
 
@@ -343,7 +343,7 @@ class Footer:
     Parameters
     ----------
     metadata
-        Its row groups, as pyarrow has them.
+        pyarrow's metadata of its row groups.
     schema
         Its Arrow schema.
     """
@@ -351,28 +351,29 @@ class Footer:
     metadata: Any
     schema: Any
 
-    def bounds(self, group: int, wanted: Container[str]) -> dict[str, tuple[Any, Any]]:
-        """Return the least and greatest values of some columns of a row group, where its statistics tell."""
+    def bounds(self, group: int, selected: Container[str]) -> dict[str, tuple[Any, Any]]:
+        """Return the smallest and largest values of some columns of a row group, if its statistics have them."""
         known = self.metadata.row_group(group)
-        found = {}
+        bounds = {}
         for number in range(known.num_columns):
             column = known.column(number)
-            if column.path_in_schema in wanted and column.is_stats_set and column.statistics.has_min_max:
-                # Python has no dates as far away, and no times as short, as Parquet.
+            if column.path_in_schema in selected and column.is_stats_set and column.statistics.has_min_max:
+                # Python's dates have a smaller range, and its times a lower resolution, than Parquet's.
                 with suppress(ValueError, OverflowError):
-                    found[column.path_in_schema] = column.statistics.min, column.statistics.max
-        return found
+                    bounds[column.path_in_schema] = column.statistics.min, column.statistics.max
+        return bounds
 
     def repeated_texts(self, group: int) -> list[str]:
-        """Return the text columns of a row group that repeat a few texts, to be read as dictionary and indices."""
+        """Return the text columns of a row group that repeat a few texts, to read as a dictionary and indices."""
         import pyarrow as pa
 
         known, schema = self.metadata.row_group(group), self.schema
         texts = {name: place for place, name in enumerate(schema.names) if schema.field(place).type == pa.string()}
-        # Without nested columns, a field has the same place in the file. Others are not looked at: very many take long.
+        # Only without nested columns does a field have the same index in the file. Others are skipped, as many take
+        # long.
         is_flat = known.num_columns == len(schema.names)
         columns = map(known.column, texts.values() if is_flat else range(known.num_columns) if texts else ())
-        # Each text for itself takes four bytes for its length alone.
+        # A separate text takes four bytes for its length alone.
         return [
             column.path_in_schema
             for column in columns
@@ -389,7 +390,7 @@ class Footer:
 
 
 class _FooterCache(threading.local):
-    # The last schema that was found to give the spec of the first file: most files have it, and need no second check.
+    # The last schema that was found to have the spec of the first file: most files have it and need no other check.
     first: FirstFile | None = None
     schema: Any = None
 
@@ -399,7 +400,7 @@ _known: Final = _FooterCache()
 
 @lru_cache(maxsize=64)
 def _footer_of(version: Version) -> Footer:
-    # It takes as long to parse as a small row group takes to read, and a file has many of them.
+    # Cached: parsing it takes as long as reading a small row group, and a file has many of them.
     import pyarrow as pa
 
     with pa.OSFile(version.path) as file:
@@ -407,7 +408,7 @@ def _footer_of(version: Version) -> Footer:
 
 
 def may_hold(condition: tuple[str, str, Any], bounds: Mapping[str, tuple[Any, Any]]) -> bool:
-    """Return whether a condition may hold for a row, by the least and greatest values of columns; nulls never count.
+    """Return whether a condition may hold for a row, by the bounds of columns; it never holds for nulls.
 
     >>> bounds = {"n": (3, 8)}
     >>> may_hold(("n", ">", 8), bounds), may_hold(("n", "in", {1, 5}), bounds), may_hold(("m", "==", 0), bounds)
@@ -430,11 +431,11 @@ def may_hold(condition: tuple[str, str, Any], bounds: Mapping[str, tuple[Any, An
             case ">=":
                 return bool(greatest >= value)
             case "in":
-                return any(least <= each <= greatest for each in value)
-    # Values that Python does not compare, such as a time with a zone and one without.
+                return any(least <= item <= greatest for item in value)
+    # Incomparable values, such as a time with a zone and one without.
     except TypeError:
         pass
-    # NaN, of which statistics say nothing, differs from any value.
+    # NaN, which statistics ignore, differs from any value.
     return True
 
 
@@ -444,8 +445,8 @@ def _other_than_floats(path: str, kind: Any) -> Iterator[str]:
 
     types = pa.types
     if types.is_struct(kind):
-        for each in kind:
-            yield from _other_than_floats(f"{path}.{each.name}", each.type)
+        for subfield in kind:
+            yield from _other_than_floats(f"{path}.{subfield.name}", subfield.type)
     elif types.is_fixed_size_list(kind) or types.is_large_list(kind):
         yield from _other_than_floats(f"{path}.list.element", kind.value_type)
     elif not types.is_floating(kind):
@@ -453,7 +454,7 @@ def _other_than_floats(path: str, kind: Any) -> Iterator[str]:
 
 
 def _row_bytes(spec: ElementSpec) -> int | None:
-    # The bytes of a row; None where rows differ.
+    # Return the bytes of a row; None if rows vary.
     if any(None in leaf.shape for leaf in spec.leaves):
         return None
     return sum(prod(size or 0 for size in leaf.shape) * leaf.dtype.itemsize for leaf in spec.leaves)

@@ -1,4 +1,4 @@
-"""The options that formats of text share whose columns have the types of a sample of the first file."""
+"""The common options of text formats whose types are inferred from a sample of the first file."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from daskdist.tables.from_arrow import TableReader
 
 @dataclass(frozen=True)
 class SampledFormat:
-    """Options of a reader of text.
+    """The options of a reader of text.
 
     Parameters
     ----------
     columns
-        Which columns, in what structure: see `Columns.of`.
+        The columns and their structure; see `Columns.of`.
     dtypes
-        The types of columns that are not to be inferred.
+        The types of columns that are not inferred.
     missing
-        What stands for a missing value, by column.
+        The replacement of missing values, by column.
     sample_bytes
-        How much of the first file is looked at for the types of columns.
+        The number of bytes of the first file from which types are inferred.
     compression
-        How files are compressed: ``"infer"``, a name, or None.
+        The compression of the files: ``"infer"``, a name, or None.
     partitions
-        The columns that the names of directories make.
+        The columns encoded in the names of directories.
     storage
-        How files are opened.
+        Opens the files.
     """
 
     columns: Any = None

@@ -120,8 +120,8 @@ def row_spec(dtype: np.dtype[Any], shape: Sequence[int], where: str) -> ElementS
 
 def names_in(asked: Any) -> list[str]:
     """Return the names that users ask for, in whatever structure."""
-    leaves = [each for leaf in Structure.of(asked)[0] for each in (leaf if isinstance(leaf, list) else [leaf])]
-    return [each for each in leaves if isinstance(each, str)]
+    leaves = [name for leaf in Structure.of(asked)[0] for name in (leaf if isinstance(leaf, list) else [leaf])]
+    return [name for name in leaves if isinstance(name, str)]
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -136,9 +136,10 @@ def leaves_of(rows: Any) -> list[Any]:
     if rows.dtype.names:
         # Fields lie between one another, and maybe not where the machine likes them: each is copied out.
         return [np.ascontiguousarray(leaf) for name in sorted(rows.dtype.names) for leaf in leaves_of(rows[name])]
-    wanted = native(rows.dtype)
+    native_dtype = native(rows.dtype)
     # A view is without what else a library has attached to the dtype.
-    return [rows.view(wanted) if rows.dtype == wanted and rows.dtype.metadata else rows.astype(wanted, copy=False)]
+    has_metadata = rows.dtype == native_dtype and rows.dtype.metadata
+    return [rows.view(native_dtype) if has_metadata else rows.astype(native_dtype, copy=False)]
 
 
 @dataclass(frozen=True)
@@ -175,10 +176,10 @@ class StoredArrays:
             Their lengths differ, or one has no rows.
         """
         stored = tuple(map(describe, columns.names))
-        lengths = {each.num_rows for each in stored}
+        lengths = {array.num_rows for array in stored}
         if len(lengths) > 1:
-            each = ", ".join(f"{one.name!r} has {one.num_rows}" for one in stored)
-            raise FileError(f"{path}: arrays of one length make elements, and of these {each} rows; name some of them")
+            sizes = ", ".join(f"{array.name!r} has {array.num_rows}" for array in stored)
+            raise FileError(f"{path}: arrays of one length make elements, and of these {sizes} rows; name some of them")
         return cls(columns, stored)
 
     @property
@@ -188,12 +189,12 @@ class StoredArrays:
     @property
     def row_bytes(self) -> int:
         """The size of a row of all arrays."""
-        return sum(each.row_bytes for each in self.stored)
+        return sum(array.row_bytes for array in self.stored)
 
     @property
     def spec(self) -> ElementSpec:
         """The spec of an element."""
-        rows = {each.name: each.row for each in self.stored}
+        rows = {array.name: array.row for array in self.stored}
         return self.columns.spec(rows.__getitem__)
 
     def cuts(self, path: str) -> list[tuple[int, int]]:
@@ -207,10 +208,10 @@ class StoredArrays:
             There are more rows than any file has.
         """
         size = max(in_bytes("split-bytes"), 1)
-        step = lcm(*[each.chunk_rows for each in self.stored])
-        chunks = [each for each in self.stored if each.chunk_rows > 1]
+        step = lcm(*[array.chunk_rows for array in self.stored])
+        chunks = [array for array in self.stored if array.chunk_rows > 1]
         if chunks and min(step, self.num_rows) * self.row_bytes > _STRETCH * size:
-            step = max(chunks, key=lambda each: each.chunk_rows * each.row_bytes).chunk_rows
+            step = max(chunks, key=lambda array: array.chunk_rows * array.row_bytes).chunk_rows
         rows = step * max(size // (step * self.row_bytes), 1) if self.row_bytes else max(self.num_rows, 1)
         if self.num_rows > _MOST_SPLITS * rows:
             raise FileError(
@@ -251,7 +252,7 @@ class StoredArrays:
 
     def block(self, rows: Callable[[StoredArray], Any], label: str) -> Block:
         """Return the elements of some rows of each array."""
-        arrays = {each.name: leaves_of(rows(each)) for each in self.stored}
+        arrays = {array.name: leaves_of(rows(array)) for array in self.stored}
         return Block(self.spec.structure, self.columns.arrays(arrays.__getitem__), label)
 
     def read_valid_rows(self, start: int, stop: int, label: str, path: str, read: Callable[[int, int], Block]) -> Block:
@@ -264,9 +265,9 @@ class StoredArrays:
         """
         ends = {
             row
-            for each in self.stored
-            if each.chunk_rows > 1
-            for row in range(start - start % each.chunk_rows, stop, each.chunk_rows)
+            for array in self.stored
+            if array.chunk_rows > 1
+            for row in range(start - start % array.chunk_rows, stop, array.chunk_rows)
             if row > start
         }
         bounds = [start, *sorted(ends), stop]
@@ -372,7 +373,7 @@ class _SharedChunks:
             if chunk.num_left <= 0:
                 self._drop(key, chunk)
             limit = _KEPT * in_bytes("split-bytes")
-            while len(self._chunks) > 1 and sum(_size(each) for each in self._chunks.values()) > limit:
+            while len(self._chunks) > 1 and sum(_size(chunk) for chunk in self._chunks.values()) > limit:
                 self._chunks.popitem(last=False)
         return chunk.rows[start:stop]
 

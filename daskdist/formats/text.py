@@ -34,9 +34,9 @@ class Lines:
     is_local = True
 
     def boundary(self, data: bytes, at_least: int, *, is_end: bool) -> int | None:
-        found = data.find(b"\n", at_least - 1) if at_least else -1
-        if found >= 0 or not at_least:
-            return found + 1
+        newline = data.find(b"\n", at_least - 1) if at_least else -1
+        if newline >= 0 or not at_least:
+            return newline + 1
         return len(data) if is_end else None
 
 

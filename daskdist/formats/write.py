@@ -1,8 +1,7 @@
-"""Datasets written to the files of a directory, or to a store: whoever reads them has all of a write or nothing of it.
+"""Datasets written to the files of a directory, or to a store, so that a reader sees a complete write or none of it.
 
-Each call writes one file, in a hidden directory inside; at the end they are given their names, in order, and a manifest
-(see `storage.write_manifest`) tells which files the dataset is. Files that are replaced are deleted after that. A store
-is written beside its place, hidden.
+Files are written to a hidden directory and renamed when all are complete; a manifest lists the files of the dataset.
+Replaced files are deleted after that. A store is written to a hidden path beside its own.
 """
 
 from __future__ import annotations
@@ -173,7 +172,7 @@ class DirectoryWriter:
             write = WriteFile(self.form, f"{self.path}/{waiting}", self.storage)
             written = list(calls(write)) or [write(0, no_rows(spec))]
             with unwritable(self.path):
-                finals = self._named(f"{root}/{waiting}", [each.name for each in written], old, before)
+                finals = self._named(f"{root}/{waiting}", [part.name for part in written], old, before)
         except BaseException:
             _remove(fs, f"{root}/{waiting}")
             if is_new:
@@ -200,9 +199,9 @@ class DirectoryWriter:
             if fs.isfile(root):
                 raise ArgumentError(f"{self.operation}: {self.path} is a file; give a directory")
             before = fs.cat_file(self._manifest) if fs.isfile(self._manifest) else None
-            found = self._found()
+            sizes = self._found()
         ignored = () if before is None else WriteManifest.from_bytes(before, self._manifest).ignored
-        old = {name: size for name, size in sorted(found.items()) if name not in ignored}
+        old = {name: size for name, size in sorted(sizes.items()) if name not in ignored}
         if old and not self.overwrite:
             raise ArgumentError(
                 f"{self.operation}: {self.path} has {next(iter(old))!r} already ({len(old)} such files in all); give "
@@ -220,8 +219,8 @@ class DirectoryWriter:
     def _found(self) -> dict[str, int]:
         # The files of the format that a reader would find if there were no manifest, and their sizes.
         fs, root = self._located
-        found = fs.find(root, detail=True) if fs.isdir(root) else {}
-        names = {str(path)[len(root) + 1 :]: int(info.get("size") or 0) for path, info in found.items()}
+        entries = fs.find(root, detail=True) if fs.isdir(root) else {}
+        names = {str(path)[len(root) + 1 :]: int(info.get("size") or 0) for path, info in entries.items()}
         return {
             name: size
             for name, size in names.items()
@@ -267,7 +266,7 @@ class DirectoryWriter:
     def _sizes(self, waiting: str, names: Sequence[str]) -> list[int]:
         fs, _ = self._located
         fs.invalidate_cache(waiting)
-        sizes = {str(each["name"]).rpartition("/")[2]: int(each["size"]) for each in fs.ls(waiting, detail=True)}
+        sizes = {str(entry["name"]).rpartition("/")[2]: int(entry["size"]) for entry in fs.ls(waiting, detail=True)}
         if not sizes.keys() >= set(names):
             raise FileError(
                 f"{self.path}: what the workers have written is not there for this process; give a directory that "
@@ -280,8 +279,8 @@ class DirectoryWriter:
         num_digits = max(5, len(str(number - 1)))
         numbers = [f"part-{place:0{num_digits}d}" for place in range(number)]
         versions = chain([""], (f"-{version}" for version in count(1)))
-        made = ([f"{start}{version}{self.form.suffixes[0]}" for start in numbers] for version in versions)
-        return next(names for names in made if old.keys().isdisjoint(names))
+        candidates = ([f"{start}{version}{self.form.suffixes[0]}" for start in numbers] for version in versions)
+        return next(names for names in candidates if old.keys().isdisjoint(names))
 
     def _clean(self, waiting: str, old: Sequence[str]) -> None:
         # Best effort, of what killed processes left too: whatever stays is hidden, or ignored by the manifest.
@@ -355,7 +354,7 @@ class ZarrWriter:
             self._check_store(fs, root if is_there and not is_replaced else current(fs, root))
         store = create_store(self.path, spec, self.chunk_rows, self.storage, overwrite=is_there or is_replaced)
         try:
-            num_rows = sum(each.num_rows for each in calls(WriteChunk(store)))
+            num_rows = sum(part.num_rows for part in calls(WriteChunk(store)))
             store.finish(num_rows, overwrite=is_there or is_replaced)
         except BaseException:
             with suppress(FileError):
@@ -386,10 +385,10 @@ def compression_to_write(operation: str, name: str | None) -> str | None:
         There is no such name.
     """
     with _errors_of(operation):
-        found = compression_of(name)
-        if found == "infer":
+        compression = compression_of(name)
+        if compression == "infer":
             raise ArgumentError("compression is 'infer', and there is no file yet to tell it by; give a name, or None")
-    return found
+    return compression
 
 
 def npy_to_write(operation: str, spec: ElementSpec) -> WritableFormat:

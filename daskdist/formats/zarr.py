@@ -117,10 +117,11 @@ class Zarr:
 
     def _rows(self, part: ZarrSplit, label: str) -> Block:
         with self._opened(part.path) as store, failures(label, kinds=(Exception,)):
-            found = {each.name: self._array(store, each.name, part.path) for each in part.arrays.stored}
+            names = [stored.name for stored in part.arrays.stored]
+            arrays = {name: self._array(store, name, part.path) for name in names}
 
             def rows(stored: StoredArray) -> Any:
-                array, stamp = found[stored.name]
+                array, stamp = arrays[stored.name]
                 if stamp != part.stamps[stored.name]:
                     raise FileError(f"{label}: the store was changed since it was listed; create the dataset again")
                 key = part.path, stored.name, stamp
@@ -154,7 +155,7 @@ class Zarr:
         text = json.dumps(metadata, default=str, sort_keys=True)
         if _HOSTILE in text:
             raise FileError(f"{path}: array {name!r} is made of pickled Python objects, which are not read")
-        places = [] if is_remote(path) else [os.path.join(path, name, each) for each in _METADATA]
+        places = [] if is_remote(path) else [os.path.join(path, name, file) for file in _METADATA]
         times = [os.stat(place).st_mtime_ns for place in places if os.path.exists(place)]
         return array, hashlib.blake2b(f"{text} {times}".encode(), digest_size=16).hexdigest()
 
@@ -195,13 +196,13 @@ def stores(paths: Paths, storage: Storage) -> tuple[str, ...]:
     for path in several:
         if not isinstance(path, (str, os.PathLike)):
             raise ArgumentError(f"the list of stores has {path!r:.80}; give paths, URLs and globs")
-    found: list[str] = []
+    store_paths: list[str] = []
     for path in map(os.fspath, several):
         matches = _stores_of(path, storage)
         if not matches:
             raise FileError(f"no such store: {path!r}")
-        found.extend(matches)
-    return tuple(found)
+        store_paths.extend(matches)
+    return tuple(store_paths)
 
 
 def _stores_of(path: str, storage: Storage) -> list[str]:
@@ -233,8 +234,8 @@ def _names(group: Any, asked: Any) -> list[str]:
     names = sorted(group.array_keys())
     if asked is None:
         return names
-    below = [each for each in names_in(asked) if each.strip("/") == each and "/" in each]
-    return [*names, *(each for each in below if isinstance(group.get(each), zarr.Array))]
+    below = [name for name in names_in(asked) if name.strip("/") == name and "/" in name]
+    return [*names, *(name for name in below if isinstance(group.get(name), zarr.Array))]
 
 
 def _stored(array: Any, name: str, path: str) -> StoredArray:
@@ -254,10 +255,10 @@ def _is_bytes(array: Any) -> bool:
 
 
 def _values(array: Any, start: int, stop: int) -> Any:
-    found = np.asarray(array[start:stop])
-    if len(found) != stop - start:
-        raise EOFError(f"rows {start} to {stop} were to be read, and there are {len(found)}")
-    return found
+    values = np.asarray(array[start:stop])
+    if len(values) != stop - start:
+        raise EOFError(f"rows {start} to {stop} were to be read, and there are {len(values)}")
+    return values
 
 
 # --- writing ---
@@ -377,21 +378,21 @@ def _fitting(leaf: Any, array: Any, label: str, name: str) -> Any:
     # The rows as Zarr takes them. It would cast or cut short those of another dtype, and broadcast those of another
     # shape, without a word.
     what = f"{label}: array {name!r}" if name else f"{label}: its array"
-    given, held = leaf.dtype, array.dtype
-    fits = given == held or (given.kind in "biufcSUT" and np.can_cast(given, held, "safe"))
-    if given.kind == held.kind and given.kind in "SU":
+    leaf_dtype, held = leaf.dtype, array.dtype
+    fits = leaf_dtype == held or (leaf_dtype.kind in "biufcSUT" and np.can_cast(leaf_dtype, held, "safe"))
+    if leaf_dtype.kind == held.kind and leaf_dtype.kind in "SU":
         # The longest of some text may be shorter than it could be.
         fits = bool((leaf.astype(held) == leaf).all())
     if not fits or leaf.shape[1:] != array.shape[1:]:
         raise ArgumentError(
             f"{what} is {held}{list(array.shape[1:])}, as element_spec says, and elements are "
-            f"{given}{list(leaf.shape[1:])}; make all of them one with map(...)"
+            f"{leaf_dtype}{list(leaf.shape[1:])}; make all of them one with map(...)"
         )
-    if given.kind != "O":
+    if leaf_dtype.kind != "O":
         return leaf
-    others = [value for value in leaf.ravel() if not isinstance(value, bytes)]
-    if others:
-        raise ArgumentError(f"{what} holds bytes, and a value is {others[0]!r:.80}; give bytes, or text")
+    invalid = [value for value in leaf.ravel() if not isinstance(value, bytes)]
+    if invalid:
+        raise ArgumentError(f"{what} holds bytes, and a value is {invalid[0]!r:.80}; give bytes, or text")
     # Its codec takes only what it could write to.
     return leaf.copy()
 
@@ -435,12 +436,12 @@ def create_store(
     storage = storage or Storage()
     names = check_store(spec)
     path = path.rstrip("/") if is_remote(path) else local(path)
-    made = UnfinishedStore(path, temporary_beside(path), names, chunk_rows, storage)
+    unfinished = UnfinishedStore(path, temporary_beside(path), names, chunk_rows, storage)
     zarr = _library()
     with failures(path, "cannot be written", (Exception,)):
         if not overwrite:
-            made._check_free()
-        with made._opened() as store:
+            unfinished._check_free()
+        with unfinished._opened() as store:
             if names != (LONE_NAME,):
                 zarr.create_group(store, zarr_format=3)
             for name, leaf in zip(names, spec.leaves, strict=True):
@@ -453,7 +454,7 @@ def create_store(
                     dtype="variable_length_bytes" if leaf.dtype == object else leaf.dtype,
                     zarr_format=3,
                 )
-    return made
+    return unfinished
 
 
 def _library() -> Any:

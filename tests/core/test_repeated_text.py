@@ -73,7 +73,7 @@ def test_rows_of_a_word_that_is_not_utf8_are_left_out_and_no_others(tmp_path: Pa
     path = str(tmp_path / "a.parquet")
     pq.write_table(pa.table({"text": text}), path)
     assert Footer.of(path).repeated_texts(0) == ["text"]
-    with pytest.raises(errors.FileError, match=r"row 0 of it, .* is not UTF-8"):
+    with pytest.raises(errors.FileError, match=r"its row 0, .* is not UTF-8"):
         texts_of(path)
     kept = daskdist.read_parquet(path).with_options(Options(on_error="skip"))
     assert [str(row["text"]) for row in kept] == [value.decode() for value in values if value != b"\xff\xfe"]

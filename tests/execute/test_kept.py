@@ -295,7 +295,7 @@ def test_what_cannot_be_written_is_never_left_out(tmp_path, write):
     with pytest.raises(errors.FileError, match=r"file/a.*cannot be written"):
         written(Dataset.range(3), tmp_path / "file" / "a")
     nothing = np.array([b"", None], object)
-    with pytest.raises(errors.ArgumentError, match="NoneType, and only bytes are saved"):
+    with pytest.raises(errors.ArgumentError, match="NoneType, but only bytes can be saved"):
         written(Dataset.range(3).map(lambda x: nothing, vectorized=False), tmp_path / "a")
 
 

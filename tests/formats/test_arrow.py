@@ -238,9 +238,9 @@ def test_feather(tmp_path):
     pyarrow.feather.write_feather(table, str(tmp_path / "a.feather"), chunksize=100)
     assert [x["s"] for x in read_arrow(tmp_path)] == table["s"].to_pylist()
     (tmp_path / "b.feather").write_bytes(b"FEA1" + bytes(100))
-    with pytest.raises(errors.FileError, match=r"b\.feather: Feather of version 1.*write_feather"):
+    with pytest.raises(errors.FileError, match=r"b\.feather: Feather version 1.*write_feather"):
         read_arrow(tmp_path / "b.feather")
-    with pytest.raises(errors.FileError, match="Feather of version 1"):
+    with pytest.raises(errors.FileError, match="Feather version 1"):
         read_files(tmp_path / "b.feather")
 
 
@@ -288,9 +288,9 @@ def test_partitions_and_columns(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "has no bytes"),
-        (b"ARROW1\0\0", "not an Arrow file, or one that is damaged"),
-        (b"\xff\xff\xff\xff\x10\0\0\0", "not an Arrow file, or one that is damaged"),
+        (b"", "is empty, while"),
+        (b"ARROW1\0\0", "not an Arrow file, or a damaged one"),
+        (b"\xff\xff\xff\xff\x10\0\0\0", "not an Arrow file, or a damaged one"),
         (b"\xff\xff\xff\xff\0\0\0\0", "it does not begin with a schema"),
         (b"a,b\n1,2\n", "a message is expected at byte 0"),
         (b"a,b", "a message is cut short at byte 0"),
@@ -338,13 +338,13 @@ def test_a_stream_that_stops_or_is_garbage_is_an_error(tmp_path):
         bad_kinds.append(bytes(bad_kind))
     for damaged, message in (
         (content[: starts[1] + 4], "cut short at byte"),
-        (content[: starts[1] + 100], r"is said to end at byte \d+ of \d+|a message is expected"),
-        (content[: stop - 1], "is said to end at byte"),
+        (content[: starts[1] + 100], r"states its end as byte \d+ of \d+|a message is expected"),
+        (content[: stop - 1], "states its end as byte"),
         # A page of zeros, as a disk that was full or a crash leaves it.
-        (content[: starts[1]] + bytes(len(content) - starts[1]), "bytes behind the end-of-stream marker"),
-        (content + content, "several streams one after the other"),
-        (bad_kinds[0], "dictionaries of 1 numbers, and 0 columns of such"),
-        (bad_kinds[1], "of kind 4, and a record batch or a dictionary is expected"),
+        (content[: starts[1]] + bytes(len(content) - starts[1]), "bytes after the end-of-stream marker"),
+        (content + content, "several streams in one file"),
+        (bad_kinds[0], "dictionaries with 1 ids, but 0 columns with dictionaries"),
+        (bad_kinds[1], "of kind 4, but a record batch or a dictionary is expected"),
     ):
         Path(path).write_bytes(damaged)
         with pytest.raises(errors.FileError, match=message) as caught:
@@ -389,7 +389,7 @@ def test_a_batch_that_the_footer_lacks_is_an_error(tmp_path):
         if num_batches == 2:
             break
         place = bytes(content).index((3).to_bytes(4, "little"), place + 1)
-    with pytest.raises(errors.FileError, match="that its footer does not list"):
+    with pytest.raises(errors.FileError, match="that the footer does not list"):
         list(read_arrow(path))
 
 

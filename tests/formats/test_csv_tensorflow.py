@@ -77,12 +77,12 @@ def test_csv_dataset_types_and_files(tmp_path):
     ("content", "defaults", "options", "message"),
     [
         (",a\n", [np.int32, bytes], {}, "column 'c0': its value is missing.*give missing="),
-        ("1,a\n2,\n", [np.int32, bytes], {}, "row 1 of it.*column 'c1': its value is missing, and in bytes"),
-        ("a\n\nb\n", [bytes], {}, "row 1 of it.*column 'c0': its value is missing"),
-        ("1,2\n3\n", [1, 2], {}, "row 1 of it.*has 1 fields, not 2"),
+        ("1,a\n2,\n", [np.int32, bytes], {}, "its row 1.*column 'c1': its value is missing, which bytes"),
+        ("a\n\nb\n", [bytes], {}, "its row 1.*column 'c0': its value is missing"),
+        ("1,2\n3\n", [1, 2], {}, "its row 1.*has 1 fields, not 2"),
         ("1.5\n", [1], {}, "'1.5' is not int32"),
         ("99999999999\n", [1], {}, "'99999999999' is not int32"),
-        ("1,2,3\n", [1, 2], {}, "has 3 fields, and there are 2 names"),
+        ("1,2,3\n", [1, 2], {}, "has 3 fields, but there are 2 names"),
         ("1,2\n", [1], {"select_cols": [5]}, "no column 'c5'; there are 'c0', 'c1'"),
         ("1,2\n", [1, 2], {"select_cols": [1, 0]}, "select_cols is .1, 0.; give increasing numbers"),
         ("1,2\n", [1], {"select_cols": [0, 1]}, "select_cols has 2 columns, but record_defaults 1"),
@@ -90,7 +90,7 @@ def test_csv_dataset_types_and_files(tmp_path):
         ("1\n", [np.uint8], {}, r"record_defaults\[0\] is of uint8; there are float32"),
         ("1\n", [[1, 2]], {}, r"record_defaults\[0\] is \[1, 2\]; give one default"),
         ("1\n", [], {}, "give a list of a default or type for each column"),
-        ("1\n", [1], {"field_delim": ";;"}, "give one character"),
+        ("1\n", [1], {"field_delim": ";;"}, "give one ASCII character"),
     ],
 )
 def test_csv_dataset_refuses(tmp_path, content, defaults, options, message):
@@ -233,5 +233,5 @@ def test_a_comment_is_not_taken_for_a_header(tmp_path):
     # A header of as many names as rows have fields is one, whatever it begins with.
     (tmp_path / "b.csv").write_text("#chrom,start\nx,2\n")
     assert [dict(row) for row in daskdist.read_csv(tmp_path / "b.csv")] == [{"#chrom": "x", "start": 2}]
-    with pytest.raises(errors.ArgumentError, match="comment is ''; give what lines of comment begin with"):
+    with pytest.raises(errors.ArgumentError, match="comment is ''; give the beginning of comment lines"):
         daskdist.read_csv(tmp_path / "b.csv", comment="")

@@ -117,10 +117,12 @@ def test_compressed(path, kind, compress):
     Path(path).write_bytes(compress(content))
     assert records_of(data.FixedLengthRecordDataset(path, 4, 2, 2, compression_type=kind)) == [b"abcd", b"efgh"]
     assert records_of(data.FixedLengthRecordDataset(path, 6, compression_type=kind)) == [b"HHabcd", b"efghFF"]
-    with pytest.raises(errors.FileError, match=r"4 bytes at its end, where a record has 8"):
+    with pytest.raises(errors.FileError, match=r"4 bytes at its end, but a record has 8"):
         list(data.FixedLengthRecordDataset(path, 8, compression_type=kind))
     assert records_of(data.FixedLengthRecordDataset(path, 8, compression_type=kind).ignore_errors()) == [b"HHabcdef"]
-    with pytest.raises(errors.FileError, match=r"header of 2 and its footer of 2 bytes it has 8, which is no whole"):
+    with pytest.raises(
+        errors.FileError, match=r"header of 2 and its footer of 2 bytes it has 8, which is not a multiple"
+    ):
         list(data.FixedLengthRecordDataset(path, 5, 2, 2, compression_type=kind))
     Path(path).write_bytes(compress(content)[:-9])
     with pytest.raises(errors.FileError, match=r"a\.bin decompressed: damaged or cut short"):
@@ -138,7 +140,7 @@ def test_files_that_are_no_whole_number_of_records(path, content, options, numbe
     if number is not None:
         assert records_of(ds) == []
         return
-    with pytest.raises(errors.FileError, match=r"a\.bin: without its header .* no whole number of records of \d bytes"):
+    with pytest.raises(errors.FileError, match=r"a\.bin: without its header .* not a multiple of the record size \d"):
         list(ds)
 
 
@@ -196,8 +198,8 @@ def test_records_as_views_of_what_was_read(tmp_path):
 @pytest.mark.parametrize(
     ("dtype", "message"),
     [
-        ("float64", "of 8 bytes: a record has 6"),
-        ([("a", "u1"), ("b", "u2")], "of 3 bytes: a record has 6"),
+        ("float64", "of 8 bytes, but a record has 6"),
+        ([("a", "u1"), ("b", "u2")], "of 3 bytes, but a record has 6"),
         ("object", "not every object is any bytes; give numbers, or None for bytes"),
         ("S6", "not every"),
         ("bool", "not every bool is any bytes"),

@@ -51,7 +51,7 @@ def test_a_format_is_told_by_its_file(parquet_files, tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     assert list(read_files(tmp_path / "a.txt")) == ["one", "two"]
     (tmp_path / "a.strange").write_bytes(b"\x00\x01")
-    with pytest.raises(errors.FileError, match=r"a\.strange: of no format that is known here; give format="):
+    with pytest.raises(errors.FileError, match=r"a\.strange: the format is not recognised; give format="):
         read_files(tmp_path / "a.strange")
 
 

@@ -181,7 +181,7 @@ def test_modes(tmp_path):
         assert [image.shape[2] for image, _ in read_images(tmp_path, mode=mode)] == shapes
     deep = Image.fromarray(np.zeros((2, 2), np.uint16))
     deep.save(tmp_path / "x/2.png")
-    with pytest.raises(errors.FileError, match=r"2\.png: no image .*do not fit into 8 bits"):
+    with pytest.raises(errors.FileError, match=r"2\.png: not an image .*do not fit into 8 bits"):
         list(read_images(tmp_path))
 
 
@@ -202,7 +202,7 @@ def test_a_broken_image_is_an_error_and_left_out_by_itself(folder, monkeypatch):
     save(folder / "dog/9.png", np.zeros((50, 50, 3), np.uint8))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     ds = read_images(folder)
-    with pytest.raises(errors.FileError, match=r"1\.PNG: no image that Pillow can decode, of 60 bytes"):
+    with pytest.raises(errors.FileError, match=r"1\.PNG: not an image that Pillow can decode, of 60 bytes"):
         list(ds)
     iterator = iter(ds.ignore_errors())
     assert [int(label) for _, label in iterator] == [0, 0, 1, 1]

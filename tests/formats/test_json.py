@@ -189,8 +189,8 @@ def test_dtypes_of_users(write):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtypes": {"a": "float16"}}, "'a' is 'float16', which no JSON becomes"),
-        ({"dtypes": {"a": "datetime64[D]"}}, "which no JSON becomes"),
+        ({"dtypes": {"a": "float16"}}, "'a' is 'float16', which JSON cannot become"),
+        ({"dtypes": {"a": "datetime64[D]"}}, "which JSON cannot become"),
         ({"dtypes": {"a": "nonsense"}}, "give a dtype, such as 'float32'"),
         ({"dtypes": {"a": [1, 2]}}, r"for a list give \[dtype\]"),
         ({"dtypes": {"a": pa.duration("s")}}, "is not supported"),
@@ -213,22 +213,22 @@ def test_options_that_are_wrong(write, options, message):
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ('{"a": 2.5}', r"the field 'a' is 2.5, where int64 is expected; write dtypes={'a': 'float64'}"),
+        ('{"a": 2.5}', r"the field 'a' is 2.5, but int64 is expected; write dtypes={'a': 'float64'}"),
         ('{"a": 18446744073709551615}', r"write dtypes={'a': 'uint64'}"),
-        ('{"a": "x"}', r"the field 'a' is 'x', where int64 is expected; leave it out with columns="),
-        ('{"a": true}', r"the field 'a' is True, where int64 is expected"),
-        ('{"a": 1, "b": "x"}', r"the field 'b' is in none.*write dtypes={'b': 'str'} to have it"),
+        ('{"a": "x"}', r"the field 'a' is 'x', but int64 is expected; leave it out with columns="),
+        ('{"a": true}', r"the field 'a' is True, but int64 is expected"),
+        ('{"a": 1, "b": "x"}', r"the field 'b' is in none.*write dtypes={'b': 'str'} to read it"),
         ('{"a": 1, "b": {"c": [1.5]}}', r"write dtypes={'b': {'c': \['float64'\]}}"),
         ('{"at": {"x": 1.5}}', r"the field 'at.x' is 1.5.*write dtypes={'at': {'x': 'float64'}}"),
         ('{"at": {"z": 1}}', r"the field 'at.z' is in none.*write dtypes={'at': {'z': 'int64'}}"),
         ('{"v": [1, 0.5]}', r"the field 'v.\[\]' is 0.5.*write dtypes={'v': \['float64'\]}"),
-        ('{"e": 1}', r"the field 'e' is 1, where null is expected; write dtypes={'e': 'int64'}"),
-        ('{"a": 1, "b": null}', r"the field 'b' is in none.*name the columns"),
+        ('{"e": 1}', r"the field 'e' is 1, but null is expected; write dtypes={'e': 'int64'}"),
+        ('{"a": 1, "b": null}', r"the field 'b' is in none.*select other columns"),
         ('{"a": 1', "it is not JSON: .*give lines=False"),
-        ("[1]", "it is no object"),
+        ("[1]", "it is not an object"),
         ('{"a": 1}{"a": 2}', "it is not JSON: Extra data"),
         ('{"a": 1, "a": 2}', "was specified twice"),
-        ('{"a": ' + "[" * 3000 + "]" * 3000 + "}", "it is nested too deep|where int64 is expected"),
+        ('{"a": ' + "[" * 3000 + "]" * 3000 + "}", "it is nested too deeply|but int64 is expected"),
     ],
 )
 def test_what_comes_later_and_does_not_fit(write, second, message):
@@ -238,7 +238,7 @@ def test_what_comes_later_and_does_not_fit(write, second, message):
     with pytest.raises(errors.FileError, match=message) as caught:
         list(ds)
     assert f"{path} bytes 0 to" in str(caught.value)
-    assert "line 20 of it" in str(caught.value)
+    assert "its line 20" in str(caught.value)
     given = list(iterator := iter(ds.ignore_errors()))
     assert len(given) == 40
     assert iterator.stats()["skipped_by_file"] == {path: 1}
@@ -255,15 +255,15 @@ def test_what_the_message_says_to_write_helps(write):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"a": 1}\n{"a": "x"}\n', "the field 'a' is a number in some records, and text in others"),
-        ('{"a": [1]}\n{"a": [{}]}\n', "is a number in some records, and an object in others"),
-        ('{"a": -1}\n{"a": 18446744073709551615}\n', "is negative in some records, and too large for int64"),
-        ('{"a": 99999999999999999999}\n', "is 99999999999999999999, which no whole number of 64 bits is"),
-        ('{"a": ' + "[" * 100 + "]" * 100 + "}\n", "is nested more than 32 deep"),
+        ('{"a": 1}\n{"a": "x"}\n', "the field 'a' is a number in some records, but text in others"),
+        ('{"a": [1]}\n{"a": [{}]}\n', "is a number in some records, but an object in others"),
+        ('{"a": -1}\n{"a": 18446744073709551615}\n', "is negative in some records, but too large for int64"),
+        ('{"a": 99999999999999999999}\n', "is 99999999999999999999, which does not fit into 64 bits"),
+        ('{"a": ' + "[" * 100 + "]" * 100 + "}\n", "is nested more than 32 levels deep"),
         ('{"a": [{"b": 1}]}\n', "lists of structs, which cannot form an array"),
-        ("", "no object with fields"),
-        ("{}\n", "no object with fields"),
-        ("not json\n", "no object with fields"),
+        ("", "no object from which types can be inferred"),
+        ("{}\n", "no object from which types can be inferred"),
+        ("not json\n", "no object from which types can be inferred"),
     ],
 )
 def test_what_has_no_type(write, content, message):
@@ -283,7 +283,7 @@ def test_a_field_of_no_type_can_be_left_out_or_given_one(write):
 def test_text_that_is_no_utf8(write):
     path = write(b'{"s": "fine"}\n{"s": "\xff"}\n{"s": "too"}\n')
     ds = read_json(path, "s")
-    with pytest.raises(errors.FileError, match=r"line 1 of it.*is not JSON: 'utf-8'"):
+    with pytest.raises(errors.FileError, match=r"its line 1.*is not JSON: 'utf-8'"):
         list(ds)
     assert list(ds.ignore_errors()) == ["fine", "too"]
 
@@ -328,7 +328,7 @@ def test_null_is_no_object(write, content, split_bytes):
     path = write(content)
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
         ds = read_json(path, "a", lines=True)
-        with pytest.raises(errors.FileError, match=r"null.*it is no object"):
+        with pytest.raises(errors.FileError, match=r"null.*it is not an object"):
             list(ds)
         kept = iter(ds.ignore_errors())
         assert [int(each) for each in kept] == [1]
@@ -350,10 +350,10 @@ def test_objects_over_lines_are_none_where_lines_are_said(write, split_bytes):
     ("content", "kept", "message"),
     [
         ('[{"a": 1}, {"a": 2}, {"a":', 2, "object 2 of it is not JSON"),
-        ('[{"a": 1}, {"a": 2}', 2, "and the array does not"),
+        ('[{"a": 1}, {"a": 2}', 2, "before the end of the array"),
         ('[{"a": 1} {"a": 2}]', 1, "',' or ']' is expected"),
-        ('[{"a": 1}]x', 1, "something after the end of the array"),
-        ('[{"a": 1}, 5, {"a": 3}]', 2, "object 1 of it, b'5': it is no object"),
+        ('[{"a": 1}]x', 1, "data after the end of the array"),
+        ('[{"a": 1}, 5, {"a": 3}]', 2, "its object 1, b'5': it is not an object"),
     ],
 )
 def test_arrays_that_are_broken(write, content, kept, message):
@@ -375,7 +375,7 @@ def test_the_first_file_tells_the_types_and_workers_do_not_ask_again(write, monk
     monkeypatch.setattr(Json, "_kind", None)
     assert moved.spec(paths[2]) == element_spec_of(ds)
     (split,) = moved.list_splits(paths[2], 0, FirstFile(paths[1], element_spec_of(ds)))
-    with pytest.raises(errors.FileError, match=r"c\.json as a whole: object 0 of it.*dtypes={'a': 'float64'}"):
+    with pytest.raises(errors.FileError, match=r"c\.json as a whole: its object 0.*dtypes={'a': 'float64'}"):
         moved.read(split)
 
 
@@ -409,18 +409,20 @@ def test_lists_of_one_length_batch(write):
     [
         ("", "it is empty"),
         ("\n \n", "it is empty"),
-        ("<html>\n<body>403", "begins with b'<html>', as HTML and XML do"),
-        ("a,b\n1,2\n", "begins with b'a,b', as delimited text does, which read_csv reads"),
-        ("{'a': 1}\n{'a': 2}\n", "as Python shows a dict, .* double quotes"),
-        ("[1, 2]", "which is JSON, and no object"),
-        ("null\nnull\n", "which is JSON, and no object"),
-        ("{}\n", "which is JSON, and without fields"),
+        ("<html>\n<body>403", "begins with b'<html>', like HTML or XML"),
+        ("a,b\n1,2\n", "begins with b'a,b', like delimited text, which read_csv reads"),
+        ("{'a': 1}\n{'a': 2}\n", "like a Python dict, .* double quotes"),
+        ("[1, 2]", "which is JSON, but not an object"),
+        ("null\nnull\n", "which is JSON, but not an object"),
+        ("{}\n", "which is JSON, but without fields"),
         ("hello\n", "begins with b'hello', which is not JSON"),
         ('{"a": 1,}\n', "which is not JSON"),
-        ("PAR1\x15\x04", "begins with b'PAR1.*', as files of another format"),
+        ("PAR1\x15\x04", "begins with b'PAR1.*', like a file of another format"),
     ],
 )
 def test_a_file_that_is_not_json_is_said_to_look_like_what_it_is(tmp_path, content, told):
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(errors.FileError, match=rf"a\.json: there is no object with fields.*: .*{told}.*dtypes="):
+    with pytest.raises(
+        errors.FileError, match=rf"a\.json: there is no object from which types can be inferred.*: .*{told}.*dtypes="
+    ):
         read_json(tmp_path / "a.json")

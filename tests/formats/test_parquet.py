@@ -398,9 +398,9 @@ def test_filters_keep_rows_and_leave_groups_unread(sorted_path, filters, keeps, 
     ("filters", "message"),
     [
         ([("nothing", ">", 1)], r"filters: no column 'nothing'; there are 'n', 'word', 'f'"),
-        ([("n", ">")], r"filters: \('n', '>'\) is no condition; give tuples \(column, operator, value\)"),
+        ([("n", ">")], r"filters: \('n', '>'\) is not a condition; give tuples \(column, operator, value\)"),
         ([("n", "~", 1)], r'filters: .*"~" is not a valid operator'),
-        ("n > 3", r"filters: 'n' is no condition"),
+        ("n > 3", r"filters: 'n' is not a condition"),
         ([("n", ">", "x")], r"filters"),
     ],
 )
@@ -635,7 +635,7 @@ def test_text_that_is_not_utf8_is_an_error_of_its_row_alone(tmp_path, shape):
     pq.write_table(pa.table({"s": made, "n": range(5)}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"s": made.slice(2, 1), "n": [5]}), tmp_path / "b.parquet")
     ds = read_parquet(tmp_path)
-    with pytest.raises(errors.FileError, match=r"a\.parquet row group 0: column 's': row 1 of it, .* is not UTF-8"):
+    with pytest.raises(errors.FileError, match=r"a\.parquet row group 0: column 's': its row 1, .* is not UTF-8"):
         list(ds)
     iterator = iter(ds.with_options(Options(on_error="skip")))
     assert [int(row["n"]) for row in iterator] == [0, 2, 4, 5]

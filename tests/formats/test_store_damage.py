@@ -47,14 +47,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
     [
         # Named, for its own name has its address, which is another in every process.
         pytest.param(Nested(), r"leaf \[0\] is a dataset, such as a window", id="nested"),
-        (np.array([b"a", "b"], object), r"holds str, and only bytes are saved \(leaf \[0\]\)"),
+        (np.array([b"a", "b"], object), r"holds str, but only bytes can be saved \(leaf \[0\]\)"),
         (np.array([b"a", None], object), "holds NoneType"),
         (np.array([np.bytes_(b"a")], object), "holds bytes_"),
         (np.zeros(2, "i4,f8"), r"dtype.*cannot be saved.*leaf \[0\]"),
         (np.zeros(2, "V3"), "cannot be saved"),
         (np.array(["a"], np.dtypes.StringDType(na_object=None)), "may be missing"),
         (Ragged(np.array([{}]), [0, 1]), "holds dict"),
-        ("not an array", "builtins.str; only arrays in the memory of the host"),
+        ("not an array", "builtins.str; only arrays in host memory"),
     ],
     ids=str,
 )
@@ -76,9 +76,9 @@ HOSTILE = ["../a", "a/b", "/etc/passwd", "a..b", "..", ".", "", ".hidden", "a\\b
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_that_lead_elsewhere(tmp_path, name):
-    with pytest.raises(ArgumentError, match="is no name of a part"):
+    with pytest.raises(ArgumentError, match="is no part's name"):
         write_part(bundle(np.zeros(2)), str(tmp_path / "inner"), name)
-    with pytest.raises(ArgumentError, match="is no name of a part"):
+    with pytest.raises(ArgumentError, match="is no part's name"):
         SavedPart(f"{name}.arrow", 1, 1)
     assert not list(tmp_path.iterdir())
 
@@ -150,7 +150,7 @@ def test_a_file_of_flipped_bits(written, compression):
 def test_a_file_that_is_gone(written):
     part, path, structure = written
     path.unlink()
-    with pytest.raises(FileError, match=r"a\.arrow: not found: gone since it was saved"):
+    with pytest.raises(FileError, match=r"a\.arrow: not found: deleted since it was saved"):
         read_part(str(path.parent), part, structure)
     with pytest.raises(FileError, match=r"a\.arrow: not found"):
         take_rows(str(path.parent), part, structure, [0])
@@ -164,7 +164,7 @@ def test_a_file_of_something_else(written):
     table = pa.table({"a": [1, 2, 3, 4]})
     with pa.ipc.new_file(str(path), table.schema) as file:
         file.write_table(table)
-    with pytest.raises(FileError, match=r"a\.arrow: an Arrow file, and not of a saved dataset"):
+    with pytest.raises(FileError, match=r"a\.arrow: an Arrow file, but not of a saved dataset"):
         read_part(str(path.parent), part, structure)
     path.unlink()
     path.mkdir()
@@ -174,9 +174,9 @@ def test_a_file_of_something_else(written):
 
 def test_a_file_of_other_rows(written):
     part, path, structure = written
-    with pytest.raises(FileError, match=r"a\.arrow: has 4 rows, and the manifest says 5"):
+    with pytest.raises(FileError, match=r"a\.arrow: has 4 rows, but 5 in the manifest"):
         read_part(str(path.parent), SavedPart(part.name, 5, 0), structure)
-    with pytest.raises(FileError, match=r"a\.arrow: its leaves are .* and those asked for \('\[0\]', '\[1\]'\)"):
+    with pytest.raises(FileError, match=r"a\.arrow: its leaves are .* but \('\[0\]', '\[1\]'\)"):
         read_part(str(path.parent), part, PAIR)
 
 
@@ -376,7 +376,7 @@ def test_a_manifest_of_something_else(tmp_path, text):
 
 def test_a_manifest_of_another_version(tmp_path, content):
     save_json(tmp_path, content | {"version": 2, "parts": "of another form"})
-    with pytest.raises(FileError, match=r"manifest.json: of version 2, and only version 1 is known"):
+    with pytest.raises(FileError, match=r"manifest.json: version 2 is unknown, only version 1 is supported"):
         read_manifest(str(tmp_path))
 
 
@@ -384,7 +384,7 @@ def test_a_manifest_of_another_version(tmp_path, content):
 def test_a_manifest_of_hostile_names(tmp_path, content, name):
     for part in (name, f"{name}.arrow"):
         save_json(tmp_path, content | {"parts": [[part, 3, 100]]})
-        with pytest.raises(FileError, match=r"manifest.json: damaged.*is no name of a part"):
+        with pytest.raises(FileError, match=r"manifest.json: damaged.*is no part's name"):
             read_manifest(str(tmp_path))
 
 

@@ -603,7 +603,7 @@ def test_keys_that_are_made(tmp_path):
         ({"txt": 1}, "a field of that name is text"),
         ({"png": np.zeros((2, 2, 3), np.float32)}, "an image is uint8 of shape"),
         ({"jpg": np.zeros((2, 2, 4), np.uint8)}, "such an image has 1 or 3 channels"),
-        ({"gif": np.zeros((2, 2, 3), np.uint8)}, "those are written as png, .*call it 'gif.png'"),
+        ({"gif": np.zeros((2, 2, 3), np.uint8)}, "which can be written as png, .*call it 'gif.png'"),
         ({"a/b": b""}, "'a/b' cannot end the name of a member"),
         ({"PNG": b""}, "'PNG' cannot end the name of a member"),
         ({"__key__": 1, "cls": 1}, "'__key__' is .*keys are text"),
@@ -664,7 +664,7 @@ def test_only_bytes_are_written_as_bytes():
     for value in (3, [1, 2], "text", None):
         given = np.empty((), object)
         given[()] = value
-        with pytest.raises(ValueError, match="field 'raw' holds bytes, and a value is"):
+        with pytest.raises(ValueError, match="field 'raw' holds bytes, but a value is"):
             Decoding().encode("raw", given)
 
 

@@ -1,8 +1,7 @@
 """Arrow IPC, files (also called Feather, of version 2) and streams, read by pyarrow; record batches are splits.
 
-Small neighbours are a split together, for which they are copied once. Large ones are cut at rows, where that costs
-nothing: in local files that are not compressed, which are mapped into memory. What types and nulls become is said in
-`tables.from_arrow`.
+Small adjacent batches are combined to a split, and copied once for it. Large ones are cut at rows if that is free: in
+uncompressed local files, which are mapped into memory. `tables.from_arrow` lists the conversion of types and nulls.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from daskdist.storage.hive_partitions import Partitions
 from daskdist.storage.schema_check import FirstFile, unlike
 from daskdist.tables.from_arrow import TableReader
 
-# A batch that is at least this part of a split is one by itself.
+# A batch of at least this fraction of a split's size is not combined with others.
 _LARGE: Final = 1 / 16
-# In memory no batch has more bytes for one in the file, which is a bit a value at least, but for dictionaries.
+# The largest possible ratio of memory to file bytes without dictionaries, as a value takes at least one bit.
 _DENSEST: Final = 64
 # The assumed ratio of memory to compressed bytes.
 _RATIO: Final = 2
-# A message of a schema is shorter.
+# A limit on the size of schema messages.
 _LONGEST: Final = 2**28
 
 
@@ -45,9 +44,9 @@ class ArrowSplit:
     version
         The file, as it was listed.
     start, stop
-        The numbers of its record batches.
+        The range of numbers of its record batches.
     rows
-        From which row to which, of a batch that is cut; None for all.
+        The range of rows of a batch that is cut; None for all.
     """
 
     version: Version
@@ -63,13 +62,13 @@ class Arrow:
     Parameters
     ----------
     columns
-        Which columns, in what structure: see `Columns.of`.
+        The columns and their structure; see `Columns.of`.
     missing
-        What stands for a null, by column.
+        The replacement of nulls, by column.
     partitions
-        The columns that the names of directories make.
+        The columns encoded in the names of directories.
     storage
-        How files are opened.
+        Opens the files.
     """
 
     columns: Any = None
@@ -95,7 +94,7 @@ class Arrow:
         try:
             spec = self._spec(index, path)
         except ArgumentError as error:
-            raise FileError(f"{path}: {error}; the first file, {first.path}, has what is asked for") from None
+            raise FileError(f"{path}: {error}; the first file, {first.path}, has it") from None
         if spec != first.spec:
             raise unlike(path, spec, first)
         share = len(self._tables.read_from(index.schema.names)) / max(len(index.schema.names), 1)
@@ -103,13 +102,13 @@ class Arrow:
 
         def size_of(batch: Message) -> int:
             if batch.num_rows is not None and row_bytes is not None:
-                # In a file that is damaged there may be any number of rows.
+                # A damaged file may state any number of rows.
                 return min(batch.num_rows * row_bytes, batch.num_bytes * _DENSEST)
             return int(batch.num_bytes * share * (_RATIO if batch.is_compressed else 1))
 
         return [
-            _split(ArrowSplit(version, *each), index, size_of, file)
-            for each in _grouped(index, size_of, in_bytes("split-bytes"), not is_remote(path))
+            _split(ArrowSplit(version, *part), index, size_of, file)
+            for part in _grouped(index, size_of, in_bytes("split-bytes"), not is_remote(path))
         ]
 
     def read(self, split: Split) -> Block:
@@ -152,13 +151,12 @@ class Arrow:
             start, stop = part.rows
             batches = [batch.slice(start, stop - start) for batch in batches]
         names = batches[0].schema.names
-        wanted = self._tables.read_from(names)
-        if len(wanted) < len(names):
-            # Without a column there would be no rows.
-            batches = [batch.select(wanted or names[:1]) for batch in batches]
+        selected = self._tables.read_from(names)
+        if len(selected) < len(names):
+            # Read at least one column, as without any there would be no rows.
+            batches = [batch.select(selected or names[:1]) for batch in batches]
         for batch in batches:
-            # Offsets and numbers of dictionaries that point elsewhere would end the process, as would text that is
-            # none. Plain numbers are not looked at.
+            # Invalid offsets, dictionary indices or text would crash the process. Plain numbers are not checked.
             batch.validate(full=True)
         return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches)
 
@@ -171,11 +169,11 @@ class Arrow:
             raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
         index = index_of(self.storage, version)
         names = index.schema.names
-        wanted = set(self._tables.read_from(names))
-        fields = [number for number, name in enumerate(names) if name in wanted] or [0]
-        # Leaving out fields of batches that are only mapped takes longer than keeping them. No threads: splits are read
-        # side by side already.
-        is_plain = not is_remote(version.path) and not any(each.is_compressed for each in index.batches)
+        selected = set(self._tables.read_from(names))
+        fields = [number for number, name in enumerate(names) if name in selected] or [0]
+        # Removing fields of mapped batches takes longer than keeping them. Without threads, as splits are read in
+        # parallel already.
+        is_plain = not is_remote(version.path) and not any(message.is_compressed for message in index.batches)
         is_all = is_plain or len(fields) == len(names)
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=[] if is_all else fields)
         with damage(split.label):
@@ -183,13 +181,13 @@ class Arrow:
                 with self.storage.open(version.path) as file:
                     yield _Batches(index, file, options, is_mapped=False)
             else:
-                # Arrays made of it keep the mapping alive.
+                # Its arrays keep the mapping alive.
                 with pa.memory_map(version.path) as source:
                     yield _Batches(index, source, options, is_mapped=True)
 
 
 class _Batches:
-    # The record batches of a file that is open.
+    # The record batches of an open file.
     def __init__(self, index: BatchIndex, source: Any, options: Any, *, is_mapped: bool) -> None:
         import pyarrow as pa
 
@@ -200,30 +198,30 @@ class _Batches:
         self._reader = None if index.is_stream else pa.ipc.open_file(source, options=options)
 
     def batches(self, start: int, stop: int) -> list[Any]:
-        """Record batches, of the columns that are wanted, or of all."""
+        """Return record batches, with the selected columns or all."""
         messages = self._index.batches[start:stop]
         if self._reader is not None:
-            found = [self._reader.get_batch(number) for number in range(start, stop)]
+            record_batches = [self._reader.get_batch(number) for number in range(start, stop)]
         else:
-            found = self._of_stream(messages)
-        for number, (message, batch) in enumerate(zip(messages, found, strict=True), start):
+            record_batches = self._of_stream(messages)
+        for number, (message, batch) in enumerate(zip(messages, record_batches, strict=True), start):
             if message.num_rows not in (None, batch.num_rows):
                 raise ValueError(f"record batch {number} has {batch.num_rows} rows, not {message.num_rows}")
             batch.validate()
-        return found
+        return record_batches
 
     def _of_stream(self, messages: Sequence[Message]) -> list[Any]:
         import pyarrow as pa
 
-        if self._is_mapped and len(self._index.others) == 1 and not any(each.is_compressed for each in messages):
-            found = []
+        if self._is_mapped and len(self._index.others) == 1 and not any(message.is_compressed for message in messages):
+            record_batches = []
             for message in messages:
                 self._source.seek(message.start)
-                found.append(pa.ipc.read_record_batch(pa.ipc.read_message(self._source), self._index.schema))
-            return found
-        # Read them as a stream of their own: the schema, the dictionaries as they are by then, and the batches.
+                record_batches.append(pa.ipc.read_record_batch(pa.ipc.read_message(self._source), self._index.schema))
+            return record_batches
+        # Read them as a separate stream of the schema, the dictionaries at that point, and the batches.
         parts = [*self._index.needed_by(messages[0]), Message(messages[0].start, messages[-1].stop)]
-        data = b"".join(self._bytes_of(each) for each in parts)
+        data = b"".join(self._bytes_of(message) for message in parts)
         with pa.ipc.open_stream(pa.BufferReader(data), options=self._options) as reader:
             return list(reader)
 
@@ -233,7 +231,7 @@ class _Batches:
 
 
 def _grouped(index: BatchIndex, size_of: Any, split_bytes: int, is_local: bool) -> Iterator[tuple[Any, ...]]:
-    # Batches from and to, and of one that is cut, rows from and to.
+    # Yield the range of batches of each split, and for a batch that is cut, the range of rows.
     start, total, previous = 0, 0, 0
     is_cut = is_local and not (index.is_stream and len(index.others) > 1)
     for number, batch in enumerate(index.batches):
@@ -273,7 +271,7 @@ def _split(part: ArrowSplit, index: BatchIndex, size_of: Any, file: int) -> Spli
 
 
 def _row_bytes(spec: ElementSpec) -> int | None:
-    # The bytes of a row; None where rows differ, or have more bytes than their dtype says.
+    # Return the bytes of a row; None if rows vary, or have more bytes than their dtype.
     if any(None in leaf.shape or leaf.dtype.kind in "TO" for leaf in spec.leaves):
         return None
     return sum(prod(size or 0 for size in leaf.shape) * leaf.dtype.itemsize for leaf in spec.leaves)

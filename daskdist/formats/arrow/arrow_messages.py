@@ -1,7 +1,7 @@
-"""The positions and row counts of the record batches of an Arrow file, found without reading them.
+"""The positions and row counts of the record batches of an Arrow file, without reading them.
 
-pyarrow tells neither before it reads a batch. The places are in the footer of a file; of a stream, which has none,
-they are found by going from message to message. See https://arrow.apache.org/docs/format/Columnar.html.
+pyarrow knows neither before it reads a batch. The footer of a file has the positions; a stream has no footer and is
+scanned from message to message. See https://arrow.apache.org/docs/format/Columnar.html.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FEATHER_1: Final = b"FEA1"
 CONTINUES: Final = b"\xff\xff\xff\xff"
 
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
-# The positions of fields of flatbuffers in Message.fbs and File.fbs.
+# The indices of fields in Message.fbs and File.fbs.
 _HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
 _LENGTH, _COMPRESSION = 0, 3
 _ID, _IS_DELTA = 0, 2
@@ -40,15 +40,15 @@ class Message:
     Parameters
     ----------
     start, stop
-        Where its bytes are.
+        The range of its bytes.
     num_rows
-        Of a record batch; None where that is not known.
+        The number of rows of a record batch; None if unknown.
     is_compressed
-        Whether a record batch is.
+        Whether a record batch is compressed.
     dictionary
-        Which dictionary it has, or adds to; None where it has none.
+        The id of the dictionary that it contains or extends; None for other messages.
     is_delta
-        Whether it adds to a dictionary.
+        Whether it extends a dictionary.
     """
 
     start: int
@@ -77,7 +77,7 @@ class BatchIndex:
     batches
         The record batches, in order.
     others
-        Of a stream its schema and its dictionaries, in order.
+        The schema and the dictionaries of a stream, in order.
     """
 
     schema: Any
@@ -86,39 +86,40 @@ class BatchIndex:
     others: tuple[Message, ...] = ()
 
     def needed_by(self, batch: Message) -> list[Message]:
-        """Return the schema and the dictionaries that a batch of a stream cannot be read without, in order."""
-        found: dict[int | None, list[Message]] = {}
-        for each in self.others:
-            if each.start < batch.start:
-                found[each.dictionary] = [*found.get(each.dictionary, ()), each] if each.is_delta else [each]
-        return sorted((each for every in found.values() for each in every), key=lambda each: each.start)
+        """Return the schema and the dictionaries that are necessary to read a batch of a stream, in order."""
+        messages: dict[int | None, list[Message]] = {}
+        for message in self.others:
+            if message.start < batch.start:
+                earlier = messages.get(message.dictionary, ()) if message.is_delta else ()
+                messages[message.dictionary] = [*earlier, message]
+        return sorted((message for every in messages.values() for message in every), key=lambda message: message.start)
 
 
 @lru_cache(maxsize=64)
 def index_of(storage: Storage, version: Version) -> BatchIndex:
-    """Return the schema of a file and the places of its messages.
+    """Return the schema of a file and the positions of its messages.
 
     Raises
     ------
     FileError
-        It is no Arrow file, or is damaged: it stops within a message, a message is of an unknown kind, or there are
-        bytes behind its end-of-stream marker.
+        The file is not an Arrow file, or is damaged: it ends within a message, a message has an unknown kind, or bytes
+        follow the end-of-stream marker.
 
     Notes
     -----
-    A stream may end without a marker, where its writer closed the connection. A file that was cut off between two
+    A stream may end without a marker if its writer closed the connection. A file that was truncated between two
     messages looks the same, so a warning is logged.
     """
     import pyarrow as pa
 
     path = version.path
     if not version.num_bytes:
-        raise FileError(f"{path} has no bytes, where even an Arrow file without rows has a schema")
-    with storage.open(path) as file, damage(path, "not an Arrow file, or one that is damaged"):
+        raise FileError(f"{path} is empty, while even an Arrow file without rows has a schema")
+    with storage.open(path) as file, damage(path, "not an Arrow file, or a damaged one"):
         head = file.read(8)
         if head.startswith(FEATHER_1):
             raise FileError(
-                f"{path}: Feather of version 1, which is not read here; write it anew: "
+                f"{path}: Feather version 1 is not supported; write it again: "
                 "pyarrow.feather.write_feather(pyarrow.feather.read_table(path), path)"
             )
         try:
@@ -128,24 +129,24 @@ def index_of(storage: Storage, version: Version) -> BatchIndex:
                     schema, num_batches = reader.schema, reader.num_record_batches
                 batches = _in_footer(file, version)
                 if len(batches) != num_batches:
-                    raise ValueError(f"there are {num_batches} record batches, and {len(batches)} in the footer")
+                    raise ValueError(f"there are {num_batches} record batches, but {len(batches)} in the footer")
                 return BatchIndex(schema, False, batches)
-            found, is_ended = _in_stream(file, version.num_bytes)
+            messages, is_ended = _in_stream(file, version.num_bytes)
             file.seek(0)
             with pa.ipc.open_stream(file) as reader:
                 schema = reader.schema
-            _check_dictionaries(found, schema)
+            _check_dictionaries(messages, schema)
         except struct.error as error:
             raise ValueError(f"its messages are cut short: {error}") from None
-    batches = tuple(message for kind, message in found if kind == _BATCH)
+    batches = tuple(message for kind, message in messages if kind == _BATCH)
     if not is_ended:
         logger.warning(
             "%s has no end-of-stream marker: all %d record batches in it are read, but if its writer was interrupted, "
-            "or the file was cut off, others are missing",
+            "or the file was truncated, others are missing",
             path,
             len(batches),
         )
-    return BatchIndex(schema, True, batches, tuple(message for kind, message in found if kind != _BATCH))
+    return BatchIndex(schema, True, batches, tuple(message for kind, message in messages if kind != _BATCH))
 
 
 def damage(label: str, what: str = "damaged or cut short") -> AbstractContextManager[None]:
@@ -165,20 +166,20 @@ def _in_footer(file: IO[bytes], version: Version) -> tuple[Message, ...]:
         return ()
     vector = place + _number("<I", footer, place)
     num_batches = _number("<I", footer, vector)
-    made = []
+    messages = []
     for number in range(num_batches):
         start, num_bytes, body_bytes = _BLOCK.unpack_from(footer, vector + 4 + number * _BLOCK.size)
         stop = start + num_bytes + body_bytes
         if min(start, num_bytes, body_bytes) < 0 or stop > version.num_bytes:
-            raise ValueError(f"record batch {number} is said to be at bytes {start} to {stop}")
+            raise ValueError(f"the footer lists record batch {number} at bytes {start} to {stop}")
         if is_remote(version.path):
-            # Not worth a question each.
-            made.append(Message(start, stop))
+            # A single batch is not worth a request for its row count.
+            messages.append(Message(start, stop))
             continue
         file.seek(start)
-        made.append(_described(file.read(num_bytes), start, stop)[1])
-    _check_footer(file, max((each.stop for each in made), default=0))
-    return tuple(made)
+        messages.append(_described(file.read(num_bytes), start, stop)[1])
+    _check_footer(file, max((message.stop for message in messages), default=0))
+    return tuple(messages)
 
 
 def _check_footer(file: IO[bytes], stop: int) -> None:
@@ -188,14 +189,14 @@ def _check_footer(file: IO[bytes], stop: int) -> None:
     if stop and prefix.startswith(CONTINUES) and (length := _number("<i", prefix, 4)) > 0:
         metadata = prefix + file.read(length)
         if _Table.root(metadata[8:]).byte(_HEADER_TYPE) == _BATCH:
-            raise ValueError(f"there is a record batch at byte {stop} that its footer does not list")
+            raise ValueError(f"there is a record batch at byte {stop} that the footer does not list")
 
 
-def _check_dictionaries(found: Sequence[tuple[int, Message]], schema: Any) -> None:
-    # A record batch whose kind was damaged may look like a dictionary that no column has.
-    num_ids = len({message.dictionary for kind, message in found if kind == _DICTIONARY})
+def _check_dictionaries(messages: Sequence[tuple[int, Message]], schema: Any) -> None:
+    # A record batch with a damaged kind may look like a dictionary that no column uses.
+    num_ids = len({message.dictionary for kind, message in messages if kind == _DICTIONARY})
     if num_ids > (most := sum(map(_num_dictionaries, schema.types))):
-        raise ValueError(f"there are dictionaries of {num_ids} numbers, and {most} columns of such")
+        raise ValueError(f"there are dictionaries with {num_ids} ids, but {most} columns with dictionaries")
 
 
 def _num_dictionaries(kind: Any) -> int:
@@ -211,8 +212,8 @@ def _num_dictionaries(kind: Any) -> int:
 
 
 def _in_stream(file: IO[bytes], num_bytes: int) -> tuple[list[tuple[int, Message]], bool]:
-    # The messages of a stream with their kinds, and whether a marker ends them.
-    at, found, is_ended = 0, list[tuple[int, Message]](), False
+    # Return the messages of a stream with their kinds, and whether there is an end-of-stream marker.
+    at, messages, is_ended = 0, list[tuple[int, Message]](), False
     while at < num_bytes:
         file.seek(at)
         prefix = file.read(8)
@@ -224,32 +225,32 @@ def _in_stream(file: IO[bytes], num_bytes: int) -> tuple[list[tuple[int, Message
             rest = num_bytes - at - begin
             if rest:
                 raise ValueError(
-                    f"there are {rest} bytes behind the end-of-stream marker at byte {at}: damaged, or several streams "
-                    "one after the other, which are to be files of their own"
+                    f"there are {rest} bytes after the end-of-stream marker at byte {at}: damaged, or several streams "
+                    "in one file, which must be separate files"
                 )
             is_ended = True
             break
         if not 0 < length <= num_bytes - at:
-            raise ValueError(f"a message is expected at byte {at}, and there is {prefix!r}")
+            raise ValueError(f"a message is expected at byte {at}, not {prefix!r}")
         file.seek(at)
         metadata = file.read(begin + length)
         body_bytes = _Table.root(metadata[begin:]).long(_BODY_LENGTH)
         stop = at + begin + length + body_bytes
         if body_bytes < 0 or stop > num_bytes:
-            raise ValueError(f"the message at byte {at} is said to end at byte {stop} of {num_bytes}")
+            raise ValueError(f"the message at byte {at} states its end as byte {stop} of {num_bytes}")
         kind, message = _described(metadata, at, stop)
-        if kind not in ((_BATCH, _DICTIONARY) if found else (_SCHEMA,)):
-            wanted = "a record batch or a dictionary" if found else "a schema"
-            raise ValueError(f"the message at byte {at} is of kind {kind}, and {wanted} is expected")
-        found.append((kind, message))
+        if kind not in ((_BATCH, _DICTIONARY) if messages else (_SCHEMA,)):
+            expected = "a record batch or a dictionary" if messages else "a schema"
+            raise ValueError(f"the message at byte {at} is of kind {kind}, but {expected} is expected")
+        messages.append((kind, message))
         at = stop
-    if not found:
+    if not messages:
         raise ValueError("it does not begin with a schema")
-    return found, is_ended
+    return messages, is_ended
 
 
 def _described(metadata: bytes, start: int, stop: int) -> tuple[int, Message]:
-    # The kind of a message, and where it is; of a batch its rows too.
+    # Return the kind of a message, and its position and for a batch its number of rows.
     begin = 8 if metadata.startswith(CONTINUES) else 4
     message = _Table.root(metadata[begin:])
     kind, place = message.byte(_HEADER_TYPE), message.place(_HEADER)
@@ -260,13 +261,13 @@ def _described(metadata: bytes, start: int, stop: int) -> tuple[int, Message]:
         return kind, Message(start, stop, dictionary=batch.long(_ID), is_delta=bool(batch.byte(_IS_DELTA)))
     num_rows = batch.long(_LENGTH)
     if num_rows < 0:
-        raise ValueError(f"the record batch at byte {start} is said to have {num_rows} rows")
+        raise ValueError(f"the record batch at byte {start} states {num_rows} rows")
     return kind, Message(start, stop, num_rows, batch.place(_COMPRESSION) is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    # A table of flatbuffers: at each place in the data, how far back its index is.
+    # A flatbuffers table in some data, at a position.
     data: bytes
     at: int
 
@@ -275,7 +276,7 @@ class _Table:
         return _Table(data, _number("<I", data, 0))
 
     def place(self, field: int) -> int | None:
-        """Return the position of a field; None where it is left out."""
+        """Return the position of a field; None if it is absent."""
         index = self.at - _number("<i", self.data, self.at)
         entry = 4 + 2 * field
         if entry >= _number("<H", self.data, index):
@@ -294,5 +295,5 @@ class _Table:
 
 def _number(form: str, data: bytes, at: int) -> int:
     if at < 0:
-        raise ValueError("its messages point to what is before them")
+        raise ValueError("its messages point to positions before them")
     return int(struct.unpack_from(form, data, at)[0])

@@ -1,7 +1,7 @@
-"""Delimited text, CSV and TSV; a byte range, cut where a row begins, is a split.
+"""Delimited text, CSV and TSV; a split is a byte range that is cut at rows.
 
-The types of columns are those of a sample of the first file that has rows, or the user's, and the same for all splits.
-Decoding is pyarrow's: see `fields`. Where rows begin, with newlines in quotes, is told by `quotes`.
+The types of columns are inferred from a sample of the first file with rows, or set by the user, and apply to all
+splits. pyarrow decodes: see `fields`. `quotes` finds the beginnings of rows if quoted fields may contain newlines.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges, RangeRec
 from daskdist.storage.filesystem import failures
 from daskdist.storage.schema_check import FirstFile, readable, unlike
 
-# From so many columns on splits are not made smaller than others.
+# Files with at least this many columns have splits of the usual size.
 _MANY_COLUMNS: Final = 1000
-# The types that a sample gives columns of numbers.
+# The inferred types of columns of numbers.
 _INFERRED_NUMBERS: Final = ("int64", "float64")
 
 
@@ -38,9 +38,9 @@ class Schema:
     Parameters
     ----------
     names
-        Their names, in the order of the first file.
+        The names of the columns, in the order of the first file.
     kinds
-        Their types, by name: see `fields`.
+        The names of their types; see `fields`.
     """
 
     names: tuple[str, ...]
@@ -54,11 +54,11 @@ class CsvSplit:
     Parameters
     ----------
     range
-        Of the file.
+        The byte range.
     names
         The columns of the file, in its order.
     begin
-        Where what comes after the header begins.
+        The offset of the end of the header.
     schema
         The columns of all files.
     """
@@ -76,11 +76,11 @@ class Csv(SampledFormat):
     Parameters
     ----------
     dialect
-        How rows and fields are written.
+        The options of rows and fields.
     is_strict
-        Whether a missing value is an error in any column for which ``missing`` has nothing.
+        Whether a missing value without a replacement is an error in any column.
     schema
-        The columns of all files; None for those of the first.
+        The columns of all files; None to infer them from the first.
     """
 
     dialect: Dialect = field(default_factory=Dialect)
@@ -100,24 +100,22 @@ class Csv(SampledFormat):
             kind_named(dtype, column)
 
     def learned(self, paths: Sequence[str]) -> Csv:
-        """Return this reader with the columns of some files, taken from the first of them that has rows.
+        """Return this reader with the columns of the first file that has rows.
 
         Raises
         ------
         FileError
-            No file is text of rows, or none has as much as a header.
+            No file has valid rows, or none has a header.
         """
-        found = None
+        sampled_columns = None
         for _, seen in readable(paths, self._sampled):
             if seen is not None and seen.has_rows:
-                found = seen
+                sampled_columns = seen
                 break
-            found = found or seen
-        if found is None:
-            raise FileError(
-                f"{paths[0]}: empty, and so its columns are not known; give header=[...] and dtypes={{...}}"
-            )
-        return replace(self, schema=self._schema(found))
+            sampled_columns = sampled_columns or seen
+        if sampled_columns is None:
+            raise FileError(f"{paths[0]}: empty, so its columns are unknown; give header=[...] and dtypes={{...}}")
+        return replace(self, schema=self._schema(sampled_columns))
 
     def spec(self, path: str) -> ElementSpec:
         self.storage.version(path)
@@ -128,7 +126,7 @@ class Csv(SampledFormat):
         spec = self._spec(schema, first.path)
         if spec != first.spec:
             raise unlike(path, spec, first)
-        # Each column of a split takes its time however few rows there are.
+        # Each column of a split has a fixed cost, however few rows there are.
         splits = self._ranges(path).list(path, file, 1 if len(schema.names) >= _MANY_COLUMNS else GROWTH)
         if not splits:
             return splits
@@ -176,8 +174,11 @@ class Csv(SampledFormat):
             kinds = dict(fields.kinds)
             numbers = _numbers_without([row for row, _, _ in unequal])
             notes += [
-                Skipped(f"row {numbers(each.row)} of {split.label}", f"column {each.column!r}: {_what(each, kinds)}")
-                for each in invalid_values
+                Skipped(
+                    f"row {numbers(invalid.row)} of {split.label}",
+                    f"column {invalid.column!r}: {_what(invalid, kinds)}",
+                )
+                for invalid in invalid_values
             ]
             block = self.tables.block(table, split.label, path)
         block.skipped = tuple(notes)
@@ -188,22 +189,22 @@ class Csv(SampledFormat):
     def _known(self, path: str) -> Schema:
         if self.schema is not None:
             return self.schema
-        found = self._sampled(path)
-        if found is None:
-            raise FileError(f"{path}: empty, and so its columns are not known; give header=[...] and dtypes={{...}}")
-        return self._schema(found)
+        sampled_columns = self._sampled(path)
+        if sampled_columns is None:
+            raise FileError(f"{path}: empty, so its columns are unknown; give header=[...] and dtypes={{...}}")
+        return self._schema(sampled_columns)
 
     def _sampled(self, path: str) -> Sampled | None:
         dialect = self.dialect.of(path)
         return sampled(self._ranges(path), dialect, self.storage.version(path), self.sample_bytes)
 
-    def _schema(self, found: Sampled) -> Schema:
-        names = found.names
+    def _schema(self, sampled_columns: Sampled) -> Schema:
+        names = sampled_columns.names
         for name in self.dtypes or {}:
             if name not in names:
                 raise ArgumentError(f"dtypes: no column {name!r}; there are {', '.join(map(repr, names))}")
         kinds = []
-        for name, (kind, full) in zip(names, found.kinds, strict=True):
+        for name, (kind, full) in zip(names, sampled_columns.kinds, strict=True):
             if self.dtypes and name in self.dtypes:
                 kinds.append(with_zone(kind_named(self.dtypes[name], name), full))
             else:
@@ -214,11 +215,11 @@ class Csv(SampledFormat):
     def _spec(self, schema: Schema, path: str) -> ElementSpec:
         import pyarrow as pa
 
-        wanted = self.tables.read_from(schema.names)
+        selected = self.tables.read_from(schema.names)
         for name, kind in zip(schema.names, schema.kinds, strict=True):
-            if kind == "bytes" and name in wanted and name not in (self.dtypes or ()):
+            if kind == "bytes" and name in selected and name not in (self.dtypes or ()):
                 raise FileError(
-                    f"{path}: column {name!r} is not {self.dialect.encoding}; give the encoding it has, or "
+                    f"{path}: column {name!r} is not {self.dialect.encoding}; give its encoding, or "
                     f'dtypes={{{name!r}: "bytes"}}'
                 )
         types = pa.schema([(name, arrow_type(kind)) for name, kind in zip(schema.names, schema.kinds, strict=True)])
@@ -226,22 +227,22 @@ class Csv(SampledFormat):
 
     def _fields(self, part: CsvSplit, path: str) -> Fields:
         kinds = dict(zip(part.schema.names, part.schema.kinds, strict=True))
-        wanted = self.tables.read_from(part.schema.names)
-        # Without a column there would be no rows.
-        given = self.missing or {}
-        if not wanted:
-            wanted = [part.schema.names[0]]
-            kinds[wanted[0]] = "bytes"
+        selected = self.tables.read_from(part.schema.names)
+        # Read at least one column, as without any there would be no rows.
+        replacements = self.missing or {}
+        if not selected:
+            selected = [part.schema.names[0]]
+            kinds[selected[0]] = "bytes"
         has_null = {kind: kind.startswith(("float", "datetime", "timedelta")) for kind in set(kinds.values())}
-        lacks_null = [name for name in wanted if not has_null[kinds[name]]]
-        required = wanted if self.is_strict else [name for name in lacks_null if kinds[name] not in ("str", "bytes")]
+        lacks_null = [name for name in selected if not has_null[kinds[name]]]
+        required = selected if self.is_strict else [name for name in lacks_null if kinds[name] not in ("str", "bytes")]
         return Fields(
             part.names,
-            tuple((name, kinds[name]) for name in wanted),
-            required=frozenset(name for name in required if name not in given),
-            optional=frozenset(name for name in wanted if name in given and kinds[name] in ("str", "bytes")),
+            tuple((name, kinds[name]) for name in selected),
+            required=frozenset(name for name in required if name not in replacements),
+            optional=frozenset(name for name in selected if name in replacements and kinds[name] in ("str", "bytes")),
             inferred=frozenset(
-                name for name in wanted if kinds[name] in _INFERRED_NUMBERS and name not in (self.dtypes or ())
+                name for name in selected if kinds[name] in _INFERRED_NUMBERS and name not in (self.dtypes or ())
             ),
             **self.dialect.of(path).of_fields,
         )
@@ -250,17 +251,17 @@ class Csv(SampledFormat):
         return header_of(path, self._ranges(path), self.dialect.of(path))
 
     def _check_header(self, path: str, names: tuple[str, ...], schema: Schema, first: FirstFile) -> None:
-        # Columns may come in another order, and more of them where some are chosen.
-        wanted = schema.names if self.columns is None else self.tables.read_from(schema.names)
+        # Columns may come in another order, and there may be more if only some are selected.
+        selected = schema.names if self.columns is None else self.tables.read_from(schema.names)
         have, known = frozenset(names), frozenset(schema.names)
-        lacking = [name for name in wanted if name not in have]
+        lacking = [name for name in selected if name not in have]
         extra = [name for name in names if name not in known] if self.columns is None else []
         if lacking or extra:
             what = [f"lacks {', '.join(map(repr, lacking))}"] if lacking else []
             what += [f"has {', '.join(map(repr, extra))} besides"] if extra else []
             raise FileError(
                 f"{path}: of the columns of {first.path}, the first file, it {' and '.join(what)}; leave the file out, "
-                "or name the columns that all files have by columns=[...]"
+                "or name the columns that all files have with columns=[...]"
             )
 
     # --- rows ---
@@ -272,18 +273,18 @@ class Csv(SampledFormat):
         piece = self._ranges(split.path or "").read(replace(split, payload=part.range), is_lenient=is_lenient)
         if piece.offset >= part.begin:
             return piece
-        # The header is in it, or blank lines before that.
+        # It contains the header, or blank lines before it.
         length = min(part.begin - piece.offset, len(piece.data))
         return replace(piece, data=piece.data[length:], offset=piece.offset + length)
 
     def _text(self, piece: RangeRecords, split: Split, notes: list[Skipped] | None = None) -> bytes:
-        # The rows of a piece in UTF-8; those that cannot be decoded are left out where there are notes.
+        # Return the rows of a piece in UTF-8; with `notes`, undecodable rows are left out and noted.
         dialect, data = self.dialect.of(split.path or ""), piece.data
         framing = dialect.exact_framing
         if framing.quote and not dialect.newlines_in_values and framing.has_quoted_newline(data):
             raise FileError(
                 f"{split.label}: there is a newline in quotes, or a quote that is not closed; give "
-                "newlines_in_values=True, or quote=None if quotes are no more than text here"
+                "newlines_in_values=True, or quote=None if quotes are just text here"
             )
         if dialect.is_utf8:
             return data
@@ -294,8 +295,7 @@ class Csv(SampledFormat):
                 begins, _ = framing.rows(data)
                 row = int((begins <= error.start).sum()) - 1
                 raise FileError(
-                    f"{split.label}: row {row} of it is not {dialect.encoding}: {error.reason}; give the encoding "
-                    "it has"
+                    f"{split.label}: its row {row} is not {dialect.encoding}: {error.reason}; give the right encoding"
                 ) from None
         kept = []
         for begin, end in zip(*framing.rows(data), strict=True):
@@ -314,9 +314,9 @@ class Csv(SampledFormat):
         begins, ends = dialect.exact_framing.rows(data, with_blank=dialect.keeps_blank)
 
         def where(row: int) -> str:
-            # Text that was decoded has other positions in the file.
+            # After a conversion from another encoding, positions in the file are unknown.
             place = f", at byte {offset + int(begins[row])}" if dialect.is_utf8 else ""
-            return f"{split.label}: row {row} of it{place}, "
+            return f"{split.label}: its row {row}{place}, "
 
         unequal = fields.unequal(data)
         if unequal:
@@ -324,7 +324,7 @@ class Csv(SampledFormat):
             text = data[begins[row] : ends[row]].decode("utf-8", "replace")
             return FileError(
                 f"{where(row)}has {unequal[row]} fields, not {len(fields.names)}: {text!r:.120}; fix it, or leave "
-                'such rows out by Options(on_error="skip")'
+                'such rows out with Options(on_error="skip")'
             )
         _, invalid_values = fields.without_invalid(data)
         if not invalid_values:
@@ -333,11 +333,11 @@ class Csv(SampledFormat):
         name, kind = invalid.column, kinds[invalid.column]
         if invalid.value is None:
             stands = {"bytes": "b''", "str": "''", "bool": "False"}.get(kind, "0")
-            advice = f"missing={{{name!r}: {stands}}} for what stands for it"
+            advice = f"missing={{{name!r}: {stands}}} as its replacement"
             if kind not in ("str", "bytes"):
                 advice += f", or dtypes={{{name!r}: {'str' if kind == 'bool' else 'float64'!r}}}"
         elif kind == "str":
-            advice = f'the encoding it has, or dtypes={{{name!r}: "bytes"}}'
+            advice = f'the right encoding, or dtypes={{{name!r}: "bytes"}}'
         elif name in fields.inferred and is_number_text(invalid.value):
             advice = f"dtypes={{{name!r}: 'str'}} to keep it as it is written, or {{{name!r}: {kind!r}}} for the number"
         else:
@@ -347,7 +347,7 @@ class Csv(SampledFormat):
 
 
 def _numbers_without(left_out: list[int]) -> Callable[[int], int]:
-    # Map the number of a row to its number before others were left out.
+    # Return a function from the number of a row to its number before rows were left out.
     shift = np.array(left_out, np.intp) - np.arange(len(left_out))
     return lambda row: row + int(np.searchsorted(shift, row, side="right"))
 
@@ -355,6 +355,6 @@ def _numbers_without(left_out: list[int]) -> Callable[[int], int]:
 def _what(invalid: InvalidValue, kinds: Mapping[str, str]) -> str:
     kind = kinds[invalid.column]
     if invalid.value is None:
-        return f"its value is missing, and in {kind} nothing stands for that"
+        return f"its value is missing, which {kind} cannot represent"
     text = repr(invalid.value) if kind == "str" else repr(invalid.value.decode("utf-8", "replace"))
     return f"{text:.80} is not {'UTF-8' if kind == 'str' else kind}"

@@ -1,4 +1,4 @@
-"""Options of delimited text, and a look at the beginning of a file: its header and the types of its columns."""
+"""Options of delimited text, and the header and types of columns from the beginning of a file."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from daskdist.storage.filesystem import Version, failures
 
 TABS: Final = (".tsv", ".tab")
 
-# Bytes searched for a header, at first and at most.
+# The number of bytes to search for a header, at first and at most.
 _HEAD_BYTES: Final = 2**12
 _MOST_BYTES: Final = 2**26
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """Options of the way rows and fields are written.
+    """The options of rows and fields.
 
     Parameters
     ----------
     delimiter
-        What is between fields; None for a tab in files whose names end in ``.tsv`` or ``.tab``, else a comma.
+        The character between fields; None for a tab in files whose names end in ``.tsv`` or ``.tab``, else a comma.
     quote
-        What fields may be put in, or None.
+        The quote character, or None.
     newlines_in_values
-        Whether a field in quotes may hold newlines.
+        Whether a quoted field may contain newlines.
     encoding
-        That of the text.
+        The encoding of the text.
     has_header
         Whether a file begins with the names of its columns.
     names
-        The names of columns, whatever a header says; none of them, ``()``, for ``c0``, ``c1`` and so on; None for
-        those of the header, without one as ``()``.
+        The names of columns, which override a header; ``()`` for ``c0``, ``c1`` and so on; None for those of the
+        header, or without one like ``()``.
     null_values
-        What stands for a value that is missing.
+        The texts of missing values.
     keeps_blank
-        Whether a blank line is a row of one empty field, instead of none.
+        Whether a blank line is a row with one empty field rather than skipped.
     comment
-        What lines begin with that are left out where they come before the header or the first row; None for none.
+        The beginning of lines to skip before the header or the first row; None for none.
     """
 
     delimiter: str | None = None
@@ -61,17 +61,17 @@ class Dialect:
 
     def __post_init__(self) -> None:
         if self.comment is not None and not (isinstance(self.comment, str) and self.comment.strip()):
-            raise ArgumentError(f"comment is {self.comment!r}; give what lines of comment begin with, such as '#'")
+            raise ArgumentError(f"comment is {self.comment!r}; give the beginning of comment lines, such as '#'")
         for what, mark in (("delimiter", self.delimiter), ("quote", self.quote)):
             if mark is None:
                 continue
             if not isinstance(mark, str) or len(mark) != 1 or not mark.isascii() or mark in "\r\n\0":
-                raise ArgumentError(f"{what} is {mark!r}; give one character of ASCII, or None")
+                raise ArgumentError(f"{what} is {mark!r}; give one ASCII character, or None")
         if self.delimiter is not None and self.delimiter == self.quote:
             raise ArgumentError(f"delimiter and quote are both {self.quote!r}; give quote=None if there are no quotes")
         twice = _twice(self.names or ())
         if twice is not None:
-            raise ArgumentError(f"header: two columns are called {twice!r}; give each a name of its own")
+            raise ArgumentError(f"header: two columns are called {twice!r}; give each a different name")
         self._check_encoding()
 
     def _check_encoding(self) -> None:
@@ -80,28 +80,28 @@ class Dialect:
                 return
             marks = "".join(["\r\n", self.delimiter or ",\t", self.quote or ""])
             is_plain = marks.encode(self.encoding) == marks.encode()
-            others = "".join(map(chr, range(0x80, 0xD800))).encode(self.encoding, "ignore") if is_plain else b""
-        # Some that Python has are for other things than files, and refuse to do as they are told.
+            non_ascii = "".join(map(chr, range(0x80, 0xD800))).encode(self.encoding, "ignore") if is_plain else b""
+        # Some of Python's codecs are not for text, and raise other errors.
         except (LookupError, TypeError, ValueError):
             raise ArgumentError(f"encoding is {self.encoding!r}, which Python does not know for text") from None
-        if not is_plain or any(mark in others for mark in marks.encode()):
+        if not is_plain or any(mark in non_ascii for mark in marks.encode()):
             raise ArgumentError(
-                f"encoding is {self.encoding!r}, in which a newline, delimiter or quote is not one byte that is "
-                "nothing else; rewrite the files in UTF-8"
+                f"encoding is {self.encoding!r}, in which a newline, delimiter or quote is not a unique single "
+                "byte; rewrite the files in UTF-8"
             )
 
     @property
     def is_utf8(self) -> bool:
-        """True if text is in Arrow's own encoding."""
+        """True if the text is UTF-8, Arrow's encoding."""
         return codecs.lookup(self.encoding).name in ("utf-8", "utf-8-sig")
 
     def in_utf8(self, data: bytes) -> bytes:
-        """Return text in Arrow's own encoding, with marks in place of what cannot be decoded."""
+        """Return text as UTF-8, with replacement characters for undecodable bytes."""
         return data if self.is_utf8 else data.decode(self.encoding, "replace").encode()
 
     @property
     def of_fields(self) -> dict[str, Any]:
-        """The options that `Fields` takes."""
+        """The options of `Fields`."""
         return {
             "delimiter": self.delimiter or ",",
             "quote": self.quote or "",
@@ -122,12 +122,12 @@ class Dialect:
 
     @property
     def exact_framing(self) -> Quotes:
-        """The same whether or not newlines are expected in values, for what is read from the beginning."""
+        """The framing of rows with newlines allowed in values, for reading from the beginning."""
         return Quotes((self.delimiter or ",").encode(), (self.quote or "").encode())
 
 
 def without_unequal(data: bytes, fields: Fields, dialect: Dialect) -> tuple[bytes, list[tuple[int, int, str]]]:
-    """Rows without those of too many or too few fields; of these the number, how many fields, and the text."""
+    """Return the rows with the right number of fields, and the number, number of fields and text of each other row."""
     unequal = fields.unequal(data)
     if not unequal:
         return data, []
@@ -152,11 +152,11 @@ class Sampled:
     Parameters
     ----------
     names
-        Their names.
+        The names of the columns.
     kinds
-        Of each the type, and what it is where something stands for missing values.
+        The type of each column, and its type if missing values are replaced.
     has_rows
-        Whether there are rows to tell them by.
+        Whether there are rows from which types were inferred.
     """
 
     names: tuple[str, ...]
@@ -166,23 +166,23 @@ class Sampled:
 
 @lru_cache(maxsize=64)
 def sampled(ranges: ByteRanges, dialect: Dialect, version: Version, sample_bytes: int) -> Sampled | None:
-    """Infer the columns of a file from its first rows; None where it is empty and nothing names them.
+    """Infer the columns of a file from its first rows; None if it is empty and there are no names.
 
     Parameters
     ----------
     ranges
-        How files are read.
+        Reads the files.
     dialect
-        How they are written: see `Dialect.of`.
+        The options of the file; see `Dialect.of`.
     version
-        Which file.
+        The file.
     sample_bytes
-        How much of it to look at.
+        The number of bytes to sample.
 
     Raises
     ------
     FileError
-        Its header or first row is no such thing.
+        The header or the first row is invalid.
     """
     path, framing = version.path, dialect.exact_framing
     names, begin = dialect.names or (), 0
@@ -204,8 +204,8 @@ def sampled(ranges: ByteRanges, dialect: Dialect, version: Version, sample_bytes
     names = names or _numbered(num_fields)
     if dialect.names and num_fields != len(names):
         raise FileError(
-            f"{path}: its first row, {first[0]!r:.80}, has {num_fields} fields, and there are {len(names)} names for "
-            "them; give a name for each, or say what the delimiter is"
+            f"{path}: its first row, {first[0]!r:.80}, has {num_fields} fields, but there are {len(names)} names; "
+            "give a name for each, or the right delimiter"
         )
     with failures(path):
         fields = Fields(names, (), **dialect.of_fields)
@@ -224,12 +224,12 @@ def _numbered(num_columns: int) -> tuple[str, ...]:
 
 
 def header_of(path: str, ranges: ByteRanges, dialect: Dialect) -> tuple[tuple[str, ...], int] | None:
-    """Return the names in the header and the place after it; None where the file is empty.
+    """Return the names in the header and the offset after it; None if the file is empty.
 
     Raises
     ------
     FileError
-        They cannot be read, or are no names.
+        The header cannot be read, or has invalid names.
     """
     num_bytes = _HEAD_BYTES
     while True:
@@ -237,23 +237,23 @@ def header_of(path: str, ranges: ByteRanges, dialect: Dialect) -> tuple[tuple[st
         first = _first_row(data, dialect.exact_framing, is_end=is_all, path=path, comment=dialect.comment)
         if first is not None:
             row = dialect.in_utf8(first[0])
-            with failures(path, f"its header, {first[0]!r:.80}, cannot be read; give the encoding it has"):
+            with failures(path, f"its header, {first[0]!r:.80}, cannot be read; give its encoding"):
                 if dialect.names is not None:
                     return dialect.names or _numbered(_num_fields(row, dialect)), first[1]
                 names = tuple(fields_in(row, dialect.delimiter or ",", dialect.quote or ""))
             twice = _twice(names)
             if twice is not None:
-                raise FileError(f"{path}: two columns are called {twice!r}; fix it, or give header=[...] for others")
+                raise FileError(f"{path}: two columns are called {twice!r}; fix it, or name them with header=[...]")
             return names, first[1]
         if is_all:
             return None
         if num_bytes >= _MOST_BYTES:
-            raise FileError(f"{path}: no row ends in its first {num_bytes} bytes; is it text, and of this delimiter?")
+            raise FileError(f"{path}: no row ends in its first {num_bytes} bytes; is it text with this delimiter?")
         num_bytes *= 16
 
 
 def first_row_begins(path: str, ranges: ByteRanges, dialect: Dialect) -> int:
-    """Return where the first row of a file without a header begins: after the lines of comment."""
+    """Return the offset of the first row of a file without a header, after comment lines."""
     num_bytes = _HEAD_BYTES
     while dialect.comment is not None:
         data, is_all = ranges.head(path, num_bytes)
@@ -263,13 +263,13 @@ def first_row_begins(path: str, ranges: ByteRanges, dialect: Dialect) -> int:
         if is_all:
             return len(data)
         if num_bytes >= _MOST_BYTES:
-            raise FileError(f"{path}: no row ends in its first {num_bytes} bytes; is it text, and of this delimiter?")
+            raise FileError(f"{path}: no row ends in its first {num_bytes} bytes; is it text with this delimiter?")
         num_bytes *= 16
     return 0
 
 
 def _refuse_comment(path: str, first_name: str, num_names: int, data: bytes, dialect: Dialect) -> None:
-    # A comment taken for the header, which the first row that is none has another number of fields than.
+    # Detect a comment taken for the header: the first row that is no comment has another number of fields.
     mark = next((mark for mark in _COMMENTS if first_name.startswith(mark)), None)
     if mark is None:
         return
@@ -281,19 +281,19 @@ def _refuse_comment(path: str, first_name: str, num_names: int, data: bytes, dia
             num_fields = _num_fields(row, dialect)
         if num_fields != num_names:
             raise FileError(
-                f"{path}: its first line begins with {first_name!r:.60}, which looks like a comment and not like the "
-                f"header of rows of {num_fields} fields; give comment={mark!r} to leave out such lines at the beginning"
+                f"{path}: its first line begins with {first_name!r:.60}, which looks like a comment rather than the "
+                f"header of rows of {num_fields} fields; give comment={mark!r} to skip such lines at the beginning"
             )
         return
 
 
-# Beginnings of comment lines, and the number of lines that are looked at.
+# The beginnings of comment lines, and the number of lines to examine.
 _COMMENTS: Final = ("#", "//", "%", ";")
 _MOST_COMMENTS: Final = 1000
 
 
 def _rows_from(path: str, ranges: ByteRanges, framing: Quotes, begin: int, sample_bytes: int) -> bytes:
-    # Some whole rows, from where the first begins.
+    # Return some complete rows, from the beginning of the first.
     while True:
         data, is_all = ranges.head(path, begin + sample_bytes)
         data = data[begin:]
@@ -301,7 +301,7 @@ def _rows_from(path: str, ranges: ByteRanges, framing: Quotes, begin: int, sampl
         if is_all or len(begins) > 1 or begin + sample_bytes >= _MOST_BYTES:
             break
         sample_bytes *= 16
-    # The last may not be whole, and if it cannot be, who reads it is told.
+    # The last row may be incomplete; if it is damaged, reading it will raise.
     is_whole = is_all and len(framing.marks(data)) % 2 == 0
     return data if is_whole or not len(begins) else data[: begins[-1]]
 
@@ -309,7 +309,7 @@ def _rows_from(path: str, ranges: ByteRanges, framing: Quotes, begin: int, sampl
 def _first_row(
     data: bytes, framing: Quotes, *, is_end: bool, path: str = "", comment: str | None = None
 ) -> tuple[bytes, int] | None:
-    # The first row that is not blank, and no comment, and where it ends; None where it is not whole, or there is none.
+    # Return the first row that is neither blank nor a comment, and its end; None if it is incomplete or missing.
     start = len(data) - len(data.removeprefix(MARK).lstrip(b"\r\n"))
     while comment is not None and data.startswith(comment.encode(), start):
         newline = data.find(b"\n", start)

@@ -1,7 +1,7 @@
-"""Rows of delimited fields as Arrow tables: which types columns have, and which values are of none.
+"""Conversion of rows of delimited fields to Arrow tables: the types of columns, and invalid values.
 
-Decoding is pyarrow's. A type has the name of the dtype it becomes: ``"int64"``, ``"str"``, ``"datetime64[s]"``, with
-``" UTC"`` behind where times say their zone.
+pyarrow decodes. A type has the name of the dtype it becomes: ``"int64"``, ``"str"``, ``"datetime64[s]"``, with ``"
+UTC"`` appended if times have a zone.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ _TIMES: Final = {
     **{f"timedelta64[{unit}]": f"time64[{unit}]" for unit in ("us", "ns")},
 }
 _ZONED: Final = " UTC"
-# Bytes with those that are none of ASCII as question marks.
+# A translation of non-ASCII bytes to question marks.
 _MASKED: Final = bytes(range(128)) + b"?" * 128
-# The most that Arrow has in one block.
+# The largest block that Arrow can parse.
 _MOST_BYTES: Final = 2**31 - 2**16
 
 
 @dataclass(frozen=True, slots=True)
 class InvalidValue:
-    """A value that is not of its column's type.
+    """A value that does not have its column's type.
 
     Parameters
     ----------
     row
-        Its row.
+        The number of its row.
     column
         The name of its column.
     value
-        What is there; None where it is missing, and nothing stands for it.
+        The text of the value; None if it is missing and has no replacement.
     """
 
     row: int
@@ -76,20 +76,20 @@ class Fields:
     names
         The names of all columns of a file, in its order.
     kinds
-        Of those to be read the type, by name.
+        The names and types of the columns to read.
     delimiter, quote
-        What is between fields, and what they are put in; no quote where it is empty.
+        The character between fields, and the quote character; an empty quote for none.
     null_values
-        What stands for a value that is missing.
+        The texts of missing values.
     required
-        Columns in which a missing value is an error.
+        The columns in which a missing value is an error.
     optional
-        Columns of text in which it is a null; in others of text it is the text that it is.
+        The columns of text in which a missing value is a null; in other columns of text it is text.
     keeps_blank
-        Whether a blank line is a row of one empty field, instead of none.
+        Whether a blank line is a row with one empty field rather than skipped.
     inferred
-        Columns of numbers of which nobody but a sample says that they are: text of digits that is no number (see
-        `number_text`) is an error in them.
+        Columns of numbers whose type was inferred: text of digits that is not a number (see `number_text`) is an error
+        in them.
     """
 
     names: tuple[str, ...]
@@ -103,38 +103,37 @@ class Fields:
     inferred: frozenset[str] = frozenset()
 
     def table(self, data: bytes) -> Any:
-        """Convert whole rows to a table.
+        """Convert complete rows to a table.
 
         Raises
         ------
         pyarrow.ArrowInvalid
-            There is a row of too many or too few fields, a value that is not of its type, or one that is missing where
-            it is required.
+            A row has too many or too few fields, a value does not have its type, or a required value is missing.
         """
         import pyarrow as pa
 
-        found = self._parsed(data, dict(self.kinds))
+        table = self._parsed(data, dict(self.kinds))
         for name in self.required:
-            if self._missing(found.column(name)).any():
+            if self._missing(table.column(name)).any():
                 raise pa.ArrowInvalid(f"a value is missing in {name!r}")
         for name, is_text in self._number_texts(data, self.inferred).items():
             if is_text.any():
-                raise pa.ArrowInvalid(f"a value in {name!r} is written as no number is")
-        return self._with_nulls(found)
+                raise pa.ArrowInvalid(f"a value in {name!r} is not written like a number")
+        return self._with_nulls(table)
 
     def unequal(self, data: bytes) -> dict[int, int]:
         """Return the numbers of the rows with too many or too few fields, each with its number of fields."""
-        found: dict[int, int] = {}
+        counts: dict[int, int] = {}
 
         def note(row: Any) -> str:
-            found[row.number - 1] = row.actual_columns
+            counts[row.number - 1] = row.actual_columns
             return "skip"
 
-        # It is the bytes of ASCII that tell, and pyarrow decodes a row that it gives.
+        # ASCII bytes are enough to count fields, and pyarrow must be able to decode the rows that it reports.
         masked = data.removeprefix(MARK).translate(_MASKED)
         if masked:
             self._read(masked, note, include_columns=[self.names[0]])
-        return found
+        return counts
 
     def without_invalid(self, data: bytes) -> tuple[Any, list[InvalidValue]]:
         """Return the rows whose values are valid, and for each other row its first invalid value."""
@@ -144,15 +143,15 @@ class Fields:
         invalid_values: dict[int, InvalidValue] = {}
         columns: list[Any] = []
         for name, kind in self.kinds:
-            given = _one_chunk(texts.column(name))
+            column = _one_chunk(texts.column(name))
             try:
                 columns.append(_one_chunk(self._parsed(data, {name: kind}).column(0)))
             except pa.ArrowInvalid:
                 columns.append(None)
-                for row in self._unfit(given, kind).tolist():
-                    invalid_values.setdefault(row, InvalidValue(row, name, given[row].as_py()))
+                for row in self._unfit(column, kind).tolist():
+                    invalid_values.setdefault(row, InvalidValue(row, name, column[row].as_py()))
             if name in self.required:
-                for row in np.flatnonzero(self._missing(given)).tolist():
+                for row in np.flatnonzero(self._missing(column)).tolist():
                     invalid_values.setdefault(row, InvalidValue(row, name, None))
         for name, is_text in self._number_texts(data, self.inferred).items():
             for row in np.flatnonzero(is_text).tolist():
@@ -165,8 +164,8 @@ class Fields:
                 columns[place] = self._converted(texts.column(name).filter(kept).to_pylist(), kind)
             else:
                 columns[place] = columns[place].filter(kept)
-        found = pa.table(columns, names=[name for name, _ in self.kinds])
-        return self._with_nulls(found), [invalid_values[row] for row in sorted(invalid_values)]
+        table = pa.table(columns, names=[name for name, _ in self.kinds])
+        return self._with_nulls(table), [invalid_values[row] for row in sorted(invalid_values)]
 
     def guessed(self, data: bytes, name: str) -> str:
         """Return the name of the type that fits all values of a column."""
@@ -174,14 +173,14 @@ class Fields:
         return _kind_of(table.column(0))
 
     def _unfit(self, texts: Any, kind: str) -> Any:
-        # The rows of values that are not of a type. What a value is, is for pyarrow to say, and it says of many
-        # only that one is not: so halves are tried, of values that differ.
+        # Return the rows of values that do not have a type. pyarrow decides, and reports only one of many, so halves of
+        # the distinct values are tried.
         import pyarrow as pa
 
         known = texts.dictionary_encode()
         values = known.dictionary.to_pylist()
         nulls = {value.encode() for value in self.null_values}
-        # Most do not look like it, which is quickly seen.
+        # A cheap test excludes most values.
         looks_like = _looks_like(kind)
         unfit = [place for place, value in enumerate(values) if not looks_like(value) and value not in nulls]
         places = sorted(set(range(len(values))).difference(unfit))
@@ -203,7 +202,7 @@ class Fields:
         return _one_chunk(alone._parsed(_as_rows(values), {_ALONE: kind}).column(0))
 
     def _missing(self, column: Any) -> Any:
-        # For each value whether it is missing. Text and bytes are read without nulls.
+        # Return for each value whether it is missing, as text and bytes are read without nulls.
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -213,16 +212,16 @@ class Fields:
         return column.is_null().to_numpy(zero_copy_only=False) if column.null_count else np.zeros(len(column), bool)
 
     def _number_texts(self, data: bytes, names: Collection[str]) -> dict[str, Any]:
-        # Return for each column of numbers which values are text of digits that is no number, such as 007.
+        # Return for each column of numbers which values are text of digits rather than numbers, such as 007.
         if not names or not may_hold_number_text(data, self.delimiter, self.quote):
             return {}
         texts = self._parsed(data, dict.fromkeys(names, "bytes"))
-        found = {}
+        masks = {}
         for name in names:
             column = _one_chunk(texts.column(name))
             is_text = number_texts(column)
-            found[name] = is_text & ~self._missing(column) if is_text.any() else is_text
-        return found
+            masks[name] = is_text & ~self._missing(column) if is_text.any() else is_text
+        return masks
 
     def _with_nulls(self, table: Any) -> Any:
         import pyarrow as pa
@@ -250,7 +249,7 @@ class Fields:
     def _read(
         self, data: bytes, on_invalid: Callable[[Any], str] | None = None, *, is_header: bool = True, **conversion: Any
     ) -> Any:
-        # Without names, those of the first row.
+        # Without names, they are those of the first row.
         import pyarrow as pa
         import pyarrow.csv as pc
 
@@ -259,7 +258,7 @@ class Fields:
         quote = self.quote if self.quote and self.quote.encode() in data else False
         return pc.read_csv(
             pa.BufferReader(data),
-            # In one block, so that no row is cut. Splits are read side by side already.
+            # In one block, so that no row is cut, and without threads, as splits are read in parallel already.
             pc.ReadOptions(
                 use_threads=False,
                 block_size=len(data) + 1,
@@ -277,7 +276,7 @@ class Fields:
         )
 
 
-# The name of a column that is parsed by itself.
+# The name of a column that is parsed alone.
 _ALONE: Final = "value"
 
 
@@ -289,17 +288,17 @@ def fields_in(row: bytes, delimiter: str, quote: str, errors: str = "strict") ->
     row
         The row.
     delimiter, quote
-        What is between fields, and what they are put in; no quote where it is empty.
+        The character between fields, and the quote character; an empty quote for none.
     errors
-        What is done about bytes that are not UTF-8, as `bytes.decode` has it.
+        The handling of bytes that are not UTF-8, as in `bytes.decode`.
 
     Raises
     ------
     ValueError
-        It is not UTF-8, or a field is longer than Python's reader takes.
+        It is not UTF-8, or a field is longer than the limit of Python's csv reader.
     """
     text = io.StringIO(row.removeprefix(MARK).decode(errors=errors), newline="")
-    # Which takes a fiftieth of the time that pyarrow does for many columns, and has quotes as that does.
+    # Python's reader takes a fiftieth of pyarrow's time for many columns, and treats quotes in the same way.
     try:
         if quote:
             return next(csv.reader(text, delimiter=delimiter, quotechar=quote), [])
@@ -309,15 +308,16 @@ def fields_in(row: bytes, delimiter: str, quote: str, errors: str = "strict") ->
 
 
 def infer(data: bytes, fields: Fields) -> tuple[tuple[str, str], ...]:
-    """Return for each column its type, as some rows have it, and what it is where something stands for missing values.
+    """Return the type of each column in some rows, and its type if missing values are replaced.
 
-    Where values are missing, whole numbers are float64 and booleans text. A column of none but missing ones is float64.
-    A column of numbers is text if one of them is written as no number is: see `number_text`.
+    With missing values, integers become float64 and bools text. A column of missing values only is float64. A column of
+    numbers is text if one of them is not written like a number: see `number_text`.
     """
     import pyarrow as pa
 
     table = fields._read(data)
-    numbers = [one.name for one in table.schema if pa.types.is_integer(one.type) or pa.types.is_floating(one.type)]
+    types = pa.types
+    numbers = [col.name for col in table.schema if types.is_integer(col.type) or types.is_floating(col.type)]
     texts = {name for name, is_text in fields._number_texts(data, numbers).items() if is_text.any()}
     return tuple(
         ("str", "str") if name in texts else (_kind_of(column), _kind_of(column, is_full=True))
@@ -345,18 +345,18 @@ def _kind_of(column: Any, *, is_full: bool = False) -> str:
 
 
 def kind_named(dtype: Any, column: str) -> str:
-    """Return the name of the type that a user gives a column.
+    """Return the name of a user's type for a column.
 
     Raises
     ------
     ArgumentError
-        It is none that can be read.
+        The type cannot be read.
     """
     try:
-        found = np.dtype({"str": str, "bytes": bytes}.get(dtype, dtype) if isinstance(dtype, str) else dtype)
+        parsed = np.dtype({"str": str, "bytes": bytes}.get(dtype, dtype) if isinstance(dtype, str) else dtype)
     except TypeError:
-        found = np.dtype("V")
-    name = {"T": "str", "U": "str", "S": "bytes", "O": "bytes"}.get(found.kind) or str(found.newbyteorder("="))
+        parsed = np.dtype("V")
+    name = {"T": "str", "U": "str", "S": "bytes", "O": "bytes"}.get(parsed.kind) or str(parsed.newbyteorder("="))
     if name not in (*_NUMBERS, *_TIMES, "str", "bytes"):
         known = ", ".join(["str", "bytes", *_NUMBERS, "datetime64[D, s, ms, us or ns]", "timedelta64[s, ms, us or ns]"])
         raise ArgumentError(f"dtypes: {column!r} cannot be {dtype!r}; there are {known}")
@@ -377,11 +377,11 @@ def arrow_type(kind: str) -> Any:
 
 
 def with_zone(kind: str, inferred: str) -> str:
-    """Return a column's type as the user gives it, with a time zone if its values have one."""
+    """Return the user's type of a column, with a time zone if its values have one."""
     return kind + _ZONED if kind.startswith("datetime64") and inferred.endswith(_ZONED) else kind
 
 
-# Necessary patterns of values, by the beginning of the type's name; a match alone proves nothing.
+# Beginning of the type's name -> a necessary, but not sufficient, pattern of values.
 _LOOKS: Final = {
     ("int", "uint"): rb"[+-]?(0[xX][0-9a-fA-F]+|[0-9]+)",
     ("float",): rb"[+-]?([0-9.]+([eE][+-]?[0-9]+)?|[iInN][a-zA-Z0-9_()]*)",

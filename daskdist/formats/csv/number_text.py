@@ -1,7 +1,7 @@
-"""Text of digits that is no number: leading zeros, a plus sign, or hexadecimal digits.
+"""Text of digits that is not a number: with leading zeros, a plus sign, or hexadecimal digits.
 
-``01234`` may be a postal code, ``+15551234567`` a telephone number and ``0x1F`` a code of any kind; as a number each
-loses what it is written like. ``0``, ``0.5``, ``-7`` and ``1e5`` are numbers.
+``01234`` may be a postal code, ``+15551234567`` a telephone number and ``0x1F`` any code; as a number each would lose
+its notation. ``0``, ``0.5``, ``-7`` and ``1e5`` are numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from daskdist.formats.csv.quotes import MARK
 
-# Bytes looked at together, so that they stay in the processor's cache.
+# The number of bytes to examine together, so that they stay in the processor's cache.
 _AT_ONCE: Final = 2**17
 _ZERO, _TEN, _PLUS, _MINUS, _X = np.uint8(48), np.uint8(10), 43, 45, 120
 _LOWER: Final = np.uint8(32)
@@ -22,19 +22,19 @@ is_number_text: Final = re.compile(rb"[ \t]*(\+|-?0[0-9xX])").match
 
 
 def may_hold_number_text(data: bytes, delimiter: str, quote: str) -> bool:
-    """Return whether rows of delimited fields may hold such text; False only if they hold none.
+    """Return whether rows of delimited fields may contain such text; False only if they do not.
 
     Parameters
     ----------
     data
-        Whole rows.
+        Complete rows.
     delimiter, quote
-        What is between fields, and what they are put in; no quote where it is empty.
+        The character between fields, and the quote character; an empty quote for none.
     """
     if is_number_text(data.removeprefix(MARK)):
         return True
     has_x, has_plus, has_minus = b"x" in data or b"X" in data, b"+" in data, b"-" in data
-    # Most of what a field may begin after comes before the digits; more than that does no harm.
+    # Most characters that may precede a field sort before the digits; false positives do no harm.
     last = np.uint8(44)
     marks = [np.uint8(ord(mark)) for mark in (delimiter, quote) if mark and ord(mark) > last]
     array = np.frombuffer(data, np.uint8)
@@ -45,21 +45,21 @@ def may_hold_number_text(data: bytes, delimiter: str, quote: str) -> bool:
             begins |= part == mark
         if has_minus:
             begins[1:] |= (part[1:] == _MINUS) & begins[:-1]
-        found = part[1:-1] == _ZERO
-        found &= begins[:-2]
+        is_candidate = part[1:-1] == _ZERO
+        is_candidate &= begins[:-2]
         goes_on = (part[2:] - _ZERO) < _TEN
         if has_x:
             goes_on |= (part[2:] | _LOWER) == _X
-        found &= goes_on
+        is_candidate &= goes_on
         if has_plus:
-            found |= (part[1:-1] == _PLUS) & begins[:-2]
-        if found.any():
+            is_candidate |= (part[1:-1] == _PLUS) & begins[:-2]
+        if is_candidate.any():
             return True
     return False
 
 
 def number_texts(column: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which values are such text, shape ``(num_rows,)``.
+    """Return a mask of the values that are such text, shape ``(num_rows,)``.
 
     Parameters
     ----------
@@ -67,9 +67,9 @@ def number_texts(column: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
         An Arrow array of bytes without nulls.
     """
     _, offsets, data = column.buffers()
-    found = np.zeros(len(column), bool)
+    mask = np.zeros(len(column), bool)
     if data is None or not data.size or not len(column):
-        return found
+        return mask
     bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
     starts, lengths = bounds[:-1], np.diff(bounds)
     content = np.frombuffer(data, np.uint8)
@@ -84,9 +84,9 @@ def number_texts(column: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
         digit, after = np.where(is_minus, second, first), np.where(is_minus, third, second)
     else:
         digit, after = first, second
-    found |= (digit == _ZERO) & (((after - _ZERO) < _TEN) | ((after | _LOWER) == _X))
-    found |= first == _PLUS
-    # Blanks before a number are no part of it.
+    mask |= (digit == _ZERO) & (((after - _ZERO) < _TEN) | ((after | _LOWER) == _X))
+    mask |= first == _PLUS
+    # Ignore blanks before a number.
     for row in np.flatnonzero((first == ord(" ")) | (first == ord("\t"))).tolist():
-        found[row] = is_number_text(column[row].as_py()) is not None
-    return found
+        mask[row] = is_number_text(column[row].as_py()) is not None
+    return mask

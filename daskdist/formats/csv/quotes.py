@@ -1,8 +1,8 @@
-r"""Rows of delimited fields: where they begin, where a field in quotes may hold newlines.
+r"""The beginnings of rows of delimited fields if quoted fields may contain newlines.
 
-A quote counts only where a field begins; inside of quotes two of them are one that is meant, and after the one that
-closes the rest of the field is as it is, quotes too. That is how Python's and Arrow's readers have it, so that what
-is cut here is read there as if it had never been cut. A row ends with ``\n``, ``\r\n`` or ``\r``.
+A quote counts only at the beginning of a field; inside quotes a doubled quote stands for one, and after the closing
+quote the rest of the field is plain, including quotes. Python's and Arrow's readers do the same, so cutting here does
+not change their result. A row ends with ``\n``, ``\r\n`` or ``\r``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from daskdist.storage.byte_ranges import BrokenRecord
 MARK: Final = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN = 10, 13
 
-# A field longer than that is taken for one whose closing quote is missing, lest all of a file be read for it.
+# A longer field is taken for one without a closing quote, so that a file is not read to its end for it.
 _LONGEST_BYTES: Final = 2**28
 
 Positions = np.ndarray[Any, np.dtype[np.intp]]
 Bits = np.ndarray[Any, np.dtype[np.uint64]]
 
 _ONE, _LAST = np.uint64(1), np.uint64(63)
-# Bytes looked at together.
+# The number of bytes to process together.
 _AT_ONCE: Final = 2**17
 
 
@@ -37,11 +37,11 @@ class Quotes:
     Parameters
     ----------
     delimiter
-        What is between fields, one byte.
+        The byte between fields.
     quote
-        What fields are put in, one byte; empty where nothing is.
+        The quote byte; empty for none.
     newlines
-        Whether a field in quotes may hold newlines.
+        Whether a quoted field may contain newlines.
     """
 
     delimiter: bytes = b","
@@ -63,13 +63,14 @@ class Quotes:
                 break
             last, begin = place
             if quoted is not None and quoted.has(last):
-                # On with where they are closed.
+                # Continue after the closing quote.
                 closing = data.find(self.quote, last)
                 at = None if closing < 0 else closing
             elif not _may_be_marked(data, begin, is_end):
                 return begin
             else:
-                # A reader would take a mark at the beginning of a part for that of the encoding: no part begins so.
+                # Readers take a byte-order mark at the beginning for that of the encoding, so no part may begin with
+                # one.
                 at = begin
         if quoted is not None and quoted.is_open:
             self._see_that_it_closes(data, self.marks(data), is_end)
@@ -87,7 +88,7 @@ class Quotes:
         raise BrokenRecord(
             begin,
             f"the row {data[begin : begin + 60]!r} has a quote, at byte {opened - begin} of it, that is not closed "
-            f"{where}; give quote=None if quotes are no more than text here",
+            f"{where}; give quote=None if quotes are just text here",
         )
 
     def _begin_of_row(self, data: bytes, at: int, marks: Positions) -> int:
@@ -99,7 +100,7 @@ class Quotes:
             at = int(marks[number - 1])
 
     def rows(self, data: bytes, *, with_blank: bool = False) -> tuple[Positions, Positions]:
-        """Return where each of some whole rows begins and ends, without its newline; blank lines only if asked for."""
+        """Return the begin and end of each complete row, without its newline; blank lines only if ``with_blank``."""
         array = np.frombuffer(data, np.uint8)
         is_end = array == _NEWLINE
         if b"\r" in data:
@@ -112,7 +113,7 @@ class Quotes:
         ends = np.append(ends, len(data))
         is_row = begins < ends
         if with_blank:
-            # Between \r and \n there is no line, and none after the last newline.
+            # There is no line between \r and \n, and none after the last newline.
             is_last = begins == len(data)
             first, before = array[begins - is_last], array[begins - 1]
             is_row |= ~is_last & ~((first == _NEWLINE) & (before == _RETURN))
@@ -126,42 +127,42 @@ class Quotes:
         return quoted.is_open or quoted.has_newline()
 
     def marks(self, data: bytes) -> Positions:
-        """Return where quotes open and close, in turns, in data that begins with a row; doubled quotes give both."""
+        """Return the positions of opening and closing quotes in turn; a doubled quote counts as closing and opening."""
         if not self.quote or self.quote not in data:
             return _NONE
         array = np.frombuffer(data, np.uint8)
-        found = np.flatnonzero(array == self.quote[0])
-        # All is well where every other one, from the first on, begins a field or is the second of two for one.
-        opening = found[::2]
+        positions = np.flatnonzero(array == self.quote[0])
+        # The alternation is right if every other quote begins a field or is the second of a doubled quote.
+        opening = positions[::2]
         is_well = self._opens(data, opening)
-        is_well[1:] |= opening[1:] == found[1:-1:2] + 1
+        is_well[1:] |= opening[1:] == positions[1:-1:2] + 1
         if is_well.all():
-            return found
+            return positions
         first = 2 * int(np.argmin(is_well))
-        rest = found[first:]
-        return np.concatenate([found[:first], _walked(rest, self._opens(data, rest), _follows(found)[first:])])
+        rest = positions[first:]
+        return np.concatenate([positions[:first], _walked(rest, self._opens(data, rest), _follows(positions)[first:])])
 
-    def _opens(self, data: bytes, found: Positions) -> Any:
-        # Return for each quote whether a field begins with it.
-        before = np.frombuffer(data, np.uint8).take(found - 1, mode="wrap")
+    def _opens(self, data: bytes, positions: Positions) -> Any:
+        # Return for each quote whether it begins a field.
+        before = np.frombuffer(data, np.uint8).take(positions - 1, mode="wrap")
         opens = self._ends_field.take(before)
-        if len(found) and found[0] == (3 if data.startswith(MARK) else 0):
+        if len(positions) and positions[0] == (3 if data.startswith(MARK) else 0):
             opens[0] = True
         return opens
 
     @cached_property
     def _ends_field(self) -> Any:
-        # For each byte, whether a field begins after it.
-        found = np.zeros(256, bool)
-        found[[self.delimiter[0], _NEWLINE, _RETURN]] = True
-        return found
+        # Return for each byte value whether a field begins after it.
+        ends_field = np.zeros(256, bool)
+        ends_field[[self.delimiter[0], _NEWLINE, _RETURN]] = True
+        return ends_field
 
 
 @dataclass(frozen=True)
 class _Quoted:
-    # Which bytes of some data, which begins with a row, are in quotes.
+    # The bytes in quotes of data that begins with a row.
     data: bytes
-    # A bit a byte: from a quote that opens on, up to the one that closes.
+    # One bit per byte, set from an opening quote up to the closing one.
     bits: Bits
 
     @classmethod
@@ -169,7 +170,7 @@ class _Quoted:
         delimiter, quote = quotes.delimiter[0], quotes.quote[0]
         marks = _packed(data, lambda part: part == quote)
         bits = _toggled(marks)
-        # All is well where each that opens begins a field, or comes right after another, two for one.
+        # The bits are right if each opening quote begins a field or directly follows another, as a doubled quote.
         ends_line = _ends_line if b"\r" in data else _is_newline
         before = marks | _packed(data, lambda part: ends_line(part) | (part == delimiter))
         may_open = before << _ONE
@@ -193,17 +194,17 @@ class _Quoted:
 
 
 def _packed(data: Any, is_one: Callable[[Any], Any]) -> Bits:
-    # A bit a byte, 64 in each number, the first the lowest; made a little at a time, which stays in the cache.
+    # Pack one bit per byte into 64-bit numbers, lowest bit first; in parts that stay in the cache.
     array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
-    found = np.zeros(-(-len(array) // 64) * 8, np.uint8)
+    bits = np.zeros(-(-len(array) // 64) * 8, np.uint8)
     for start in range(0, len(array), _AT_ONCE):
         packed = np.packbits(is_one(array[start : start + _AT_ONCE]), bitorder="little")
-        found[start // 8 : start // 8 + len(packed)] = packed
-    return found.view("<u8")
+        bits[start // 8 : start // 8 + len(packed)] = packed
+    return bits.view("<u8")
 
 
 def _toggled(marks: Bits) -> Bits:
-    # For each bit whether an odd number of bits up to it is set: within a word by doubling, then across words.
+    # Return for each bit the parity of the bits up to it: within a word by doubling, then across words.
     bits = marks.copy()
     for distance in (1, 2, 4, 8, 16, 32):
         bits ^= bits << np.uint64(distance)
@@ -220,21 +221,21 @@ def _ends_line(array: Any) -> Any:
     return (array == _NEWLINE) | (array == _RETURN)
 
 
-def _follows(found: Positions) -> Any:
-    # Return for each quote whether it comes right after the one before it.
-    follows = np.zeros(len(found), bool)
-    np.equal(found[1:], found[:-1] + 1, out=follows[1:])
+def _follows(positions: Positions) -> Any:
+    # Return for each quote whether it directly follows the previous one.
+    follows = np.zeros(len(positions), bool)
+    np.equal(positions[1:], positions[:-1] + 1, out=follows[1:])
     return follows
 
 
 _NONE: Final[Positions] = np.zeros(0, np.intp)
 
 
-def _walked(found: Positions, opens: Any, is_second: Any) -> Positions:
-    # The quotes that count, one after the other: those inside a field that is in none do not.
+def _walked(positions: Positions, opens: Any, is_second: Any) -> Positions:
+    # Return the quotes that count, found sequentially: quotes inside an unquoted field do not count.
     kept = []
     is_open, closed = False, -1
-    for at, can_open, follows in zip(found.tolist(), opens.tolist(), is_second.tolist(), strict=True):
+    for at, can_open, follows in zip(positions.tolist(), opens.tolist(), is_second.tolist(), strict=True):
         if is_open:
             kept.append(at)
             is_open, closed = False, at
@@ -245,7 +246,7 @@ def _walked(found: Positions, opens: Any, is_second: Any) -> Positions:
 
 
 def _line_end(data: bytes, at: int, is_end: bool) -> tuple[int, int] | None:
-    # The first newline from there on: where it is, and what comes after it begins.
+    # Return the position of the first newline from `at` on, and of the byte after it.
     newline = data.find(b"\n", at)
     carriage = data.find(b"\r", at, len(data) if newline < 0 else newline)
     if carriage < 0:

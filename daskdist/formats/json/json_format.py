@@ -1,8 +1,8 @@
-"""JSON: an object an element; of lines of them a byte range is a split, of anything else a file.
+"""JSON: each object is an element; a split is a byte range of lines, otherwise a file.
 
-Lines are decoded by pyarrow, by a schema that a sample of the first file and the user have told: the same for all
-splits. Of a file that is an array, or whose objects go over lines, the objects are found by Python's decoder first,
-and then decoded in the same way.
+pyarrow decodes lines by a schema, inferred from a sample of the first file and the user's types, which applies to all
+splits. In a file that is an array, or whose objects span lines, Python's decoder finds the objects, which are then
+decoded in the same way.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from daskdist.storage.filesystem import Storage, Version, failures
 from daskdist.storage.schema_check import FirstFile, readable, unlike
 
 _MARK: Final = b"\xef\xbb\xbf"
-# Bytes at the beginning of a file that tell whether its objects are lines.
+# The number of bytes at the beginning of a file that decide whether its objects are lines.
 _HEAD_BYTES: Final = 2**12
-# Bytes searched for a first object where the sample has none.
+# The number of bytes to search for a first object if the sample has none.
 _MOST_BYTES: Final = 2**28
 # The largest block of the decoder, in bytes.
 _BLOCK_BYTES: Final = 2**31 - 1
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
-# A record that is null: the first of some, and one of those after it.
+# A record that is null: as the first record, and as a later one.
 _NOTHING: Final = re.compile(rb"[ \t\n\r]*null")
 _NOTHING_AFTER: Final = re.compile(rb"\n[ \t\r]*null")
 
 
 @dataclass(frozen=True)
 class WholeFile:
-    """One record that is all there is."""
+    """The framing of a file that is a single record."""
 
     is_local = False
 
@@ -65,11 +65,11 @@ class JsonSplit:
     Parameters
     ----------
     range
-        Of the file.
+        The byte range.
     are_lines
         Whether its objects are lines.
     schema
-        The Arrow schema of all files, serialized.
+        The serialized Arrow schema of all files.
     """
 
     range: ByteRange
@@ -84,11 +84,11 @@ class Json(SampledFormat):
     Parameters
     ----------
     dtypes
-        Of some fields the type: a dtype, ``[dtype]`` for lists, a dict by field for objects, or an Arrow type.
+        The types of some fields: a dtype, ``[dtype]`` for lists, a dict by field for objects, or an Arrow type.
     lines
-        Whether files have an object a line; None to tell it by how each begins.
+        Whether files have one object per line; None to decide by the beginning of each.
     schema
-        The Arrow schema of all files, serialized; None to learn it from the first of them.
+        The serialized Arrow schema of all files; None to infer it from the first.
     """
 
     lines: bool | None = None
@@ -99,12 +99,12 @@ class Json(SampledFormat):
 
     def __post_init__(self) -> None:
         if self.lines not in (None, True, False):
-            raise ArgumentError(f"lines is {self.lines!r}; give True, False, or None to tell it by the file")
+            raise ArgumentError(f"lines is {self.lines!r}; give True, False, or None to decide by the file")
         super().__post_init__()
         check_dtypes(self.dtypes)
 
     def learned(self, paths: Sequence[str]) -> Json:
-        """Return this reader with the schema of some files, taken from the first of them that has an object."""
+        """Return this reader with the schema of the first file that has an object."""
         first = None
         for path, kind in readable(paths, self._kind):
             first = first or path
@@ -149,7 +149,7 @@ class Json(SampledFormat):
     def _ranges(self, are_lines: bool) -> ByteRanges:
         return ByteRanges(Lines() if are_lines else WholeFile(), self.storage, self.compression)
 
-    # --- what is in a file ---
+    # --- the contents of a file ---
 
     def _are_lines(self, path: str) -> bool:
         if self.lines is not None:
@@ -159,7 +159,7 @@ class Json(SampledFormat):
         first, newline, rest = head.partition(b"\n")
         if head.startswith(b"[") or not newline:
             return not head.startswith(b"[")
-        # An object that goes over lines: the first is the beginning of one, and the second is none.
+        # An object spans lines if the first line is the beginning of one, and the second is not.
         return not _is_open(first) or rest.lstrip().startswith(b"{")
 
     def _kind(self, path: str) -> Kind:
@@ -174,7 +174,7 @@ class Json(SampledFormat):
         if not kind.fields and not self.dtypes:
             head, _ = self._ranges(True).head(path, _HEAD_BYTES)
             raise FileError(
-                f"{path}: there is no object with fields to tell their types by: {_likeness(head)}; if objects come "
+                f"{path}: there is no object from which types can be inferred: {_likeness(head)}; if objects come "
                 "later, give dtypes={field: dtype}"
             )
         return bytes(schema_of(kind, self.dtypes).serialize())
@@ -194,12 +194,12 @@ class Json(SampledFormat):
         data = piece.data.removeprefix(_MARK) if piece.offset == 0 else piece.data
         if part.are_lines:
             return DecodeObjects(data, "line", notes)
-        found, problem = _found(data)
+        objects, problem = _found(data)
         if problem is not None:
             if not is_lenient:
-                raise FileError(f"{split.label}: object {len(found)} of it is not JSON: {problem}")
-            notes = (*notes, Skipped(f"object {len(found)} of {split.label}, and what comes after", problem))
-        return DecodeObjects(b"\n".join(found), "object", notes)
+                raise FileError(f"{split.label}: object {len(objects)} of it is not JSON: {problem}")
+            notes = (*notes, Skipped(f"object {len(objects)} of {split.label}, and what comes after", problem))
+        return DecodeObjects(b"\n".join(objects), "object", notes)
 
     def _block(self, data: bytes, split: Split) -> Block:
         table = self._decoded(data, _parsed(split.payload.schema))
@@ -207,14 +207,14 @@ class Json(SampledFormat):
             return self.tables.block(table, split.label, split.path or "")
 
     def _chosen(self, schema: Any) -> tuple[Any, str]:
-        # Return the schema to decode, and the decoder's way with fields that are not in it.
+        # Return the schema for decoding, and the decoder's handling of fields that are not in it.
         import pyarrow as pa
 
         names = self.tables.read_from(schema.names)
         if self.columns is None or any(_has_objects(schema.field(name).type) for name in names):
-            # The decoder would leave out what it does not know within objects too, without a word.
+            # "ignore" would silently drop unknown fields within nested objects too.
             return schema, "error"
-        # Columns that are not read may have any type. At least one has to be read, or there are no rows.
+        # Columns that are not read may have any type. Read at least one, as without any there would be no rows.
         return pa.schema([schema.field(name) for name in names] or [pa.field("", pa.null())]), "ignore"
 
     def _decoded(self, data: bytes, schema: Any) -> Any:
@@ -225,25 +225,25 @@ class Json(SampledFormat):
         if not data.strip():
             return schema.empty_table()
         if _NOTHING.match(data) or (b"null" in data and _NOTHING_AFTER.search(data)):
-            # The decoder takes it for an object of nulls, or ends the process where it comes first.
-            raise pa.ArrowInvalid("null is no object")
+            # The decoder takes null for an object of nulls, and crashes if it is the first record.
+            raise pa.ArrowInvalid("null is not an object")
         table = pj.read_json(
             pa.BufferReader(data),
             pj.ReadOptions(use_threads=False, block_size=min(len(data) + 1, _BLOCK_BYTES)),
             pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
         )
-        # Text is taken as it comes, and may be no UTF-8.
+        # The decoder does not check that text is UTF-8.
         table.validate(full=True)
         num_lines = data.count(b"\n") + (not data.endswith(b"\n"))
         if table.num_rows != num_lines and table.num_rows != sum(
-            not each.isspace() for each in data.split(b"\n") if each
+            not line.isspace() for line in data.split(b"\n") if line
         ):
-            # Objects that go over lines are decoded where a range does not end in one: not to be relied on.
+            # Objects that span lines are decoded only if no range ends within one, which is not reliable.
             raise pa.ArrowInvalid(f"there are {table.num_rows} objects in {num_lines} lines")
         return table
 
     def _complaint(self, objects: DecodeObjects, split: Split, error: Exception) -> FileError:
-        # Which line it is that cannot be read, found by halving, and why.
+        # Find the line that cannot be read by bisection, and return the error.
         schema, lines = _parsed(split.payload.schema), objects.data.split(b"\n")
         start, stop = 0, len(lines)
         while stop - start > 1:
@@ -253,7 +253,7 @@ class Json(SampledFormat):
             else:
                 start = middle
         reason = self._reason(lines[start], schema) or str(self._failure(lines[start:stop], schema) or error)
-        return FileError(f"{split.label}: {objects.unit} {start} of it, {lines[start][:80]!r}: {reason}")
+        return FileError(f"{split.label}: its {objects.unit} {start}, {lines[start][:80]!r}: {reason}")
 
     def _failure(self, lines: Sequence[bytes], schema: Any) -> Exception | None:
         import pyarrow as pa
@@ -265,31 +265,31 @@ class Json(SampledFormat):
         return None
 
     def _reason(self, line: bytes, schema: Any) -> str | None:
-        # Return why a line cannot be read, from its value by Python's decoder: that tells which field is wrong.
+        # Return why a line cannot be read, by decoding it with Python, which tells the field.
         import pyarrow as pa
 
         try:
             value = json.loads(line)
         except RecursionError:
-            return "it is nested too deep"
+            return "it is nested too deeply"
         except ValueError as error:
-            return f"it is not JSON: {error}; for objects that go over lines give lines=False"
+            return f"it is not JSON: {error}; for objects that span lines give lines=False"
         if not isinstance(value, dict):
-            return "it is no object"
+            return "it is not an object"
         schema, unexpected = self._chosen(schema)
         if unexpected == "ignore":
-            value = {name: each for name, each in value.items() if name in schema.names}
-        found = find_invalid(value, pa.struct(list(schema)))
-        if found is not None:
-            return found
-        for one in schema:
-            text = json.dumps({one.name: value.get(one.name)}).encode()
-            if Json()._failure([text], pa.schema([one])) is not None:
-                return f"the field {one.name!r} is {value.get(one.name)!r:.60}, which does not become {one.type}"
+            value = {name: item for name, item in value.items() if name in schema.names}
+        problem = find_invalid(value, pa.struct(list(schema)))
+        if problem is not None:
+            return problem
+        for field in schema:
+            text = json.dumps({field.name: value.get(field.name)}).encode()
+            if Json()._failure([text], pa.schema([field])) is not None:
+                return f"the field {field.name!r} is {value.get(field.name)!r:.60}, which does not become {field.type}"
         return None
 
     def _salvaged(self, objects: DecodeObjects, split: Split) -> tuple[list[Block], list[Skipped]]:
-        # Halves, and halves of those that have something broken.
+        # Bisect to separate the valid objects from the broken ones.
         import pyarrow as pa
 
         lines = objects.data.split(b"\n")
@@ -316,16 +316,16 @@ class Json(SampledFormat):
 
 @dataclass(frozen=True, slots=True)
 class DecodeObjects:
-    """Objects to be decoded.
+    """Objects to decode.
 
     Parameters
     ----------
     data
-        An object a line.
+        One object per line.
     unit
-        What a message calls one.
+        The word for an object in messages.
     notes
-        What comes to be left out before they are decoded.
+        The objects that are left out before decoding.
     """
 
     data: bytes
@@ -374,18 +374,18 @@ def _likeness(head: bytes) -> str:
     if not text:
         return "it is empty"
     if text.startswith((b"PAR1", b"ARROW1", b"\x1f\x8b", b"PK\x03\x04")):
-        return f"it begins with {text[:6]!r}, as files of another format or compression do"
+        return f"it begins with {text[:6]!r}, like a file of another format or compression"
     begins = f"it begins with {line[:60]!r}"
     if text.startswith(b"<"):
-        return f"{begins}, as HTML and XML do, such as the page by which a server says that something is wrong"
+        return f"{begins}, like HTML or XML, such as the error page of a server"
     for part in (line, text):
         with suppress(ValueError, RecursionError):
             value = json.loads(part)
-            return f"{begins}, which is JSON, and {'without fields' if isinstance(value, dict) else 'no object'}"
+            return f"{begins}, which is JSON, but {'without fields' if isinstance(value, dict) else 'not an object'}"
     if re.match(rb"[{\[]\s*\{?\s*'", text):
-        return f"{begins}, as Python shows a dict, and text in JSON is in double quotes: write it with json.dumps"
+        return f"{begins}, like a Python dict, but JSON needs double quotes: write it with json.dumps"
     if not text.startswith((b"{", b"[")) and (b"," in line or b"\t" in line):
-        return f"{begins}, as delimited text does, which read_csv reads"
+        return f"{begins}, like delimited text, which read_csv reads"
     return f"{begins}, which is not JSON"
 
 
@@ -401,28 +401,28 @@ def _is_open(line: bytes) -> bool:
 
 
 def _found(data: bytes) -> tuple[list[bytes], str | None]:
-    # The objects of an array, or one after the other, each as a line; and why what comes after them is none.
+    # Return the objects of an array or a sequence, each as a line, and the reason why the rest is invalid.
     text = data.decode("utf-8", "surrogateescape")
-    at, decoder, found = _after_space(text, 0), json.JSONDecoder(), list[bytes]()
+    at, decoder, objects = _after_space(text, 0), json.JSONDecoder(), list[bytes]()
     is_array = text.startswith("[", at)
     at = _after_space(text, at + is_array)
     try:
         while at < len(text) and not (is_array and text.startswith("]", at)):
-            if is_array and found:
+            if is_array and objects:
                 if not text.startswith(",", at):
-                    return found, f"at character {at}, ',' or ']' is expected after an object"
+                    return objects, f"at character {at}, ',' or ']' is expected after an object"
                 at = _after_space(text, at + 1)
             _, end = decoder.raw_decode(text, at)
             line = text[at:end].replace("\n", " ").replace("\r", " ")
-            found.append(line.encode("utf-8", "surrogateescape"))
+            objects.append(line.encode("utf-8", "surrogateescape"))
             at = _after_space(text, end)
     except (ValueError, RecursionError) as error:
-        return found, f"at character {at}: {error}"
+        return objects, f"at character {at}: {error}"
     if is_array and at == len(text):
-        return found, f"the file ends at character {at}, and the array does not"
+        return objects, f"the file ends at character {at}, before the end of the array"
     if is_array and _after_space(text, at + 1) < len(text):
-        return found, f"there is something after the end of the array, at character {at + 1}"
-    return found, None
+        return objects, f"there is data after the end of the array, at character {at + 1}"
+    return objects, None
 
 
 def _after_space(text: str, at: int) -> int:

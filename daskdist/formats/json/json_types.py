@@ -1,7 +1,7 @@
 """JSON values as Arrow types: inferred from a sample, given by users, and checked against single values.
 
-Text is text, whatever it looks like: what is a time is so by ``dtypes`` only. Whole numbers are int64, or uint64 where
-they need it, and float64 where others are not whole.
+Text stays text, whatever it looks like: times need ``dtypes``. Integers are int64, or uint64 if necessary, and float64
+if other numbers of the field are not integers.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from daskdist.errors import ArgumentError, FileError
 
-# Deeper than anything that becomes arrays, and not deep enough for a stack to end.
+# A depth beyond anything that becomes arrays, and below the limit of the stack.
 _DEEPEST: Final = 32
-# The key in the metadata of a schema's field under which it says why the field cannot be read.
+# The key in the metadata of a schema's field for the reason why the field cannot be read.
 _PROBLEM: Final = b"daskdist.problem"
 
 
@@ -27,14 +27,14 @@ class Kind:
     Parameters
     ----------
     name
-        ``"null"``, ``"bool"``, ``"whole"`` (0 up to what int64 holds), ``"int64"``, ``"uint64"``, ``"float64"``,
-        ``"text"``, ``"list"``, ``"struct"``, or ``"problem"``: values that have no type in common.
+        ``"null"``, ``"bool"``, ``"whole"`` (0 up to the largest int64), ``"int64"``, ``"uint64"``, ``"float64"``,
+        ``"text"``, ``"list"``, ``"struct"``, or ``"problem"``: values without a common type.
     inner
-        Of a list what its values are.
+        The kind of a list's values.
     fields
-        Of a struct what its fields are.
+        The kinds of a struct's fields.
     reason
-        Of a problem what it is.
+        The reason for a problem.
     """
 
     name: str
@@ -58,20 +58,20 @@ def kind_of(value: Any, depth: int = 0) -> Kind:
         return Kind("bool")
     if isinstance(value, int):
         if value >= 2**64 or value < -(2**63):
-            return Kind("problem", reason=f"is {value}, which no whole number of 64 bits is")
+            return Kind("problem", reason=f"is {value}, which does not fit into 64 bits")
         return Kind("int64" if value < 0 else "whole" if value < 2**63 else "uint64")
     if isinstance(value, float):
         return Kind("float64")
     if isinstance(value, str):
         return Kind("text")
     if depth == _DEEPEST:
-        return Kind("problem", reason=f"is nested more than {_DEEPEST} deep")
+        return Kind("problem", reason=f"is nested more than {_DEEPEST} levels deep")
     if isinstance(value, list):
         inner = _NULL
-        for each in value:
-            inner = common(inner, kind_of(each, depth + 1))
+        for item in value:
+            inner = common(inner, kind_of(item, depth + 1))
         return Kind("list", inner)
-    return Kind("struct", fields=tuple((name, kind_of(each, depth + 1)) for name, each in value.items()))
+    return Kind("struct", fields=tuple((name, kind_of(item, depth + 1)) for name, item in value.items()))
 
 
 def common(a: Kind, b: Kind) -> Kind:
@@ -85,7 +85,7 @@ def common(a: Kind, b: Kind) -> Kind:
         if "float64" in names:
             return Kind("float64")
         if names == {"int64", "uint64"}:
-            return Kind("problem", reason="is negative in some records, and too large for int64 in others")
+            return Kind("problem", reason="is negative in some records, but too large for int64 in others")
         return Kind("uint64" if "uint64" in names else "int64")
     if a.inner is not None and b.inner is not None:
         return Kind("list", common(a.inner, b.inner))
@@ -94,7 +94,7 @@ def common(a: Kind, b: Kind) -> Kind:
         for name, kind in b.fields:
             fields[name] = common(fields.get(name, _NULL), kind)
         return Kind("struct", fields=tuple(fields.items()))
-    return Kind("problem", reason=f"is {_WORDS[a.name]} in some records, and {_WORDS[b.name]} in others")
+    return Kind("problem", reason=f"is {_WORDS[a.name]} in some records, but {_WORDS[b.name]} in others")
 
 
 def schema_of(whole: Kind, dtypes: Mapping[str, Any] | None) -> Any:
@@ -103,9 +103,9 @@ def schema_of(whole: Kind, dtypes: Mapping[str, Any] | None) -> Any:
     Parameters
     ----------
     whole
-        What some of them are together.
+        The common kind of a sample of the objects.
     dtypes
-        What the user says of fields.
+        The user's types of fields.
     """
     import pyarrow as pa
 
@@ -116,35 +116,35 @@ def schema_of(whole: Kind, dtypes: Mapping[str, Any] | None) -> Any:
             fields[name] = pa.field(name, _arrow_of(kind))
         else:
             fields[name] = pa.field(name, pa.null(), metadata={_PROBLEM: problem.encode("utf-8", "replace")})
-    for name, wanted in (dtypes or {}).items():
+    for name, user_type in (dtypes or {}).items():
         known = fields[name].type if name in fields and not fields[name].metadata else pa.null()
-        fields[name] = pa.field(name, _wanted(wanted, known, f"dtypes: {name!r}"))
+        fields[name] = pa.field(name, _wanted(user_type, known, f"dtypes: {name!r}"))
     return pa.schema(list(fields.values()))
 
 
 def refuse_problem(field: Any, path: str) -> None:
-    """Say why a field of a schema cannot be read, where it cannot.
+    """Check that a field of a schema can be read.
 
     Raises
     ------
     FileError
-        It cannot.
+        The field cannot be read; the message gives the reason.
     """
     reason = (field.metadata or {}).get(_PROBLEM)
     if reason is not None:
         raise FileError(
-            f"{path}: the field {field.name!r} {reason.decode()}; give it a type by dtypes={{{field.name!r}: ...}} "
-            "where one holds all of it, or name those that are wanted by columns=[...]"
+            f"{path}: the field {field.name!r} {reason.decode()}; give it a type with dtypes={{{field.name!r}: ...}} "
+            "if one fits all values, or select other columns with columns=[...]"
         )
 
 
 def check_dtypes(dtypes: Mapping[str, Any] | None) -> None:
-    """See whether all types that a user gives can be made of JSON.
+    """Check that JSON can be converted to all of the user's types.
 
     Raises
     ------
     ArgumentError
-        One cannot.
+        A type is not possible.
     """
     import pyarrow as pa
     import pyarrow.json as pj
@@ -153,19 +153,19 @@ def check_dtypes(dtypes: Mapping[str, Any] | None) -> None:
         return
     if not isinstance(dtypes, Mapping):
         raise ArgumentError(f"dtypes is {dtypes!r:.80}; give a dict by field: {{'size': 'float64'}}")
-    for name, wanted in dtypes.items():
+    for name, user_type in dtypes.items():
         if not isinstance(name, str):
             raise ArgumentError(f"dtypes: {name!r} is not the name of a field")
-        kind = _wanted(wanted, pa.null(), f"dtypes: {name!r}")
+        kind = _wanted(user_type, pa.null(), f"dtypes: {name!r}")
         options = pj.ParseOptions(explicit_schema=pa.schema([pa.field(name, kind)]))
         try:
             pj.read_json(pa.BufferReader(b"{}\n"), pj.ReadOptions(use_threads=False), options)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise ArgumentError(f"dtypes: {name!r} is {wanted!r}: {error}") from None
+            raise ArgumentError(f"dtypes: {name!r} is {user_type!r}: {error}") from None
 
 
 def find_invalid(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str | None:
-    """Return what is wrong with a value that is to be of an Arrow type, and what to do; None if nothing is found."""
+    """Return the problem of a value for an Arrow type, with a remedy; None if it has none."""
     import pyarrow as pa
 
     types = pa.types
@@ -173,26 +173,26 @@ def find_invalid(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str
         return None
     if types.is_struct(kind) and isinstance(value, dict):
         known = {kind.field(k).name: kind.field(k).type for k in range(kind.num_fields)}
-        for name, each in value.items():
+        for name, item in value.items():
             if name not in known:
-                return _unexpected((*path, name), each)
-            if (found := find_invalid(each, known[name], (*path, name))) is not None:
-                return found
+                return _unexpected((*path, name), item)
+            if (problem := find_invalid(item, known[name], (*path, name))) is not None:
+                return problem
         return None
     if types.is_list(kind) and isinstance(value, list):
-        inner = (find_invalid(each, kind.value_type, (*path, 0)) for each in value)
-        return next((each for each in inner if each is not None), None)
-    given = kind_of(value)
-    if _fits(value, given, kind):
+        inner = (find_invalid(item, kind.value_type, (*path, 0)) for item in value)
+        return next((problem for problem in inner if problem is not None), None)
+    value_kind = kind_of(value)
+    if _fits(value, value_kind, kind):
         return None
-    where = f"{_called(path)} is {value!r:.60}, where {kind} is expected"
-    both = common(_kind_of_arrow(kind), given)
+    where = f"{_called(path)} is {value!r:.60}, but {kind} is expected"
+    both = common(_kind_of_arrow(kind), value_kind)
     if _problem_of(both) is not None:
         return f"{where}; leave it out with columns=[...], or fix it"
     return f"{where}; write dtypes={_spelled(path, both)}"
 
 
-def _fits(value: Any, given: Kind, kind: Any) -> bool:
+def _fits(value: Any, value_kind: Kind, kind: Any) -> bool:
     import pyarrow as pa
 
     types = pa.types
@@ -203,44 +203,44 @@ def _fits(value: Any, given: Kind, kind: Any) -> bool:
         least, most = (0, 1 << bits) if types.is_unsigned_integer(kind) else (-(1 << bits - 1), 1 << bits - 1)
         return least <= value < most
     if types.is_floating(kind) or types.is_decimal(kind):
-        return given.name in (*_NUMBERS, "problem") and isinstance(value, (int, float))
+        return value_kind.name in (*_NUMBERS, "problem") and isinstance(value, (int, float))
     if types.is_boolean(kind):
         return isinstance(value, bool)
     if types.is_null(kind) or types.is_struct(kind) or types.is_list(kind):
         return False
-    # Only the decoder can tell if a text is a time, for example.
+    # Only the decoder can tell, for example, if text is a time.
     return isinstance(value, str) or not bool(types.is_string(kind) or types.is_binary(kind))
 
 
 def _unexpected(path: tuple[str | int, ...], value: Any) -> str:
     kind = kind_of(value)
-    leave = "name the columns that are wanted by columns=[...]"
+    leave = "select other columns with columns=[...]"
     if _problem_of(kind) is not None or kind is _NULL:
-        return f"{_called(path)} is in none of the records that were looked at first; {leave}"
+        return f"{_called(path)} is in none of the sampled records; {leave}"
     return (
-        f"{_called(path)} is in none of the records that were looked at first; write dtypes={_spelled(path, kind)} "
-        f"to have it, which other records lack, or {leave}"
+        f"{_called(path)} is in none of the sampled records; write dtypes={_spelled(path, kind)} "
+        f"to read it (other records lack it), or {leave}"
     )
 
 
 def _called(path: tuple[str | int, ...]) -> str:
-    name = ".".join("[]" if isinstance(each, int) else each for each in path)
+    name = ".".join("[]" if isinstance(key, int) else key for key in path)
     return f"the field {name!r}" if path else "the record"
 
 
 def _spelled(path: tuple[str | int, ...], kind: Kind) -> str:
     # Return the spelling of a dtype for users.
-    made = _dtype_of(kind)
-    for each in reversed(path):
-        made = f"[{made}]" if isinstance(each, int) else f"{{{each!r}: {made}}}"
-    return made
+    text = _dtype_of(kind)
+    for key in reversed(path):
+        text = f"[{text}]" if isinstance(key, int) else f"{{{key!r}: {text}}}"
+    return text
 
 
 def _dtype_of(kind: Kind) -> str:
     if kind.inner is not None:
         return f"[{_dtype_of(kind.inner)}]"
     if kind.name == "struct":
-        return "{" + ", ".join(f"{name!r}: {_dtype_of(each)}" for name, each in kind.fields) + "}"
+        return "{" + ", ".join(f"{name!r}: {_dtype_of(item)}" for name, item in kind.fields) + "}"
     return {"text": "'str'", "whole": "'int64'", "null": "'float64'"}.get(kind.name, repr(kind.name))
 
 
@@ -249,7 +249,7 @@ def _problem_of(kind: Kind) -> str | None:
         return _problem_of(kind.inner)
     if kind.name == "problem":
         return kind.reason
-    return next((found for _, each in kind.fields if (found := _problem_of(each)) is not None), None)
+    return next((problem for _, item in kind.fields if (problem := _problem_of(item)) is not None), None)
 
 
 def _arrow_of(kind: Kind) -> Any:
@@ -258,7 +258,7 @@ def _arrow_of(kind: Kind) -> Any:
     if kind.inner is not None:
         return pa.list_(_arrow_of(kind.inner))
     if kind.name == "struct":
-        return pa.struct([pa.field(name, _arrow_of(each)) for name, each in kind.fields])
+        return pa.struct([pa.field(name, _arrow_of(item)) for name, item in kind.fields])
     plain = {"null": pa.null(), "bool": pa.bool_(), "uint64": pa.uint64(), "float64": pa.float64(), "text": pa.string()}
     return plain.get(kind.name, pa.int64())
 
@@ -280,29 +280,29 @@ def _kind_of_arrow(kind: Any) -> Kind:
     return Kind("float64" if types.is_floating(kind) or types.is_decimal(kind) else "text")
 
 
-def _wanted(wanted: Any, known: Any, where: str) -> Any:
-    # The Arrow type of what a user writes; of fields that go unmentioned, the one they have.
+def _wanted(user_type: Any, known: Any, where: str) -> Any:
+    # Return the Arrow type of a user's dtype; unmentioned fields keep their inferred type.
     import pyarrow as pa
 
-    if isinstance(wanted, pa.DataType):
-        return wanted
-    if isinstance(wanted, Mapping):
+    if isinstance(user_type, pa.DataType):
+        return user_type
+    if isinstance(user_type, Mapping):
         fields = (
             {known.field(k).name: known.field(k) for k in range(known.num_fields)} if pa.types.is_struct(known) else {}
         )
-        for name, each in wanted.items():
+        for name, item_type in user_type.items():
             before = fields[name].type if name in fields else pa.null()
-            fields[name] = pa.field(name, _wanted(each, before, f"{where}, {name!r}"))
+            fields[name] = pa.field(name, _wanted(item_type, before, f"{where}, {name!r}"))
         return pa.struct(list(fields.values()))
-    if isinstance(wanted, list):
-        if len(wanted) != 1:
-            raise ArgumentError(f"{where} is {wanted!r:.80}; for a list give [dtype], the dtype of its values")
-        return pa.list_(_wanted(wanted[0], known.value_type if pa.types.is_list(known) else pa.null(), where))
+    if isinstance(user_type, list):
+        if len(user_type) != 1:
+            raise ArgumentError(f"{where} is {user_type!r:.80}; for a list give [dtype], the dtype of its values")
+        return pa.list_(_wanted(user_type[0], known.value_type if pa.types.is_list(known) else pa.null(), where))
     try:
-        dtype = np.dtype(wanted)
+        dtype = np.dtype(user_type)
     except TypeError:
         raise ArgumentError(
-            f"{where} is {wanted!r:.80}; give a dtype, such as 'float32' or 'datetime64[s]', an Arrow type, "
+            f"{where} is {user_type!r:.80}; give a dtype, such as 'float32' or 'datetime64[s]', an Arrow type, "
             "[dtype] for lists, or a dict by field for objects"
         ) from None
     if dtype.kind in "TU":
@@ -314,6 +314,6 @@ def _wanted(wanted: Any, known: Any, where: str) -> Any:
     if dtype.kind in "biu" or dtype in (np.float32, np.float64):
         return pa.from_numpy_dtype(dtype)
     raise ArgumentError(
-        f"{where} is {wanted!r:.80}, which no JSON becomes; there are bool, integers, float32, float64, str, bytes, "
-        "and datetime64 of s, ms, us or ns"
+        f"{where} is {user_type!r:.80}, which JSON cannot become; there are bool, integers, float32, float64, str, "
+        "bytes, and datetime64 of s, ms, us or ns"
     )

@@ -1,8 +1,8 @@
 """Parts of caches and snapshots that no running pass owns, and their removal.
 
-A pass that is killed leaves its parts behind. They are in no manifest, so nobody reads them. Several processes may fill
-the same cache, also in an object store, which has no locks; so ownership is by lease: the name of a part tells the pass
-that wrote it, and each part that a pass writes renews the lease on all of its parts.
+A killed pass leaves its parts behind. They are in no manifest, so they are never read. Several processes may fill the
+same cache, even in an object store, which has no locks; so ownership is by lease: the name of a part contains the pass
+that wrote it, and each new part of a pass renews the lease on all of its parts.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from daskdist.errors import FileError
 from daskdist.formats.saved.manifest import MANIFEST, SavedPart, exists, read_manifest
 from daskdist.storage.whole_file import located
 
-# A pass owns its parts for so long after it wrote the last of them.
+# The time for which a pass owns its parts after it wrote the last of them.
 LEASE_S: Final = 24 * 3600
 
-# A part as `part_name` names it, or as versions before owners were named did; whole, or while it is written.
+# The name of a part from `part_name`, or from versions without owners; complete, or still being written.
 _PART: Final = re.compile(r"\.?part-(?:([0-9a-f]{12})-)?[0-9a-f]{32}\.arrow(\.[0-9a-f]{32}\.tmp)?")
 _MANIFEST: Final = re.compile(rf"\.{re.escape(MANIFEST)}\.[0-9a-f]{{32}}\.tmp")
-# A directory of a pipeline, named by its fingerprint, and one of a worker's share of it.
+# The directory of a pipeline, named by its fingerprint, and that of a worker's share.
 _PIPELINE: Final = re.compile(r"[0-9a-f]{32}")
 _SHARE: Final = re.compile(r"shard-\d+-of-\d+")
-# The names that file systems have for the time of the last change, and those of objects that never change.
+# The names that file systems use for the time of the last change, or of creation for immutable objects.
 _TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
 def new_owner() -> str:
-    """Return a name for a pass, by which its parts are told from those of others."""
+    """Return a name for a pass, which distinguishes its parts from those of others."""
     return uuid.uuid4().hex[:12]
 
 
@@ -44,7 +44,7 @@ def part_name(owner: str) -> str:
 
 
 def missing_parts(directory: str, parts: Iterable[SavedPart]) -> list[str]:
-    """Return the names of those parts that are not there any more."""
+    """Return the names of the parts that no longer exist."""
     fs, root = located(directory)
     fs.invalidate_cache(root)
     names = {_last(entry["name"]) for entry in _entries(fs, root)}
@@ -52,34 +52,34 @@ def missing_parts(directory: str, parts: Iterable[SavedPart]) -> list[str]:
 
 
 def remove_abandoned(directory: str, *, with_others: bool) -> None:
-    """Remove parts that no manifest lists and whose lease is over; as far as that can be.
+    """Remove parts that no manifest lists and whose lease is over, if possible.
 
     Parameters
     ----------
     directory
         The directory of a cache or a snapshot of one pipeline.
     with_others
-        Whether to look at the directories of other pipelines beside it, and of workers' shares, too.
+        Whether to include the directories of other pipelines beside it, and of workers' shares.
 
     Notes
     -----
-    A lease is over a day after the pass wrote its last part. A pass that is held up for longer may lose parts while it
-    goes on; it looks for them before it writes its manifest, and then writes none. Where a file system does not tell
-    when a file was written, the file stays.
+    A lease ends a day after the pass wrote its last part. A pass that stalls for longer may lose parts; it checks for
+    them before it writes its manifest, and then writes none. If a file system does not tell when a file was written,
+    the file stays.
     """
     with suppress(OSError, ValueError, NotImplementedError, FileError):
         fs, root = located(directory)
-        for each in [root, *(_others(fs, root) if with_others else ())]:
-            _remove_abandoned(fs, each)
+        for part_directory in [root, *(_others(fs, root) if with_others else ())]:
+            _remove_abandoned(fs, part_directory)
 
 
 def _others(fs: Any, root: str) -> list[str]:
-    # The directories of all pipelines in the directory that the user gave, and below them those of shares.
+    # Return the directories of all pipelines in the user's directory, and below them those of shares.
     pipeline = root.rpartition("/")[0] if _SHARE.fullmatch(_last(root)) else root
     home = pipeline.rpartition("/")[0]
     pipelines = _directories(fs, home, _PIPELINE)
-    shares = [share for each in pipelines for share in _directories(fs, each, _SHARE)]
-    return [each for each in (*pipelines, *shares) if each != root]
+    shares = [share for pipeline in pipelines for share in _directories(fs, pipeline, _SHARE)]
+    return [directory for directory in (*pipelines, *shares) if directory != root]
 
 
 def _directories(fs: Any, root: str, name: re.Pattern[str]) -> list[str]:
@@ -129,7 +129,7 @@ def _last(name: str) -> str:
 
 
 def _written_at(entry: Mapping[str, Any]) -> float | None:
-    # Seconds since 1970; None where the file system does not tell.
+    # Return seconds since 1970; None if the file system does not tell.
     at = next((entry[name] for name in _TIMES if entry.get(name) is not None), None)
     if isinstance(at, str):
         try:

@@ -1,7 +1,7 @@
-"""The manifest of a saved dataset: a JSON file that says what its elements are and which parts hold them.
+"""The manifest of a saved dataset: a JSON file with the spec of its elements and the list of its parts.
 
-It is written last, so that a directory with a manifest is complete. Structures, specs and dtypes become JSON
-and come back equal.
+It is written last, so that a directory with a manifest is complete. Structures, specs and dtypes are restored from JSON
+exactly.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from daskdist.storage.whole_file import TEMPORARY, located, writing
 MANIFEST: Final = "manifest.json"
 VERSION: Final = 1
 
-# Under what name a part has what else is to be known of it.
+# The key of a part's metadata in its schema.
 KEY: Final = b"daskdist"
 
 # The user's name -> Arrow's name.
 CODECS: Final = {None: None, "AUTO": "lz4", "lz4": "lz4", "zstd": "zstd"}
 
-# One plain file name: nothing that leads out of the directory, and nothing hidden.
+# A plain file name that neither leaves the directory nor is hidden.
 _PART_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.arrow")
 
 
@@ -39,9 +39,9 @@ class SavedPart:
     name
         The name of the file, without its directory.
     num_rows
-        Its elements.
+        The number of its elements.
     num_bytes
-        Their size in memory, about: text as many bytes as it has.
+        Their approximate size in memory; text counts as its bytes.
     """
 
     name: str
@@ -51,7 +51,7 @@ class SavedPart:
     def __post_init__(self) -> None:
         if not _PART_NAME.fullmatch(self.name):
             raise ArgumentError(
-                f"{self.name!r} is no name of a part; give letters, digits, '-', '_' and single dots, then '.arrow'"
+                f"{self.name!r} is no part's name; give letters, digits, '-', '_' and single dots, then '.arrow'"
             )
         if self.num_rows < 0 or self.num_bytes < 0:
             raise ArgumentError(f"part {self.name} has {self.num_rows} rows of {self.num_bytes} bytes")
@@ -64,17 +64,17 @@ class Manifest:
     Parameters
     ----------
     fingerprint
-        The token of the pipeline that gave the elements.
+        The fingerprint of the pipeline that produced the elements.
     spec
         The spec of an element.
     cardinality
-        The number of elements, or one of the constants for a number that is not known.
+        The number of elements, or one of the constants for an unknown number.
     parts
         The files, in the order of the elements.
     compression
-        The codec of the parts; None where they are not compressed.
+        The codec of the parts; None if they are not compressed.
     version
-        Of the layout of the directory.
+        The version of the layout of the directory.
     """
 
     fingerprint: str
@@ -86,21 +86,21 @@ class Manifest:
 
 
 def write_manifest(directory: str, manifest: Manifest) -> None:
-    """Write the manifest of a directory, in place of the one there is.
+    """Write the manifest of a directory, replacing an existing one.
 
     Parameters
     ----------
     directory
         A local path or an fsspec URL.
     manifest
-        What to write; its parts are to be there already.
+        The manifest; its parts must exist already.
 
     Raises
     ------
     ArgumentError
-        Its spec has a leaf or a structure that no file holds.
+        Its spec has a leaf or a structure that cannot be saved.
     FileError
-        It cannot be written.
+        The manifest cannot be written.
     """
     content = {
         "version": manifest.version,
@@ -120,28 +120,26 @@ def read_manifest(directory: str) -> Manifest:
     Raises
     ------
     FileError
-        There is none, it is damaged, or it is of a version not known here.
+        There is no manifest, it is damaged, or its version is unknown.
 
     Notes
     -----
-    A named tuple is imported from the module that defined it: read only directories you trust. Where that
-    fails, or its fields are others by now, elements are named tuples of the same name and fields.
+    A named tuple is imported from the module that defined it: read only directories that you trust. If that fails, or
+    its fields have changed, elements are named tuples of the same name and fields.
     """
     fs, root = located(directory)
     path = f"{root}/{MANIFEST}"
     try:
         content = json.loads(fs.cat_file(path))
     except FileNotFoundError:
-        raise FileError(
-            f"{path}: not found: nothing was saved in {directory}, or the saving did not come to its end"
-        ) from None
+        raise FileError(f"{path}: not found: nothing was saved in {directory}, or saving has not finished") from None
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: damaged: not JSON: {error}") from error
     version = content.get("version") if isinstance(content, dict) else None
     if version != VERSION:
-        raise FileError(f"{path}: of version {version!r}, and only version {VERSION} is known here; save it again")
+        raise FileError(f"{path}: version {version!r} is unknown, only version {VERSION} is supported; save it again")
     try:
         compression = content["compression"]
         return Manifest(
@@ -168,7 +166,7 @@ def exists(directory: str) -> bool:
 
 
 def remove_unfinished(directory: str) -> tuple[str, ...]:
-    """Delete what a saving that did not come to its end has left: temporary files, and parts of no manifest.
+    """Delete the leftovers of an unfinished save: temporary files, and parts in no manifest.
 
     Parameters
     ----------
@@ -178,16 +176,16 @@ def remove_unfinished(directory: str) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        The names of the files deleted.
+        The names of the deleted files.
 
     Raises
     ------
     FileError
-        There is a manifest, and it is damaged: nothing is deleted then.
+        The manifest is damaged; nothing is deleted then.
 
     Notes
     -----
-    Only while nobody writes there. Files that are not of a saved dataset stay, Arrow files too.
+    No process may be writing there. Files that do not belong to a saved dataset stay, even Arrow files.
     """
     fs, root = located(directory)
     fs.invalidate_cache(root)
@@ -197,7 +195,7 @@ def remove_unfinished(directory: str) -> tuple[str, ...]:
     names = sorted(entry.rsplit("/", 1)[-1] for entry in fs.ls(root, detail=False))
     removed = tuple(name for name in names if _is_temporary(name) or (name not in kept and _is_ours(fs, root, name)))
     for name in removed:
-        # Whoever writes there nevertheless may have renamed or removed it by now.
+        # A process that writes there nevertheless may have renamed or removed it.
         with suppress(FileNotFoundError):
             fs.rm_file(f"{root}/{name}")
     return removed
@@ -222,12 +220,12 @@ def _is_ours(fs: Any, root: str, name: str) -> bool:
 
 
 def codec(compression: str | None) -> str | None:
-    """Return the codec that a user's name for it stands for.
+    """Return the codec for a user's name.
 
     Raises
     ------
     ArgumentError
-        There is no such name.
+        The name is unknown.
     """
     if compression not in CODECS:
         raise ArgumentError(f"compression is {compression!r}; give one of {', '.join(map(repr, CODECS))}")

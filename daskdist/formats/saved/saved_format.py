@@ -1,4 +1,4 @@
-"""Saved datasets: directories that ``save`` wrote; a part is a split."""
+"""Saved datasets: the directories that ``save`` writes; a part is a split."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from daskdist.storage.schema_check import FirstFile, unlike
 
 @dataclass(frozen=True)
 class Saved:
-    """The reader; it has no options."""
+    """The reader, without options."""
 
     name = "saved"
     suffixes: ClassVar[tuple[str, ...]] = ()
@@ -24,7 +24,7 @@ class Saved:
     is_splittable = True
 
     def guess(self, path: str, head: bytes) -> bool:
-        # Others call files so too.
+        # Other programs use this file name too.
         return path.endswith(f"/{MANIFEST}") and is_manifest(head)
 
     def spec(self, path: str) -> ElementSpec:

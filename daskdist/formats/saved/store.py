@@ -1,16 +1,15 @@
-"""Parts of saved datasets: elements in Arrow IPC files, which any reader of Arrow opens.
+"""Parts of saved datasets: elements in Arrow IPC files, which any Arrow reader can open.
 
-A leaf is a column, named by its path; how its elements lie there is one of four layouts:
+A leaf is a column, named by its path, in one of four layouts:
 
-* ``rows``: arrays of one dtype that are rows of an array or of a `Ragged`. Axes are fixed-size lists, rows of
-  different lengths lists, text and bytes Arrow's own. Bools are bytes, times int64, complex numbers pairs.
-* ``shaped``: arrays of one dtype and number of axes that differ in more than their length, such as pictures:
-  the shape of each, and its values.
-* ``words``: scalars of ``str_`` or ``bytes_``, each of its own length.
-* ``each``: anything else; every element is a small Arrow stream of its own.
+* ``rows``: arrays of one dtype that are rows of an array or of a `Ragged`. Axes are fixed-size lists, rows of different
+  lengths are lists, and text and bytes are Arrow's. Bools are bytes, times int64, complex numbers pairs.
+* ``shaped``: arrays of one dtype and number of axes that differ in more than their length, such as pictures: the shape
+  of each, and its values.
+* ``words``: scalars of ``str_`` or ``bytes_`` of different lengths.
+* ``each``: anything else; every element is a separate small Arrow stream.
 
-Numbers in a local file that is not compressed are used where they lie: the file is mapped into memory, and
-only what is looked at is read.
+An uncompressed local file is mapped into memory: numbers are used in place, and only accessed data is read.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from daskdist.formats.saved.manifest import KEY, SavedPart, codec
 from daskdist.storage.whole_file import located, writing
 from daskdist.tables.to_arrow import columns_of
 
-# A compressed file is cut into pieces of about so many bytes: to read one row is to decompress its piece.
+# The approximate size of the pieces of a compressed file: to read a row, its piece is decompressed.
 PIECE_BYTES: Final = 2**20
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 
-# Errors of Arrow and NumPy for a damaged file depend on the place of the damage.
+# The errors of Arrow and NumPy for a damaged file depend on the place of the damage.
 _DAMAGE: Final = (OSError, ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, RecursionError)
 
 
@@ -62,7 +61,7 @@ class _Layout:
 
     @property
     def inner(self) -> _Layout:
-        """The layout of what the outermost rows hold."""
+        """The layout of the contents of the outermost rows."""
         return _Layout(self.kind, self.dtype, self.shape, self.splits[1:])
 
     @property
@@ -71,7 +70,7 @@ class _Layout:
 
     @property
     def width(self) -> int:
-        """The values of an innermost row; 0 too where they have no bytes."""
+        """The number of values of an innermost row; also 0 if they have no bytes."""
         return prod(self.shape) if self.dtype.itemsize else 0
 
     def empty(self) -> Any:
@@ -83,7 +82,7 @@ class _Layout:
 
 
 def _valueless(num_rows: int, layout: _Layout) -> Any:
-    # Not np.zeros, which makes text without characters wider.
+    # Not np.zeros, which widens text without characters.
     return np.ndarray((num_rows, *layout.shape), layout.dtype)
 
 
@@ -91,14 +90,14 @@ def _valueless(num_rows: int, layout: _Layout) -> Any:
 
 
 def write_part(rows: Rows, directory: str, name: str, compression: str | None = None) -> SavedPart:
-    """Write elements to a file, which appears under its name once it is whole.
+    """Write elements to a file, which gets its name when it is complete.
 
     Parameters
     ----------
     rows
-        The elements, each a row of it.
+        The elements, one for each row.
     directory
-        A local path or an fsspec URL; made if it is not there.
+        A local path or an fsspec URL; created if it does not exist.
     name
         The name of the file, without its ``.arrow``.
     compression
@@ -107,26 +106,26 @@ def write_part(rows: Rows, directory: str, name: str, compression: str | None = 
     Raises
     ------
     ArgumentError
-        An element has a leaf that no file holds, or an argument is out of range.
+        An element has a leaf that cannot be saved, or an argument is out of range.
     FileError
         The file cannot be written.
 
     Notes
     -----
-    Numbers come back in native byte order, and arrays of no axes as scalars.
+    Numbers are restored in native byte order, and arrays without axes as scalars.
     """
     import pyarrow as pa
 
-    made = SavedPart(f"{name}.arrow", len(rows), 0)
+    part = SavedPart(f"{name}.arrow", len(rows), 0)
     options = pa.ipc.IpcWriteOptions(compression=codec(compression), use_threads=False)
     batch = _record_batch(rows)
     num_pieces = max(1, -(-batch.nbytes // PIECE_BYTES)) if options.compression else 1
-    piece_rows = max(1, -(-made.num_rows // num_pieces))
+    piece_rows = max(1, -(-part.num_rows // num_pieces))
     schema = _with_metadata(batch.schema, piece_rows=piece_rows)
-    with writing(directory, made.name) as file, pa.ipc.new_file(file, schema, options=options) as writer:
+    with writing(directory, part.name) as file, pa.ipc.new_file(file, schema, options=options) as writer:
         for start in range(0, max(1, batch.num_rows), piece_rows):
             writer.write_batch(batch.slice(start, piece_rows))
-    return SavedPart(made.name, made.num_rows, int(batch.nbytes))
+    return SavedPart(part.name, part.num_rows, int(batch.nbytes))
 
 
 def _record_batch(rows: Rows) -> Any:
@@ -142,7 +141,7 @@ def _record_batch(rows: Rows) -> Any:
             raise ArgumentError(f"{error} (leaf {path or 'that is the element'})") from None
         layouts.append(layout)
         arrays.append(array)
-    # Rows of a block of text are strings and those of a bundle arrays, so that one cannot stand in for the other.
+    # Rows of a block of text are strings, those of a bundle arrays, so the two must be distinguished.
     is_block = isinstance(rows, Block) or (bool(columns) and all(map(_gives_rows, columns)))
     schema = pa.schema([pa.field(path, array.type) for path, array in zip(paths, arrays, strict=True)])
     content = {"num_rows": len(rows), "is_block": is_block, "layouts": [layout.to_json() for layout in layouts]}
@@ -159,7 +158,7 @@ def _gives_rows(column: Any) -> bool:
 
 
 def _checked(column: Any, path: str) -> Any:
-    # In native byte order, and as one array or `Ragged` where that gives each element back as it is.
+    # Return a column in native byte order, as one array or `Ragged` if that restores each element exactly.
     if isinstance(column, list):
         return _gathered([_checked(leaf, path) for leaf in column])
     if isinstance(column, Nested):
@@ -170,7 +169,7 @@ def _checked(column: Any, path: str) -> Any:
     if not isinstance(column, (np.ndarray, np.generic)):
         raise ArgumentError(
             f"save: leaf {path or '(the element)'} is {type(column).__module__}.{type(column).__name__}; "
-            "only arrays in the memory of the host are saved"
+            "only arrays in host memory can be saved"
         )
     return column if column.dtype.isnative else column.astype(column.dtype.newbyteorder("="))
 
@@ -187,7 +186,7 @@ def _gathered(leaves: list[Any]) -> Any:
 
 
 def _likeness(leaf: Any) -> Any:
-    # Equal for leaves that one column can hold, as rows or shaped.
+    # Return a key that is equal for leaves that one column can hold, as rows or shaped.
     if isinstance(leaf, Ragged):
         return leaf.row_splits.dtype, _row_likeness(leaf.values)
     return leaf.ndim, leaf.dtype, type(leaf) if _is_word(leaf) else None
@@ -200,7 +199,7 @@ def _row_likeness(values: Any) -> Any:
 
 
 def _is_word(leaf: Any) -> bool:
-    # Scalars of text know their length, and an array of them drops the zeros they end with.
+    # An array of text scalars would drop trailing zeros.
     return isinstance(leaf, (np.str_, np.bytes_))
 
 
@@ -263,12 +262,12 @@ def _strings(column: Any) -> Any:
         return pa.array(values, pa.large_string())
     odd = next((value for value in values if type(value) is not bytes), None)
     if odd is not None or None in values:
-        raise ArgumentError(f"save: an array of objects holds {type(odd).__name__}, and only bytes are saved")
+        raise ArgumentError(f"save: an array of objects holds {type(odd).__name__}, but only bytes can be saved")
     return pa.array(values, pa.large_binary())
 
 
 def _storage(dtype: np.dtype[Any]) -> tuple[Any, int]:
-    # The Arrow type of a value's numbers, and how many of them a value has.
+    # Return the Arrow type of a value's numbers, and the number of them in a value.
     import pyarrow as pa
 
     dtype_to_json(dtype)
@@ -282,7 +281,7 @@ def _storage(dtype: np.dtype[Any]) -> tuple[Any, int]:
 
 
 def _stream(leaf: Any) -> bytes:
-    # One leaf as a file of one row, so that whatever a column can hold, it can be.
+    # Return one leaf as a file of one row, so that it may be anything that a column can hold.
     import pyarrow as pa
 
     if isinstance(leaf, Ragged):
@@ -307,52 +306,52 @@ def read_part(
     Parameters
     ----------
     directory
-        Where the part is: a local path or an fsspec URL.
+        The directory of the part: a local path or an fsspec URL.
     part, structure
-        As the manifest has them.
+        Those in the manifest.
     start, stop
         The first row, and the row after the last, as in a slice.
 
     Returns
     -------
     Block or Bundle
-        A block where a block was written, or where the rows of one are those elements; else a bundle.
+        A block if a block was written, or its rows equal the elements; otherwise a bundle.
 
     Raises
     ------
     FileError
-        The file is missing, damaged, or not of this structure.
+        The file is missing, damaged, or does not have this structure.
 
     Notes
     -----
-    Values are not checked: a file whose numbers were altered is read as it is. A local file that is not
-    compressed has to stay as it is while its elements are in use; it may be deleted.
+    Values are not checked: altered numbers are not noticed. An uncompressed local file must not change while its
+    elements are in use; it may be deleted.
     """
     rows = range(part.num_rows)[start:stop] or range(0)
     return _read(directory, part, structure, slice(rows.start, rows.stop), rows)
 
 
 def take_rows(directory: str, part: SavedPart, structure: Structure, rows: Any) -> Block | Bundle:
-    """Read the given rows of a part, in the given order.
+    """Read some rows of a part, in the order of their numbers.
 
     Parameters
     ----------
     directory, part, structure
         As in `read_part`.
     rows
-        Their numbers, integers from 0.
+        The numbers of the rows, integers from 0.
 
     Raises
     ------
     ArgumentError
-        There is no row of a number.
+        A row does not exist.
     FileError
         As in `read_part`.
 
     Notes
     -----
-    Of a local file that is not compressed only these rows are read, of one that is compressed the pieces of
-    about a megabyte that hold them; of a remote file that is not compressed, all of it.
+    In an uncompressed local file only these rows are read; in a compressed one, the pieces of about a megabyte that
+    contain them; an uncompressed remote file is read as a whole.
     """
     index = np.asarray(rows)
     if index.ndim != 1 or (len(index) and index.dtype.kind not in "iu"):
@@ -369,9 +368,9 @@ def _read(directory: str, part: SavedPart, structure: Structure, which: Any, num
     with _opened(directory, part.name) as (path, reader):
         content = json.loads(reader.schema.metadata[KEY])
         if content["num_rows"] != part.num_rows:
-            raise FileError(f"{path}: has {content['num_rows']} rows, and the manifest says {part.num_rows}")
+            raise FileError(f"{path}: has {content['num_rows']} rows, but {part.num_rows} in the manifest")
         if tuple(reader.schema.names) != structure.paths:
-            raise FileError(f"{path}: its leaves are {reader.schema.names}, and those asked for {structure.paths}")
+            raise FileError(f"{path}: its leaves are {reader.schema.names}, but {structure.paths} are expected")
         layouts = [_Layout.from_json(layout) for layout in content["layouts"]]
         columns = _selected(reader, layouts, content, which)
         leaves = [_finished(column, layout) for column, layout in zip(columns, layouts, strict=True)]
@@ -395,22 +394,22 @@ def _opened(directory: str, name: str) -> Iterator[tuple[str, Any]]:
         source = pa.memory_map(path) if isinstance(fs, LocalFileSystem) else fs.open(path, "rb")
         with source, pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
             if KEY not in (reader.schema.metadata or {}):
-                raise FileError(f"{path}: an Arrow file, and not of a saved dataset")
+                raise FileError(f"{path}: an Arrow file, but not of a saved dataset")
             yield path, reader
     except FileNotFoundError as error:
         raise FileError(
-            f"{path}: not found: gone since it was saved, or on a disk that this machine does not see"
+            f"{path}: not found: deleted since it was saved, or on a disk that this machine cannot access"
         ) from error
     except FileError:
         raise
     except PermissionError as error:
-        raise FileError(f"{path}: may not be read: {error}") from error
+        raise FileError(f"{path}: access denied: {error}") from error
     except (DaskdistError, *_DAMAGE) as error:
         raise FileError(f"{path}: damaged or cut short: {error}") from error
 
 
 def _selected(reader: Any, layouts: Sequence[_Layout], content: Any, which: Any) -> list[Any]:
-    # The columns of the chosen rows, from the pieces of the file that have some.
+    # Return the columns of the selected rows, from the pieces of the file that contain them.
     num_rows, piece_rows = content["num_rows"], content["piece_rows"]
     if reader.num_record_batches != max(1, -(-num_rows // piece_rows)):
         raise ValueError(f"{reader.num_record_batches} pieces of {piece_rows} rows for {num_rows} rows")
@@ -422,27 +421,27 @@ def _selected(reader: Any, layouts: Sequence[_Layout], content: Any, which: Any)
         ]
         return _together([_piece(reader, layouts, content, *part) for part in parts])
     pieces = which // piece_rows
-    wanted = np.unique(pieces).tolist() or [0]
-    if len(wanted) == 1:
-        return _piece(reader, layouts, content, wanted[0], which - wanted[0] * piece_rows)
-    chosen = [np.flatnonzero(pieces == piece) for piece in wanted]
-    found = _together(
+    selected = np.unique(pieces).tolist() or [0]
+    if len(selected) == 1:
+        return _piece(reader, layouts, content, selected[0], which - selected[0] * piece_rows)
+    chosen = [np.flatnonzero(pieces == piece) for piece in selected]
+    columns = _together(
         [
             _piece(reader, layouts, content, piece, which[places] - piece * piece_rows)
-            for piece, places in zip(wanted, chosen, strict=True)
+            for piece, places in zip(selected, chosen, strict=True)
         ]
     )
-    # They came piece by piece, and are wanted in the order asked for.
+    # Put them from the order of the pieces into the requested order.
     order = np.empty(len(which), np.intp)
     order[np.concatenate(chosen)] = np.arange(len(which))
-    return [_chosen(column, order) for column in found]
+    return [_chosen(column, order) for column in columns]
 
 
 def _piece(reader: Any, layouts: Sequence[_Layout], content: Any, piece: int, which: Any) -> list[Any]:
     try:
         batch = reader.get_batch(piece)
     except MemoryError as error:
-        # A length that is garbage: there is room for a piece, or for a file that is only mapped.
+        # An invalid length, as memory is sufficient for a piece or a mapped file.
         raise ValueError(error) from None
     piece_rows = min(content["piece_rows"], content["num_rows"] - piece * content["piece_rows"])
     if layouts and batch.num_rows != piece_rows:
@@ -452,7 +451,7 @@ def _piece(reader: Any, layouts: Sequence[_Layout], content: Any, piece: int, wh
 
 def _chosen(column: Any, which: Any) -> Any:
     if isinstance(column, tuple):
-        return tuple(_chosen(each, which) for each in column)
+        return tuple(_chosen(values, which) for values in column)
     return column[which] if isinstance(which, slice) else column.take(which, axis=0)
 
 
@@ -466,19 +465,19 @@ def _together(pieces: list[list[Any]]) -> list[Any]:
 
 
 def _laid(array: Any, layout: _Layout) -> Any:
-    """Return the values of a column without copying: arrays, and `Ragged` bytes for text."""
+    """Return the values of a column without copying: arrays, and for text `Ragged` bytes."""
     import pyarrow as pa
 
     if layout.kind == "rows":
         expected = _to_arrow(layout.empty()).type
         if array.type != expected:
-            raise ValueError(f"a column of {array.type}, and {expected} is what its layout says")
+            raise ValueError(f"a column of {array.type}, but its layout says {expected}")
         return _from_arrow(array, layout)
     if layout.kind == "shaped" and pa.types.is_struct(array.type) and not array.null_count:
         shapes, values = _shaped(layout)
         return _laid(array.field("shape"), shapes), _laid(array.field("values"), values)
     if layout.kind not in ("words", "each") or array.type != pa.large_binary():
-        raise ValueError(f"a column of {array.type} and of layout {layout.kind!r}")
+        raise ValueError(f"a column of {array.type} with layout {layout.kind!r}")
     return _bytes_from_arrow(array)
 
 
@@ -504,7 +503,7 @@ def _bytes_from_arrow(array: Any) -> Ragged:
 def _offsets(array: Any, dtype: np.dtype[Any]) -> Any:
     if array.null_count:
         raise ValueError(f"{array.null_count} rows are null")
-    # Arrow may leave out the one offset of no rows.
+    # Without rows, Arrow may omit the single offset.
     return np.frombuffer(array.buffers()[1], dtype, len(array) + 1) if len(array) else np.zeros(1, dtype)
 
 
@@ -517,13 +516,13 @@ def _finished(column: Any, layout: _Layout) -> Any:
         return [values.reshape(shape) for values, shape in zip(flat, shapes, strict=True)]
     if layout.kind == "words":
         if layout.dtype.kind == "U":
-            return [np.str_(each.decode("utf-8", "surrogatepass")) for each in _cut(column)]
-        return [np.bytes_(each) for each in _cut(column)]
-    return [_from_stream(each) for each in _cut(column)]
+            return [np.str_(text.decode("utf-8", "surrogatepass")) for text in _cut(column)]
+        return [np.bytes_(text) for text in _cut(column)]
+    return [_from_stream(text) for text in _cut(column)]
 
 
 def _shaped(layout: _Layout) -> tuple[_Layout, _Layout]:
-    # The layouts of the shapes and of the values; a shaped leaf's own has the number of axes for a shape.
+    # Return the layouts of the shapes and of the values; the shape of a shaped layout is the number of axes.
     int64 = np.dtype(np.int64)
     return _Layout("rows", int64, layout.shape), _Layout("rows", layout.dtype, (), (int64.str,))
 
@@ -533,17 +532,17 @@ def _decoded(column: Any, layout: _Layout) -> Any:
         return Ragged(_decoded(column.values, layout.inner), column.row_splits)
     if not (layout.is_strings and layout.width):
         return column
-    made: np.ndarray[Any, Any]
+    array: np.ndarray[Any, Any]
     if layout.dtype == _TEXT:
-        made = np.array([each.decode() for each in _cut(column.values)], layout.dtype)
+        array = np.array([text.decode() for text in _cut(column.values)], layout.dtype)
     else:
-        made = np.empty(len(column.values), object)
-        made[:] = list(_cut(column.values))
-    return made.reshape(len(column), *layout.shape)
+        array = np.empty(len(column.values), object)
+        array[:] = list(_cut(column.values))
+    return array.reshape(len(column), *layout.shape)
 
 
 def _cut(strings: Ragged) -> Iterator[bytes]:
-    # One copy of all, as slices of bytes are far cheaper than those of arrays.
+    # One copy of all, as slices of bytes are much cheaper than those of arrays.
     data, splits = strings.values.tobytes(), strings.row_splits.tolist()
     return map(data.__getitem__, map(slice, splits[:-1], splits[1:]))
 

@@ -134,15 +134,15 @@ def _declared(name: str, dtype: Any) -> Any:
     import pyarrow as pa
 
     try:
-        found = np.dtype(dtype)
-        if found.kind in "UT":
+        numpy_dtype = np.dtype(dtype)
+        if numpy_dtype.kind in "UT":
             return pa.large_string()
-        return pa.large_binary() if found.kind in "SO" else pa.from_numpy_dtype(found)
+        return pa.large_binary() if numpy_dtype.kind in "SO" else pa.from_numpy_dtype(numpy_dtype)
     except (TypeError, pa.ArrowException) as error:
         raise ArgumentError(f"dtypes: {dtype!r:.80} for {name!r} is no dtype: {error}") from None
 
 
-def reflected_kind(found: Any) -> str | None:
+def reflected_kind(sql_type: Any) -> str | None:
     """Return the kind of a column by its SQLAlchemy type; None where only its values tell."""
     import sqlalchemy as sa
 
@@ -153,15 +153,15 @@ def reflected_kind(found: Any) -> str | None:
         (sa.JSON, "json"),
         (sa.Float, "float64"),
         (sa.Numeric, "decimal"),
-        (sa.Integer, "uint64" if getattr(found, "unsigned", False) else "int64"),
+        (sa.Integer, "uint64" if getattr(sql_type, "unsigned", False) else "int64"),
         (sa.Date, "date"),
-        (sa.DateTime, "instant" if getattr(found, "timezone", False) else "timestamp"),
+        (sa.DateTime, "instant" if getattr(sql_type, "timezone", False) else "timestamp"),
         (sa.Time, "time"),
         (sa.Interval, "duration"),
         ((sa.LargeBinary, sa.BINARY, sa.VARBINARY), "bytes"),
         (sa.String, "text"),
     )
-    return next((kind for base, kind in kinds if isinstance(found, base)), None)
+    return next((kind for base, kind in kinds if isinstance(sql_type, base)), None)
 
 
 def sampled_kind(name: str, values: Sequence[Any], where: str) -> str:
@@ -174,17 +174,17 @@ def sampled_kind(name: str, values: Sequence[Any], where: str) -> str:
     """
     import pyarrow as pa
 
-    given = [value for value in values if value is not None]
-    if any(isinstance(value, uuid.UUID) for value in given):
+    present = [value for value in values if value is not None]
+    if any(isinstance(value, uuid.UUID) for value in present):
         return "uuid"
-    if any(isinstance(value, dict) for value in given):
+    if any(isinstance(value, dict) for value in present):
         return "json"
     try:
-        kind = _kind_of(pa.array(given))
+        kind = _kind_of(pa.array(present))
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
         kind = None
     if kind is None:
-        types = " and ".join(sorted({type(value).__name__ for value in given}))
+        types = " and ".join(sorted({type(value).__name__ for value in present}))
         raise FileError(
             f"{where}: column {name!r} holds {types}, of which no one dtype can be told; say which with "
             f"dtypes={{{name!r}: ...}}, cast it in the query, or leave it out"
@@ -195,12 +195,12 @@ def sampled_kind(name: str, values: Sequence[Any], where: str) -> str:
 def _kind_of(array: Any) -> str | None:
     import pyarrow as pa
 
-    types, found = pa.types, array.type
-    if types.is_list(found):
-        inner = _kind_of(pa.array([], found.value_type))
+    types, arrow_type = pa.types, array.type
+    if types.is_list(arrow_type):
+        inner = _kind_of(pa.array([], arrow_type.value_type))
         return None if inner is None or inner.endswith("[]") else f"{inner}[]"
-    if types.is_timestamp(found):
-        return "timestamp" if found.tz is None else "instant"
+    if types.is_timestamp(arrow_type):
+        return "timestamp" if arrow_type.tz is None else "instant"
     kinds: Sequence[tuple[Callable[[Any], bool], str]] = (
         (types.is_null, "null"),
         (types.is_boolean, "bool"),
@@ -213,7 +213,7 @@ def _kind_of(array: Any) -> str | None:
         (types.is_time, "time"),
         (types.is_duration, "duration"),
     )
-    return next((kind for holds, kind in kinds if holds(found)), None)
+    return next((kind for holds, kind in kinds if holds(arrow_type)), None)
 
 
 def array_of(values: Sequence[Any], column: Column, where: str, start: int) -> Any:

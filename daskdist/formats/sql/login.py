@@ -48,9 +48,9 @@ class Login:
     @property
     def shown(self) -> str:
         """The URL without what is secret in it."""
-        made = _url(self.url or "")
-        query = {name: "***" if _is_secret(name) else value for name, value in made.query.items()}
-        text: str = made.set(query=query).render_as_string(hide_password=True)
+        url = _url(self.url or "")
+        query = {name: "***" if _is_secret(name) else value for name, value in url.query.items()}
+        text: str = url.set(query=query).render_as_string(hide_password=True)
         return text.replace("%2A%2A%2A", "***")
 
     def without_secrets(self, text: str) -> str:
@@ -58,8 +58,8 @@ class Login:
         for secret in _secrets(self.options or {}):
             text = text.replace(secret, "***")
         if self.url is not None:
-            made = _url(self.url)
-            for secret in (str(made.password or ""), *_secrets(made.query)):
+            url = _url(self.url)
+            for secret in (str(url.password or ""), *_secrets(url.query)):
                 # One of a letter or two would be found in every other word.
                 text = text.replace(secret, "***") if len(secret) > 3 else text
         return text
@@ -146,16 +146,16 @@ def path_of(connection: Any, options: Mapping[str, Any] | None = None) -> tuple[
             "URL as text, such as engine.url.render_as_string(hide_password=False)"
         )
     connection = os.fspath(connection)
-    made = _url(connection) if is_remote(connection) else sa.engine.URL.create("sqlite", database=local(connection))
-    if made.get_backend_name() == "sqlite" and not str(made.database).startswith("file:"):
-        if made.database in (None, "", ":memory:") or connection in ("", ":memory:"):
+    url = _url(connection) if is_remote(connection) else sa.engine.URL.create("sqlite", database=local(connection))
+    if url.get_backend_name() == "sqlite" and not str(url.database).startswith("file:"):
+        if url.database in (None, "", ":memory:") or connection in ("", ":memory:"):
             raise ArgumentError(
                 "read_sql: a SQLite database in memory is seen by the one connection that made it; write it to a file"
             )
-        made = made.set(database=local(str(made.database)))
-        if not made.query and not options and made.get_driver_name() == "pysqlite":
-            return str(made.database), Login()
-    login = Login(made.render_as_string(hide_password=False), options)
+        url = url.set(database=local(str(url.database)))
+        if not url.query and not options and url.get_driver_name() == "pysqlite":
+            return str(url.database), Login()
+    login = Login(url.render_as_string(hide_password=False), options)
     return login.shown, login
 
 
@@ -175,27 +175,27 @@ def library() -> Any:
 
 
 @lru_cache(maxsize=16)
-def _engine(login: Login, made: Any) -> Any:
+def _engine(login: Login, url: Any) -> Any:
     # Its connections are made for each reading: none is kept, so none is left open or shared by threads.
     sa = library()
     options = dict(login.options or {})
-    name = made.drivername.partition("+")[0]
+    name = url.drivername.partition("+")[0]
     try:
-        dialect = made.get_dialect()
+        dialect = url.get_dialect()
         arguments = dict(options.pop("connect_args", {}))
-        if dialect.driver in _TIMEOUTS and "connect_timeout" not in made.query:
+        if dialect.driver in _TIMEOUTS and "connect_timeout" not in url.query:
             arguments.setdefault(_TIMEOUTS[dialect.driver], int(setting("timeouts.connect")))
         if dialect.driver in ("psycopg", "psycopg2"):
             arguments = {**_ALIVE, **arguments}
-        engine = sa.create_engine(made, **{"poolclass": sa.pool.NullPool, **options, "connect_args": arguments})
+        engine = sa.create_engine(url, **{"poolclass": sa.pool.NullPool, **options, "connect_args": arguments})
     except sa.exc.NoSuchModuleError:
         raise ArgumentError(f"read_sql: SQLAlchemy knows no database {name!r}; see its list of dialects") from None
     except ImportError as error:
-        raise ArgumentError(f"read_sql: the driver of {made.drivername!r} is not installed: {error.name}") from None
+        raise ArgumentError(f"read_sql: the driver of {url.drivername!r} is not installed: {error.name}") from None
     except (TypeError, ValueError, sa.exc.ArgumentError) as error:
         raise ArgumentError(f"read_sql: engine_options: {login.without_secrets(str(error))}") from None
     if engine.dialect.is_async:
-        raise ArgumentError(f"read_sql: {made.drivername!r} is an asynchronous driver; use one that is not")
+        raise ArgumentError(f"read_sql: {url.drivername!r} is an asynchronous driver; use one that is not")
     return engine
 
 

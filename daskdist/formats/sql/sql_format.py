@@ -113,12 +113,12 @@ class SqlSplit:
         """Return the range as conditions on a column."""
         if self.is_null:
             return [column.is_(None)]
-        made = []
+        conditions = []
         if self.low is not None:
-            made.append(column >= _bound(self.low))
+            conditions.append(column >= _bound(self.low))
         if self.high is not None:
-            made.append(column <= _bound(self.high) if self.is_closed else column < _bound(self.high))
-        return made or [column.isnot(None)]
+            conditions.append(column <= _bound(self.high) if self.is_closed else column < _bound(self.high))
+        return conditions or [column.isnot(None)]
 
     def label(self, name: str) -> str:
         """Return the name of the range for messages."""
@@ -255,10 +255,12 @@ class Sql:
         if is_query(self.table):
             query = self.table.strip().rstrip(";").rstrip()
             return Relation(" ".join(query.split())[:60], None, query)
-        schema, _, name = self.table.rpartition(".")
-        for found in (Relation(self.table, None, None), *([Relation(name, schema, None)] if schema else [])):
-            if inspector.has_table(found.name, found.schema) or found.name in _views(inspector, found.schema):
-                return found
+        named_schema, _, name = self.table.rpartition(".")
+        relations = [Relation(self.table, None, None)] + ([Relation(name, named_schema, None)] if named_schema else [])
+        for candidate in relations:
+            schema = candidate.schema
+            if inspector.has_table(candidate.name, schema) or candidate.name in _views(inspector, schema):
+                return candidate
         raise FileError(
             f"{path}: no table {self.table!r}; there are {_named(inspector.get_table_names())}. Give the name of one, "
             "with its schema before a dot where it is in another, or a query that begins with SELECT or WITH"
@@ -271,29 +273,29 @@ class Sql:
         nothing = sa.select(sa.literal_column("*")).select_from(relation.source()).where(sa.false())
         with connection.execute(nothing) as result:
             described = result.cursor.description
-        names = [each[0] for each in described]
+        names = [description[0] for description in described]
         for name in names:
             if names.count(name) > 1:
                 raise FileError(f"{path}: {relation.label} has two columns called {name!r}; rename one with AS")
         if connection.dialect.name == "postgresql":
-            return {each[0]: POSTGRESQL.get(each[1]) for each in described}
+            return {description[0]: POSTGRESQL.get(description[1]) for description in described}
         if relation.query is not None:
             return dict.fromkeys(names)
         reflected = {
-            each["name"]: reflected_kind(each["type"])
-            for each in sa.inspect(connection).get_columns(relation.name, relation.schema)
+            description["name"]: reflected_kind(description["type"])
+            for description in sa.inspect(connection).get_columns(relation.name, relation.schema)
         }
         return {name: reflected.get(name) for name in names}
 
     def _relation(self, connection: Any, path: str) -> Relation:
-        found = self._found(connection, path)
-        kinds = self._described(connection, found, path)
+        relation = self._found(connection, path)
+        kinds = self._described(connection, relation, path)
         names = list(kinds)
         for name in self.dtypes or ():
             if name not in names:
                 raise ArgumentError(f"dtypes: no column {name!r}; there are {', '.join(map(repr, names))}")
         read = self._tables_of(names).read_from(names)
-        index, key, is_unique = self._index(connection, found, kinds)
+        index, key, is_unique = self._index(connection, relation, kinds)
         if index is None:
             for option in ("num_splits", "rows_per_split", "limits"):
                 if getattr(self, option) is not None:
@@ -302,20 +304,20 @@ class Sql:
         columns = [column_of(name, kinds[name] or "null", dtypes.get(name)) for name in read]
         row_bytes = 8 * len(columns)
         if any(not column.is_sized or column.arrow == "null" for column in columns):
-            sample, row_bytes = self._sample(connection, found, read)
+            sample, row_bytes = self._sample(connection, relation, read)
             for place, column in enumerate(columns):
                 if kinds[column.name] is None and column.name not in dtypes:
-                    kind = sampled_kind(column.name, sample[column.name], f"{path} {found.label}")
+                    kind = sampled_kind(column.name, sample[column.name], f"{path} {relation.label}")
                     columns[place] = column_of(column.name, kind)
         # Rows that agree in all of these are the same element, or differ in the key.
         by = [index] if index is not None and is_unique else [index, *(key or read)]
         order = [(name, kinds.get(name) or "") for name in dict.fromkeys(by) if name is not None]
-        if found.query is not None and index is None:
+        if relation.query is not None and index is None:
             order = []
         return Relation(
-            found.name,
-            found.schema,
-            found.query,
+            relation.name,
+            relation.schema,
+            relation.query,
             tuple(columns),
             tuple(names.index(name) for name in read),
             index,
@@ -328,29 +330,31 @@ class Sql:
             raise ArgumentError(f"read_sql: no index column {self.index!r}; there are {', '.join(map(repr, names))}")
         return self._tables
 
-    def _index(self, connection: Any, found: Relation, kinds: Mapping[str, Any]) -> tuple[str | None, list[str], bool]:
+    def _index(
+        self, connection: Any, relation: Relation, kinds: Mapping[str, Any]
+    ) -> tuple[str | None, list[str], bool]:
         # The index column, the primary key, and whether no two rows have one value of the index.
         import sqlalchemy as sa
 
-        if found.query is not None:
+        if relation.query is not None:
             return self.index, [], False
         inspector = sa.inspect(connection)
-        key = inspector.get_pk_constraint(found.name, found.schema)["constrained_columns"]
+        key = inspector.get_pk_constraint(relation.name, relation.schema)["constrained_columns"]
         index = self.index
         if index is None and key:
             index = key[0]
         if index in (None, _ROW) and _ROW not in kinds:
-            has_rows = connection.dialect.name == "sqlite" and found.name not in _views(inspector, found.schema)
+            has_rows = connection.dialect.name == "sqlite" and relation.name not in _views(inspector, relation.schema)
             if index == _ROW and not has_rows:
-                raise ArgumentError(f"read_sql: {found.label} has no {_ROW}; only tables of SQLite do")
+                raise ArgumentError(f"read_sql: {relation.label} has no {_ROW}; only tables of SQLite do")
             index = _ROW if has_rows else None
         return index, key, index == _ROW or key == [index]
 
-    def _sample(self, connection: Any, found: Relation, read: Sequence[str]) -> tuple[dict[str, list[Any]], int]:
+    def _sample(self, connection: Any, relation: Relation, read: Sequence[str]) -> tuple[dict[str, list[Any]], int]:
         # Some of the rows, by column, and their size on average.
         import sqlalchemy as sa
 
-        statement = sa.select(*[sa.column(name) for name in read]).select_from(found.source()).limit(_SAMPLED)
+        statement = sa.select(*[sa.column(name) for name in read]).select_from(relation.source()).limit(_SAMPLED)
         rows: list[Any] = []
         num_bytes = 0
         for part in _fetched(connection, statement, 100):
@@ -413,10 +417,10 @@ _ROW: Final = "rowid"
 
 def nothing_of(dtype: Any) -> Any:
     """Return TensorFlow's value for a null: zero or empty, of the type asked for."""
-    found = np.dtype(dtype)
-    if found.kind in "SO":
+    numpy_dtype = np.dtype(dtype)
+    if numpy_dtype.kind in "SO":
         return b""
-    return "" if found.kind in "UT" else found.type(0).item()
+    return "" if numpy_dtype.kind in "UT" else numpy_dtype.type(0).item()
 
 
 def is_query(text: str) -> bool:
@@ -472,10 +476,10 @@ def _statement(relation: Relation, part: SqlSplit) -> Any:
     if relation.query is not None and relation.index is None:
         # Unchanged: inside another query it would lose its order.
         return _text(relation.query)
-    made = sa.select(*[sa.column(column.name) for column in relation.columns]).select_from(relation.source())
+    statement = sa.select(*[sa.column(column.name) for column in relation.columns]).select_from(relation.source())
     if relation.index is not None:
-        made = made.where(*part.where(_column(relation.index)))
-    return made.order_by(*[_sortable(name, kind) for name, kind in relation.order])
+        statement = statement.where(*part.where(_column(relation.index)))
+    return statement.order_by(*[_sortable(name, kind) for name, kind in relation.order])
 
 
 def _sortable(name: str, kind: str) -> Any:
@@ -514,13 +518,13 @@ def _even(low: Any, high: Any, number: int) -> list[Any] | None:
         if isinstance(span, (float, Decimal)):
             if not math.isfinite(span):
                 return None
-            made = [low + span * k / number for k in range(1, number)]
+            edges = [low + span * k / number for k in range(1, number)]
         else:
-            made = [low + span * k // number for k in range(1, number)]
+            edges = [low + span * k // number for k in range(1, number)]
     # For example a float and a Decimal, or times with a zone and without.
     except (TypeError, ArithmeticError):
         return None
-    return [edge for edge in dict.fromkeys(made) if edge > low]
+    return [edge for edge in dict.fromkeys(edges) if edge > low]
 
 
 def _size(value: Any) -> int:

@@ -44,9 +44,9 @@ def of_records(records: Array) -> Array:
 
 def of_lengths(lengths: Array) -> Array:
     """Return the checksums of lengths in the eight bytes they have in a file."""
-    tables, found = _tables()
+    tables, initial = _tables()
     lengths = lengths.astype(np.uint64, copy=False)
-    crcs: Array = np.full(len(lengths), found, np.uint32)
+    crcs: Array = np.full(len(lengths), initial, np.uint32)
     for place, table in enumerate(tables):
         if place and not (lengths >> np.uint64(8 * place)).any():
             break

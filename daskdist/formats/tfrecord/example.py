@@ -157,9 +157,9 @@ def _dtype_of(dtype: Any, kind: str) -> np.dtype[Any]:
     if dtype in (str, np.str_, "str"):
         return _TEXT
     with contextlib.suppress(TypeError):
-        found: np.dtype[Any] = _FLOAT if dtype is float else np.dtype(dtype)
-        if found in _FIELDS:
-            return found
+        numpy_dtype: np.dtype[Any] = _FLOAT if dtype is float else np.dtype(dtype)
+        if numpy_dtype in _FIELDS:
+            return numpy_dtype
     raise ArgumentError(
         f"{kind}: dtype is {dtype!r}; an example holds float32, int64 and bytes, so give one of these, or str for "
         "text, and make others of them with map(...)"
@@ -167,21 +167,22 @@ def _dtype_of(dtype: Any, kind: str) -> np.dtype[Any]:
 
 
 def _default_of(feature: FixedLenFeature) -> Array | None:
-    given, shape = feature.default_value, feature.shape
-    if given is None:
+    default, shape = feature.default_value, feature.shape
+    if default is None:
         return None
     try:
         # Text is no bytes, and a fraction no whole number.
-        flat = [given] if isinstance(given, (str, bytes)) else np.asarray(given, _loose(feature.dtype)).ravel().tolist()
+        is_lone = isinstance(default, (str, bytes))
+        flat = [default] if is_lone else np.asarray(default, _loose(feature.dtype)).ravel().tolist()
         values = np.empty(len(flat), feature.dtype)
-        if not all(isinstance(each, _TYPES[feature.dtype]) for each in flat):
+        if not all(isinstance(value, _TYPES[feature.dtype]) for value in flat):
             raise TypeError
         values[:] = flat
         return np.broadcast_to(values[0], shape) if values.size == 1 else values.reshape(shape)
     except (TypeError, ValueError, OverflowError):
         dtype = {_BYTES: "bytes", _TEXT: "str"}.get(feature.dtype, feature.dtype)
         raise ArgumentError(
-            f"FixedLenFeature: default_value is {given!r:.80}; give {dtype}, one value or an array of shape {shape}"
+            f"FixedLenFeature: default_value is {default!r:.80}; give {dtype}, one value or an array of shape {shape}"
         ) from None
 
 
@@ -206,10 +207,10 @@ class Examples:
     features: Mapping[str, Feature]
 
     def __post_init__(self) -> None:
-        given = self.features
-        if not isinstance(given, Mapping) or not given:
-            raise ArgumentError(f"features is {given!r:.80}; give a dict of at least one feature by its name")
-        for name, feature in given.items():
+        features = self.features
+        if not isinstance(features, Mapping) or not features:
+            raise ArgumentError(f"features is {features!r:.80}; give a dict of at least one feature by its name")
+        for name, feature in features.items():
             if not isinstance(name, str):
                 raise ArgumentError(f"features: {name!r} is no name; give text")
             if not isinstance(feature, Feature):
@@ -261,11 +262,11 @@ class Examples:
         self, data: bytes, buffer: Array, starts: Array, stops: Array
     ) -> tuple[list[Any], Array, list[tuple[int, str]]]:
         # Parse one chunk: all records at once, except those that are odd in some way.
-        found, is_odd = walk(buffer, starts, stops, self._wanted)
+        found_lists, is_odd = walk(buffer, starts, stops, self._wanted)
         rows, odd = np.flatnonzero(~is_odd), np.flatnonzero(is_odd)
         columns = [
             _column(feature, values, counts[rows], is_there[rows])
-            for feature, (values, counts, is_there) in zip(self._features, found, strict=True)
+            for feature, (values, counts, is_there) in zip(self._features, found_lists, strict=True)
         ]
         if not len(odd):
             return columns, rows, []
@@ -315,9 +316,9 @@ class Examples:
         Malformed
             It is no example, or has not what is asked for.
         """
-        found = _features_of(record)
+        parsed = _features_of(record)
         return [
-            _array(name, feature, found.get(name.encode()))
+            _array(name, feature, parsed.get(name.encode()))
             for name, feature in zip(self._names, self._features, strict=True)
         ]
 
@@ -360,15 +361,15 @@ def _stacked(feature: Feature, arrays: Sequence[Array]) -> Any:
 # --- one record ---
 
 
-def _array(name: str, feature: Feature, found: tuple[int, bytes] | None) -> Array:
+def _array(name: str, feature: Feature, feature_and_content: tuple[int, bytes] | None) -> Array:
     dtype = feature.dtype
-    if found is None:
+    if feature_and_content is None:
         if not _may_be_missing(feature):
             hint = "allow_missing=True" if isinstance(feature, FixedLenSequenceFeature) else "a default_value"
             raise Malformed(f"feature {name!r} is missing; give it {hint} where examples may lack it")
         default = _default_of(feature) if isinstance(feature, FixedLenFeature) else None
         return np.zeros((0, *feature.spec.shape[1:]), dtype) if default is None else default
-    field, content = found
+    field, content = feature_and_content
     if field == _DAMAGED:
         raise Malformed(f"feature {name!r} is no list of values")
     if field != _FIELDS[dtype]:
@@ -395,7 +396,7 @@ def _array(name: str, feature: Feature, found: tuple[int, bytes] | None) -> Arra
 
 def _features_of(record: bytes) -> dict[bytes, tuple[int, bytes]]:
     # Name -> which list it has, and the content of that. Messages that come in parts are those parts joined.
-    found: dict[bytes, tuple[int, bytes]] = {}
+    parsed: dict[bytes, tuple[int, bytes]] = {}
     entries = b"".join(value for field, value in _fields(record) if field == 1 and isinstance(value, bytes))
     for field, entry in _fields(entries):
         if field != 1 or not isinstance(entry, bytes):
@@ -415,8 +416,8 @@ def _features_of(record: bytes) -> dict[bytes, tuple[int, bytes]]:
             # It matters only where it is asked for.
             feature = _DAMAGED, content
         if feature is not None:
-            found[name] = feature
-    return found
+            parsed[name] = feature
+    return parsed
 
 
 def _values(field: int, content: bytes) -> Array:
@@ -433,9 +434,9 @@ def _values(field: int, content: bytes) -> Array:
         elif field == 3:
             values.append(integers_of(value) if isinstance(value, bytes) else np.array([value], np.uint64).view("i8"))
     if field == 1:
-        made = np.empty(len(values), object)
-        made[:] = values
-        return made
+        objects = np.empty(len(values), object)
+        objects[:] = values
+        return objects
     return np.concatenate(values or [np.zeros(0)], dtype=_FLOAT if field == 2 else _INTEGER, casting="unsafe")
 
 

@@ -76,7 +76,7 @@ class Wanted:
 Found = tuple[Array, Array, Array]
 
 
-def walk(data: Array, starts: Array, stops: Array, wanted: Sequence[Wanted]) -> tuple[list[Found], Array]:
+def walk(data: Array, starts: Array, stops: Array, features: Sequence[Wanted]) -> tuple[list[Found], Array]:
     """Find the values of features in records.
 
     Parameters
@@ -97,20 +97,20 @@ def walk(data: Array, starts: Array, stops: Array, wanted: Sequence[Wanted]) -> 
     """
     num_rows = len(starts)
     is_odd = np.full(num_rows, num_rows < _FEW)
-    lists = [_Lists(num_rows) for _ in wanted]
+    lists = [_Lists(num_rows) for _ in features]
     if not is_odd.all():
-        _find(data, starts, stops, [each.key for each in wanted], lists, is_odd)
+        _find(data, starts, stops, [feature.key for feature in features], lists, is_odd)
     columns: list[tuple[_Column, Array]] = []
-    for each, found in zip(wanted, lists, strict=True):
-        is_odd |= (found.field != 0) & (found.field != each.field)
-        if not each.may_be_missing:
-            is_odd |= found.field == 0
-        column = _READERS[each.field](data, found, is_odd, each)
-        is_there = found.field != 0
-        if each.size is not None:
-            is_odd |= is_there & (column.counts != each.size)
-        elif each.multiple > 1:
-            is_odd |= column.counts % each.multiple != 0
+    for feature, places in zip(features, lists, strict=True):
+        is_odd |= (places.field != 0) & (places.field != feature.field)
+        if not feature.may_be_missing:
+            is_odd |= places.field == 0
+        column = _READERS[feature.field](data, places, is_odd, feature)
+        is_there = places.field != 0
+        if feature.size is not None:
+            is_odd |= is_there & (column.counts != feature.size)
+        elif feature.multiple > 1:
+            is_odd |= column.counts % feature.multiple != 0
         columns.append((column, is_there))
     rows = np.flatnonzero(~is_odd)
     return [(column.values(rows), column.counts, is_there) for column, is_there in columns], is_odd
@@ -131,9 +131,9 @@ def _find(
     size, stride = int(stops[0] - starts[0]), int(starts[1] - starts[0])
     if size >= _WORD_BYTES and (stops - starts == size).all() and (np.diff(starts) == stride).all():
         rows = rows[~_find_alike(data, len(rows), int(starts[0]), size, stride, keys, lists)]
-        for found in lists:
-            found.start += starts
-            found.stop += starts
+        for places in lists:
+            places.start += starts
+            places.stop += starts
     _find_each(data, rows, starts, stops, keys, lists, is_odd, few=_FEW)
 
 
@@ -143,13 +143,13 @@ def _find_alike(
     # Records of one length mostly have everything where the first has it: all their bytes but values are its. Which
     # these are; where their lists lie is noted from the beginning of each record on.
     first = np.concatenate([data[at : at + size], np.zeros(PADDING, np.uint8)])
-    one, is_odd = [_Lists(1) for _ in keys], np.zeros(1, bool)
-    _find_each(first, np.arange(1), np.array([0]), np.array([size]), keys, one, is_odd, few=0)
+    probes, is_odd = [_Lists(1) for _ in keys], np.zeros(1, bool)
+    _find_each(first, np.arange(1), np.array([0]), np.array([size]), keys, probes, is_odd, few=0)
     if is_odd[0]:
         return np.zeros(num_rows, bool)
     mask = np.full(size, 255, np.uint8)
-    for each in one:
-        mask[each.start[0] : each.stop[0]] = 0
+    for probe in probes:
+        mask[probe.start[0] : probe.stop[0]] = 0
     # Eight bytes at a time, the last eight once more.
     is_alike = np.ones(num_rows, bool)
     for begin, num_words in ((0, size // _WORD_BYTES), (size - _WORD_BYTES, 1)):
@@ -157,8 +157,8 @@ def _find_alike(
         stop = begin + num_words * _WORD_BYTES
         is_alike &= ~((words ^ first[begin:stop].view("<u8")) & mask[begin:stop].view("<u8")).any(axis=1)
     which: Any = slice(None) if is_alike.all() else is_alike
-    for each, found in zip(one, lists, strict=True):
-        found.field[which], found.start[which], found.stop[which] = each.field, each.start, each.stop
+    for probe, places in zip(probes, lists, strict=True):
+        places.field[which], places.start[which], places.stop[which] = probe.field, probe.start, probe.stop
     return is_alike
 
 
@@ -202,15 +202,15 @@ def _find_each(
         )
         if not is_good.all():
             is_odd[rows[~is_good]] = True
-            rows, stop, end, key, key_length = (each[is_good] for each in (rows, stop, end, key, key_length))
+            rows, stop, end, key, key_length = (column[is_good] for column in (rows, stop, end, key, key_length))
             field, start, is_empty = field[is_good], start[is_good], is_empty[is_good]
         # One that holds no list leaves what there was of its name.
         field = np.where(is_empty, 0, field >> 3)
         for which, is_here in _match_keys(data, key, key_length, keys):
             is_here = is_here & ~is_empty
             here = rows[is_here]
-            found = lists[which]
-            found.field[here], found.start[here], found.stop[here] = field[is_here], start[is_here], end[is_here]
+            places = lists[which]
+            places.field[here], places.start[here], places.stop[here] = field[is_here], start[is_here], end[is_here]
         if (end == stop).any():
             is_more = end < stop
             rows, stop, end = rows[is_more], stop[is_more], end[is_more]
@@ -268,11 +268,11 @@ def _lengths(data: Array, at: Array) -> tuple[Array, Array]:
     return value, following
 
 
-def _packed(data: Array, found: _Lists, is_odd: Array) -> tuple[Array, Array]:
+def _packed(data: Array, places: _Lists, is_odd: Array) -> tuple[Array, Array]:
     # Return the start and the number of bytes of the values of lists, each of which must be one packed field.
-    length, start = _lengths(data, found.start + 1)
-    is_good = (_byte(data, found.start) == _ONE) & (start + length == found.stop)
-    is_empty = found.start == found.stop
+    length, start = _lengths(data, places.start + 1)
+    is_good = (_byte(data, places.start) == _ONE) & (start + length == places.stop)
+    is_empty = places.start == places.stop
     is_odd |= ~(is_good | is_empty)
     return start, np.where(is_good & ~is_empty & ~is_odd, length, 0)
 
@@ -281,15 +281,15 @@ class _Column(Protocol):
     # The values of one feature: the number in each row, and the values of some rows.
     counts: Array
 
-    def __init__(self, data: Array, found: _Lists, is_odd: Array, wanted: Wanted) -> None: ...
+    def __init__(self, data: Array, places: _Lists, is_odd: Array, feature: Wanted) -> None: ...
 
     def values(self, rows: Array) -> Array: ...
 
 
 class _Floats:
-    def __init__(self, data: Array, found: _Lists, is_odd: Array, wanted: Wanted) -> None:
+    def __init__(self, data: Array, places: _Lists, is_odd: Array, feature: Wanted) -> None:
         self._data = data
-        self._start, length = _packed(data, found, is_odd)
+        self._start, length = _packed(data, places, is_odd)
         is_odd |= length % 4 != 0
         self.counts = length // 4
 
@@ -307,8 +307,8 @@ class _Integers:
     _values: Array
     counts: Array
 
-    def __init__(self, data: Array, found: _Lists, is_odd: Array, wanted: Wanted) -> None:
-        start, length = _packed(data, found, is_odd)
+    def __init__(self, data: Array, places: _Lists, is_odd: Array, feature: Wanted) -> None:
+        start, length = _packed(data, places, is_odd)
         if not len(length):
             content = np.zeros(0, np.uint8)
         elif (length == length[0]).all():
@@ -378,18 +378,18 @@ def integers_of(content: bytes) -> Array:
 class _Bytes:
     counts: Array
 
-    def __init__(self, data: Array, found: _Lists, is_odd: Array, wanted: Wanted) -> None:
+    def __init__(self, data: Array, places: _Lists, is_odd: Array, feature: Wanted) -> None:
         self._data = data
-        start, length, row = self._strings(data, found, is_odd)
+        start, length, row = self._strings(data, places, is_odd)
         self._start, self._length, self._row = start, length, row
         self.counts = np.bincount(row, minlength=len(is_odd))
-        self._text = self._decoded(is_odd) if wanted.is_text else None
+        self._text = self._decoded(is_odd) if feature.is_text else None
 
     @staticmethod
-    def _strings(data: Array, found: _Lists, is_odd: Array) -> tuple[Array, Array, Array]:
+    def _strings(data: Array, places: _Lists, is_odd: Array) -> tuple[Array, Array, Array]:
         # Each string of each row, row by row. A step reads one of every row that has as many.
-        rows = np.flatnonzero((found.start < found.stop) & ~is_odd)
-        at, stop = found.start[rows], found.stop[rows]
+        rows = np.flatnonzero((places.start < places.stop) & ~is_odd)
+        at, stop = places.start[rows], places.stop[rows]
         parts: list[tuple[Array, Array, Array]] = []
         while len(rows):
             if parts and len(rows) < _FEW:
@@ -400,7 +400,7 @@ class _Bytes:
             is_good = (_byte(data, at) == _ONE) & (end <= stop)
             if not is_good.all():
                 is_odd[rows[~is_good]] = True
-                rows, stop, start, length, end = (each[is_good] for each in (rows, stop, start, length, end))
+                rows, stop, start, length, end = (column[is_good] for column in (rows, stop, start, length, end))
             parts.append((start, length, rows))
             is_more = end < stop
             rows, at, stop = rows[is_more], end[is_more], stop[is_more]
@@ -408,7 +408,7 @@ class _Bytes:
             return rows, rows, rows
         if len(parts) == 1:
             return parts[0]
-        starts, lengths, owners = (np.concatenate(each) for each in zip(*parts, strict=True))
+        starts, lengths, owners = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         order = np.argsort(owners, kind="stable")
         return starts[order], lengths[order], owners[order]
 

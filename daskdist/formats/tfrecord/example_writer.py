@@ -82,11 +82,11 @@ def examples_of(rows: Rows) -> tuple[Array, Array]:
         values, counts = _flat(rows, name, order[name])
         _check_range(rows, name, values, counts)
         entries.extend(_entry(name, values, counts))
-    made = RowPieces(len(rows))
-    made.same(_ONE)
-    _add_numbers(made, entries.lengths)
-    made.extend(entries)
-    return made.joined(), made.lengths
+    records = RowPieces(len(rows))
+    records.same(_ONE)
+    _add_numbers(records, entries.lengths)
+    records.extend(entries)
+    return records.joined(), records.lengths
 
 
 def _flat(rows: Rows, name: str, leaf: int) -> tuple[Array, Array]:
@@ -108,7 +108,7 @@ def _flat(rows: Rows, name: str, leaf: int) -> tuple[Array, Array]:
 
 def _check_together(name: str, values: Sequence[Array]) -> None:
     # NumPy makes float64 of int64 and uint64, and of whole numbers and floats, and loses digits.
-    dtypes = list(dict.fromkeys(each.dtype for each in values))
+    dtypes = list(dict.fromkeys(array.dtype for array in values))
     if len(dtypes) > 1 and len({_TAGS.get(dtype.kind) for dtype in (*dtypes, np.result_type(*dtypes))}) > 1:
         raise ArgumentError(
             f"leaf {name!r} comes as {', '.join(map(str, dtypes))}; give all elements one dtype first with map(...)"
@@ -212,15 +212,16 @@ def _varints(numbers: Array) -> tuple[Array, Array]:
             break
         sizes += is_more
     starts = np.cumsum(sizes) - sizes
-    made = np.empty(int(sizes.sum()), np.uint8)
+    content = np.empty(int(sizes.sum()), np.uint8)
     rows = np.arange(len(numbers))
     for place in range(_VARINT_BYTES):
         rows = rows[sizes[rows] > place] if place else rows
         if not len(rows):
             break
         more = np.where(sizes[rows] > place + 1, 128, 0)
-        made[starts[rows] + place] = ((numbers[rows] >> np.uint64(7 * place)) & np.uint64(127)) | more.astype(np.uint64)
-    return made, sizes
+        bits = (numbers[rows] >> np.uint64(7 * place)) & np.uint64(127)
+        content[starts[rows] + place] = bits | more.astype(np.uint64)
+    return content, sizes
 
 
 def _number(value: int) -> bytes:

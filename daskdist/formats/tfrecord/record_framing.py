@@ -121,9 +121,9 @@ def _run(data: Any, at: int, length: int, step: int) -> int:
     while number < most:
         count = min(size, most - number)
         lengths = np.ndarray((count,), "<u8", data, at + number * step, (step,))
-        others = np.flatnonzero(lengths != length)
-        if len(others):
-            return number + int(others[0])
+        differing = np.flatnonzero(lengths != length)
+        if len(differing):
+            return number + int(differing[0])
         number, size = number + count, min(4 * size, _LONGEST_RUN)
     return number
 
@@ -148,26 +148,26 @@ class Records:
     def boundary(self, data: bytes, at_least: int, *, is_end: bool) -> int | None:
         if not at_least:
             return 0
-        found = headers_of(data, check=self.check)
-        begins = found.starts - HEADER_BYTES
+        headers = headers_of(data, check=self.check)
+        begins = headers.starts - HEADER_BYTES
         self.begins[:] = [begins]
         place = int(np.searchsorted(begins, at_least))
         if place < len(begins):
             return int(begins[place])
-        if found.broken is None and at_least <= found.stop <= len(data):
-            return found.stop
-        if found.broken is not None:
-            if found.stop >= at_least:
-                return found.stop
-            raise BrokenRecord(found.stop, found.broken + _hint(data, found.stop))
+        if headers.broken is None and at_least <= headers.stop <= len(data):
+            return headers.stop
+        if headers.broken is not None:
+            if headers.stop >= at_least:
+                return headers.stop
+            raise BrokenRecord(headers.stop, headers.broken + _hint(data, headers.stop))
         if not is_end:
             return None
-        if found.stop < len(data):
-            reason = f"{len(data) - found.stop} bytes at its end, where a record takes {AROUND_BYTES} and more"
-            raise BrokenRecord(found.stop, reason)
+        if headers.stop < len(data):
+            reason = f"{len(data) - headers.stop} bytes at its end, where a record takes {AROUND_BYTES} and more"
+            raise BrokenRecord(headers.stop, reason)
         last = int(begins[-1])
         raise BrokenRecord(
-            last, f"a record has {found.lengths[-1]} bytes, and the file ends {found.stop - len(data)} before"
+            last, f"a record has {headers.lengths[-1]} bytes, and the file ends {headers.stop - len(data)} before"
         )
 
 
@@ -176,11 +176,11 @@ def _hint(data: bytes, at: int) -> str:
     if at:
         return ""
     try:
-        found = inferred("", data[:8])
+        compression = inferred("", data[:8])
     except FileError:
-        found = None
-    if found:
-        return f"; it begins as what is compressed by {found} does: give compression={found!r}"
+        compression = None
+    if compression:
+        return f"; it begins as what is compressed by {compression} does: give compression={compression!r}"
     return "; is it a TFRecord file, and compressed as its name says?"
 
 

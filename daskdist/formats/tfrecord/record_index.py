@@ -64,16 +64,16 @@ class RecordIndex:
 
     def parts(self, num_bytes: int) -> list[TFRecordSplit]:
         """Divide the file into parts of about a number of bytes."""
-        made, at = [], 0
+        parts, at = [], 0
         while at < len(self.starts) - 1:
             stop = max(bisect_left(self.starts, self.starts[at] + num_bytes, at), at + 1)
             stop = min(stop, len(self.starts) - 1)
             first, number = self.numbers[at], self.numbers[stop] - self.numbers[at]
-            made.append(TFRecordSplit(self.version, first, number, self.starts[at], self.starts[stop]))
+            parts.append(TFRecordSplit(self.version, first, number, self.starts[at], self.starts[stop]))
             at = stop
         if self.starts[-1] < self.version.num_bytes:
-            made.append(TFRecordSplit(self.version, self.numbers[-1], None, self.starts[-1], self.version.num_bytes))
-        return made
+            parts.append(TFRecordSplit(self.version, self.numbers[-1], None, self.starts[-1], self.version.num_bytes))
+        return parts
 
 
 @lru_cache(maxsize=256)
@@ -99,16 +99,16 @@ def index_of(storage: Storage, version: Version, *, check: bool) -> RecordIndex:
     with storage.open(version.path) as file, failures(version.path):
         while at < size:
             file.seek(at)
-            found = headers_of(file.read(_CHUNK_BYTES), check=check)
+            headers = headers_of(file.read(_CHUNK_BYTES), check=check)
             # The end of each record; a record that ends beyond the file does not count.
-            ends = at + np.append(found.starts[1:] - HEADER_BYTES, min(found.stop, size + 1))[: len(found.starts)]
+            ends = at + np.append(headers.starts[1:] - HEADER_BYTES, min(headers.stop, size + 1))[: len(headers.starts)]
             num_whole = int(np.searchsorted(ends, size, "right"))
             groups = ends[:num_whole] // _GROUP_BYTES
             lasts = np.flatnonzero(np.append(groups[1:] != groups[:-1], num_whole > 0))
             starts += ends[lasts].tolist()
             numbers += (number + lasts + 1).tolist()
             number += num_whole
-            if found.broken is not None or num_whole < len(ends) or not num_whole:
+            if headers.broken is not None or num_whole < len(ends) or not num_whole:
                 break
             at = starts[-1]
     return RecordIndex(version, tuple(starts), tuple(numbers))

@@ -156,8 +156,8 @@ class TFRecord:
 
     def _block(self, split: Split, piece: RangeRecords, begins: Array | None) -> tuple[Block, list[tuple[str, str]]]:
         # The records of a piece that are right, and where the others are and why.
-        found = headers_of(piece.data, check=False, begins=begins)
-        starts, lengths = found.starts, found.lengths.astype(np.int64)
+        headers = headers_of(piece.data, check=False, begins=begins)
+        starts, lengths = headers.starts, headers.lengths.astype(np.int64)
         expected = split.num_rows
         if expected is not None and expected != len(starts) and piece.broken is None:
             raise FileError(f"{split.label}: it has {len(starts)} records, and {expected} by its index")
@@ -203,7 +203,7 @@ def _framed(rows: Rows) -> bytes:
         return framed(*examples_of(rows))
     raw = [value for (value,) in map(rows.item, range(len(rows)))]
     raw = [value.item() if isinstance(value, np.ndarray) else value for value in raw]
-    others = [value for value in raw if not isinstance(value, bytes)]
-    if others:
-        raise ArgumentError(f"records are to be bytes, and one is {others[0]!r:.80}")
+    invalid = [value for value in raw if not isinstance(value, bytes)]
+    if invalid:
+        raise ArgumentError(f"records are to be bytes, and one is {invalid[0]!r:.80}")
     return framed(np.frombuffer(b"".join(raw), np.uint8), np.fromiter(map(len, raw), np.int64, len(raw)))

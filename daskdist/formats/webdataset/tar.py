@@ -100,8 +100,8 @@ class Samples:
         return _boundary(reader_of(data), 0, at_least, len(data), is_end=is_end)
 
     def hop(self, read: Read, at: int, at_least: int, num_bytes: int) -> int:
-        found = _boundary(read, at, at_least, num_bytes, is_end=True)
-        return num_bytes if found is None else found
+        boundary = _boundary(read, at, at_least, num_bytes, is_end=True)
+        return num_bytes if boundary is None else boundary
 
 
 def reader_of(data: bytes) -> Read:
@@ -111,33 +111,33 @@ def reader_of(data: bytes) -> Read:
 
 def samples_of(data: bytes) -> list[Sample]:
     """Return the samples in bytes that begin and end where samples do, damaged ones too."""
-    found: list[Sample] = []
+    samples: list[Sample] = []
     current: Sample | None = None
     is_apart = True
     for step, is_first in _grouped(steps(reader_of(data), 0)):
         is_apart = is_apart or is_first
         if step.name is None:
-            if step.broken and found and not found[-1].key and found[-1].end == step.begin:
+            if step.broken and samples and not samples[-1].key and samples[-1].end == step.begin:
                 # Note consecutive damaged blocks once.
-                found[-1].end = step.end
+                samples[-1].end = step.end
             elif step.broken:
-                found.append(Sample("", step.begin, step.end, broken=step.broken))
+                samples.append(Sample("", step.begin, step.end, broken=step.broken))
             continue
         parts, refused = parts_of(step.name), why_refused(step)
         if parts is None or not _is_text(step.name):
             if refused:
-                found.append(Sample("", step.begin, step.end, broken=refused))
+                samples.append(Sample("", step.begin, step.end, broken=refused))
             continue
         key, name = parts
         if current is None or is_apart or current.key != key:
             current, is_apart = Sample(key, step.begin, step.end), False
-            found.append(current)
+            samples.append(current)
         current.end = step.end
         if name in current.members or name == KEY:
             refused = refused or f"the member {step.name!r} is the second for the field {name!r}"
         current.broken = current.broken or refused
         current.members[name] = step
-    return found
+    return samples
 
 
 def parts_of(name: str) -> tuple[str, str] | None:
@@ -211,11 +211,11 @@ def _boundary(read: Read, at: int, at_least: int, num_bytes: int, *, is_end: boo
     return num_bytes
 
 
-def _grouped(found: Iterator[TarEntry]) -> Iterator[tuple[TarEntry, bool]]:
+def _grouped(entries: Iterator[TarEntry]) -> Iterator[tuple[TarEntry, bool]]:
     # Each step, and whether a record begins with it. What is of no sample goes with the one before it.
     key: str | None = None
     is_apart = False
-    for step in found:
+    for step in entries:
         if step.name is None:
             yield step, True
             key, is_apart = None, True
@@ -258,9 +258,9 @@ def _step(read: Read, begin: int) -> TarEntry | None:
         if header is None:
             what = "extended headers have no member after them" if at > begin else "there is no header of a member"
             return TarEntry(begin, at + _BLOCK, broken=f"{what}: its checksum does not fit")
-        said, length, each = header
+        said, length, typeflag = header
         start = at + _BLOCK
-        if each not in _PAX + _PAX_OF_ALL + _LONG_NAME + _LONG_LINK:
+        if typeflag not in _PAX + _PAX_OF_ALL + _LONG_NAME + _LONG_LINK:
             break
         if length > _MOST_EXTENDED:
             return TarEntry(begin, start, broken=f"an extended header says that it has {length} bytes")
@@ -268,20 +268,20 @@ def _step(read: Read, begin: int) -> TarEntry | None:
         if len(content) < length:
             return None
         at = start + _padded(length)
-        if each == _LONG_NAME:
+        if typeflag == _LONG_NAME:
             name = _text(content.rstrip(b"\0"))
-        elif each != _LONG_LINK:
+        elif typeflag != _LONG_LINK:
             records = _records(content)
-            if records is None or (each == _PAX_OF_ALL and not records.keys().isdisjoint(("path", "size"))):
+            if records is None or (typeflag == _PAX_OF_ALL and not records.keys().isdisjoint(("path", "size"))):
                 return TarEntry(begin, at, broken="an extended header is not as those are")
-            if each == _PAX_OF_ALL:
+            if typeflag == _PAX_OF_ALL:
                 continue
             name = records.get("path", name)
             kind = _SPARSE if any(key.startswith("GNU.sparse.") for key in records) else kind
             digits = records.get("size", "")
             size = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else size
-    size = 0 if each in _EMPTY else length if size is None else size
-    return TarEntry(begin, start + _padded(size), said if name is None else name, kind or each, start, start + size)
+    size = 0 if typeflag in _EMPTY else length if size is None else size
+    return TarEntry(begin, start + _padded(size), said if name is None else name, kind or typeflag, start, start + size)
 
 
 def _padded(size: int) -> int:
@@ -313,7 +313,7 @@ def _header(block: bytes) -> tuple[str, int, str] | None:
 
 def _records(content: bytes) -> dict[str, str] | None:
     # Return the records of a pax header, such as "27 path=some/long/name\n"; None if it is no such header.
-    found, at = {}, 0
+    records, at = {}, 0
     while at < len(content) and content[at]:
         digits, space, _ = content[at : at + 20].partition(b" ")
         length = int(digits) if digits.isdigit() else 0
@@ -321,9 +321,9 @@ def _records(content: bytes) -> dict[str, str] | None:
         key, equals, value = record.partition(b"=")
         if not space or not equals or at + length > len(content) or not value.endswith(b"\n"):
             return None
-        found[_text(key)] = _text(value[:-1])
+        records[_text(key)] = _text(value[:-1])
         at += length
-    return found
+    return records
 
 
 def _text(name: bytes) -> str:

@@ -101,10 +101,10 @@ class WebDataset:
 
     def spec(self, path: str) -> ElementSpec:
         decoding = self._decoding()
-        found, is_sound = self._first_samples(path)
-        members = [name for sample, _ in found for name in sample.members]
+        samples, is_sound = self._first_samples(path)
+        members = [name for sample, _ in samples for name in sample.members]
         known = list(dict.fromkeys([KEY, *members, *(self.missing or ())]))
-        if not found:
+        if not samples:
             named = [] if self.columns is None else optree.tree_leaves(self.columns)
             if not named or any(name != KEY and decoding.spec(name) is None for name in named if isinstance(name, str)):
                 raise FileError(
@@ -126,7 +126,7 @@ class WebDataset:
                 raise ArgumentError(f"columns: {list(leaf)}: only fields of whole numbers make up an array together")
         if any(name != KEY and decoding.kind(name) == "image" for name in columns.names):
             pillow()
-        specs = {name: self._field_spec(name, found, path) for name in columns.names}
+        specs = {name: self._field_spec(name, samples, path) for name in columns.names}
         for name in specs.keys() & (self.missing or {}).keys():
             self._stand_in(name, specs[name])
         return columns.spec(specs.__getitem__)
@@ -192,7 +192,7 @@ class WebDataset:
         with tarfile.open(mode="w|", fileobj=file, format=tarfile.PAX_FORMAT) as archive:
             for number, element in enumerate(rows.elements()):
                 members = {
-                    name: _encoded(decoding, name, each, number) for name, each in element.items() if name != KEY
+                    name: _encoded(decoding, name, value, number) for name, value in element.items() if name != KEY
                 }
                 key = str(element[KEY]) if KEY in element else _key_of(number, members)
                 why = why_no_key(key) or ("another row has it too" if key in keys else "")
@@ -234,7 +234,7 @@ class WebDataset:
         why = whole[0].broken if whole else f"it has {len(data)} bytes"
         raise FileError(f"{path}: not a tar archive, or one that is damaged or cut short: {why}")
 
-    def _field_spec(self, name: str, found: list[tuple[Sample, bytes]], path: str) -> ElementSpec:
+    def _field_spec(self, name: str, samples: list[tuple[Sample, bytes]], path: str) -> ElementSpec:
         if name == KEY:
             return _KEY_SPEC
         decoding = self._decoding()
@@ -242,7 +242,7 @@ class WebDataset:
         if known is not None:
             return known
         values = []
-        for sample, data in found:
+        for sample, data in samples:
             if name in sample.members:
                 member = sample.members[name]
                 try:
@@ -455,15 +455,15 @@ def _refuse_others(value: Any, packed: Any, rank: int, name: str) -> None:
         for key in packed:
             if key not in value:
                 raise ValueError(f"{name} lacks {key!r}")
-        for key, each in value.items():
+        for key, item in value.items():
             if key not in packed:
                 raise ValueError(f"{name} has {key!r} besides {sorted(packed)}")
-            _refuse_others(each, packed[key], len(getattr(packed[key], "shape", ())), repr(key))
+            _refuse_others(item, packed[key], len(getattr(packed[key], "shape", ())), repr(key))
     elif rank:
         if not isinstance(value, list):
             raise ValueError(f"{name} is {value!r:.60}, where a list is expected")
-        for each in value:
-            _refuse_others(each, packed, rank - 1, f"a value in {name}")
+        for item in value:
+            _refuse_others(item, packed, rank - 1, f"a value in {name}")
     elif not _FITS[packed.dtype.kind](value):
         raise ValueError(f"{name} is {value!r:.60}, where {packed.dtype} is expected")
 
@@ -482,7 +482,7 @@ def _arrow_of(packed: Any) -> Any:
     import pyarrow as pa
 
     if isinstance(packed, dict):
-        return pa.struct([pa.field(name, _arrow_of(each)) for name, each in packed.items()])
+        return pa.struct([pa.field(name, _arrow_of(item)) for name, item in packed.items()])
     kind = pa.string() if packed.dtype == _TEXT else pa.from_numpy_dtype(packed.dtype)
     for _ in packed.shape:
         kind = pa.list_(kind)
