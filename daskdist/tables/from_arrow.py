@@ -141,7 +141,7 @@ class TableReader:
             return ElementSpec(LONE, (TensorSpec((), self.partitions.dtype(name)),))
         missing = (self.missing or {}).get(name)
         if missing is None and kind.id in _numbers():
-            return _number_spec(kind)
+            return _number_spec(kind.id)
         return spec_of(kind, f"{path}: column {name!r}", missing)
 
     def _leaves(self, columns: Mapping[str, Any], num_rows: int, name: str, label: str, path: str) -> Sequence[Any]:
@@ -151,7 +151,7 @@ class TableReader:
         missing = (self.missing or {}).get(name)
         if missing is None and not column.null_count and column.type.id in _numbers() and hasattr(column, "buffers"):
             # Fast path for many small columns: composing the label for messages would take longer than the conversion.
-            return [column.to_numpy()]
+            return [_number_array(column)]
         return leaves_of(_whole(column), f"{label}: column {name!r}", missing)
 
 
@@ -165,8 +165,8 @@ def _by_name(names: Sequence[str], columns: Sequence[Any]) -> dict[str, Any]:
 
 
 @cache
-def _number_spec(kind: Any) -> ElementSpec:
-    return ElementSpec(LONE, (TensorSpec((), np.dtype(kind.to_pandas_dtype())),))
+def _number_spec(kind_id: int) -> ElementSpec:
+    return ElementSpec(LONE, (TensorSpec((), _numbers()[kind_id]),))
 
 
 def _try_out(missing: Any, kind: Any, where: str) -> None:
@@ -348,7 +348,7 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
     types, kind = pa.types, array.type
     if kind.id in _numbers() and missing is None and not array.null_count:
         # Most columns are numbers without nulls.
-        return [array.to_numpy()]
+        return [_number_array(array)]
     if isinstance(kind, pa.BaseExtensionType):
         return leaves_of(array.storage, where, missing)
     if types.is_run_end_encoded(kind):
@@ -401,12 +401,22 @@ def _runs_without_views(array: Any) -> Any:
 
 
 @cache
-def _numbers() -> frozenset[int]:
-    # Return the ids of the number types that Arrow and NumPy share.
+def _numbers() -> dict[int, np.dtype[Any]]:
+    # Return the number types that Arrow and NumPy share: by their ids in Arrow, those of NumPy.
     import pyarrow as pa
 
     integers = [getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]
-    return frozenset(kind.id for kind in (*integers, pa.float16(), pa.float32(), pa.float64()))
+    return {kind.id: np.dtype(kind.to_pandas_dtype()) for kind in (*integers, pa.float16(), pa.float32(), pa.float64())}
+
+
+def _number_array(array: Any) -> np.ndarray[Any, Any]:
+    # Without nulls. Arrow's `to_numpy` imports pandas, which takes longer than to read many a file.
+    dtype = _numbers()[array.type.id]
+    if not len(array):
+        return np.empty(0, dtype)
+    numbers = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    numbers.flags.writeable = False
+    return numbers
 
 
 def _lone(array: Any, where: str, missing: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections import namedtuple
@@ -117,6 +119,17 @@ def test_columns_come_in_the_given_order_whatever_was_read_before(path, asked):
         assert list(map(type, next(iter(ds)))) == list(map(type, wanted))
     names = pq.read_schema(path).names
     assert list(next(iter(read_parquet(path)))) == names
+
+
+def test_numbers_are_read_without_pandas(path):
+    """To import it takes longer than to read many a file, on each worker."""
+    code = f"""
+import sys
+from daskdist import read_parquet
+print(list(read_parquet({path!r}, columns="i")) == list(range(7)), "pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["True", "False"]
 
 
 def test_columns_side_by_side_in_the_given_order(path):
