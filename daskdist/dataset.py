@@ -196,7 +196,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         True
         """
         rerandomize = seed is None if rerandomize_each_iteration is None else rerandomize_each_iteration
-        return cls._of(Random(_seed(seed), rerandomize, seed is not None, label=name))
+        return cls._of(Random(_seed(seed), rerandomize, is_seeded=seed is not None, label=name))
 
     # --- constructors: data ---
 
@@ -822,7 +822,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             buffer_size = max(self.cardinality(), 1) if self.cardinality() >= 0 else _ALL
         reshuffle = True if reshuffle_each_iteration is None else reshuffle_each_iteration
         is_seeded = seed is not None
-        return self._with(Shuffle(self._node, buffer_size, _seed(seed), reshuffle, is_seeded, label=name))
+        return self._with(Shuffle(self._node, buffer_size, _seed(seed), reshuffle, is_seeded=is_seeded, label=name))
 
     def global_shuffle(
         self, seed: int | None = None, reshuffle_each_iteration: bool | None = None, name: str | None = None
@@ -852,7 +852,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         [1, 4, 0, 2, 3]
         """
         reshuffle = True if reshuffle_each_iteration is None else reshuffle_each_iteration
-        return self._with(GlobalShuffle(self._node, _seed(seed), reshuffle, seed is not None, label=name))
+        return self._with(GlobalShuffle(self._node, _seed(seed), reshuffle, is_seeded=seed is not None, label=name))
 
     def rejection_resample(
         self,

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.primitive import Primitive, Split
+from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import without_passwords
 
@@ -111,7 +112,7 @@ class Node:
     @property
     def draws(self) -> bool:
         """Return whether it draws random numbers without a seed from the user, itself or in nested datasets."""
-        return getattr(self, "passes", None) is not None and not getattr(self, "is_seeded", True)
+        return False
 
     # True if its data is in memory, small, and may be sent anywhere.
     is_cheap: ClassVar[bool] = True
@@ -294,11 +295,31 @@ def upstream(node: Node) -> Node:
     return node
 
 
-def counting(node: Node) -> Iterator[Any]:
-    """Yield the operations that count their passes (those with a field ``passes``), the most upstream first."""
+@dataclass(frozen=True, eq=False)
+class CountingNode(Node):
+    """An operation that counts its passes, such as one that draws at random in each.
+
+    Parameters
+    ----------
+    is_seeded
+        Whether the user gave the seed; otherwise it was drawn when the operation was created.
+    passes
+        Tells which pass it is in.
+    """
+
+    is_seeded: bool = dataclasses.field(default=True, kw_only=True, repr=False)
+    passes: PassNumber = dataclasses.field(default_factory=PassNumber, kw_only=True, repr=False)
+
+    @property
+    def draws(self) -> bool:
+        return not self.is_seeded
+
+
+def counting(node: Node) -> Iterator[CountingNode]:
+    """Yield the operations that count their passes, the most upstream first."""
     for source in node.inputs:
         yield from counting(source)
-    if getattr(node, "passes", None) is not None:
+    if isinstance(node, CountingNode):
         yield node
 
 

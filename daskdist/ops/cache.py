@@ -8,7 +8,7 @@ from typing import Any
 
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import code_of
-from daskdist.core.node import Facts, Transformation, counting, walk
+from daskdist.core.node import CountingNode, Facts, Transformation, counting, walk
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.randomness.pass_numbers import ResumedPasses, part_of, with_part
 from daskdist.core.selection.runs import Run
@@ -69,8 +69,7 @@ class Cache(Transformation):
 
 def _identity(source: Any) -> object:
     # A random source becomes another node when its place is set, but keeps its pass counter.
-    passes = getattr(source, "passes", None)
-    return source if passes is None else passes.counter
+    return source.passes.counter if isinstance(source, CountingNode) else source
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows
-from daskdist.core.node import Transformation
+from daskdist.core.node import CountingNode, Transformation
 from daskdist.core.primitive import EndlessSplits, Epoch, Primitive, Read, Split
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import WORDS_PER_GENERATOR, fresh_seed, random_words
@@ -77,7 +77,7 @@ def unpaired(rows: Rows) -> Block | Bundle:
 
 
 @dataclass(frozen=True, eq=False)
-class DrawsForFunction(Transformation):
+class DrawsForFunction(CountingNode, Transformation):
     """An operation whose function may make datasets that draw at random.
 
     Operations without a seed in such a dataset draw by the words of the element that the function is called with, so
@@ -89,15 +89,12 @@ class DrawsForFunction(Transformation):
         The seed of the words.
     is_seeded
         Whether the user gave the seed; always False.
-    passes
-        The number of the current pass; each pass has other words.
     share
         The number of the worker's share, if the operation is on one.
     """
 
     seed: int = field(default_factory=fresh_seed, kw_only=True, repr=False)
     is_seeded: bool = field(default=False, kw_only=True, repr=False)
-    passes: PassNumber = field(default_factory=PassNumber, kw_only=True, repr=False)
     share: int = field(default=0, kw_only=True, repr=False)
 
     name = "element_words"

@@ -13,7 +13,7 @@ from daskdist.config import in_bytes
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Block
 from daskdist.core.cardinality import INFINITE
-from daskdist.core.node import Facts, Transformation
+from daskdist.core.node import CountingNode, Facts, Transformation
 from daskdist.core.primitive import (
     Arrange,
     Context,
@@ -26,7 +26,6 @@ from daskdist.core.primitive import (
     Read,
     Split,
 )
-from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import generator
 from daskdist.core.selection.lazy_shuffle import shuffled
 from daskdist.core.selection.permutation import Permutation
@@ -39,7 +38,7 @@ _MOST_SENT: Final = 2**16
 
 
 @dataclass(frozen=True, eq=False)
-class GlobalShuffle(Transformation):
+class GlobalShuffle(CountingNode, Transformation):
     """All elements, in an order drawn uniformly from all orders.
 
     Parameters
@@ -52,8 +51,6 @@ class GlobalShuffle(Transformation):
 
     seed: int
     reshuffle_each_iteration: bool = True
-    is_seeded: bool = field(default=True, repr=False)
-    passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "global_shuffle"
     # Not `keeps_rows`: results of computations take more memory than elements, so they are computed afterwards.

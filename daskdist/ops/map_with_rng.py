@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.functions.user_function import UserFunction
-from daskdist.core.node import Facts, Transformation
+from daskdist.core.node import CountingNode, Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
-from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import generator_of
 from daskdist.core.spec import ElementSpec, SpecUnknown
 from daskdist.errors import ArgumentError
@@ -39,7 +38,7 @@ class SeededFunction(UserFunction):
 
 
 @dataclass(frozen=True, eq=False)
-class MapWithRng(Transformation):
+class MapWithRng(CountingNode, Transformation):
     """The result of a function for each element and its own random generator.
 
     The seed, the pass and the number of the element determine a generator.
@@ -52,14 +51,11 @@ class MapWithRng(Transformation):
         The seed.
     in_order
         Whether elements keep the order of the input; otherwise blocks come as they finish.
-    passes
-        Tells which pass it is in.
     """
 
     function: SeededFunction
     rng: int
     in_order: bool = True
-    passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "map_with_rng"
     # It needs the global numbers of elements, which are unknown on a worker's share of the files.

@@ -13,7 +13,7 @@ from daskdist.core.block import Block, Bundle, Rows, merge
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.dataset_base import DatasetBase, computed_rows, element_spec_of, node_of
 from daskdist.core.functions.user_function import UserFunction, numbers_in
-from daskdist.core.node import ExpandingNode, Facts, Node, walk
+from daskdist.core.node import CountingNode, ExpandingNode, Facts, Node, walk
 from daskdist.core.primitive import Primitive
 from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, SpecUnknown, learned_spec
@@ -222,10 +222,9 @@ def in_pass(node: Node, number: int) -> Node:
         return node
     if node.inputs:
         node = node.with_inputs(tuple(in_pass(source, number) for source in node.inputs))
-    if getattr(node, "passes", None) is None or getattr(node, "is_seeded", True):
+    if not isinstance(node, CountingNode) or node.is_seeded:
         return node
-    drawing: Any = node
-    return replace(drawing, passes=replace(drawing.passes, start=number))  # type: ignore[no-any-return]
+    return replace(node, passes=replace(node.passes, start=number))
 
 
 def reads_files(dataset: DatasetBase) -> bool | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -11,9 +11,8 @@ from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.block import Block
 from daskdist.core.cardinality import INFINITE
 from daskdist.core.failing.origin import origin_from
-from daskdist.core.node import Facts, Source
+from daskdist.core.node import CountingNode, Facts, Source
 from daskdist.core.primitive import EndlessSplits, Epoch, Primitive, Read, Split
-from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import generator
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
@@ -24,7 +23,7 @@ _ROWS = 65_536
 
 
 @dataclass(frozen=True, eq=False)
-class Random(Source):
+class Random(CountingNode, Source):
     """Uniform integers from 0 up to 2**32, as int64 scalars.
 
     Parameters
@@ -37,8 +36,6 @@ class Random(Source):
 
     seed: int
     rerandomize_each_iteration: bool = False
-    is_seeded: bool = field(default=True, repr=False)
-    passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "random"
     facts = Facts()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.block import Block, Bundle, Rows, join
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
-from daskdist.core.node import Facts, Transformation
+from daskdist.core.node import CountingNode, Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import SeedsInCall, generator
@@ -27,7 +27,7 @@ _PAIR = Structure.of((0, 0))[1]
 
 
 @dataclass(frozen=True, eq=False)
-class RejectionResample(Transformation):
+class RejectionResample(CountingNode, Transformation):
     """Pairs ``(class, element)`` of the elements that are kept.
 
     Parameters
@@ -46,8 +46,6 @@ class RejectionResample(Transformation):
     target: tuple[float, ...]
     initial: tuple[float, ...] | None
     seed: int
-    is_seeded: bool = field(default=True, repr=False)
-    passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "rejection_resample"
     facts = Facts()

@@ -10,7 +10,7 @@ import numpy as np
 
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.node import Facts, Node
+from daskdist.core.node import CountingNode, Facts, Node
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive, same_nesting
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import generator
@@ -24,7 +24,7 @@ _DRAWS = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class SampleFromDatasets(Node):
+class SampleFromDatasets(CountingNode):
     """The next elements of sources drawn at random by their weights.
 
     Parameters
@@ -46,8 +46,6 @@ class SampleFromDatasets(Node):
     seed: int
     stop_on_empty_dataset: bool = False
     rerandomize_each_iteration: bool = True
-    is_seeded: bool = field(default=True, repr=False)
-    passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "sample_from_datasets"
     facts = Facts()

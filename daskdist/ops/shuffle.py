@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from daskdist.core.arguments import whole_number, yes_or_no
-from daskdist.core.node import Facts, Node, Transformation
+from daskdist.core.node import CountingNode, Facts, Node, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, NotReady, Opener, Primitive
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import generator
@@ -23,7 +23,7 @@ _DRAWN_BYTES = 2**20
 
 
 @dataclass(frozen=True, eq=False)
-class Shuffle(Transformation):
+class Shuffle(CountingNode, Transformation):
     """Elements drawn uniformly from a buffer of ``buffer_size`` that is refilled from the input.
 
     Parameters
@@ -34,10 +34,6 @@ class Shuffle(Transformation):
         Determines the order, together with the buffer size and the number of elements.
     reshuffle_each_iteration
         Whether each pass has a different order.
-    is_seeded
-        Whether the user gave the seed; otherwise it was drawn when the operation was created.
-    passes
-        Tells which pass it is in.
     share
         The number of the worker's share if the operation is on one and its seed was drawn: workers then draw
         differently.
@@ -46,8 +42,6 @@ class Shuffle(Transformation):
     buffer_size: int
     seed: int
     reshuffle_each_iteration: bool = True
-    is_seeded: bool = field(default=True, repr=False)
-    passes: PassNumber = field(default_factory=PassNumber, repr=False)
     share: int = field(default=0, repr=False)
 
     name = "shuffle"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from daskdist.core.node import Node, counting
+from daskdist.core.node import CountingNode, Node, counting
 from daskdist.core.primitive import Epoch
 from daskdist.core.randomness.pass_numbers import PassCounter
 
@@ -25,12 +25,12 @@ def numbered(node: Node) -> Node:
         before = sum(number for _, number in numbered_sources)
         if any(new is not old for (new, _), old in zip(numbered_sources, visited.inputs, strict=True)):
             visited = visited.with_inputs(tuple(source for source, _ in numbered_sources))
-        if getattr(visited, "passes", None) is None:
+        if not isinstance(visited, CountingNode):
             return visited, before
-        stream = 0 if getattr(visited, "is_seeded", True) else before
+        stream = 0 if visited.is_seeded else before
         visited = replace(visited, passes=replace(visited.passes, place=next(places), stream=stream))
         # An operation whose function creates no random dataset does not count.
-        return visited, before + (getattr(visited, "is_seeded", True) or visited.draws)
+        return visited, before + (visited.is_seeded or visited.draws)
 
     root: Node = visit(node)[0]
     return root

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from daskdist.core import cardinality
 from daskdist.core.cardinality import INFINITE
-from daskdist.core.node import Node, Pieces, Source
+from daskdist.core.node import CountingNode, Node, Pieces, Source
 from daskdist.ops.with_options import merged_options
 
 
@@ -24,7 +24,7 @@ def _pieces(node: Node) -> Pieces | None:
     facts = node.facts
     if isinstance(node, Source):
         return node.pieces()
-    if len(node.inputs) != 1 or facts.leaves_out_failed or getattr(node, "passes", None) is not None:
+    if len(node.inputs) != 1 or facts.leaves_out_failed or isinstance(node, CountingNode):
         return None
     changes_number = node.group_size is not None or node.first_taken is not None
     if not (changes_number or facts.keeps_order or facts.compute):

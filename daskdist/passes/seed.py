@@ -9,7 +9,7 @@ from typing import Any
 from dask.base import tokenize
 
 from daskdist.core.functions.user_function import code_of
-from daskdist.core.node import Node, Source, walk
+from daskdist.core.node import CountingNode, Node, Source, walk
 from daskdist.core.randomness.seed import generator
 
 
@@ -56,7 +56,7 @@ def _upstream_first(node: Node) -> Iterator[Any]:
 
 
 def _is_seeded(node: Any) -> bool:
-    return bool(getattr(node, "is_seeded", True))
+    return not isinstance(node, CountingNode) or node.is_seeded
 
 
 def fingerprint(node: Node) -> str:

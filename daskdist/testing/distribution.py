@@ -10,7 +10,7 @@ from typing import Any
 
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.dataset_base import node_of
-from daskdist.core.node import walk
+from daskdist.core.node import CountingNode, walk
 from daskdist.core.randomness.pass_numbers import PassCounter
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.core.structure import Structure
@@ -90,10 +90,9 @@ def afresh(dataset: Dataset) -> Dataset:
     def visit(node: Any) -> Any:
         if node.inputs:
             node = node.with_inputs(tuple(map(visit, node.inputs)))
-        passes = getattr(node, "passes", None)
-        if passes is None:
+        if not isinstance(node, CountingNode):
             return node
-        return replace(node, passes=replace(passes, counter=counters[passes.counter]))
+        return replace(node, passes=replace(node.passes, counter=counters[node.passes.counter]))
 
     return Dataset(visit(node_of(dataset)))
 

@@ -10,7 +10,7 @@ from daskdist.core.block import Bundle, Rows
 from daskdist.core.dataset_base import element_spec_of, node_of, primitive_of
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.node import Facts, Source
+from daskdist.core.node import CountingNode, Facts, Source
 from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec
@@ -151,7 +151,7 @@ class _SkipCollector(Interpreter):
 
 
 @dataclass(frozen=True, eq=False)
-class OnWorker(Source):
+class OnWorker(CountingNode, Source):
     """The elements of a dataset that is on a worker.
 
     Parameters
@@ -162,14 +162,11 @@ class OnWorker(Source):
         The address of the worker.
     known
         What is known of it.
-    passes
-        Tells which pass it is in, of which all its operations are.
     """
 
     held: Handle = field(repr=False)
     worker: str
     known: DatasetSummary = field(repr=False)
-    passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "dataset_fn"
     facts = Facts()
