@@ -42,6 +42,7 @@ from daskdist.core.spec import (
 )
 from daskdist.core.structure import Structure
 from daskdist.display import plan as display
+from daskdist.display.pages import dataset_page
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.caller import Caller, WritingStrategy
 from daskdist.execute.callers.choose import local_caller
@@ -1902,7 +1903,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
           take(count=4)
           batch(batch_size=2)
         """
-        node = row_by_row(self._node) if self.options().vectorize is False else self._node
+        node = self._shown_node
         stages: dict[str, Callable[[], str]] = {
             "pipeline": lambda: display.tree(node, with_notes=True),
             "simplified": lambda: display.tree(simplify(node), with_notes=True),
@@ -1921,6 +1922,9 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         except ArgumentError:
             spec = "of several kinds"
         return f"<Dataset of {number} elements: {spec}\n{display.tree(self._node)}>"
+
+    def _repr_html_(self) -> str | None:
+        return dataset_page(type(self).__name__, self._shown_node, lambda: self.explain("primitives"))
 
     # --- as a Dask collection ---
 
@@ -1967,6 +1971,10 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         ((2, 2, 1),)
         """
         return to_dask_array(self._node, self._recorded, self._spec_by(self._caller), self._counted())
+
+    @property
+    def _shown_node(self) -> Node:
+        return row_by_row(self._node) if self.options().vectorize is False else self._node
 
     # --- for the functions of `daskdist.core.dataset_base` and the one below ---
 

@@ -33,7 +33,7 @@ RANKS = {
     "passes": 3,
     "execute": 3,
     "checkpoint": 4,
-    "display": 4,
+    "display": 3.5,
     "dataset": 5,
     # Names only, of the face.
     "data": 7,

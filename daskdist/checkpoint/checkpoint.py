@@ -11,6 +11,9 @@ import numpy as np
 from daskdist.checkpoint.nests import PLAIN, as_numpy, differences, like
 from daskdist.checkpoint.state_file import read_states, write_states
 from daskdist.core.functions.current_context import refuse_replicas
+from daskdist.display.pages import state_page
+from daskdist.display.plan import count
+from daskdist.display.values import abridged
 from daskdist.errors import ArgumentError, DaskdistError
 from daskdist.storage.filesystem import Storage
 
@@ -28,6 +31,11 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Set the state to one that this object, or one like it, had."""
+
+
+def _described(value: Any) -> str:
+    # What an object would say of itself may take long, or need its data.
+    return abridged(value) if isinstance(value, _PLAIN) else ""
 
 
 class Checkpoint:
@@ -80,6 +88,10 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"Checkpoint({', '.join(self._objects)})"
+
+    def _repr_html_(self) -> str | None:
+        rows = [(name, type(value).__name__, _described(value)) for name, value in self._objects.items()]
+        return state_page("Checkpoint", [count(len(rows), "object")], ("name", "type", "value"), rows)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._objects})

@@ -13,6 +13,7 @@ from typing import Any, Final
 from daskdist.checkpoint.checkpoint import Checkpoint, write
 from daskdist.checkpoint.state_file import read_states
 from daskdist.core.arguments import whole_number
+from daskdist.display.pages import state_page
 from daskdist.errors import ArgumentError, FileError, without_passwords
 from daskdist.storage.filesystem import Storage, failures
 
@@ -73,6 +74,13 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return without_passwords(f"CheckpointManager({self.directory!r}, keep={self.keep})")
+
+    def _repr_html_(self) -> str | None:
+        # The directory is not listed: it may be far away.
+        last = "no step saved or restored here" if self._step is None else f"last step here: {self._step:,}"
+        return state_page(
+            "CheckpointManager", [without_passwords(self.directory), f"keeps the newest {self.keep:,}", last], (), ()
+        )
 
     def __enter__(self) -> CheckpointManager:
         return self

@@ -213,6 +213,11 @@ class Source(Node):
     # True if all its splits can be listed; False if they are endless, or known only when they are read.
     is_listed: ClassVar[bool] = True
 
+    @property
+    def is_at_hand(self) -> bool:
+        """Return whether `splits` costs little enough for a display: it computes nothing and reads few indexes."""
+        return True
+
     def splits(self) -> Sequence[Split]:
         """Return the splits, in order; listed on first use."""
         raise NotImplementedError

@@ -90,33 +90,57 @@ def size(num_bytes: float) -> str:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of the data that one worker reads."""
+    """The part of the data that one worker reads; numbers that only reading tells are None.
+
+    Parameters
+    ----------
+    worker
+        The worker.
+    devices
+        The device of each of its replicas.
+    num_files, num_splits, num_rows, num_bytes
+        What it reads. No file is no number of files, as for data in memory.
+    """
 
     worker: str
-    num_replicas: int
-    splits: Sequence[Split]
-    # Whether the splits are complete; those of a generator, for example, cannot be listed.
-    is_all: bool = True
+    devices: Sequence[str]
+    num_files: int | None = None
+    num_splits: int | None = None
+    num_rows: int | None = None
+    num_bytes: int | None = None
+
+    @classmethod
+    def of(cls, worker: str, devices: Sequence[str], splits: Sequence[Split], *, is_all: bool = True) -> Share:
+        """Return the share of some splits; if they are not all, as those of a generator, numbers are unknown."""
+        num_files = len({split.file for split in splits if split.file is not None}) or None
+        if not is_all:
+            return cls(worker, devices, num_files)
+        num_rows = _sum_known([split.num_rows for split in splits])
+        return cls(worker, devices, num_files, len(splits), num_rows, _sum_known([split.num_bytes for split in splits]))
+
+
+def _sum_known(numbers: Sequence[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
 
 
 def shares_table(shares: Sequence[Share]) -> str:
     """Format the shares of the workers, one line each; ``?`` stands for numbers that only reading tells."""
     rows: list[tuple[str, ...]] = [("worker", "replicas", "files", "splits", "rows", "bytes")]
     for number, share in enumerate(shares):
-        files = {split.file for split in share.splits if split.file is not None}
-        num_rows = [split.num_rows for split in share.splits if split.num_rows is not None]
-        num_bytes = [split.num_bytes for split in share.splits if split.num_bytes is not None]
-        rows.append(
-            (
-                f"{number} {share.worker}",
-                f"{share.num_replicas}",
-                f"{len(files)}" if files else "-",
-                f"{len(share.splits)}" if share.is_all else "?",
-                f"{sum(num_rows):,}" if share.is_all and len(num_rows) == len(share.splits) else "?",
-                size(sum(num_bytes)) if share.is_all and len(num_bytes) == len(share.splits) else "?",
-            )
-        )
+        cells = share_cells(share)
+        rows.append((f"{number} {share.worker}", f"{len(share.devices)}", *cells))
     return table(rows)
+
+
+def share_cells(share: Share) -> tuple[str, str, str, str]:
+    """Format the files, splits, rows and bytes of a share."""
+    return (
+        "-" if share.num_files is None else f"{share.num_files:,}",
+        "?" if share.num_splits is None else f"{share.num_splits:,}",
+        "?" if share.num_rows is None else f"{share.num_rows:,}",
+        "?" if share.num_bytes is None else size(share.num_bytes),
+    )
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

@@ -1,19 +1,28 @@
-"""A table of the values of replicas, for notebooks."""
+"""Values of replicas as text and as tables, short however large they are."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Final
 
 import numpy as np
 
 from daskdist.devices import device_of, dtype_of, name_of
+from daskdist.display.html import Box, PageTable, Section, page, texts
 
-# The number of characters of a value to show.
+# The number of characters of a value to show in a table, and of lines and characters in text.
 _SHOWN: Final = 72
+_TEXT_LINES: Final = 8
+_TEXT_CHARACTERS: Final = 1000
+# Arrays of more values, or rows, are abridged in text.
+_WHOLE_VALUES: Final = 60
+_WHOLE_ROWS: Final = 8
+# The range of larger arrays is not looked for.
+_RANGE_VALUES: Final = 10_000_000
+# Values of more replicas are left out of text, but for the first and last.
+_ALL_REPLICAS: Final = 12
 
 
 @dataclass(frozen=True)
@@ -26,11 +35,17 @@ class Summary:
         Those of an array or number; empty for other values.
     text
         The beginning of its printed form.
+    device
+        The device of an array that is not on the host.
+    span
+        The smallest and the largest number of an array on the host.
     """
 
     shape: str
     dtype: str
     text: str
+    device: str = ""
+    span: str = ""
 
     @classmethod
     def of(cls, value: Any) -> Summary:
@@ -42,8 +57,25 @@ class Summary:
         with np.printoptions(threshold=8, edgeitems=2, precision=4):
             # The beginning is enough: a list may be long.
             text = " ".join(shown(value, str)[: 100 * _SHOWN].split())
-        text = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-        return cls("" if shape is None else str(tuple(shape)), "" if dtype is None else str(dtype), text)
+        device = device_of(value)
+        return cls(
+            "" if shape is None else str(tuple(shape)),
+            "" if dtype is None else str(dtype),
+            _cut(text, _SHOWN),
+            "" if device is None else name_of(device),
+            _span(value),
+        )
+
+
+def _span(value: Any) -> str:
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf" or not 1 < value.size <= _RANGE_VALUES:
+        return ""
+    with np.errstate(all="ignore"):
+        return f"{value.min():.4g} to {value.max():.4g}"
+
+
+def _cut(text: str, number: int) -> str:
+    return text if len(text) <= number else text[: number - 3] + "..."
 
 
 def shown(value: Any, show: Callable[[Any], str] = repr) -> str:
@@ -54,18 +86,72 @@ def shown(value: Any, show: Callable[[Any], str] = repr) -> str:
     return f"<array of shape {tuple(value.shape)}, {dtype_of(value)}, on {name_of(device)}>"
 
 
-def table(summaries: Sequence[Summary], workers: Sequence[str | None]) -> str:
-    """Format one row per replica, with its worker if that is known."""
-    with_workers = any(workers)
-    headings = ["replica", "shape", "dtype", *["worker"] * with_workers, "value"]
-    rows = []
-    for number, (summary, worker) in enumerate(zip(summaries, workers, strict=True)):
-        cells = [str(number), summary.shape, summary.dtype, *[worker or ""] * with_workers]
-        row = "".join(f'<td style="white-space: nowrap">{escape(cell)}</td>' for cell in cells)
-        rows.append(f'<tr>{row}<td style="text-align: left"><code>{escape(summary.text)}</code></td></tr>')
-    head = "".join(f"<th>{heading}</th>" for heading in headings[:-1])
-    return (
-        '<table><caption style="caption-side: top; text-align: left">PerReplica</caption>'
-        f'<thead><tr>{head}<th style="text-align: left">{headings[-1]}</th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
+def abridged(value: Any) -> str:
+    """Return the ``repr`` of a value, abridged to a few lines.
+
+    >>> import numpy as np
+    >>> abridged(np.arange(1000))
+    'array([  0,   1,   2, ..., 997, 998, 999], shape=(1000,))'
+    """
+    if isinstance(value, np.ndarray) and device_of(value) is None:
+        if value.ndim > 3:
+            return f"<array of shape {value.shape}, {value.dtype}>"
+        is_long = value.size > _WHOLE_VALUES or (value.ndim > 1 and value.size > _WHOLE_ROWS * value.shape[-1])
+        if is_long:
+            with np.printoptions(threshold=0, edgeitems=1 if value.ndim == 3 else 3 if value.ndim == 1 else 2):
+                return repr(value)
+    return _few_lines(shown(value))
+
+
+def _few_lines(text: str) -> str:
+    lines = text.split("\n")
+    if len(lines) > _TEXT_LINES:
+        text = "\n".join([*lines[:_TEXT_LINES], f"... {len(lines) - _TEXT_LINES} more lines"])
+    return _cut(text, _TEXT_CHARACTERS)
+
+
+def values_text(title: str, values: Sequence[Any]) -> str:
+    """Return the text of the values of replicas; values of many replicas are left out, but for the first and last."""
+    lines = [f"  {number}: {abridged(value)}" for number, value in _first_and_last(values)]
+    if len(lines) < len(values):
+        lines[-2] = f"  ... {len(values) - len(lines)} more replicas\n{lines[-2]}"
+    return f"{title}:{{\n" + ",\n".join(lines) + "\n}"
+
+
+def _first_and_last(values: Sequence[Any]) -> list[tuple[int, Any]]:
+    numbered = list(enumerate(values))
+    return numbered if len(numbered) <= _ALL_REPLICAS else [*numbered[: _ALL_REPLICAS - 4], *numbered[-2:]]
+
+
+def values_page(title: str, summaries: Sequence[Summary], workers: Sequence[str | None], note: str) -> str | None:
+    """Return a page with one row per replica.
+
+    Parameters
+    ----------
+    title
+        The name of the class.
+    summaries
+        Describe the values.
+    workers
+        The worker of each, if known.
+    note
+        A sentence below the table; empty for none.
+    """
+    columns: dict[str, Sequence[str]] = {
+        "replica": [str(number) for number in range(len(summaries))],
+        "worker": [worker or "" for worker in workers],
+        "device": [summary.device for summary in summaries],
+        "shape": [summary.shape for summary in summaries],
+        "dtype": [summary.dtype for summary in summaries],
+        "range": [summary.span for summary in summaries],
+    }
+    # Columns without any text say nothing.
+    columns = {name: texts_of for name, texts_of in columns.items() if any(texts_of)}
+    rows = [
+        [*map(Box, cells), Box(summary.text, "wide", is_code=True)]
+        for *cells, summary in zip(*columns.values(), summaries, strict=True)
+    ]
+    sections = [Section("table", PageTable(texts(*columns, "value"), rows))]
+    if note:
+        sections.append(Section("text", note))
+    return page(title, [f"{len(rows):,} replica{'s' * (len(rows) != 1)}"], sections)

@@ -139,6 +139,10 @@ class FromDask(Source):
             raise SpecUnknown(f"the elements of a {self.kind} are known only when it is computed")
         return ElementSpec(LONE, (_row_spec(self.collection),))
 
+    @property
+    def is_at_hand(self) -> bool:
+        return self.kind in ("array", "variables", "delayed")
+
     def splits(self) -> Sequence[Split]:
         return self._splits
 

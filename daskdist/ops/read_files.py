@@ -85,6 +85,18 @@ class ReadFiles(FileBackedSource):
         """Return the splits to read, from the files' indexes (such as a Parquet footer); cached."""
         return self._splits
 
+    @property
+    def is_at_hand(self) -> bool:
+        listed = self.__dict__.get("_splits")
+        if isinstance(listed, FileSplits):
+            return listed.is_complete
+        if listed is not None:
+            return True
+        if self.whole is not None and self.whole.is_at_hand:
+            return True
+        # Indexes of files, such as Parquet footers.
+        return len(self.files) <= _MOST_AT_HAND and not is_remote(self.paths[0])
+
     @cached_property
     def _splits(self) -> Sequence[Split]:
         if self.span is not None:
@@ -230,6 +242,8 @@ class ReadFiles(FileBackedSource):
         return Read(self.splits, self.format.read, self.name, lenient=lenient)
 
 
+# The number of local files whose indexes may be read for a display.
+_MOST_AT_HAND: Final = 32
 # The number of files to list at a time when splits are accessed in order.
 _LISTED_AT_ONCE: Final = 64
 

@@ -56,6 +56,10 @@ class ResultSource(Protocol):
         """Return whether a call is over."""
         ...
 
+    def at_hand(self, handle: Handle) -> tuple[Any] | None:
+        """Return a result in a tuple, if it is in this process already; None otherwise."""
+        ...
+
     def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Any], Picks]:
         """Return what stands for results in a graph of Dask's, and the picks that take parts out of those."""
         ...
@@ -153,8 +157,11 @@ class Backend(ResultSource, Protocol):
         """
         ...
 
-    def status(self, group: ReplicaGroup) -> tuple[WorkerStatus, ...]:
-        """Return the status of each worker, lost ones included; the others are asked, for a second at most."""
+    def status(self, group: ReplicaGroup, *, asks: bool = True) -> tuple[WorkerStatus, ...]:
+        """Return the status of each worker, lost ones included; the others are asked, for a second at most.
+
+        If not ``asks``, it is as far as the program knows it, and which calls are running is left out.
+        """
         ...
 
     def close(self) -> None:

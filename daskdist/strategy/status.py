@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
-from daskdist.display.plan import size, table
+from daskdist.display.pages import state_page
+from daskdist.display.plan import count, size, table
+
+_HEADING: Final = ("worker", "replicas", "devices", "state", "steps sent", "in flight", "outstanding", "heartbeat")
 
 
 @dataclass(frozen=True)
@@ -79,24 +82,32 @@ class StrategyStatus:
         """Return the status as plain dicts, tuples, text and numbers."""
         return asdict(self)
 
-    def __repr__(self) -> str:
-        rows: list[tuple[str, ...]] = [
-            ("worker", "replicas", "devices", "state", "steps sent", "in flight", "outstanding", "heartbeat")
-        ]
-        for each in self.workers:
-            rows.append(
-                (
-                    each.address or "this process",
-                    ", ".join(map(str, each.replicas)) or "-",
-                    ", ".join(each.devices) or "-",
-                    _state(each),
-                    f"{each.num_steps_sent:,}",
-                    f"{each.num_steps_in_flight:,}",
-                    size(each.outstanding_bytes),
-                    "-" if each.heartbeat_age_s is None else f"{each.heartbeat_age_s:.1f} s ago",
-                )
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                each.address or "this process",
+                ", ".join(map(str, each.replicas)) or "-",
+                ", ".join(each.devices) or "-",
+                _state(each),
+                f"{each.num_steps_sent:,}",
+                f"{each.num_steps_in_flight:,}",
+                size(each.outstanding_bytes),
+                "-" if each.heartbeat_age_s is None else f"{each.heartbeat_age_s:.1f} s ago",
             )
-        return table(rows)
+            for each in self.workers
+        ]
+
+    def __repr__(self) -> str:
+        return table([_HEADING, *self._rows()])
+
+    def _repr_html_(self) -> str | None:
+        return self.page("StrategyStatus")
+
+    def page(self, title: str) -> str | None:
+        """Return the status as HTML for notebooks."""
+        num_replicas = sum(len(worker.replicas) for worker in self.workers)
+        facts = [count(num_replicas, "replica"), count(len(self.workers), "worker")]
+        return state_page(title, facts, _HEADING, self._rows())
 
 
 def state_of(running: tuple[RunningCall, ...], num_in_flight: int) -> str:

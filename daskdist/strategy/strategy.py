@@ -491,6 +491,11 @@ class Strategy(Viewed):
     experimental_run = run
     experimental_local_results = local_results
 
+    def _repr_html_(self) -> str | None:
+        # As far as the program knows it: workers are asked by `status` only.
+        status = StrategyStatus(self._internals.backend.status(self._internals.group.now, asks=False))
+        return status.page(type(self).__name__)
+
     def __repr__(self) -> str:
         workers = set(self._internals.group.now.worker_of)
         where = "this process" if workers == {None} else f"{len(workers)} workers"

@@ -12,7 +12,7 @@ import time
 import dask
 import numpy as np
 import pytest
-from conftest import eventually, messages_sent, mirrored, of_kind
+from conftest import eventually, messages_sent, mirrored
 from distributed import Client, LocalCluster, get_worker
 from distributed.client import futures_of
 
@@ -448,24 +448,23 @@ def test_the_graph_is_drawn(tmp_path):
 
 def test_html(strategy):
     pieces = strategy.run(lambda x: x * 2, args=(arrays([1, 2], [3]),))
-    html = pieces._repr_html_().replace(' style="white-space: nowrap"', "")
-    rows = re.findall("<tr>(.*?)</tr>", html)
+    strategy.local_results(pieces)
+    rows = re.findall("<tr>(.*?)</tr>", pieces._repr_html_())
     assert len(rows) == 3
-    assert "(2,)</td><td>int64" in rows[1]
+    assert "<td>(2,)</td><td>int64</td>" in rows[1]
     assert "<code>[2 4]</code>" in rows[1]
-    assert "(1,)</td><td>int64" in rows[2]
+    assert "<td>(1,)</td><td>int64</td>" in rows[2]
     for worker, row in zip(strategy.workers, rows[1:], strict=False):
         assert worker is None or worker in row
 
 
 def test_html_of_what_is_no_array():
-    html = PerReplica(["<b>" * 100, None, 1.5, np.zeros((1000, 1000))])._repr_html_()
-    html = html.replace(' style="white-space: nowrap"', "")
-    assert "<b>" not in html
+    html = PerReplica(["<b>" * 100, None, 1.5, np.zeros((1000, 1000))])._repr_html_().partition("</style>")[2]
+    assert "<b>" not in html.removeprefix('\n<div class="dd-head"><b>')
     assert "&lt;b&gt;" in html
     assert "None" in html
-    assert "(1000, 1000)</td><td>float64" in html
-    assert "()</td><td>float</td>" in html
+    assert "<td>(1000, 1000)</td><td>float64</td>" in html
+    assert "<td>()</td><td>float</td>" in html
     assert len(html) < 2500
 
 
@@ -480,10 +479,25 @@ def test_html_of_a_shape_that_is_no_arrays():
 
 
 @pytest.mark.cluster
-def test_html_brings_no_array_here(on_cluster):
-    pieces = on_cluster.run(lambda: np.random.default_rng(0).random(300_000))
+def test_html_waits_for_nothing(on_cluster, tmp_path):
+    def wait_for(path):
+        end = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        return 4
+
+    go_on = tmp_path / "go on"
+    # The first call of a function is waited for.
+    on_cluster.run(wait_for, args=(tmp_path,))
+    large = on_cluster.run(lambda: np.random.default_rng(0).random(300_000))
+    small = on_cluster.run(lambda: 3)
+    pending = on_cluster.run(wait_for, args=(go_on,))
     with messages_sent(on_cluster) as messages:
-        assert pieces._repr_html_().count("(300000,)") == 2
-    # What is shown is made there, and so small that it comes along.
-    assert len(of_kind(messages, "call")) == 2
-    assert not of_kind(messages, "fetch")
+        assert "Values stay on workers" in large._repr_html_()
+        assert "Values stay on workers" in pending._repr_html_()
+        assert "print(value)" in pending._repr_mimebundle_()["text/plain"]
+    assert not messages
+    go_on.touch()
+    on_cluster.local_results(pending)
+    assert small._repr_html_().count("<code>3</code>") == 2
+    assert "0: 3,\n" in small._repr_mimebundle_()["text/plain"]

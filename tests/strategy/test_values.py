@@ -255,7 +255,6 @@ def test_values_of_a_closed_connection(client):
     for look in (
         lambda: repr(value),
         lambda: dask.compute(value),
-        lambda: value._repr_html_(),
         lambda: strategy.gather(value, 0),
         lambda: strategy.run(abs, args=(1,)),
     ):

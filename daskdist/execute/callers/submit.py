@@ -219,6 +219,10 @@ class Submit:
     def is_done(self, handle: Future) -> bool:
         return bool(handle.done())
 
+    def at_hand(self, handle: Future) -> None:
+        """Return None: results are on workers until they are looked at."""
+        return
+
     def wait_for_one(self, handles: Sequence[Future]) -> None:
         self.wait(handles, is_one_enough=True)
 

@@ -24,7 +24,9 @@ from daskdist.core.spec import (
 )
 from daskdist.dataset import Dataset, spec_by
 from daskdist.devices import Device, named
-from daskdist.display.plan import Share, count, shares_table, tree
+from daskdist.display.drawing import cardinality_in_words, is_at_hand
+from daskdist.display.pages import distributed_page
+from daskdist.display.plan import count, shares_table, tree
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Caller
 from daskdist.execute.stream.local_iterator import rows_of
@@ -42,6 +44,7 @@ from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.options import InputOptions, InputReplicationMode
 from daskdist.strategy.input.pipeline import Pipeline, num_steps
+from daskdist.strategy.input.shares import known_shares_of, shares_of
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.replica.contract import StrategyContract
 
@@ -230,18 +233,13 @@ class DistributedDataset:
 
     def explain(self) -> str:
         """Describe how the input is shared out and why, what each worker reads, and what devices leave on the host."""
-        replicas = [replica.worker for replica in self.strategy.replicas]
+        replicas = self.strategy.replicas
         feeding = self._feeding
-        shares = [
-            Share(worker or "this process", replicas.count(worker), splits, pipeline.is_listed)
-            for pipeline in feeding.pipelines
-            for worker, splits in pipeline.splits_by_reader()
-        ]
         return "\n".join(
             [
                 f"{count(len(replicas), 'replica')} on {count(len(self.strategy.workers), 'worker')}",
                 f"sharding: {feeding.how} ({feeding.sharding})",
-                shares_table(shares),
+                shares_table(shares_of(feeding.pipelines, replicas)),
                 "pipeline:",
                 tree(feeding.pipelines[0].node),
                 *[f"  {line}  # on the device of each replica" for line in feeding.maps[0].lines],
@@ -271,6 +269,22 @@ class DistributedDataset:
         return [
             f"shuffle_on_device: {where}{describe_row_order(self._feeding.pipelines[0].primitive, self._feeding.spec)}"
         ]
+
+    def _repr_html_(self) -> str | None:
+        # Of the replicas that were fed last: to ask for those of now may wait for workers.
+        feeding, replicas = self._feeding_of_those, self._fed
+        is_counted = all(is_at_hand(pipeline.node) for pipeline in feeding.pipelines)
+        steps = cardinality_in_words(feeding.cardinality() if is_counted else None, "step")
+        return distributed_page(
+            type(self).__name__,
+            [steps, count(len(replicas), "replica")],
+            known_shares_of(feeding.pipelines, replicas),
+            f"{feeding.how} ({feeding.sharding})",
+            feeding.pipelines[0].node,
+            feeding.spec,
+            [f"{line}, on the device of each replica" for line in feeding.maps[0].lines],
+            is_counted=is_counted,
+        )
 
     def __repr__(self) -> str:
         return f"<DistributedDataset over {self.strategy.num_replicas_in_sync} replicas: {self.known_element_spec}>"

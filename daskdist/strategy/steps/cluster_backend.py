@@ -319,6 +319,13 @@ class ClusterBackend:
         self.flush()
         return bool(handle.is_over if type(handle) is Result else handle.done())
 
+    def at_hand(self, handle: Handle) -> tuple[Any] | None:
+        """Return a small result in a tuple, if it came along with the news that its call is over; None otherwise."""
+        outcome = handle.call.record.outcomes[handle.place] if type(handle) is Result else None
+        if outcome is None or type(outcome[1]) in (Held, Failed):
+            return None
+        return (received(*outcome),)
+
     def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
         """Return the structure of each result of a call on replicas, waited for; raise what one raised."""
         results = list(handles)
@@ -425,9 +432,9 @@ class ClusterBackend:
         """Have replicas drop a variable once the calls before are over; sent along with other news."""
         self.streams.dropped_variables.append(variable)
 
-    def status(self, group: ReplicaGroup) -> tuple[WorkerStatus, ...]:
-        """Return the status of each worker, lost ones included."""
-        return self.streams.status(group)
+    def status(self, group: ReplicaGroup, *, asks: bool = True) -> tuple[WorkerStatus, ...]:
+        """Return the status of each worker, lost ones included; if not ``asks``, as far as the program knows it."""
+        return self.streams.status(group, asks=asks)
 
     def finish(self) -> None:
         """Send what waits, and wait until all is over."""

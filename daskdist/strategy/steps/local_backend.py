@@ -93,6 +93,10 @@ class LocalBackend:
     def see(self, step: Sequence[Handle]) -> None:
         """Return at once: what a call raises is raised by it."""
 
+    def at_hand(self, handle: Handle) -> tuple[Any] | None:
+        """Return the result, which is the handle."""
+        return (handle,)
+
     def is_done(self, handle: Handle) -> bool:
         """Return True."""
         return True
@@ -118,7 +122,7 @@ class LocalBackend:
         """Return the group: replicas of this process are not lost."""
         return group
 
-    def status(self, group: ReplicaGroup) -> tuple[WorkerStatus, ...]:
+    def status(self, group: ReplicaGroup, *, asks: bool = True) -> tuple[WorkerStatus, ...]:
         """Return the status of this process."""
         under_way = list(self._under_way.items())
         now = time.monotonic()

@@ -441,16 +441,23 @@ class StreamSet:
                     stream.append("ping", now)
                     stream.outbox.kick()
 
-    def status(self, group: ReplicaGroup) -> tuple[WorkerStatus, ...]:
+    def status(self, group: ReplicaGroup, *, asks: bool) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, lost ones included; the others are asked, for a second at most."""
         with self.lock:
             now = time.monotonic()
-            asked = [stream for stream in self._streams.values() if stream.is_open]
+            asked = [stream for stream in self._streams.values() if stream.is_open and asks]
             for stream in asked:
                 stream.append("ping", now)
         with contextlib.suppress(ClusterError):
-            self.wait(lambda: all(each.running_at >= now or not each.is_open for each in asked), _LOOK_EVERY_S)
-        return worker_statuses(self._streams.values(), list(self._under_way.values()), group, is_closed=self._is_closed)
+            if asked:
+                self.wait(lambda: all(each.running_at >= now or not each.is_open for each in asked), _LOOK_EVERY_S)
+        return worker_statuses(
+            self._streams.values(),
+            list(self._under_way.values()),
+            group,
+            is_closed=self._is_closed,
+            tells_running=asks,
+        )
 
     def wait_for_room(self) -> None:
         """Wait until fewer calls of `run` are under way than ``daskdist.max-steps-in-flight``, and few bytes unsent."""

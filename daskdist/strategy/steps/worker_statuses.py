@@ -14,7 +14,12 @@ from daskdist.strategy.steps.stream import StepStream
 
 
 def worker_statuses(
-    streams: Iterable[StepStream], under_way: Collection[Record], group: ReplicaGroup, *, is_closed: bool
+    streams: Iterable[StepStream],
+    under_way: Collection[Record],
+    group: ReplicaGroup,
+    *,
+    is_closed: bool,
+    tells_running: bool = True,
 ) -> tuple[WorkerStatus, ...]:
     """Return the status of each worker.
 
@@ -28,19 +33,25 @@ def worker_statuses(
         The replicas there are.
     is_closed
         Whether the strategy is closed.
+    tells_running
+        Whether what the workers said last of the calls that are running is up to date.
     """
     num_calls, num_steps = _num_left(under_way, steps_only=False), _num_left(under_way, steps_only=True)
     return tuple(
-        [_status(each, group, num_calls[each.address], num_steps[each.address], is_closed) for each in streams]
+        [
+            _status(each, group, num_calls[each.address], num_steps[each.address], is_closed, tells_running)
+            for each in streams
+        ]
     )
 
 
-def _status(stream: StepStream, group: ReplicaGroup, num_calls: int, num_steps: int, is_closed: bool) -> WorkerStatus:
+def _status(
+    stream: StepStream, group: ReplicaGroup, num_calls: int, num_steps: int, is_closed: bool, tells_running: bool
+) -> WorkerStatus:
     members = group.members(stream.address)
     if stream.is_open:
-        running = tuple(
-            [RunningCall(number, name.removeprefix(LOOP), so_far) for number, name, so_far in stream.running]
-        )
+        said = stream.running if tells_running else ()
+        running = tuple([RunningCall(number, name.removeprefix(LOOP), so_far) for number, name, so_far in said])
         state = state_of(running, num_calls)
     else:
         running, state = (), "lost"

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from dask.base import tokenize
 
-from daskdist.display.values import Summary, shown, table
-from daskdist.execute.caller import Handle
+from daskdist.display.values import Summary, values_page, values_text
 from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.values.async_value import AsyncValue, are_on_one_cluster, persisted_value, workers_needed
 from daskdist.strategy.values.collection import ValueCollection
-from daskdist.strategy.values.extract import Extract, PerReplicaRef
+from daskdist.strategy.values.extract import PerReplicaRef
 from daskdist.strategy.values.no_single_value import NoSingleValue
-from daskdist.strategy.values.wiring import Wiring, filled, results_of
+from daskdist.strategy.values.wiring import results_of
 
 # Two threads that look at the same values are given the same objects.
 _looking: Final = threading.Lock()
@@ -81,19 +80,24 @@ class PerReplica(ValueCollection, DistributedValues):
     def __reduce__(self) -> tuple[Any, ...]:
         return PerReplica, (self.values,)
 
-    def _lines(self, show: Callable[[Any], str]) -> str:
-        values = results_of(self.values)
-        return "PerReplica:{\n" + ",\n".join(f"  {k}: {show(value)}" for k, value in enumerate(values)) + "\n}"
-
     def __repr__(self) -> str:
-        return self._lines(shown)
+        return values_text("PerReplica", results_of(self.values))
 
-    def __str__(self) -> str:
-        return self._lines(shown)
-
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
+        # Nothing is waited for or fetched: a value that is not here is described by what is known of it.
         workers = [value.worker if isinstance(value, AsyncValue) else None for value in self.values]
-        return table(_summaries(self.values), workers)
+        summaries = [Summary.of(*here) if (here := _at_hand(value)) else _known_of(value) for value in self.values]
+        note = "Values stay on workers until they are looked at: print(value)."
+        return values_page("PerReplica", summaries, workers, "" if all(map(_at_hand, self.values)) else note)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        # Notebooks show the HTML, and would call `repr` too, which waits.
+        html = self._repr_html_()
+        here = list(map(_at_hand, self.values))
+        text = f"<PerReplica of {len(here)} values on workers; print(value) fetches them>"
+        if all(here):
+            text = values_text("PerReplica", [value for (value,) in here])  # type: ignore[misc]
+        return {"text/plain": text} if html is None else {"text/plain": text, "text/html": html}
 
     def values_by_key(self) -> dict[Any, Any]:
         name = self.__dask_tokenize__()
@@ -125,26 +129,13 @@ class PerReplica(ValueCollection, DistributedValues):
         return _persisted, (self.__dask_keys__(), list(map(workers_needed, self.values)))
 
 
-def _summaries(values: Sequence[Any]) -> list[Summary]:
-    # Made where the values are: what is shown of them is little.
-    caller: ResultSource | None = None
-    asked: list[Handle | None] = []
-    for value in values:
-        wiring = Wiring()
-        wired = wiring.wire(value)
-        caller = wiring.caller or caller
-        if wiring.caller is None:
-            asked.append(None)
-        else:
-            asked.append(wiring.caller.call(summary, wiring.handles, wiring.picks, wired, name="summary"))
-    given = iter(() if caller is None else caller.results([each for each in asked if each is not None]))
-    here = [value.known if isinstance(value, AsyncValue) else value for value in values]
-    return [Summary.of(value) if handle is None else next(given) for handle, value in zip(asked, here, strict=True)]
+def _at_hand(value: Any) -> tuple[Any] | None:
+    return value.at_hand() if isinstance(value, AsyncValue) else (value,)
 
 
-def summary(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any) -> Summary:
-    """Return the summary of a wired value."""
-    return Summary.of(filled(results, picks, nest))
+def _known_of(value: AsyncValue) -> Summary:
+    spec = value.spec
+    return Summary("", "", "") if spec is None else Summary(str(spec.shape), str(spec.dtype), "")
 
 
 def _persisted(

@@ -14,6 +14,7 @@ import optree
 from daskdist.checkpoint.nests import like
 from daskdist.core.spec import TensorSpec
 from daskdist.devices import is_on_device
+from daskdist.display.pages import state_page
 from daskdist.errors import ArgumentError
 from daskdist.execute.messages.by_reference import ByReference, VariableKey
 from daskdist.strategy.collectives.operations import Agreed, First
@@ -542,6 +543,15 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
 
     def __format__(self, spec: str) -> str:
         return format(self.numpy(), spec)
+
+    def _repr_html_(self) -> str | None:
+        layout = self.layout
+        facts = [self.name, f"synchronization {self.synchronization.name}", f"aggregation {self.aggregation.name}"]
+        if layout.treespec is None:
+            return state_page("Variable", [*facts, f"a {layout.kind} on each replica"], (), ())
+        paths = [accessor.codify("") or "(the value)" for accessor in layout.treespec.accessors()]
+        rows = [(path, spec.shape, spec.dtype) for path, spec in zip(paths, layout.specs, strict=True)]
+        return state_page("Variable", facts, ("leaf", "shape", "dtype"), rows)
 
     def __repr__(self) -> str:
         layout = self.layout

@@ -1,0 +1,111 @@
+"""Descriptions for notebooks: a title, facts and sections, made into HTML by Jinja templates.
+
+The templates escape every text. They have no scripts, and their colours follow the notebook's or the browser's theme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+_TEMPLATES: Final = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Box:
+    """A cell of a table.
+
+    Parameters
+    ----------
+    text
+        Its text.
+    style
+        ``"number"`` for text that is aligned to the right, ``"wide"`` for text that may be wrapped.
+    is_code
+        Whether it is set as code.
+    share
+        Draws a bar of so many percent instead of the text.
+    """
+
+    text: str = ""
+    style: str = ""
+    is_code: bool = False
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table: the boxes of its heading and of its rows."""
+
+    heading: Sequence[Box]
+    rows: Sequence[Sequence[Box]]
+
+
+@dataclass(frozen=True)
+class TimePart:
+    """A part of a bar of the whole time."""
+
+    text: str
+    percent: float
+    style: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a description.
+
+    Parameters
+    ----------
+    kind
+        ``"plan"`` for a drawing of a pipeline, ``"table"``, ``"shares"`` for a bar of `TimePart`, ``"text"``, or
+        ``"lines"`` for preformatted text.
+    content
+        What is shown.
+    title
+        Its title, if any.
+    is_folded
+        Whether only the title is seen until it is clicked.
+    """
+
+    kind: str
+    content: Any
+    title: str = ""
+    is_folded: bool = False
+
+
+def page(title: str, facts: Sequence[str], sections: Sequence[Section] = ()) -> str | None:
+    """Return a description as HTML; None if Jinja is not installed, so that notebooks show the text instead."""
+    environment = _environment()
+    if environment is None:
+        return None
+    template = environment.get_template("page.html")
+    html: str = template.render(title=title, facts=facts, sections=sections, style=_style())
+    return html
+
+
+@cache
+def _environment() -> Any:
+    try:
+        import jinja2
+    except ModuleNotFoundError:
+        return None
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@cache
+def _style() -> str:
+    return (_TEMPLATES / "style.css").read_text()
+
+
+def texts(*columns: str) -> list[Box]:
+    """Return the cells of a heading."""
+    return [Box(column) for column in columns]
