@@ -471,7 +471,7 @@ def test_a_value_of_another_strategy():
 @pytest.mark.parametrize(
     ("pipeline", "says"),
     [
-        (lambda paths: read_parquet(paths, "id").batch(4), ["1 file of 1 split in all", "2 workers", "DATA"]),
+        (lambda paths: read_parquet(paths, "id").batch(4), ["1 file with 1 split in all", "2 workers", "DATA"]),
         (lambda paths: Dataset.range(8).batch(4), ["range", "no files", "DATA"]),
         (lambda paths: Dataset.from_tensor_slices(np.ones(8)).batch(4), ["from_tensor_slices", "DATA"]),
         (lambda paths: read_parquet(paths * 2, "id").take(5).batch(4), ["take", "DATA"]),
