@@ -195,6 +195,12 @@ def _permuted_by_hand(data: Data) -> Iterator[Any]:
         yield data.rows.take(rows, axis=0)
 
 
+def _split_by_hand(data: Data) -> Iterator[Any]:
+    order = np.random.default_rng(0).permutation(len(data))
+    for rows in _slices(np.sort(order[: int(0.8 * len(data) + 0.5)])):
+        yield data.rows.take(rows, axis=0)
+
+
 def _looks(row: Any, number: Any) -> Any:
     # A value that is looked at can decide anything: such a function is called for each row.
     return (row * 2, number + 1) if float(number) >= 0 else (row, number)
@@ -310,6 +316,14 @@ CASES: Final[dict[str, Case]] = {
         _groups_by_hand,
         "NumPy mask a key",
         share=0.1,
+        is_same_order=False,
+    ),
+    "split": Case(
+        "rows of 16, split(0.8), batch(256) of the first part",
+        lambda data: Dataset.from_tensor_slices(data.rows).split(0.8)[0].batch(BATCH),
+        _split_by_hand,
+        "NumPy permutation, sort, gather",
+        least_ratio=0.5,
         is_same_order=False,
     ),
     "global_shuffle": Case(

@@ -88,13 +88,16 @@ from daskdist.ops.range import Range
 from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.rebatch import Rebatch
 from daskdist.ops.rejection_resample import RejectionResample
+from daskdist.ops.rename import Rename
 from daskdist.ops.repeat import Repeat
 from daskdist.ops.sample_from_datasets import SampleFromDatasets
 from daskdist.ops.scan import Scan, first_state, next_state
+from daskdist.ops.select import Select, columns_of_nest
 from daskdist.ops.shard import Shard
 from daskdist.ops.shuffle import Shuffle
 from daskdist.ops.skip import Skip
 from daskdist.ops.snapshot import Snapshot
+from daskdist.ops.split import shares_of, splitter
 from daskdist.ops.take import Take
 from daskdist.ops.take_while import TakeWhile
 from daskdist.ops.unbatch import Unbatch
@@ -715,6 +718,66 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             state = next_state(function, structure, state, given, lambda where=where: where)  # type: ignore[misc]
         return structure.pack(state)
 
+    # --- columns ---
+
+    @property
+    def columns(self) -> list[str | int]:
+        """The names of the columns: keys of dicts, fields of named tuples, places in tuples; none of lone values.
+
+        >>> Dataset.from_tensor_slices({"a": [1, 2], "b": [3, 4]}).columns
+        ['a', 'b']
+        """
+        return columns_of_nest(self._spec.packed)
+
+    def select(self, columns: str | int | list[str] | list[int], name: str | None = None) -> Dataset:
+        """Keep some columns of elements; readers of Parquet, Arrow, CSV and JSON read no others then.
+
+        Parameters
+        ----------
+        columns
+            The names of columns (places, where elements are tuples), in the order wanted: elements stay dicts or
+            tuples. Or one name, whose values become the elements, as in ``ds["name"]``.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such column. While iterating, where columns are known only then.
+
+        >>> ds = Dataset.from_tensor_slices({"a": [1, 2], "b": [3, 4], "c": [5, 6]})
+        >>> list(ds.select(["c", "a"]))[0], list(ds.select("b"))
+        ({'c': np.int64(5), 'a': np.int64(1)}, [np.int64(3), np.int64(4)])
+        """
+        names: Any = tuple(columns) if isinstance(columns, list) else columns
+        return self._with(Select(self._node, names, label=name).of_reader())
+
+    def __getitem__(self, columns: str | list[str]) -> Dataset:
+        if not isinstance(columns, (str, list)):
+            raise ArgumentError(
+                f"a dataset is indexed by the name of a column or a list of such, not by {columns!r:.80}; for elements "
+                "by their number use take and skip, for a column of tuples select"
+            )
+        return self.select(columns)
+
+    def rename(self, columns: Mapping[Any, str], name: str | None = None) -> Dataset:
+        """Give columns other names; the others keep theirs.
+
+        Parameters
+        ----------
+        columns
+            The new names by the old ones; by places, where elements are tuples, which become dicts.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such column, or two columns would have one name.
+
+        >>> list(Dataset.from_tensor_slices({"a": [1, 2], "b": [3, 4]}).rename({"a": "x"}))[0]
+        {'x': np.int64(1), 'b': np.int64(3)}
+        """
+        if not isinstance(columns, Mapping):
+            raise ArgumentError(f"rename: columns is {columns!r:.80}; give a dict of new names by old ones")
+        return self._with(Rename(self._node, tuple(columns.items()), label=name).of_reader())
+
     # --- elements: which, how often, in what order ---
 
     def take(self, count: int, name: str | None = None) -> Dataset:
@@ -927,6 +990,90 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         [1.0, 0.0, 0.0]
         """
         return self._with(IgnoreErrors(self._node, label=name))
+
+    # --- parts ---
+
+    def split(
+        self,
+        fractions: float | Sequence[float],
+        seed: int = 0,
+        by: Any = None,
+        stratify: Any = None,
+        name: str | None = None,
+    ) -> tuple[Dataset, ...]:
+        """Share out the elements at random among parts, as for training and validation.
+
+        Parameters
+        ----------
+        fractions
+            The fraction of the first of two parts, or a list of the fractions of all, which sum to 1.
+        seed
+            Decides which element is in which part.
+        by
+            A column, a list of columns, or a function of an element: elements for which its value is the same are in
+            the same part, as the rows of a patient. Fractions are then of the values.
+        stratify
+            A column, a list of columns, or a function of an element: elements of each value are in each part in the
+            same proportion, as are labels.
+
+        Returns
+        -------
+        tuple of Dataset
+            The parts, each in the order of this dataset: shuffle a part afterwards.
+
+        Raises
+        ------
+        ArgumentError
+            Fractions do not sum to 1; a part would be empty; or this dataset is endless or repeated, and not split
+            ``by`` a value.
+
+        Notes
+        -----
+        Each element is in exactly one part, in every iteration, in every program and on any number of workers: its part
+        depends on the seed and on its number in this dataset, or its value of ``by``. Operations before a split draw
+        the same in every iteration, since another order would move elements from part to part.
+
+        Where the number of elements is known, parts have exactly their fraction of it. Else, as after ``filter``, each
+        element is in a part with the probability of its fraction. With ``stratify``, consecutive elements of a value
+        are shared out so many at a time as come out even, as 5 for 0.8, and every part has its fraction of each value
+        but for the rest of that.
+
+        >>> train, valid = Dataset.range(10).split(0.8, seed=0)
+        >>> [int(x) for x in train], [int(x) for x in valid]
+        ([1, 2, 4, 5, 6, 7, 8, 9], [0, 3])
+        """
+        shares = shares_of(fractions)
+        part = splitter(self._node, "split", shares, seed, by, stratify, self._function, name)
+        return tuple(self._with(part([number])) for number in range(len(shares)))
+
+    def kfold(
+        self, num_folds: int, seed: int = 0, by: Any = None, stratify: Any = None, name: str | None = None
+    ) -> list[tuple[Dataset, Dataset]]:
+        """Return a pair of training and validation data for each fold of a cross-validation.
+
+        Parameters
+        ----------
+        num_folds
+            The number of folds, 2 or more. Each element is in the validation data of one.
+        seed, by, stratify
+            As in `split`, which this is made of.
+
+        Raises
+        ------
+        ArgumentError
+            As in `split`.
+
+        >>> [[int(x) for x in valid] for train, valid in Dataset.range(6).kfold(3, seed=0)]
+        [[0, 3], [2, 4], [1, 5]]
+        """
+        whole_number("kfold", "num_folds", num_folds, at_least=2)
+        shares = (1 / num_folds,) * num_folds
+        part = splitter(self._node, "kfold", shares, seed, by, stratify, self._function, name)
+        folds = range(num_folds)
+        return [
+            (self._with(part([fold for fold in folds if fold != number])), self._with(part([number])))
+            for number in folds
+        ]
 
     # --- batches ---
 

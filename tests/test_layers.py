@@ -532,6 +532,7 @@ PUBLIC_METHODS = """
     from_tensors from_tensor_slices from_list from_generator from_dask list_files
     zip choose_from_datasets sample_from_datasets
     map filter flat_map interleave enumerate scan reduce
+    columns select rename split kfold
     take skip take_while shard repeat concatenate unique
     shuffle global_shuffle rejection_resample prefetch ignore_errors
     batch padded_batch ragged_batch unbatch rebatch window group_by_window bucket_by_sequence_length

@@ -183,6 +183,13 @@ class Node:
         """Return the operation for one worker's share; it differs if shares must not have a common state."""
         return self
 
+    def reading(self, regroup: Callable[[Any], Any]) -> Node | None:
+        """Return a source whose elements have the nest that a function makes of theirs; None where it cannot read that.
+
+        The function takes a nest of anything, such as the names of columns, in the nest of an element.
+        """
+        return None
+
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         """Return the primitive of this operation on lowered inputs."""
         raise NotImplementedError

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import IO, Final, Protocol, runtime_checkable
+from typing import IO, Any, Final, Protocol, runtime_checkable
 
 from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.primitive import Split
@@ -102,6 +102,15 @@ class Format(Protocol):
             The data is damaged; the message names file and split.
         """
         ...
+
+
+@runtime_checkable
+class ChoosesColumns(Protocol):
+    """A format that can read some columns of its files and no others: ``select`` has it do so."""
+
+    can_choose_columns: bool
+    # Which columns, in what structure: see `daskdist.tables.columns.Columns.of`.
+    columns: Any
 
 
 @runtime_checkable

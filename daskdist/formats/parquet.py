@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import IO, Any, Final
+from typing import IO, Any, ClassVar, Final
 
 import numpy as np
 
@@ -66,6 +66,7 @@ class Parquet:
     element_spec: ElementSpec | None = None
 
     name = "parquet"
+    can_choose_columns: ClassVar[bool] = True
     suffixes = (".parquet", ".parq", ".pq")
     is_splittable = True
 

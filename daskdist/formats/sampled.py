@@ -44,6 +44,7 @@ class SampledFormat:
     storage: Storage = field(default_factory=Storage)
 
     suffixes: ClassVar[tuple[str, ...]]
+    can_choose_columns: ClassVar[bool] = True
     is_splittable = True
 
     def __post_init__(self) -> None:

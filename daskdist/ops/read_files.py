@@ -20,7 +20,7 @@ from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Nested
 from daskdist.errors import FileError
-from daskdist.formats import DirectoryFormat, Format, GroupsFiles, ReadsValidRows
+from daskdist.formats import ChoosesColumns, DirectoryFormat, Format, GroupsFiles, ReadsValidRows
 from daskdist.formats.saved.manifest import MANIFEST
 from daskdist.ops.skip import Skip
 from daskdist.ops.take import Take
@@ -196,6 +196,19 @@ class ReadFiles(FileBackedSource):
     def share_of_files(self, index: int, num_shards: int, share: FileShare) -> ReadFiles:
         """Return the share of a worker that reads the given files."""
         return replace(self, shard=(index, num_shards), file_share=share, whole=self)
+
+    def reading(self, regroup: Callable[[Any], Any]) -> Node | None:
+        if not isinstance(self.format, ChoosesColumns):
+            return None
+        form: Any = self.format
+        nest = form.columns
+        if nest is None:
+            nest = list(self.spec.packed)
+        if isinstance(nest, list):
+            nest = {name: name for name in nest}
+        columns = regroup(nest)
+        # A lone list would be names of a dict, and not of an array of these columns.
+        return None if isinstance(columns, list) else replace(self, format=replace(form, columns=columns))
 
     def pieces(self) -> Pieces:
         counts = [split.num_rows for split in self.splits()]

@@ -94,6 +94,42 @@ class TestMap(NodeLaws):
         )
 
 
+class TestSelect(NodeLaws):
+    def nodes(self):
+        return nodes_of(
+            rows().select("b"),
+            rows().select(["b"]),
+            rows().select(["b", "a"]),
+            rows().map(lambda d: (d["a"], d)).select([1]),
+            rows().map(lambda d: (d["a"], d)).select(1),
+            rows().batch(4)["a"],
+            words().map(lambda w: {"w": w, "n": 1.0})["w"],
+            rows().rename({"a": "x"}),
+            rows().rename({"a": "b", "b": "a"}),
+            rows().map(lambda d: (d["a"], d)).rename({0: "n"}),
+        )
+
+
+class TestSplit(NodeLaws):
+    def nodes(self):
+        numbers = Dataset.range(20)
+        some = numbers.filter(lambda x: x % 5 > 0)
+        marked = numbers.map(lambda x: {"x": x, "even": x % 2 == 0, "name": str(x // 4)})
+        return nodes_of(
+            *numbers.split(0.75),
+            numbers.split(0.75, seed=1)[0],
+            *some.split([0.5, 0.25, 0.25]),
+            *numbers.batch(3).split(0.5),
+            *marked.split(0.5, by="name"),
+            marked.split(0.5, by=["name", "even"])[0],
+            marked.split(0.5, by=lambda each: each["x"] % 7)[1],
+            *marked.split(0.5, stratify="even"),
+            marked.split(0.55, stratify=lambda each: each["x"] % 3)[1],
+            *numbers.kfold(3)[1],
+            words().split(0.5, by=len)[0],
+        )
+
+
 class TestMapWithRng(NodeLaws):
     def nodes(self):
         return nodes_of(

@@ -87,6 +87,9 @@ SHAPES = {
         "5 files",
     ),
     "batch_by_size": (lambda f: read_parquet(f, "id").batch_by_size(6, lambda x: 2), "FILE", "5 files"),
+    "split": (lambda f: read_parquet(f, "id").split(0.6)[0], "DATA", "split"),
+    "split-by": (lambda f: read_parquet(f, "id").split(0.6, by=lambda x: x)[0], "FILE", "5 files"),
+    "select": (lambda f: read_parquet(f).shuffle(5)["id"], "FILE", "5 files"),
     # Files that a function reads.
     "flat_map": (lambda f: Dataset.from_tensor_slices(f).flat_map(read), "FILE", "5 files that flat_map reads"),
     "flat_map-text": (

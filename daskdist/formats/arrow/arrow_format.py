@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block
@@ -77,6 +77,7 @@ class Arrow:
     storage: Storage = field(default_factory=Storage)
 
     name = "arrow"
+    can_choose_columns: ClassVar[bool] = True
     suffixes = (".arrow", ".feather", ".ipc", ".arrows")
     is_splittable = True
 

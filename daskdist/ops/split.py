@@ -1,0 +1,461 @@
+"""``split`` and ``kfold``: each element in one of several parts."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from math import isclose
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.arguments import numbers, whole_number
+from daskdist.core.block import Block, Rows
+from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.functions.user_function import UserFunction
+from daskdist.core.node import Facts, Node, Transformation, counting, walk
+from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
+from daskdist.core.randomness.seed import generator
+from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.permutation import Permutation
+from daskdist.core.selection.runs import Run
+from daskdist.core.vectorize.apply import Vectorised
+from daskdist.errors import ArgumentError, CardinalityError, UserFunctionError
+from daskdist.ops.map import MapColumns, MapRows
+from daskdist.ops.map_with_rng import MapWithRng
+from daskdist.ops.rejection_resample import RejectionResample
+from daskdist.ops.repeat import Repeat
+from daskdist.ops.select import RegroupRows, picked
+
+logger: Final = logging.getLogger("daskdist")
+
+# The most elements whose whole order is kept at hand; which part an element is in does not depend on it.
+_MOST_DRAWN: Final = 2**16
+# Elements of a label are shared out among the parts so many at a time where fewer do not come out even.
+_MOST_IN_TURN: Final = 1000
+# Random words that are drawn for turns at a time.
+_MOST_WORDS: Final = 2**22
+# Kinds of dtypes that have a value for each number of bits; others are text and bytes.
+_NUMBERS: Final = "biufcmM"
+# The pass in which the elements before a split always are: else they could change parts from one pass to the next.
+_FIRST_PASS: Final[Epoch] = (0,)
+
+
+def shares_of(fractions: Any) -> tuple[float, ...]:
+    """Return the share of each part, which together are 1.
+
+    Raises
+    ------
+    ArgumentError
+        A share is not between 0 and 1, or they do not sum to 1.
+
+    >>> shares_of(0.75), shares_of([0.5, 0.25, 0.25])
+    ((0.75, 0.25), (0.5, 0.25, 0.25))
+    """
+    if isinstance(fractions, float):
+        fractions = (fractions, 1 - fractions)
+    shares = numbers("split", "fractions", fractions)
+    if len(shares) < 2 or not all(0 < share < 1 for share in shares) or not isclose(sum(shares), 1, abs_tol=1e-6):
+        raise ArgumentError(
+            f"split: fractions is {fractions!r:.80}; give one number between 0 and 1, or a list of such that sum to 1"
+        )
+    return shares
+
+
+@dataclass(frozen=True, eq=False)
+class SplitNode(Transformation):
+    """The elements of some of the parts into which a split shares out all elements.
+
+    Parameters
+    ----------
+    shares
+        The share of each part.
+    parts
+        The numbers of the parts.
+    seed
+        Decides, with the number or key of an element, its part.
+    """
+
+    shares: tuple[float, ...]
+    parts: tuple[int, ...]
+    seed: int
+
+    name = "split"
+    facts = Facts(keeps_spec=True)
+
+    def __post_init__(self) -> None:
+        whole_number(self.name, "seed", self.seed)
+
+    @cached_property
+    def bounds(self) -> Index:
+        """Where each part but the first begins, as a share of all; shape ``(num_parts - 1,)``."""
+        return np.cumsum(self.shares)[:-1]
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.source.cardinality == 0 else UNKNOWN
+
+    def are_kept(self, part_numbers: Index) -> Index:
+        """Return the places of those numbers of parts whose elements are kept."""
+        is_kept = np.zeros(len(self.shares), bool)
+        is_kept[list(self.parts)] = True
+        return np.flatnonzero(is_kept[part_numbers])
+
+    def key(self) -> np.uint64:
+        """Return a random word that the seed decides."""
+        return np.uint64(generator(self.seed, 0).integers(2**64, dtype=np.uint64))
+
+
+@dataclass(frozen=True, eq=False)
+class SplitByRow(SplitNode):
+    """A split by the numbers of the elements.
+
+    Parameters
+    ----------
+    num_rows
+        The number of all elements, so that parts have exact sizes; None where it was not known when the split was made:
+        the parts have to agree about it.
+    """
+
+    num_rows: int | None = field(default=None, repr=False)
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Where each part ends in a random order of all elements, the number of which is known."""
+        number = self.num_rows or 0
+        return [*[int(bound * number + 0.5) for bound in self.bounds], number]
+
+    @property
+    def cardinality(self) -> int:
+        if self.num_rows is None or self.source.cardinality != self.num_rows:
+            return super().cardinality
+        sizes = np.diff([0, *self.ends])
+        return int(sum(sizes[part] for part in self.parts))
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Arrange(inputs, SplitRows(self), inputs[0].grouped, name=self.name, is_counted=True)
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """Row arithmetic of a split by numbers."""
+
+    split: SplitByRow
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        split, number = self.split, self.split.num_rows
+        order = None if number is None else Permutation(number, generator(split.seed, 1), _MOST_DRAWN)
+        return SplitCursor(inputs[0](_FIRST_PASS), split, order)
+
+
+@dataclass
+class SplitCursor:
+    """A cursor of some parts, of whose source ``num_before`` elements have come."""
+
+    source: Cursor
+    split: SplitByRow
+    order: Permutation | None
+    num_before: int = 0
+
+    def pull(self) -> Run:
+        while True:
+            run: Run = self.source.pull()
+            rows = np.arange(self.num_before, self.num_before + len(run))
+            self.num_before += len(run)
+            kept = self.split.are_kept(self._parts(rows))
+            if len(kept):
+                return run if len(kept) == len(run) else run.take(kept)
+
+    def _parts(self, rows: Index) -> Index:
+        split, order = self.split, self.order
+        if order is None:
+            return np.searchsorted(split.bounds, as_shares(mixed(rows.astype(np.uint64), split.key())), "right")
+        if rows[-1] >= order.length:
+            raise CardinalityError(
+                f"split: there were {order.length} elements when the dataset was split, and more come; split it again"
+            )
+        return np.searchsorted(split.ends[:-1], order.at(rows), "right")
+
+
+@dataclass(frozen=True, eq=False)
+class SplitByKey(SplitNode):
+    """A split by keys: elements of one key are in one part.
+
+    Parameters
+    ----------
+    keys
+        Gives each element's key.
+    """
+
+    keys: Callable[[Rows], Rows]
+
+    facts = Facts(compute=True, keeps_spec=True, per_worker=True)
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Compute(inputs[0], KeepKeys(self), self.name, factor=None)
+
+
+@dataclass(frozen=True)
+class KeepKeys:
+    """A function that keeps the rows whose keys are in some parts."""
+
+    split: SplitByKey
+
+    def __call__(self, rows: Rows) -> Rows:
+        if not len(rows):
+            return rows
+        split = self.split
+        shares = as_shares(mixed(hashes(split.keys(rows), rows), split.key()))
+        kept = split.are_kept(np.searchsorted(split.bounds, shares, "right"))
+        return rows if len(kept) == len(rows) else rows.take(kept)
+
+
+@dataclass(frozen=True, eq=False)
+class SplitByLabel(SplitNode):
+    """A split in which each label has the same share of each part.
+
+    Parameters
+    ----------
+    labels
+        Gives each element's label.
+    """
+
+    labels: Callable[[Rows], Rows]
+
+    @cached_property
+    def turn(self) -> int:
+        """The number of elements of a label that are shared out among the parts at a time."""
+        for number in range(2, _MOST_IN_TURN):
+            sizes = np.array(self.shares) * number
+            if np.allclose(sizes, sizes.round(), rtol=0, atol=1e-6):
+                return number
+        return _MOST_IN_TURN
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        noted = Fact(gathered(inputs[0]), HashesOf(self.labels), f"{self.name}-labels")
+        return Arrange((noted,), SplitLabels(self), grouped=0, name=self.name, is_counted=True)
+
+
+@dataclass(frozen=True)
+class HashesOf:
+    """The hash of each element's label, uint64, shape ``(num_rows,)``."""
+
+    labels: Callable[[Rows], Rows]
+
+    def __call__(self, rows: Rows) -> Index:
+        return hashes(self.labels(rows), rows)
+
+
+@dataclass(frozen=True)
+class SplitLabels:
+    """Row arithmetic of a split by labels; its input notes the hash of each element's label."""
+
+    split: SplitByLabel
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return SplitLabelsCursor(inputs[0](_FIRST_PASS), self.split)
+
+
+@dataclass
+class SplitLabelsCursor:
+    """A cursor of some parts; ``num_before`` has the number of elements of each label that have come."""
+
+    source: Cursor
+    split: SplitByLabel
+    num_before: dict[int, int] = field(default_factory=dict)
+
+    def pull(self) -> Run:
+        while True:
+            noted = self.source.pull()
+            kept = self.split.are_kept(self._parts(noted.fact))
+            if len(kept):
+                run: Run = noted.run
+                return run if len(kept) == len(run) else run.take(kept)
+
+    def _parts(self, labels: Index) -> Index:
+        distinct, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        before = np.array([self.num_before.get(label, 0) for label in distinct.tolist()])
+        self.num_before.update(zip(distinct.tolist(), (before + counts).tolist(), strict=True))
+        # Which element of its label each is.
+        order = np.argsort(which, kind="stable")
+        places = np.empty(len(labels), np.int64)
+        places[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return parts_in_turns(self.split, labels, places + before[which])
+
+
+def parts_in_turns(split: SplitByLabel, labels: Index, places: Index) -> Index:
+    """Return the part of each element by its label's hash and its place among the elements of that label."""
+    turns, places = np.divmod(places, split.turn)
+    seeds, which = np.unique(mixed(mixed(turns.astype(np.uint64), labels), split.key()), return_inverse=True)
+    # Sizes are rounded over all turns together, so that the rounding of one is made up for by others.
+    sizes = split.bounds * split.turn
+    ends = np.floor(sizes * (turns[:, None] + 1) + 0.5) - np.floor(sizes * turns[:, None] + 0.5)
+    parts = np.empty(len(labels), np.intp)
+    # A turn may be of many elements, and each element of another turn.
+    at_once = max(_MOST_WORDS // split.turn, 1)
+    for start in range(0, len(seeds), at_once):
+        rows = np.flatnonzero((which >= start) & (which < start + at_once))
+        words = mixed(np.arange(split.turn, dtype=np.uint64), seeds[start : start + at_once, None])
+        ranks = np.argsort(np.argsort(words, axis=1), axis=1)
+        parts[rows] = (ranks[which[rows] - start, places[rows], None] >= ends[rows]).sum(axis=1)
+    return parts
+
+
+# --- hashes ---
+
+
+def mixed(values: Any, key: Any) -> Index:
+    """Return 64 random bits for each number, which the key decides: the finalizer of SplitMix64."""
+    with np.errstate(over="ignore"):
+        word = (values + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + key
+        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return np.asarray(word ^ (word >> np.uint64(31)))
+
+
+def as_shares(words: Index) -> Index:
+    """Return numbers from 0 to below 1 that random words stand for."""
+    return (words >> np.uint64(11)) * 2.0**-53
+
+
+def hashes(keys: Rows, rows: Rows) -> Index:
+    """Return a hash of the key of each row, uint64, shape ``(num_rows,)``; equal keys have equal ones.
+
+    Raises
+    ------
+    UserFunctionError
+        A key is not made of single values.
+    """
+    total = np.zeros(len(rows), np.uint64)
+    for number in range(keys.structure.num_leaves if len(rows) else 0):
+        column = keys.leaves[number] if isinstance(keys, Block) else _column(keys, number)
+        if not isinstance(column, np.ndarray) or column.ndim != 1:
+            raise UserFunctionError(
+                f"split: the key of {rows.where(0)} is an array; a key is a number or text, or several of these"
+            )
+        total = mixed(_words(column), total)
+    return total
+
+
+def _column(keys: Rows, number: int) -> Any:
+    values = [keys.item(row)[number] for row in range(len(keys))]
+    if not all(np.shape(value) == () for value in values):
+        return None
+    if np.asarray(values[0]).dtype.kind in _NUMBERS:
+        return np.stack(values)
+    column = np.empty(len(values), object)
+    column[:] = [np.asarray(value).item() if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
+    return column
+
+
+def _words(column: Index) -> Index:
+    kind = column.dtype.kind
+    if kind not in _NUMBERS:
+        known: dict[Any, int] = {}
+        for value in column.tolist():
+            if value not in known:
+                data = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+                known[value] = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+        return np.array([known[value] for value in column.tolist()], np.uint64)
+    if kind == "c":
+        return mixed(_words(column.real), _words(column.imag))
+    if kind == "f":
+        # The two zeros are equal, and so are all NaN.
+        floats = column.astype(np.float64) + 0.0
+        floats[np.isnan(floats)] = np.nan
+        return floats.view(np.uint64)
+    return column.astype(np.int64).view(np.uint64)
+
+
+# --- parts ---
+
+
+def splitter(
+    node: Node,
+    operation: str,
+    shares: tuple[float, ...],
+    seed: int,
+    by: Any,
+    stratify: Any,
+    make: Callable[[Any, str], UserFunction],
+    label: str | None,
+) -> Callable[[Sequence[int]], SplitNode]:
+    """Return the function that gives the pipeline of some of the parts, by their numbers.
+
+    Parameters
+    ----------
+    node
+        The pipeline of all elements.
+    operation
+        The method that is called, for messages.
+    shares, seed
+        As in `SplitNode`.
+    by, stratify
+        The name of a column, a list of such, or a function of an element: what elements of one value stay together, or
+        are spread by.
+    make
+        Wraps a user's function.
+    label
+        As in `Node`.
+
+    Raises
+    ------
+    ArgumentError
+        An argument is none of these, a part would be empty, or elements are endless or repeated.
+    """
+    if by is not None and stratify is not None:
+        raise ArgumentError(f"{operation}: by keeps elements together that stratify spreads; give one of them")
+    if by is not None:
+        keys = _keys_of(operation, "by", by, make)
+        return lambda parts: SplitByKey(node, shares, tuple(parts), seed, keys, label=label)
+    _check_numbered(operation, node)
+    if stratify is not None:
+        labels = _keys_of(operation, "stratify", stratify, make)
+        return lambda parts: SplitByLabel(node, shares, tuple(parts), seed, labels, label=label)
+    num_rows = None if node.cardinality < 0 else node.cardinality
+    by_row = SplitByRow(node, shares, (0,), seed, num_rows, label=label)
+    if num_rows is not None and not np.diff([0, *by_row.ends]).all():
+        raise ArgumentError(f"{operation}: {num_rows} elements are too few: a part would have none of them")
+    return lambda parts: replace(by_row, parts=tuple(parts))
+
+
+def _check_numbered(operation: str, node: Node) -> None:
+    # Check that elements can be told apart by their numbers, in every iteration.
+    if any(isinstance(upstream, Repeat) for upstream in walk(node)):
+        raise ArgumentError(
+            f"{operation}: the dataset is repeated, so that an element would be in several parts; split it first, and "
+            "repeat the parts"
+        )
+    if node.cardinality == INFINITE:
+        raise ArgumentError(f"{operation}: the dataset is endless; use take(n) first")
+    drawing = next((operation_.name for operation_ in counting(node) if _draws_anew(operation_)), None)
+    if drawing is not None:
+        logger.warning(
+            "%s: %s before it does the same in every iteration, so that elements stay in their parts; apply it to the "
+            "parts instead if iterations are to differ",
+            operation,
+            drawing,
+        )
+
+
+def _draws_anew(node: Any) -> bool:
+    for option in ("reshuffle_each_iteration", "rerandomize_each_iteration"):
+        if hasattr(node, option):
+            return bool(getattr(node, option))
+    return isinstance(node, (MapWithRng, RejectionResample))
+
+
+def _keys_of(
+    operation: str, argument: str, by: Any, make: Callable[[Any, str], UserFunction]
+) -> Callable[[Rows], Rows]:
+    # Return the function that gives the keys of rows: columns of theirs, or what a function makes of each.
+    if callable(by):
+        function = make(by, operation)
+        return MapColumns(MapRows(function), Vectorised(function))
+    columns = tuple(by) if isinstance(by, list) else (by,)
+    if not columns or not all(isinstance(name, (str, int)) and not isinstance(name, bool) for name in columns):
+        raise ArgumentError(f"{operation}: {argument} is {by!r:.80}; give the name of a column, or a function")
+    return RegroupRows(partial(picked, operation, columns))

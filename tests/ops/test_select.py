@@ -1,0 +1,146 @@
+"""`select`, ``ds["name"]``, `rename` and `columns`; and that readers read no other columns then."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from daskdist import Dataset, errors, read_arrow, read_csv, read_json, read_parquet
+from daskdist.core.dataset_base import node_of
+from daskdist.testing import never_run, same_elements
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+def named():
+    return Dataset.range(3).map(lambda k: {"b": k, "a": (k, k + 1), "c": {"d": -k}})
+
+
+def tuples():
+    return Dataset.range(3).map(lambda k: (k, {"d": -k}))
+
+
+def points():
+    return Dataset.range(3).map(lambda k: Point(k, -k))
+
+
+@pytest.mark.parametrize(
+    ("build", "last"),
+    [
+        (lambda: named().select(["c", "b"]), {"c": {"d": -2}, "b": 2}),
+        (lambda: named().select(["a"]), {"a": (2, 3)}),
+        (lambda: named()["a"], (2, 3)),
+        (lambda: named()[["b", "c"]], {"b": 2, "c": {"d": -2}}),
+        (lambda: tuples().select(1), {"d": -2}),
+        (lambda: tuples().select([1, 0]), ({"d": -2}, 2)),
+        (lambda: points()["y"], -2),
+        (lambda: points()[["y"]], {"y": -2}),
+        (lambda: named().rename({"b": "c", "c": "b"}), {"c": 2, "a": (2, 3), "b": {"d": -2}}),
+        (lambda: points().rename({"x": "u"}), {"u": 2, "y": -2}),
+        (lambda: tuples().rename({0: "n", 1: "m"}), {"n": 2, "m": {"d": -2}}),
+        (lambda: named().shuffle(1).take(3)["c"]["d"], -2),
+    ],
+)
+def test_elements(build, last):
+    elements = list(build())
+    same_elements(elements[-1:], [np.int64(last) if isinstance(last, int) else last], "the last")
+    if isinstance(last, dict):
+        assert list(elements[-1]) == list(last)
+        assert build().columns == list(last)
+    with never_run():
+        assert build().element_spec is not None
+
+
+def test_columns():
+    assert named().columns == ["b", "a", "c"]
+    assert tuples().columns == [0, 1]
+    assert points().columns == ["x", "y"]
+    assert Dataset.range(3).columns == []
+    assert [batch.tolist() for batch in named().batch(2)["b"]] == [[0, 1], [2]]
+
+
+def test_elements_of_different_shapes():
+    uneven = Dataset.range(4).map(lambda k: {"n": k, "x": np.full(int(k), k)})
+    assert [each.tolist() for each in uneven["x"]] == [[], [1], [2, 2], [3, 3, 3]]
+    assert [int(each["m"]) for each in uneven.rename({"n": "m"})] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: named().select(["b", "z"]), ["select", "no column 'z'", "'b', 'a', 'c'"]),
+        (lambda: named()["z"], ["no column 'z'"]),
+        (lambda: named()[0], ["by 0", "take and skip"]),
+        (lambda: named()[1:2], ["slice", "take and skip"]),
+        (lambda: Dataset.range(3)["a"], ["no column 'a'", "lone values"]),
+        (lambda: named().select([]), ["no columns"]),
+        (lambda: named().select(1.5), ["1.5"]),
+        (lambda: named().rename({"z": "y"}), ["rename", "no column 'z'"]),
+        (lambda: named().rename({"a": "b"}), ["two columns", "'b'"]),
+        (lambda: named().rename({"a": 1}), ["new name 1"]),
+        (lambda: named().rename(["a"]), ["rename", "dict"]),
+        (lambda: Dataset.range(3).rename({"a": "b"}), ["no column 'a'", "lone values"]),
+    ],
+)
+def test_what_is_refused(build, says):
+    with pytest.raises(errors.ArgumentError) as caught:
+        build()
+    for phrase in says:
+        assert phrase in str(caught.value)
+
+
+@pytest.fixture(params=["parquet", "arrow", "csv", "json"])
+def reader(request, tmp_path):
+    table = pa.table({"a": [1, 2, 3], "b": [1.5, 2.5, 3.5], "c": ["x", "y", "z"]})
+    path = str(tmp_path / f"data.{request.param}")
+    if request.param == "parquet":
+        pq.write_table(table, path)
+        return lambda columns=None: read_parquet(path, columns)
+    if request.param == "arrow":
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+        return lambda columns=None: read_arrow(path, columns)
+    frame = table.to_pandas()
+    if request.param == "csv":
+        frame.to_csv(path, index=False)
+        return lambda columns=None: read_csv(path, columns=columns)
+    frame.to_json(path, orient="records", lines=True)
+    return lambda columns=None: read_json(path, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("build", "columns"),
+    [
+        (lambda ds: ds.select(["c", "a"]), ["c", "a"]),
+        (lambda ds: ds["b"], "b"),
+        (lambda ds: ds.take(2).prefetch(1)["b"], "b"),
+        (lambda ds: ds[["b", "a"]]["a"], "a"),
+        (lambda ds: ds.rename({"a": "x"})[["x", "b"]], {"x": "a", "b": "b"}),
+        (lambda ds: ds.rename({"a": "x"})["x"], "a"),
+    ],
+)
+def test_readers_read_no_other_columns(reader, build, columns):
+    ds = build(reader())
+    assert "select" not in ds.explain("pipeline")
+    assert "rename" not in ds.explain("pipeline")
+    number = 2 if "take" in ds.explain("pipeline") else 3
+    same_elements(list(ds), list(reader(columns).take(number)), "as the reader's own columns")
+    node = node_of(ds)
+    while node.inputs:
+        (node,) = node.inputs
+    same = list(columns) if isinstance(node.format.columns, list) else columns
+    assert node.format.columns == ({name: name for name in same} if isinstance(same, list) else same)
+
+
+def test_columns_that_are_needed_are_read(reader):
+    ds = reader()
+    assert [int(x) for x in ds.filter(lambda row: row["b"] > 2)["a"]] == [2, 3]
+    side_by_side = reader({"x": ["a", "b"], "y": "c"})
+    assert [x.tolist() for x in side_by_side["x"]] == [[1.0, 1.5], [2.0, 2.5], [3.0, 3.5]]
+    assert [str(y) for y in side_by_side["y"]] == ["x", "y", "z"]
+    with pytest.raises(errors.ArgumentError, match="no column 'z'"):
+        ds["z"]

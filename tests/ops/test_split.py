@@ -1,0 +1,259 @@
+"""`split` and `kfold`: each element in one part, always the same, whatever is done before and after."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from itertools import chain
+
+import dask
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import daskdist
+from daskdist import Dataset, MultiWorkerMirroredStrategy, Options, errors, read_parquet
+from daskdist.execute.callers.choose import using
+from daskdist.execute.callers.threads import Threads
+from daskdist.ops.split import SplitByLabel, parts_in_turns
+
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+NUMBER = 200
+
+
+def numbers(number=NUMBER):
+    return Dataset.range(number)
+
+
+def some():
+    """Elements whose number is known only when they have come."""
+    return numbers().filter(lambda x: x % 3 > 0)
+
+
+def people():
+    places = np.arange(NUMBER)
+    return Dataset.from_tensor_slices(
+        {"x": places, "who": places % 37 // 2, "name": np.array([f"p{k % 11}" for k in places]), "ill": places % 5 == 0}
+    )
+
+
+def ids(part):
+    return [int(each["x"] if isinstance(each, dict) else each) for each in part]
+
+
+HOW = {
+    "of known number": lambda: numbers().split([0.7, 0.2, 0.1], seed=3),
+    "of unknown number": lambda: some().split([0.7, 0.2, 0.1], seed=3),
+    "of a generator": lambda: Dataset.from_generator(lambda: iter(range(50)), daskdist.TensorSpec((), "int64")).split(
+        0.5
+    ),
+    "by a number": lambda: people().split([0.5, 0.3, 0.2], seed=1, by="who"),
+    "by text": lambda: people().split(0.5, seed=1, by="name"),
+    "by several": lambda: people().split(0.5, seed=1, by=["name", "who"]),
+    "by a function": lambda: people().split(0.5, seed=1, by=lambda each: each["x"] // 10),
+    "stratified": lambda: people().split([0.6, 0.2, 0.2], seed=1, stratify="ill"),
+    "stratified by text": lambda: people().split(0.123, seed=1, stratify="name"),
+    "shuffled before": lambda: numbers().shuffle(50).split(0.5),
+    "mapped at random before": lambda: numbers().map(lambda x, rng: x, rng=1).split(0.5),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_each_element_is_in_one_part_in_every_pass(how):
+    parts = HOW[how]()
+    first = [ids(part) for part in parts]
+    together = sorted(chain(*first))
+    assert all(first)
+    assert len(set(together)) == len(together) == {"of unknown number": 133, "of a generator": 50}.get(how, NUMBER)
+    # Parts are read again, alone, in any order, however blocks are cut, and in threads.
+    assert [ids(part) for part in parts[::-1]] == first[::-1]
+    with dask.config.set({"daskdist.split-bytes": 24, "daskdist.window-bytes": 200}), using(Threads):
+        assert [ids(part) for part in parts] == first
+
+
+@pytest.mark.parametrize("how", [name for name in HOW if "before" not in name])
+def test_parts_are_the_same_in_every_program_and_keep_their_order(how):
+    first = [ids(part) for part in HOW[how]()]
+    assert [ids(part) for part in HOW[how]()] == first
+    assert [sorted(part) for part in first] == first
+
+
+@pytest.mark.parametrize("fractions", [0.8, [0.7, 0.2, 0.1], [1 / 3, 1 / 3, 1 / 3], 0.015])
+def test_sizes_are_exact_where_the_number_is_known(fractions):
+    parts = numbers().split(fractions)
+    shares = [fractions, 1 - fractions] if isinstance(fractions, float) else fractions
+    assert [abs(len(part) - NUMBER * share) < 1 for part, share in zip(parts, shares, strict=True)] == [True] * len(
+        parts
+    )
+    assert [len(part) for part in parts] == [len(ids(part)) for part in parts]
+    assert sum(map(len, parts)) == NUMBER
+
+
+def test_nothing_is_read_for_it(parquet_files):
+    from daskdist.testing import never_run
+
+    with never_run():
+        train, valid = read_parquet(parquet_files([30, 10], row_group=5), "id").split(0.75)
+        assert (len(train), len(valid)) == (30, 10)
+        some().split(0.5)
+        people().kfold(3, by="who")
+
+
+def test_maps_before_and_after_do_not_change_parts():
+    plain = ids(numbers().split(0.5)[1])
+    assert ids(numbers().map(lambda x: x + 1).split(0.5)[1].map(lambda x: x - 1)) == plain
+    assert ids(numbers().batch(7).unbatch().split(0.5)[1]) != []
+    assert ids(numbers().prefetch(2).split(0.5)[1]) == plain
+    # A split into more parts, and one of another seed, is another.
+    assert ids(numbers().split(0.5, seed=1)[1]) != plain
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_part_is_a_random_one(seed):
+    part = ids(numbers(10_000).split(0.5, seed=seed)[0])
+    unknown = ids(numbers(10_000).filter(lambda x: x >= 0).split(0.5, seed=seed)[0])
+    for found in (part, unknown):
+        # Standard deviations: of the number in the first half, of the sum, of neighbours that are both there.
+        assert abs(np.sum(np.array(found) < 5_000) - 2_500) < 5 * 50
+        assert abs(np.mean(found) - 5_000) < 5 * 41
+        assert abs(len(set(found) & {each + 1 for each in found}) - 2_500) < 5 * 50
+    assert abs(len(unknown) - 5_000) < 5 * 50
+
+
+@pytest.mark.parametrize("by", ["who", "name"])
+def test_groups_stay_together(by):
+    parts = [
+        {each[by].item() if by == "who" else str(each[by]) for each in part} for part in people().split(0.5, by=by)
+    ]
+    assert not parts[0] & parts[1]
+
+
+def test_a_key_is_the_same_whatever_elements_it_is_in():
+    # In a block or one by one, beside others, and in another dtype.
+    plain = ids(numbers().split(0.5, by=lambda x: x // 3)[0])
+    assert ids(numbers().map(lambda x: x.astype("int32")).split(0.5, by=lambda x: x // 3)[0]) == plain
+    uneven = numbers().map(lambda x: {"x": x, "list": np.zeros(int(x) % 3), "key": x // 3})
+    assert ids(uneven.split(0.5, by="key")[0]) == plain
+    named = people().map(lambda each: {**each, "list": np.zeros(int(each["x"]) % 3)})
+    assert ids(named.split(0.5, by="name")[0]) == ids(people().split(0.5, by="name")[0])
+    zeros = Dataset.from_tensor_slices(np.array([0.0, -0.0] * 50 + [np.nan, -np.nan] * 50))
+    for part in zeros.split(0.5, by=lambda x: x):
+        assert len(list(part)) in (0, 100, 200)
+
+
+def test_stratified_parts_have_each_label_in_proportion():
+    train, valid = people().split(0.8, stratify="ill")
+    assert Counter(bool(each["ill"]) for each in valid) == {True: 8, False: 32}
+    assert Counter(bool(each["ill"]) for each in train) == {True: 32, False: 128}
+
+
+@given(
+    st.lists(st.floats(0.05, 1), min_size=2, max_size=4),
+    st.lists(st.integers(0, 3), min_size=1, max_size=300),
+    st.integers(0, 5),
+)
+@settings(max_examples=40, deadline=None)
+def test_each_turn_of_a_label_has_the_share_of_each_part(weights, labels, seed):
+    shares = tuple(weight / sum(weights) for weight in weights)
+    split = SplitByLabel(None, shares, (0,), seed, None)
+    hashes = np.array(labels, np.uint64)
+    places = np.array([labels[:k].count(label) for k, label in enumerate(labels)])
+    parts = parts_in_turns(split, hashes, places)
+    for label in set(labels):
+        mine = parts[hashes == label]
+        whole = len(mine) // split.turn * split.turn
+        counts = np.bincount(mine[:whole], minlength=len(shares))
+        assert np.abs(counts - whole * np.array(shares)).max(initial=0) <= 1
+    # The same one by one.
+    alone = [int(parts_in_turns(split, hashes[k : k + 1], places[k : k + 1])[0]) for k in range(len(labels))]
+    assert alone == parts.tolist()
+
+
+def test_folds():
+    folds = numbers(11).kfold(3, seed=1)
+    valid = [ids(part) for _, part in folds]
+    assert sorted(map(len, valid)) == [3, 4, 4]
+    assert sorted(chain(*valid)) == list(range(11))
+    for (train, _), part in zip(folds, valid, strict=True):
+        assert ids(train) == [each for each in range(11) if each not in part]
+        assert len(train) == 11 - len(part)
+    by_group = [{int(each["who"]) for each in part} for _, part in people().kfold(4, by="who")]
+    assert not any(one & other for k, one in enumerate(by_group) for other in by_group[:k])
+    ill = [sum(bool(each["ill"]) for each in part) for _, part in people().kfold(4, stratify="ill")]
+    assert ill == [10, 10, 10, 10]
+
+
+def test_batches_are_split_as_elements():
+    batches = [batch.tolist() for part in numbers(10).batch(3).split(0.5) for batch in part]
+    assert sorted(batches) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+
+
+def test_what_comes_after_a_split_differs_from_pass_to_pass():
+    train = numbers().split(0.5)[0].shuffle(100, seed=1)
+    first, second = ids(train), ids(train)
+    assert first != second
+    assert sorted(first) == sorted(second)
+    assert len(ids(train.repeat(2))) == 2 * len(first)
+
+
+def test_it_is_said_that_a_shuffle_before_has_one_order(caplog):
+    with caplog.at_level(logging.WARNING, logger="daskdist"):
+        numbers().shuffle(5, reshuffle_each_iteration=False).split(0.5)
+        people().shuffle(5).split(0.5, by="who")
+        assert not caplog.records
+        numbers().shuffle(5).split(0.5)
+    assert "split: shuffle before it does the same in every iteration" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: numbers().split(1.0), ["fractions", "between 0 and 1"]),
+        (lambda: numbers().split([0.5, 0.4]), ["sum to 1"]),
+        (lambda: numbers().split([1.5, -0.5]), ["between 0 and 1"]),
+        (lambda: numbers().split([1]), ["fractions"]),
+        (lambda: numbers().split("half"), ["fractions"]),
+        (lambda: numbers().split(0.5, seed=1.5), ["seed"]),
+        (lambda: numbers().split(0.5, by="a", stratify="b"), ["by", "stratify"]),
+        (lambda: numbers().split(0.5, by=1.5), ["by is 1.5"]),
+        (lambda: numbers().split(0.5, stratify=[]), ["stratify is []"]),
+        (lambda: numbers().repeat(2).split(0.5), ["repeated", "repeat the parts"]),
+        (lambda: Dataset.counter().split(0.5), ["endless"]),
+        (lambda: numbers(3).split(0.9), ["3 elements", "too few"]),
+        (lambda: numbers(3).kfold(4), ["kfold", "3 elements"]),
+        (lambda: numbers().kfold(1), ["num_folds is 1"]),
+    ],
+)
+def test_what_cannot_be_split(build, says):
+    with pytest.raises(errors.ArgumentError) as caught:
+        build()
+    for phrase in says:
+        assert phrase in str(caught.value)
+
+
+def test_keys_that_are_none():
+    rows = Dataset.from_tensor_slices({"a": np.zeros((6, 2))})
+    for part in (rows.split(0.5, by="a")[0], rows.split(0.5, stratify="a")[0]):
+        with pytest.raises(errors.UserFunctionError, match="is an array; a key is a number or text"):
+            list(part)
+    with pytest.raises(errors.ArgumentError, match="no column 'b'; there are 'a'"):
+        list(rows.split(0.5, by="b")[0])
+    with pytest.raises(errors.ArgumentError, match="no column 'b'; elements are lone"):
+        list(numbers().split(0.5, by="b")[0])
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("policy", "how"), [("auto", "row"), ("off", "row"), ("auto", "by"), ("data", "stratify")])
+def test_parts_are_the_same_on_workers(client, parquet_files, policy, how):
+    files = parquet_files([30, 10, 25, 5, 20], row_group=5)
+    arguments = {} if how == "row" else {how: lambda each: each["id"] // 3 if how == "by" else each["id"] % 2}
+    parts = read_parquet(files).split([0.5, 0.3, 0.2], seed=2, **arguments)
+    options = Options(auto_shard_policy=policy)
+    with MultiWorkerMirroredStrategy(client) as strategy:
+        for part in parts:
+            dist = strategy.distribute_dataset(part["id"].batch(8).with_options(options))
+            found = [int(x) for step in dist for batch in strategy.local_results(step) for x in batch]
+            times = strategy.num_replicas_in_sync if policy == "off" else 1
+            assert Counter(found) == Counter({int(each["id"]): times for each in part})
