@@ -43,6 +43,7 @@ from daskdist.core.spec import (
 from daskdist.core.structure import Structure
 from daskdist.display import plan as display
 from daskdist.display.pages import dataset_page
+from daskdist.display.preview import Preview, show
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.caller import Caller, WritingStrategy
 from daskdist.execute.callers.choose import local_caller
@@ -50,7 +51,7 @@ from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array
 from daskdist.execute.callers.graph import FromGraph, Recorded, record, scheduler_of
 from daskdist.execute.messages.send_functions import check_recorded
 from daskdist.execute.resume.position import PipelineIdentity
-from daskdist.execute.stream.local_iterator import ElementIterator, Identity, iterate, rows_of
+from daskdist.execute.stream.local_iterator import ElementIterator, Identity, first_elements, iterate, rows_of
 from daskdist.execute.stream.side_outputs import PortionSize, run_to_end, side_outputs_of
 from daskdist.formats import WritableFormat
 from daskdist.formats.parquet import Parquet
@@ -2035,6 +2036,33 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     def __bool__(self) -> bool:
         return True
+
+    def show(self, n: int = 8) -> None:
+        """Show the first elements as a table: printed, or in a notebook with images as pictures.
+
+        Parameters
+        ----------
+        n
+            The number of elements.
+
+        Raises
+        ------
+        ArgumentError
+            ``n`` is no positive whole number.
+
+        Notes
+        -----
+        It computes them in this process, and counts as no pass: iterations have the orders that they would have had.
+
+        >>> Dataset.from_tensor_slices({"x": [[1, 2], [3, 4]], "label": ["cat", "dog"]}).show()
+          element  label  x
+                0  cat    [1 2]
+                1  dog    [3 4]
+        all 2 elements
+        """
+        whole_number("show", "n", n, at_least=1)
+        elements = first_elements(self._current_primitive(), n + 1)
+        show(Preview(elements[:n], is_all=len(elements) <= n))
 
     def explain(self, stage: str | None = None) -> str:
         """Describe what runs when this dataset is iterated, as text.

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from daskdist.display.pictures import Picture
+
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
@@ -28,12 +30,15 @@ class Box:
         Whether it is set as code.
     share
         Draws a bar of so many percent instead of the text.
+    pictures
+        Images to show above the text.
     """
 
     text: str = ""
     style: str = ""
     is_code: bool = False
     share: float | None = None
+    pictures: Sequence[Picture] = ()
 
 
 @dataclass(frozen=True)

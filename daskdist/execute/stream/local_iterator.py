@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -304,6 +305,15 @@ def _is_contiguous(lane: Lane, places: Any) -> bool:
 def iterate(caller: Caller, primitive: Primitive, iteration: int) -> ElementIterator:
     """Return an iterator over the elements of a pipeline in one iteration, which no operation counts as a pass."""
     return ElementIterator(caller, primitive, (iteration,))
+
+
+def first_elements(primitive: Primitive, number: int) -> list[Any]:
+    """Return the first elements of a pipeline, computed in this thread; no operation counts it as a pass."""
+    elements = iterate(Now(), primitive, 0)
+    try:
+        return list(itertools.islice(elements, number))
+    finally:
+        elements.close()
 
 
 def rows_of(primitive: Primitive, caller: Caller | None = None) -> Iterator[Rows]:
