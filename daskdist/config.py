@@ -40,7 +40,8 @@ DEFAULTS: Final[dict[str, Any]] = {
     "seed": None,
     # How many calls of `run` may be under way before a further one waits for the oldest.
     "max-steps-in-flight": 256,
-    # Bytes of large arguments that may wait to be sent to one worker before a further call waits.
+    # Bytes of large arguments that may wait to be sent to one worker before a further call waits. Results are not
+    # counted: those of `max-steps-in-flight` calls, and those that the program refers to, are in the workers' memory.
     "step-bytes": "256 MiB",
     # Whether steps and their results go by way of the scheduler, and not straight between the program and the workers:
     # true, false or "auto". The last is as the client's `direct_to_workers` says; if it says nothing, they do to each

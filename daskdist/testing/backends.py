@@ -164,6 +164,24 @@ class BackendLaws:
             (notes, *_) = program.results(program.run(_note, key, 1, 0.0))
             check(notes == [1], f"a function was called with what failed: {notes}")
 
+    def test_a_failure_that_nobody_can_look_at_is_raised_once(self) -> None:
+        for ask in ("raise_unseen", "finish"):
+            with _program(self) as program:
+
+                def drop_and_ask(program: _Program = program, ask: str = ask) -> Sequence[Handle]:
+                    # Over, and not looked at; nobody has its handles after that.
+                    program.backend.wait(list(program.run(_fail, "no such label")))
+                    getattr(program.backend, ask)()
+                    return ()
+
+                error = program.error_of(drop_and_ask)
+                check(type(error) is ValueError and "no such label" in str(error), f"{ask} raised {error!r}")
+                # It was raised.
+                getattr(program.backend, ask)()
+                program.error_of(lambda program=program: program.run(_fail, "no such label"))  # type: ignore[misc]
+                # It was looked at.
+                getattr(program.backend, ask)()
+
     # --- back-pressure ---
 
     def test_few_steps_are_under_way(self) -> None:
