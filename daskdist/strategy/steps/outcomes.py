@@ -107,28 +107,21 @@ def _not_pickled(value: Any, error: Exception) -> Failed:
     return Failed(Failure(cloudpickle.dumps([(text, None)])), None)
 
 
-class _Identity:
-    # Makes a structure a key by itself: those of dicts in different orders are equal.
-    __slots__ = ("structure",)
-
-    def __init__(self, structure: Any) -> None:
-        self.structure = structure
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Identity and self.structure is other.structure
-
-    def __hash__(self) -> int:
-        return id(self.structure)
+# By the address of a structure and which of its leaves are None: those of dicts in different orders are equal.
+_structures: Final[dict[tuple[int, tuple[bool, ...]], tuple[Any, bytes]]] = {}
+_MOST_STRUCTURES: Final = 1024
 
 
 def pickled_structure(treespec: Any, are_none: tuple[bool, ...] = ()) -> bytes:
     """Return a structure, and which of its leaves are None, as they travel: pickled once, which takes long."""
-    return _pickled_once(_Identity(treespec), are_none)
-
-
-@lru_cache(maxsize=1024)
-def _pickled_once(treespec: _Identity, are_none: tuple[bool, ...]) -> bytes:
-    return cloudpickle.dumps((treespec.structure, are_none))  # type: ignore[no-any-return]
+    known = _structures.get((id(treespec), are_none))
+    if known is None:
+        if len(_structures) >= _MOST_STRUCTURES:
+            _structures.clear()
+        # The structure is kept, so that nothing else comes to be at its address.
+        known = treespec, cloudpickle.dumps((treespec, are_none))
+        _structures[id(treespec), are_none] = known
+    return known[1]
 
 
 @lru_cache(maxsize=1024)
