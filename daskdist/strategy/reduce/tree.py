@@ -47,6 +47,8 @@ _NUMBERS: Final = "biufc"
 _ORDERED: Final = "biufcmM"
 # What a function is given as it is, where an array of it would be something else.
 _COMBINED_AS_THEY_ARE: Final = (str, bytes, Ragged)
+# Arrays of at most so many bytes are combined in a fraction of a millisecond.
+_SMALL_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True)
@@ -399,6 +401,19 @@ _fold_of_name = functools.lru_cache(maxsize=64)(Fold)
 class Prepared:
     """A function that is the same object for all steps, so that a worker is sent it once."""
 
+    def __call__(self, results: Sequence[Any]) -> Any:
+        """Return what it makes of results."""
+        raise NotImplementedError
+
+    @property
+    def is_same_everywhere(self) -> bool:
+        """Return whether all workers compute the same result, to the last bit."""
+        return False
+
+    def is_quick(self, results: Sequence[Any]) -> bool:
+        """Return whether calling it with results is a matter of microseconds and runs no code of the user."""
+        return False
+
 
 @dataclass(frozen=True, eq=False)
 class FoldChunks(Prepared):
@@ -418,6 +433,18 @@ class FoldChunks(Prepared):
     def __call__(self, results: Sequence[Any]) -> Any:
         return self.fold.chunks(results, [(number, self.pick) for number in range(len(results))], None)
 
+    @property
+    def is_same_everywhere(self) -> bool:
+        """Return whether the result is that of a named reduction: values of several workers combine on their hosts."""
+        return isinstance(self.fold.op, ReduceOp) and self.fold.is_final
+
+    def is_quick(self, results: Sequence[Any]) -> bool:
+        """Return whether all values are small and of NumPy."""
+        leaf = self.pick.leaf
+        return isinstance(self.fold.op, ReduceOp) and all(
+            type(each) is FlatResult and leaf < len(each.leaves) and _is_small(each.leaves[leaf]) for each in results
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class FoldPartials(Prepared):
@@ -433,6 +460,23 @@ class FoldPartials(Prepared):
 
     def __call__(self, results: Sequence[Any]) -> Any:
         return self.fold.partials(results)
+
+    @property
+    def is_same_everywhere(self) -> bool:
+        """Return whether the result is that of a named reduction: values of several workers combine on their hosts."""
+        return isinstance(self.fold.op, ReduceOp) and self.fold.is_final
+
+    def is_quick(self, results: Sequence[Any]) -> bool:
+        """Return whether all partial results are small and of NumPy."""
+        return isinstance(self.fold.op, ReduceOp) and all(_is_small(each) for each in results)
+
+
+def _is_small(value: Any) -> bool:
+    if type(value) is np.ndarray:
+        return value.nbytes <= _SMALL_BYTES and not value.dtype.hasobject
+    if type(value) in (tuple, list):
+        return all(map(_is_small, value))
+    return type(value) in _HERE or isinstance(value, np.dtype)
 
 
 _fold_chunks = functools.lru_cache(maxsize=256)(FoldChunks)

@@ -22,13 +22,22 @@ class Record:
         For each of its results the address of the worker that makes it.
     needs
         What has to stay until the call is over: its arguments.
+    name
+        Its name.
+    is_step
+        Whether it is a call of `run`.
+    kind
+        The same for calls that do the same with other values, whose results any worker could compute; None for others.
     """
 
     __slots__ = (
         "again",
         "holders",
         "is_dropped",
+        "is_replicated",
+        "is_shared",
         "is_step",
+        "kind",
         "name",
         "needs",
         "num_left",
@@ -38,12 +47,26 @@ class Record:
         "workers",
     )
 
-    def __init__(self, number: int, workers: Sequence[str], needs: Any, name: str, *, is_step: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        workers: Sequence[str],
+        needs: Any,
+        name: str,
+        *,
+        is_step: bool,
+        kind: Any = None,
+    ) -> None:
         self.number = number
         self.workers = workers
         self.needs = needs
         self.name = name
         self.is_step = is_step
+        self.kind = kind
+        # Whether all results are the same, each worker having computed its own.
+        self.is_replicated = kind is not None and len(workers) > 1
+        # Whether a worker other than the first needed a result that is the same for all.
+        self.is_shared = False
         # For each result the number of its structure and what came of it; None until the call is over.
         self.outcomes: list[tuple[Any, Any] | None] = [None] * len(workers)
         self.num_left = len(workers)

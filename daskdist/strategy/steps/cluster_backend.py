@@ -34,6 +34,7 @@ from daskdist.strategy.steps.program_end import ClusterUse, end_unused
 from daskdist.strategy.steps.remote.on_scheduler import note_in_use
 from daskdist.strategy.steps.remote.replica_call import LOOP, CrossReplica
 from daskdist.strategy.steps.remote.worker_streams import install, result_in_memory
+from daskdist.strategy.steps.replicated_kinds import reachable
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
@@ -174,17 +175,23 @@ class ClusterBackend:
         handles = list(map(self._own, handles))
         if worker is None or not streams.is_open(worker):
             worker = self._worker_of(handles)
-        prepared = self._prepared_object(function) if not args and isinstance(function, Prepared) else None
-        pickled = None if prepared is not None else _pickled((function, args), lambda: f"{name}: a value")
+        prepared = pickled = kind = None
+        if not args and isinstance(function, Prepared):
+            prepared = self._prepared_object(function)
+            kind = function if function.is_same_everywhere else None
+        else:
+            pickled = _pickled((function, args), lambda: f"{name}: a value")
+        workers = self._workers_of(kind, worker, handles)
         with streams.lock:
             streams.check_open((worker,))
             streams.check_there(handles)
             try:
-                call = streams.new_call((worker,), handles, name, is_step=False)
-                streams.send_objects(worker, prepared, *handles)
-                reference = ("p", pickled) if prepared is None else streams.reference(worker, prepared)
-                references = [streams.reference(worker, each) for each in handles]
-                streams.append(worker, "call", call.record.number, reference, references, to_send(), name)
+                call = streams.new_call(workers, handles, name, kind=kind)
+                for place, worker in enumerate(workers):
+                    streams.send_objects(worker, prepared, *handles)
+                    reference = ("p", pickled) if prepared is None else streams.reference(worker, prepared)
+                    what = reference, [streams.reference(worker, each) for each in handles], to_send(), name
+                    streams.append(worker, "call", call.record.number, place, len(workers) > 1, *what)
                 if handles and all(isinstance(each, Future) for each in handles):
                     # Dask computes what was lost again.
                     call.record.again = partial(self.call, function, handles, *args, name=name)
@@ -194,6 +201,14 @@ class ClusterBackend:
                 raise
         self._sent(is_step=False)
         return Result(call, 0)
+
+    def _workers_of(self, kind: Any, worker: str, handles: Sequence[Handle]) -> tuple[str, ...]:
+        # Those that make a call: one, or all where each has a part of what it needs.
+        workers = tuple({worker: None} | dict.fromkeys([each.worker for each in handles if type(each) is Result]))
+        num_workers = len(self.live_workers.present)
+        if self.streams.replicated.has(kind, num_workers) and len(workers) == num_workers:
+            return workers if all(map(self.streams.is_open, workers)) else (worker,)
+        return (worker,)
 
     def _prepared_object(self, function: Any) -> SentObject:
         found = self._prepared.get(function)
@@ -209,7 +224,7 @@ class ClusterBackend:
         streams = handle.call.streams()
         if streams is None:
             raise ClusterError("a value is of a strategy that nobody has any more, and is gone with it")
-        return SentObject(cloudpickle.dumps(streams.bring(handle)), self.streams.dropped_objects)
+        return SentObject(cloudpickle.dumps(streams.values([handle])[0]), self.streams.dropped_objects)
 
     def _own_column(self, column: Any) -> Any:
         if type(column) is Call and column.streams is self.streams.identity:
@@ -268,13 +283,7 @@ class ClusterBackend:
         while again := self._to_call_again(handles, outcomes):
             handles = [again[index]() if index in again else each for index, each in enumerate(handles)]
             outcomes = self._outcomes(handles, "a result was looked at")
-        held = {index: each for index, each in enumerate(handles) if type(outcomes[index][1]) is Held}
-        if held:
-            fetched = self.streams.fetch(list(held.values()))
-            for index, payload in zip(held, fetched, strict=True):
-                outcomes[index] = outcomes[index][0], payload
-        self.streams.raise_first([payload for _, payload in outcomes if type(payload) is Failed])
-        return [received(structure, payload) for structure, payload in outcomes]
+        return self.streams.values(handles)
 
     def _to_call_again(self, handles: Sequence[Handle], outcomes: Sequence[Any]) -> dict[int, Callable[[], Result]]:
         # Calls on data alone whose worker is lost; while there are others.
@@ -340,8 +349,9 @@ class ClusterBackend:
         return [outcome for each in own if (outcome := each.call.record.outcomes[each.place]) is not None]
 
     def _as_result(self, handle: Handle) -> Result:
-        is_own = type(handle) is Result and handle.call.streams is self.streams.identity
-        return handle if is_own else self.call(_whole, [handle], name="look")
+        if type(handle) is Result and handle.call.streams is self.streams.identity:
+            return reachable(handle, self.streams.is_open)
+        return self.call(_whole, [handle], name="look")
 
     def _note_wait(self, handles: Sequence[Result], reason: str) -> None:
         self._num_unsent = 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 import cloudpickle
@@ -18,6 +19,8 @@ from daskdist.strategy.values.extract import FlatResult
 
 # Results of at most so many bytes come to the program along with the news that their call is over.
 SMALL_BYTES: Final = 2**16
+# The same for results that a later call was waiting for: the program has gone on, and looks at numbers if at all.
+SMALL_AWAITED_BYTES: Final = 2**10
 # Values that nobody can change, and that pickle as they are.
 _PLAIN: Final = frozenset({int, float, bool, complex, type(None), np.float32, np.float64, np.int32, np.int64, np.bool_})
 
@@ -130,15 +133,15 @@ def loaded_structure(pickled: bytes) -> Any:
     return cloudpickle.loads(pickled)
 
 
-def travelling(outcome: Any, *, is_whole: bool = False) -> tuple[bytes | None, Any]:
+def travelling(outcome: Any, most_bytes: float = SMALL_BYTES) -> tuple[bytes | None, Any]:
     """Return an outcome as it travels.
 
     Parameters
     ----------
     outcome
         A `FlatResult`, another value or a `Failed`.
-    is_whole
-        Whether large values travel too.
+    most_bytes
+        The size of the largest value that travels; for a larger one there is `Held`.
 
     Returns
     -------
@@ -148,7 +151,7 @@ def travelling(outcome: Any, *, is_whole: bool = False) -> tuple[bytes | None, A
     """
     if type(outcome) is Failed:
         return None, outcome
-    send = packed_value if is_whole else _small
+    send = packed_value if most_bytes == math.inf else partial(_small, most_bytes)
     if type(outcome) is not FlatResult:
         return None, send(outcome)
     leaves: Sequence[Any] = outcome.leaves
@@ -160,13 +163,13 @@ def travelling(outcome: Any, *, is_whole: bool = False) -> tuple[bytes | None, A
     return structure, tuple(leaves) if _PLAIN.issuperset(map(type, leaves)) else send(leaves)
 
 
-def _small(value: Any) -> Any:
+def _small(most_bytes: float, value: Any) -> Any:
     try:
         num_bytes = size_of(value)
     except Exception:
         # An object of the user's own that cannot tell.
         return Held(0)
-    if num_bytes > SMALL_BYTES:
+    if num_bytes > most_bytes:
         return Held(num_bytes)
     packed = packed_value(value)
     if type(packed) is Packed:

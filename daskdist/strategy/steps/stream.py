@@ -14,7 +14,7 @@ from distributed.comm import Comm, connect
 
 from daskdist.config import setting
 from daskdist.errors import ArgumentError
-from daskdist.execute.messages.outbox import Outbox, unpack_messages
+from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed
 from daskdist.strategy.group import ReplicaGroup
 
 OPERATION = "daskdist_steps"
@@ -38,6 +38,8 @@ class StepStream:
         Called in the event loop when the connection breaks, with the reason.
     is_relayed
         Whether the connection is to the scheduler.
+    is_framed
+        Whether batches are written straight to the stream of the comm.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class StepStream:
         broken: Callable[[StepStream, str], None],
         *,
         is_relayed: bool,
+        is_framed: bool,
     ) -> None:
         self.address = address
         self.is_relayed = is_relayed
-        self.outbox = Outbox(comm)
+        self.outbox = Outbox(comm, is_framed=is_framed)
+        self._reader = BatchReader(comm, is_framed=is_framed)
         self._comm = comm
         self._receive = receive
         self._broken = broken
@@ -82,13 +86,14 @@ class StepStream:
         """Connect to a worker, and have it know the replicas."""
         comm, is_relayed = await connect_to_worker(address, client)
         try:
-            await comm.write({"op": OPERATION, "reply": False, "group": pickle.dumps(group)})
+            opening = {"group": pickle.dumps(group), "is_framed": not is_relayed and can_be_framed(comm)}
+            await comm.write({"op": OPERATION, "reply": False, **opening})
             # From then on it takes results of other workers.
-            await comm.read()
+            is_framed: bool = await comm.read()
         except BaseException:
             comm.abort()
             raise
-        return cls(address, comm, receive, broken, is_relayed=is_relayed)
+        return cls(address, comm, receive, broken, is_relayed=is_relayed, is_framed=is_framed)
 
     def append(self, *message: Any, num_bytes: int = 0) -> None:
         """Add a message, and the size of what is large in it; it is sent after the next kick of the outbox."""
@@ -104,6 +109,7 @@ class StepStream:
             self._why = f"{type(error).__name__}: {error}"
         finally:
             self.is_open = False
+            self.outbox.close()
             for task in (writer, reader):
                 task.cancel()
             self._comm.abort()
@@ -111,7 +117,7 @@ class StepStream:
 
     async def _read(self) -> None:
         while True:
-            messages = unpack_messages(await self._comm.read())
+            messages = await self._reader.read()
             self.heard_at = time.monotonic()
             self._receive(self, messages)
 

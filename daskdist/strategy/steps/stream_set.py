@@ -28,6 +28,7 @@ from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Record, Result, futures_in
 from daskdist.strategy.steps.outcomes import Failed, Held, received
 from daskdist.strategy.steps.remote.replica_call import LOOP
+from daskdist.strategy.steps.replicated_kinds import ReplicatedKinds
 from daskdist.strategy.steps.sent_objects import SentObject
 from daskdist.strategy.steps.stream import StepStream, close_all
 from daskdist.strategy.steps.unseen_failures import UnseenFailures
@@ -73,6 +74,7 @@ class StreamSet:
         self._fetched: dict[int, Any] = {}
         self._requests: set[int] = set()
         self._failures = UnseenFailures()
+        self.replicated = ReplicatedKinds()
         self._changed = threading.Condition()
         self._num_waiting = 0
         self._is_kicked = False
@@ -159,9 +161,11 @@ class StreamSet:
 
     # --- what is sent ---
 
-    def new_call(self, workers: Sequence[str], needs: Any, name: str, *, is_step: bool) -> Call:
-        """Return the handle of a call that is going to be sent."""
-        record = Record(next(self._numbers), workers, needs, name, is_step=is_step)
+    def new_call(
+        self, workers: Sequence[str], needs: Any, name: str, *, is_step: bool = False, kind: Any = None
+    ) -> Call:
+        """Return the handle of a call that is going to be sent; see `Record`."""
+        record = Record(next(self._numbers), workers, needs, name, is_step=is_step, kind=kind)
         self._under_way[record.number] = record
         if is_step:
             self.num_steps += 1
@@ -189,6 +193,10 @@ class StreamSet:
             return "k", handle.key
         call, place = handle.call, handle.place
         record = call.record
+        if address != record.workers[place]:
+            self.replicated.note_shared(record)
+        if record.is_replicated and address in record.workers:
+            place = record.workers.index(address)
         origin = record.workers[place]
         if origin == address:
             return "r", record.number, place, None
@@ -275,6 +283,9 @@ class StreamSet:
                 stream.outbox.kick()
 
     def _send_drops(self) -> None:
+        if self._is_closed:
+            # A call on a worker may still wait for what is dropped, and ends with the stream.
+            return
         if not self._dropped and not self.dropped_objects and not self.dropped_variables:
             return
         with self.lock:
@@ -283,6 +294,7 @@ class StreamSet:
                 record = self._dropped.popleft()
                 record.is_dropped = True
                 self._failures.drop(record)
+                self.replicated.note_dropped(record)
                 for address in record.holders:
                     numbers.setdefault(address, []).append(record.number)
             objects = [self.dropped_objects.popleft() for _ in range(len(self.dropped_objects))]
@@ -482,8 +494,10 @@ class StreamSet:
         """Send what waits, and wait until all calls are over, or for so many seconds."""
         self.wait(lambda: not self._under_way, math.inf if within_s is None else within_s)
 
-    def fetch(self, results: Sequence[Result]) -> list[Any]:
-        """Return results that stayed on their workers, as they travel."""
+    def _fetch(self, results: Sequence[Result]) -> list[Any]:
+        # Results that stayed on their workers, as they travel.
+        if not results:
+            return []
         self.check_open(())
         requests: dict[tuple[int, int], tuple[int, StepStream, Result]] = {}
         with self.lock:
@@ -510,33 +524,28 @@ class StreamSet:
                 raise self._lost_with(requests[key][2])
         return [found[each.call.record.number, each.place] for each in results]
 
-    def bring(self, result: Result) -> Any:
-        """Return a result, waited for and brought here; raise what its call raised."""
-        self.wait(lambda: result.is_over)
-        structure, payload = result.call.record.outcomes[result.place] or (None, None)
-        if type(payload) is Held:
-            (payload,) = self.fetch([result])
-        if type(payload) is Failed:
-            self.raise_failed(payload)
-        return received(structure, payload)
+    def values(self, results: Sequence[Result]) -> list[Any]:
+        """Return results, waited for and brought here; raise what the call of the first that failed raised."""
+        self.wait(lambda: all(each.is_over for each in results))
+        outcomes = [each.call.record.outcomes[each.place] or (None, None) for each in results]
+        held = [index for index, (_, payload) in enumerate(outcomes) if type(payload) is Held]
+        for index, payload in zip(held, self._fetch([results[each] for each in held]), strict=True):
+            outcomes[index] = outcomes[index][0], payload
+        self.raise_first([payload for _, payload in outcomes if type(payload) is Failed])
+        return [received(structure, payload) for structure, payload in outcomes]
 
     def _lost_with(self, result: Result) -> ClusterError:
         self.live_workers.in_doubt = True
         return ClusterError(f"lost {result.worker}, which has a result that was asked for; make it again")
-
-    def raise_failed(self, failed: Failed) -> None:
-        """Raise the error of a call, which is not raised a second time by itself."""
-        self._failures.mark_seen(failed)
-        # A lost worker may be what it comes of.
-        self.live_workers.in_doubt = True
-        raise failed.failure.error()
 
     def raise_first(self, failures: Sequence[Failed]) -> None:
         """Raise the first of the failures that were looked at together; none of them is raised by itself later."""
         for each in failures:
             self._failures.mark_seen(each)
         if failures:
-            self.raise_failed(failures[0])
+            # A lost worker may be what it comes of.
+            self.live_workers.in_doubt = True
+            raise failures[0].failure.error()
 
     def raise_unseen(self) -> None:
         """Raise the first failure that nobody can look at any more, if there is one."""

@@ -26,6 +26,11 @@ class Executor:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def has_more(self) -> bool:
+        """Return whether calls wait behind the one that is being made."""
+        return not self._queue.empty()
+
     def put(self, call: Callable[[], None]) -> None:
         """Make a call after those before it. It may not raise."""
         self._queue.put(call)

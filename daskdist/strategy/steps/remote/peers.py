@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import threading
 import uuid
 import weakref
 from collections import OrderedDict, deque
@@ -16,7 +16,7 @@ from distributed.comm import Comm, CommClosedError, connect
 from distributed.core import Status
 
 from daskdist.config import seconds
-from daskdist.execute.messages.outbox import pack_messages, unpack_messages
+from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed
 
 _OPERATION: Final = "daskdist_results"
 _ACKNOWLEDGED_WITHIN_S: Final = 0.05
@@ -32,24 +32,52 @@ class _Link:
 
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
-        # Each with a function that is told why it could not be sent.
-        self.kept: deque[tuple[Any, Callable[[str], None]]] = deque()
-        self.event = asyncio.Event()
-        # Messages that are acknowledged, and how many of those that are kept were written to the comm.
-        self.num_acknowledged = self._num_written = 0
+        # Numbered messages, each with a function that is told why it could not be sent.
+        self.kept: deque[tuple[int, Any, Callable[[str], None]]] = deque()
+        self.num_acknowledged = 0
+        self._num_messages = 0
+        self._outbox: Outbox | None = None
+        self._is_over = False
+        self._lock = threading.Lock()
 
-    async def write_all(self, comm: Comm) -> None:
+    def send(self, message: Any, failed: Callable[[str], None]) -> bool:
+        """Send a message by the connection there is, and keep it, in any thread; return False if the link is over."""
+        with self._lock:
+            if self._is_over:
+                return False
+            self._num_messages += 1
+            self.kept.append((self._num_messages, message, failed))
+            outbox = self._outbox
+            if outbox is not None:
+                outbox.append((self._num_messages, message))
+        if outbox is not None:
+            outbox.kick()
+        return True
+
+    def end_if_unused(self) -> bool:
+        """End the link unless messages are kept; return whether it is over."""
+        with self._lock:
+            self._is_over = not self.kept
+            return self._is_over
+
+    def end(self, why: str) -> None:
+        """End the link, and tell why messages could not be sent."""
+        with self._lock:
+            self._is_over = True
+        for _, _, failed in self.kept:
+            failed(why)
+
+    async def write_all(self, comm: Comm, *, is_framed: bool) -> None:
         """Send all messages that are kept, and those that come, for as long as the comm is open."""
-        self._num_written = 0
-        self.event.set()
-        while True:
-            await self.event.wait()
-            self.event.clear()
-            while self._num_written < len(self.kept):
-                batch = [message for message, _ in itertools.islice(self.kept, self._num_written, None)]
-                first = self.num_acknowledged + self._num_written + 1
-                self._num_written = len(self.kept)
-                await comm.write(pack_messages([first, *batch], comm))
+        outbox = Outbox(comm, is_framed=is_framed)
+        with self._lock:
+            for number, message, _ in self.kept:
+                outbox.append((number, message))
+            self._outbox = outbox
+        try:
+            await outbox.write_all()
+        finally:
+            self._outbox = None
 
     async def read_all(self, comm: Comm) -> None:
         """Drop the messages that are acknowledged, for as long as the comm is open."""
@@ -58,10 +86,9 @@ class _Link:
 
     def acknowledge(self, number: int) -> None:
         """Drop the messages up to a number: they came."""
-        while self.num_acknowledged < number:
+        while self.kept and self.kept[0][0] <= number:
             self.kept.popleft()
-            self.num_acknowledged += 1
-            self._num_written -= 1
+        self.num_acknowledged = max(self.num_acknowledged, number)
 
 
 class Peers:
@@ -82,6 +109,8 @@ class Peers:
     def __init__(self, worker: Worker, receive: Callable[[Any], None]) -> None:
         self._worker = weakref.proxy(worker)
         self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         self._links: dict[str, _Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         # By the name of a sender's link, the number of the last message that came.
@@ -89,15 +118,20 @@ class Peers:
         worker.handlers[_OPERATION] = self._serve
 
     def send(self, address: str, message: Any, failed: Callable[[str], None]) -> None:
-        """Send a message, in the event loop; ``failed`` is called with the reason where that cannot be done."""
+        """Send a message, in any thread; ``failed`` is called with the reason where that cannot be done."""
         link = self._links.get(address)
-        if link is None:
-            link = self._links[address] = _Link()
-            task = asyncio.ensure_future(self._send_all(address, link))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        link.kept.append((message, failed))
-        link.event.set()
+        if link is not None and link.send(message, failed):
+            return
+        if threading.get_ident() != self._loop_thread:
+            # The worker may be closing.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.send, address, message, failed)
+            return
+        link = self._links[address] = _Link()
+        link.send(message, failed)
+        task = asyncio.ensure_future(self._send_all(address, link))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _send_all(self, address: str, link: _Link) -> None:
         why, pause_s, clock = "it was closed", _FIRST_PAUSE_S, asyncio.get_running_loop().time
@@ -109,7 +143,7 @@ class Peers:
                     await self._send_by_one(address, link)
                 except CommClosedError as error:
                     why = f"{type(error).__name__}: {error}"
-                if not link.kept:
+                if link.end_if_unused():
                     break
                 if link.num_acknowledged > before:
                     pause_s, give_up_at = _FIRST_PAUSE_S, clock() + seconds("timeouts.step")
@@ -119,16 +153,18 @@ class Peers:
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
         finally:
-            del self._links[address]
-            for _, failed in link.kept:
-                failed(why)
+            if self._links.get(address) is link:
+                del self._links[address]
+            link.end(why)
 
     async def _send_by_one(self, address: str, link: _Link) -> None:
         comm, ends = await connect(address, **self._worker.connection_args), []
         try:
-            await comm.write({"op": _OPERATION, "reply": False, "link": link.name})
-            link.acknowledge(await comm.read())
-            ends = [asyncio.ensure_future(each) for each in (link.write_all(comm), link.read_all(comm))]
+            opening = {"link": link.name, "is_framed": can_be_framed(comm)}
+            await comm.write({"op": _OPERATION, "reply": False, **opening})
+            number, is_framed = await comm.read()
+            link.acknowledge(number)
+            ends = list(map(asyncio.ensure_future, (link.write_all(comm, is_framed=is_framed), link.read_all(comm))))
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             next(iter(done)).result()
         finally:
@@ -137,7 +173,8 @@ class Peers:
             comm.abort()
             await asyncio.gather(*ends, return_exceptions=True)
 
-    async def _serve(self, comm: Comm, link: str) -> Any:
+    async def _serve(self, comm: Comm, link: str, is_framed: bool) -> Any:
+        is_framed = is_framed and can_be_framed(comm)
         came = asyncio.Event()
         acknowledging = asyncio.ensure_future(self._acknowledge(comm, link, came))
         # What it raises, reading raises too.
@@ -145,10 +182,10 @@ class Peers:
         try:
             with contextlib.suppress(OSError):
                 # By connections before.
-                await comm.write(self._last.get(link, 0))
+                await comm.write((self._last.get(link, 0), is_framed))
+                reader = BatchReader(comm, is_framed=is_framed)
                 while True:
-                    first, *messages = unpack_messages(await comm.read())
-                    for number, message in enumerate(messages, first):
+                    for number, message in await reader.read():
                         # The connection before may still bring it, too.
                         if number > self._last.get(link, 0):
                             self._last[link] = number

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -21,11 +23,19 @@ from daskdist.config import sent
 from daskdist.core.block import Batches
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.execute.messages.failure import Failure
-from daskdist.execute.messages.outbox import Outbox, unpack_messages
+from daskdist.execute.messages.outbox import BatchReader, Outbox
 from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.steps.outcomes import Failed, loaded_structure, received, travelling
+from daskdist.strategy.reduce.tree import Prepared
+from daskdist.strategy.steps.outcomes import (
+    SMALL_AWAITED_BYTES,
+    SMALL_BYTES,
+    Failed,
+    loaded_structure,
+    received,
+    travelling,
+)
 from daskdist.strategy.steps.remote.cells import Cell
 from daskdist.strategy.steps.remote.data_keys import DataKeys
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
@@ -58,6 +68,11 @@ class _Object:
 
     def when_set(self, callback: Callable[[], None]) -> None:
         callback()
+
+    @property
+    def is_made(self) -> bool:
+        """Return whether `get` returns at once."""
+        return self._made is not None
 
     def get(self) -> Any:
         with self._lock:
@@ -123,6 +138,17 @@ class _Key:
         return value
 
 
+def _is_quick(inputs: Sequence[Any]) -> bool:
+    # True if the event loop can make a call with these inputs itself: a thread would first have to wake up.
+    function, *results = inputs
+    if type(function) is not _Object or not function.is_made or any(type(each) is not Cell for each in results):
+        return False
+    prepared, _ = function.get()
+    values = [each.get() for each in results]
+    is_failed = any(type(each) is Failed for each in values)
+    return is_failed or (isinstance(prepared, Prepared) and prepared.is_quick(values))
+
+
 class StepsOnWorker:
     """One strategy's steps on one worker, for as long as its stream is open.
 
@@ -137,6 +163,8 @@ class StepsOnWorker:
         The replicas of the strategy.
     comm
         The stream.
+    is_framed
+        Whether batches are written straight to the stream of the comm.
     peers, keys
         What brings results of other workers, and data.
     cross_replica
@@ -148,6 +176,7 @@ class StepsOnWorker:
         mailbox: Mailbox,
         group: ReplicaGroup,
         comm: Comm,
+        is_framed: bool,
         peers: Peers,
         keys: DataKeys,
         cross_replica: CrossReplica,
@@ -161,10 +190,14 @@ class StepsOnWorker:
         self._cross_replica = cross_replica
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._outbox = Outbox(comm)
-        self._is_kicked = self._is_kicked_later = False
+        self._outbox = Outbox(comm, is_framed=is_framed)
+        self._reader = BatchReader(comm, is_framed=is_framed)
+        self._is_kicked_later = False
+        # Functions that other threads want called in the event loop, which is woken once for several.
+        self._to_call: deque[Callable[[], Any]] = deque()
+        self._is_woken = False
         self._is_closed = False
-        # By the number of the call and the replica (0 for a call that is made once).
+        # By the number of the call, and the replica or the place among the workers that make the call.
         self._cells: dict[int, dict[int, Cell]] = {}
         self._objects: dict[int, _Object] = {}
         self._awaited: dict[Any, Cell] = {}
@@ -203,11 +236,12 @@ class StepsOnWorker:
         try:
             with contextlib.suppress(OSError):
                 while True:
-                    for kind, *rest in unpack_messages(await self._comm.read()):
+                    for kind, *rest in await self._reader.read():
                         self._num_received += 1
                         self._handlers[kind](*rest)
         finally:
             writer.cancel()
+            self._outbox.close()
             self._close()
 
     def _enter(self) -> None:
@@ -262,19 +296,29 @@ class StepsOnWorker:
                     f"run: a call for replica {replica}, of which there are fewer now; make it again"
                 )
                 cell.set(Failed(Failure.of(error), None))
-                self._tell_outcome(number, replica, cell.get(), is_urgent=True)
+                self._tell_outcome(number, replica, cell.get(), SMALL_BYTES, is_urgent=True)
                 continue
             slot, executor = self._slots[replica]
             inputs = [sent_function, *map(self._input, references)]
-            executor.put(partial(self._make_run, slot, number, cell, inputs, (structure, own), settings, name))
+            args = structure, own
+            executor.put(partial(self._make_run, slot, executor, number, cell, inputs, args, settings, name))
 
-    def _call(self, number: int, function: Any, references: Sequence[Any], settings: Any, name: str) -> None:
-        cell = self._new_cell(number, 0)
+    def _call(
+        self,
+        number: int,
+        place: int,
+        is_replicated: bool,
+        function: Any,
+        references: Sequence[Any],
+        settings: Any,
+        name: str,
+    ) -> None:
+        finish = partial(self._finish_call, number, place, self._new_cell(number, place), is_replicated)
         inputs = [self._input(each) for each in (function, *references)]
-        make = partial(self._make_call, number, cell, inputs, settings, name)
+        make = partial(self._make_call, number, finish, inputs, settings, name)
         missing = [each for each in inputs if not each.is_set]
         if not missing:
-            self._make_soon(make)
+            self._make_soon(make, inputs)
             return
         # Counting is atomic: just one of the callbacks sees the last, and just one makes the call.
         num_left = itertools.count(len(missing), -1)
@@ -286,18 +330,18 @@ class StepsOnWorker:
             if type(value) is Failed:
                 # Others may take long, or never come.
                 if not next(num_made):
-                    self._finish_call(number, cell, value)
+                    finish(value)
             elif is_last and not next(num_made):
-                self._make_soon(make)
+                self._make_soon(make, inputs)
 
         for each in missing:
             each.when_set(partial(one_is_there, each))
 
-    def _make_soon(self, make: Callable[[], None]) -> None:
-        if threading.get_ident() == self._loop_thread:
-            self._combiner.put(make)
-        else:
+    def _make_soon(self, make: Callable[[], None], inputs: Sequence[Any]) -> None:
+        if threading.get_ident() != self._loop_thread or _is_quick(inputs):
             run_ready(make)
+        else:
+            self._combiner.put(make)
 
     def _object(self, number: int, value: Any) -> None:
         self._objects[number] = _Object(value)
@@ -309,15 +353,15 @@ class StepsOnWorker:
     def _push_now(self, cell: Cell, number: int, replica: int, target: str, seq: int) -> None:
         if self._is_closed:
             return
-        message = (self._token, number, replica, seq, *travelling(cell.get(), is_whole=True))
+        message = (self._token, number, replica, seq, *travelling(cell.get(), math.inf))
 
         def failed(why: str) -> None:
             self._tell(("unsent", number, replica, target, why))
 
-        self._in_loop(partial(self._peers.send, target, message, failed))
+        self._peers.send(target, message, failed)
 
     def _fetch(self, request: int, number: int, replica: int) -> None:
-        _, payload = travelling(self._cells[number][replica].get(), is_whole=True)
+        _, payload = travelling(self._cells[number][replica].get(), math.inf)
         self._tell(("value", request, payload))
 
     def value(self, number: int, replica: int) -> Any:
@@ -451,6 +495,7 @@ class StepsOnWorker:
     def _make_run(
         self,
         slot: ReplicaSlot,
+        executor: Executor,
         number: int,
         cell: Cell,
         inputs: Sequence[Any],
@@ -477,10 +522,12 @@ class StepsOnWorker:
                 outcome = Failed(Failure.of(error), number)
             finally:
                 del self._running[call]
-        # What is reduced or sent on at once is looked at later, if at all.
-        is_urgent = not cell.is_awaited
+        is_awaited = cell.is_awaited
         cell.set(outcome)
-        self._tell_outcome(number, slot.number, outcome, is_urgent=is_urgent)
+        # What a later call was waiting for is looked at later, if at all; and a program that has gone on does not wait.
+        most_bytes = SMALL_AWAITED_BYTES if is_awaited else SMALL_BYTES
+        is_urgent = not is_awaited and not executor.has_more
+        self._tell_outcome(number, slot.number, outcome, most_bytes, is_urgent=is_urgent)
 
     @contextlib.contextmanager
     def _running_as(self, number: int, replica: int, name: str, settings: Any) -> Iterator[None]:
@@ -491,7 +538,9 @@ class StepsOnWorker:
         finally:
             del self._running[number, replica]
 
-    def _make_call(self, number: int, cell: Cell, inputs: Sequence[Any], settings: Any, name: str) -> None:
+    def _make_call(
+        self, number: int, finish: Callable[[Any], None], inputs: Sequence[Any], settings: Any, name: str
+    ) -> None:
         outcome: Any
         values = [each.get() for each in inputs]
         outcome = next((each for each in values if type(each) is Failed), None)
@@ -503,35 +552,45 @@ class StepsOnWorker:
                     outcome = function(values[1:], *args)
             except BaseException as error:
                 outcome = Failed(Failure.of(error), number)
-        self._finish_call(number, cell, outcome)
+        finish(outcome)
 
-    def _finish_call(self, number: int, cell: Cell, outcome: Any) -> None:
-        is_urgent = not cell.is_awaited
+    def _finish_call(self, number: int, place: int, cell: Cell, is_replicated: bool, outcome: Any) -> None:
+        is_awaited = cell.is_awaited
         cell.set(outcome)
-        self._tell_outcome(number, 0, outcome, is_urgent=is_urgent)
+        # Of results that are the same the first worker sends its own.
+        is_urgent = not place and not is_awaited and not any(each.has_more for each in self._executors)
+        most_bytes = SMALL_AWAITED_BYTES if is_replicated and (place or is_awaited) else SMALL_BYTES
+        self._tell_outcome(number, place, outcome, most_bytes, is_urgent=is_urgent)
 
-    def _tell_outcome(self, number: int, replica: int, outcome: Any, *, is_urgent: bool) -> None:
+    def _tell_outcome(self, number: int, replica: int, outcome: Any, most_bytes: int, *, is_urgent: bool) -> None:
         is_wanted = number in self._cells or type(outcome) is Failed
-        told = travelling(outcome) if is_wanted else (None, None)
+        told = travelling(outcome, most_bytes) if is_wanted else (None, None)
         self._tell(("done", number, replica, *told), is_urgent=is_urgent)
 
     def _tell(self, message: Any, *, is_urgent: bool = True) -> None:
         self._outbox.append(message)
-        if is_urgent and not self._is_kicked:
-            self._is_kicked = True
-            self._in_loop(self._kick)
+        if is_urgent:
+            self._outbox.kick()
         elif not is_urgent and not self._is_kicked_later:
             self._is_kicked_later = True
             self._in_loop(lambda: self._loop.call_later(_LATER_S, self._kick))
 
     def _kick(self) -> None:
-        self._is_kicked = self._is_kicked_later = False
+        self._is_kicked_later = False
         self._outbox.kick()
 
     def _in_loop(self, function: Callable[[], Any]) -> None:
         if threading.get_ident() == self._loop_thread:
             function()
             return
-        # The worker may be closing.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function)
+        self._to_call.append(function)
+        if not self._is_woken:
+            self._is_woken = True
+            # The worker may be closing.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._call_all)
+
+    def _call_all(self) -> None:
+        self._is_woken = False
+        while self._to_call:
+            self._to_call.popleft()()

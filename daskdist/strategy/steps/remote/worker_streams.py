@@ -14,6 +14,7 @@ from distributed.comm import Comm
 from distributed.core import Status
 
 from daskdist.config import seconds
+from daskdist.execute.messages.outbox import can_be_framed
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.remote.data_keys import data_keys_of
@@ -50,13 +51,14 @@ class StreamsOfWorker:
         worker.metrics["daskdist_replicas"] = self._num_replicas
         worker.metrics["daskdist_running"] = self._running
 
-    async def _serve(self, comm: Comm, group: bytes) -> Any:
+    async def _serve(self, comm: Comm, group: bytes, is_framed: bool) -> Any:
         known: ReplicaGroup = pickle.loads(group)
+        is_framed = is_framed and can_be_framed(comm)
         steps = self.by_token[known.token] = StepsOnWorker(
-            self._mailbox, known, comm, self._peers, self._keys, self._cross_replica
+            self._mailbox, known, comm, is_framed, self._peers, self._keys, self._cross_replica
         )
         try:
-            await comm.write({"op": "opened"})
+            await comm.write(is_framed)
             await steps.serve()
         finally:
             if self.by_token.get(known.token) is steps:

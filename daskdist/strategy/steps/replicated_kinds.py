@@ -1,0 +1,56 @@
+"""Kinds of calls whose results workers compute each for itself, since one of them would only send its own on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from daskdist.strategy.steps.calls import Record, Result
+from daskdist.strategy.steps.outcomes import Failed, Held
+
+# Workers that compute a result each for itself; more compute it once, and it is sent on.
+_MOST_WORKERS: Final = 8
+# The same for large results where there are more than two workers: each would be sent all parts of it.
+_MOST_LARGE_BYTES: Final = 2**20
+
+
+class ReplicatedKinds:
+    """Kinds of calls, such as one reduction of one value of a step, whose results go from one worker to others.
+
+    Such results are likely to be needed by others again, as the weights of a training are. Then each worker is sent
+    what the call needs, all at the same time, where the result could only be sent after that.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: set[Any] = set()
+        self._large: set[Any] = set()
+
+    def has(self, kind: Any, num_workers: int) -> bool:
+        """Return whether so many workers are to compute a result of a kind each for itself."""
+        return kind in self._kinds and num_workers <= _MOST_WORKERS
+
+    def note_shared(self, record: Record) -> None:
+        """Note that a worker other than the first needs a result."""
+        record.is_shared = True
+        if record.kind is not None and record.kind not in self._large:
+            self._kinds.add(record.kind)
+
+    def note_dropped(self, record: Record) -> None:
+        """Note that a result is dropped, and whether it was of use to more than one worker."""
+        if not record.is_replicated:
+            return
+        _, payload = record.outcomes[0] or (None, None)
+        if len(record.workers) > 2 and type(payload) is Held and payload.num_bytes > _MOST_LARGE_BYTES:
+            self._large.add(record.kind)
+        if not record.is_shared or record.kind in self._large:
+            self._kinds.discard(record.kind)
+
+
+def reachable(result: Result, is_open: Callable[[str], bool]) -> Result:
+    """Return a result, or the same one of another worker where its own worker is lost."""
+    record = result.call.record
+    _, payload = record.outcomes[result.place] or (None, None)
+    if record.is_replicated and type(payload) in (Failed, Held) and not is_open(result.worker):
+        place = next((place for place, worker in enumerate(record.workers) if is_open(worker)), result.place)
+        return Result(result.call, place)
+    return result

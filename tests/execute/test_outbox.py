@@ -1,0 +1,133 @@
+"""Messages that are sent together over a comm of Dask's, framed by us or by Dask."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed.comm import Comm, connect, listen
+
+from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed
+
+WITHIN_S = 30
+
+
+async def exchanged(protocol: str, exchange: Callable[[Comm, Comm], Awaitable[Any]]) -> Any:
+    """What an exchange between the two ends of a comm gives."""
+    other: asyncio.Future[Comm] = asyncio.get_running_loop().create_future()
+    closed = asyncio.Event()
+
+    async def hold(comm: Comm) -> None:
+        other.set_result(comm)
+        await closed.wait()
+
+    listener = await listen("tcp://127.0.0.1" if protocol == "tcp" else f"{protocol}://", hold)
+    comm = await connect(listener.contact_address)
+    there = await other
+    try:
+        return await asyncio.wait_for(exchange(comm, there), WITHIN_S)
+    finally:
+        comm.abort()
+        there.abort()
+        closed.set()
+        listener.stop()
+
+
+async def received(reader: BatchReader, num_messages: int) -> list[Any]:
+    found: list[Any] = []
+    while len(found) < num_messages:
+        found += await reader.read()
+    return found
+
+
+@pytest.mark.parametrize(("protocol", "is_framed"), [("tcp", True), ("tcp", False), ("inproc", False)])
+def test_messages_of_all_sizes_come_in_order(protocol, is_framed):
+    sizes = [0, 1, 2**13, 2**16, 3, 2**20, 2**22 + 1, 5, 2**15]
+    messages = [(number, np.arange(size, dtype=np.uint8), b"x" * size) for number, size in enumerate(sizes)]
+
+    async def exchange(comm, there):
+        assert can_be_framed(comm) == (protocol == "tcp")
+        outbox, reader = Outbox(comm, is_framed=is_framed), BatchReader(there, is_framed=is_framed)
+        writer = asyncio.ensure_future(outbox.write_all())
+        found = []
+        for message in messages:
+            outbox.append(message, message[1].nbytes)
+            outbox.kick()
+            if message[0] % 2:
+                found += await received(reader, message[0] + 1 - len(found))
+        found += await received(reader, len(messages) - len(found))
+        while outbox.num_bytes:
+            await asyncio.sleep(0.01)
+        writer.cancel()
+        return found
+
+    for (number, array, text), sent in zip(asyncio.run(exchanged(protocol, exchange)), messages, strict=True):
+        assert (number, text) == (sent[0], sent[2])
+        np.testing.assert_array_equal(array, sent[1])
+
+
+def test_several_threads_send_at_once_to_one_that_does_not_read_yet():
+    num_threads, num_messages = 4, 300
+
+    async def exchange(comm, there):
+        outbox, reader = Outbox(comm, is_framed=True), BatchReader(there, is_framed=True)
+        writer = asyncio.ensure_future(outbox.write_all())
+        await asyncio.sleep(0)
+
+        def send(thread):
+            for number in range(num_messages):
+                # More in all than sockets have room for.
+                outbox.append((thread, number, bytes(50_000)))
+                outbox.kick()
+
+        threads = [threading.Thread(target=send, args=(each,)) for each in range(num_threads)]
+        for each in threads:
+            each.start()
+        while any(each.is_alive() for each in threads):
+            await asyncio.sleep(0.01)
+        found = await received(reader, num_threads * num_messages)
+        writer.cancel()
+        return found
+
+    found = asyncio.run(exchanged("tcp", exchange))
+    for thread in range(num_threads):
+        assert [number for other, number, _ in found if other == thread] == list(range(num_messages))
+
+
+@pytest.mark.parametrize("is_this_end", [True, False])
+def test_a_closed_comm_raises_in_the_writer_or_the_reader(is_this_end):
+    async def exchange(comm, there):
+        outbox = Outbox(comm, is_framed=True)
+        ends = [
+            asyncio.ensure_future(outbox.write_all()),
+            asyncio.ensure_future(BatchReader(comm, is_framed=True).read()),
+        ]
+        await asyncio.sleep(0)
+        (comm if is_this_end else there).abort()
+        outbox.append("too late")
+        outbox.kick()
+        done, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for each in others:
+            each.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        raise next(iter(done)).exception()
+
+    with pytest.raises(OSError, match=r".*"):
+        asyncio.run(exchanged("tcp", exchange))
+
+
+def test_what_does_not_pickle_is_raised_by_the_writer():
+    async def exchange(comm, there):
+        outbox = Outbox(comm, is_framed=True)
+        writer = asyncio.ensure_future(outbox.write_all())
+        await asyncio.sleep(0)
+        outbox.append(threading.Lock())
+        outbox.kick()
+        await writer
+
+    with pytest.raises(TypeError, match="pickle"):
+        asyncio.run(exchanged("tcp", exchange))
