@@ -52,18 +52,21 @@ class Size:
         The elements of each pipeline.
     peer
         Those of the peer: of small rows it gives a thousand a second.
+    num_epochs
+        Epochs over which memory is watched.
     repeats
         How often each thing is timed.
     """
 
     pipelines: ServiceSize
     peer: ServiceSize
+    num_epochs: int = 200
     repeats: int = 3
 
 
 SIZES: Final = {
     "full": Size(ServiceSize(4_000, 400_000, 2_000), ServiceSize(2_000, 4_000, 2_000)),
-    "small": Size(ServiceSize(40, 20_000, 20), ServiceSize(40, 100, 20), 1),
+    "small": Size(ServiceSize(40, 20_000, 20), ServiceSize(40, 100, 20), 4, 1),
 }
 
 
@@ -309,6 +312,19 @@ def lost_and_doubled(numbers: Iterable[int], num_elements: int) -> tuple[int, in
     return num_elements - len(counts), sum(counts.values()) - len(counts)
 
 
+def epochs(size: Size) -> Iterator[Figure]:
+    """Growth of the memory of the workers, and of the scheduler with the consumer, over many epochs of a job."""
+    client = two_workers()
+    processes = [psutil.Process(), *map(psutil.Process, client.run(os.getpid).values())]
+    dataset = daskdist.Dataset.range(2_000).batch(20).serve(client, job_name=uuid.uuid4().hex)
+    used: list[int] = []
+    for _ in range(size.num_epochs):
+        read(dataset)
+        used.append(sum(process.memory_info().rss for process in processes))
+    growth = 100 * (used[-1] / used[len(used) // 2] - 1)
+    yield Figure(f"memory in the second half of {size.num_epochs} epochs: growth", growth, "%", target=5, bound="most")
+
+
 # --- against tf.data service ---
 
 
@@ -362,6 +378,7 @@ BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
     "batches": batches_of_256_kib,
     "rows": small_rows,
     "consumers": one_and_two_consumers,
+    "epochs": epochs,
     "killed": killed_worker,
 }
 

@@ -16,6 +16,7 @@ from distributed import Client, LocalCluster
 
 import daskdist
 from daskdist import Dataset, errors
+from daskdist.data import service
 from daskdist.data.service import CrossTrainerCache, ShardingPolicy, distribute
 from daskdist.service.consumer.pace import FEW
 from daskdist.testing import same_elements, same_multiset
@@ -306,14 +307,22 @@ def test_arguments_that_do_not_do(arguments, message):
 # --- losses ---
 
 
-@pytest.fixture
-def own_client():
-    """Return a client of two worker processes that may be killed."""
+@pytest.fixture(scope="module")
+def own_cluster():
+    """Return a cluster whose worker processes may be killed and retired."""
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         yield client
+
+
+@pytest.fixture
+def own_client(own_cluster):
+    """Return a client of two worker processes that may be killed and retired."""
+    own_cluster.cluster.scale(2)
+    own_cluster.wait_for_workers(2, timeout=60)
+    return own_cluster
 
 
 KILLED = """
@@ -360,6 +369,59 @@ def test_a_worker_is_killed(own_client, mode):
     else:
         assert set(counts) == set(range(3000))
         assert max(counts.values()) <= 3
+
+
+def kill_one_of(client, addresses):
+    """Kill the process of the first of some workers; its nanny starts another."""
+    (pid,) = client.run(os.getpid, workers=addresses[:1]).values()
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: addresses[0] not in client.scheduler_info(n_workers=-1)["workers"], 60)
+
+
+@pytest.mark.parametrize("mode", [ShardingPolicy.FILE, ShardingPolicy.DATA, ShardingPolicy.DYNAMIC])
+def test_a_worker_is_killed_another_comes_and_one_retires(own_client, parquet_files, mode):
+    client, name = own_client, job()
+
+    def workers():
+        return [each for job in service.status(client).jobs if job.name == name for each in job.workers]
+
+    # Slowly enough that the workers are not at the end before the last of them is lost.
+    dataset = daskdist.read_parquet(parquet_files(200, 8, row_group=20)).map(lambda row: row["id"]).batch(5)
+    consumers = [iter(dataset.serve(client, mode, name, max_outstanding_requests=4)) for _ in range(2)]
+    found = [next(each) for _ in range(10) for each in consumers]
+    kill_one_of(client, workers())
+    found += [next(each) for _ in range(10) for each in consumers]
+    client.wait_for_workers(2, timeout=60)
+    if mode is ShardingPolicy.DYNAMIC:
+        # A worker that comes is used at once.
+        found += [next(each) for _ in range(20) for each in consumers]
+        eventually(lambda: len(set(workers())) == 2)
+    before = set(client.scheduler_info(n_workers=-1)["workers"])
+    client.cluster.scale(1)
+    eventually(lambda: len(set(client.scheduler_info(n_workers=-1)["workers"]) & before) == 1)
+    for each in consumers:
+        found += list(each)
+    assert Counter(np.concatenate(found).tolist()) == Counter(range(1600))
+
+
+def test_epochs_leave_nothing(client):
+    def kept_by_worker(dask_worker):
+        plugin = dask_worker.plugins["daskdist-service"]
+        parts = [plugin._outboxes, *[each for each in vars(plugin.tasks).values() if hasattr(each, "__len__")]]
+        return [len(part) for part in parts]
+
+    def kept_by_scheduler(dask_scheduler):
+        dispatcher = dask_scheduler.plugins["daskdist-service"].dispatcher
+        # An iteration that is over is remembered, for those who come late.
+        tasks = [len(each.tasks) + len(each.consumers) for each in dispatcher.iterations()]
+        return len(dispatcher.datasets), len(dispatcher._consumers), len(dispatcher._tasks), sum(tasks)
+
+    dataset = Dataset.range(40).batch(4).serve(client, job_name=job())
+    list(dataset)
+    before = eventually(lambda: client.run(kept_by_worker)), client.run_on_scheduler(kept_by_scheduler)
+    for _ in range(20):
+        list(dataset)
+    eventually(lambda: (client.run(kept_by_worker), client.run_on_scheduler(kept_by_scheduler)) == before)
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])

@@ -108,7 +108,12 @@ class Dispatcher:
     def worker_joined(self, address: str, host: str) -> list[Command]:
         """Note a worker: it takes tasks that wait for one, and copies of datasets that each worker has one of."""
         self.workers[address] = host
-        return [command for each in self.iterations(only_running=True) for command in self._assign(each)]
+        # Others may have the leases of workers that were lost on top of their own: this one gets further ones.
+        return [
+            command
+            for each in self.iterations(only_running=True)
+            for command in self._assign(each, num_more=max(LEASES_A_WORKER - len(each.waiting), 0))
+        ]
 
     def worker_left(self, address: str) -> list[Command]:
         """Note that a worker is gone: its tasks begin anew on others, behind what was acknowledged."""
