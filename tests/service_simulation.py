@@ -68,9 +68,9 @@ class SimulatedWorker:
         self.events: deque[Any] = deque([("ready",)])
         self.is_alive = True
 
-    def _producer(self, spec: Any, pickled: bytes) -> Producer:
+    def _producer(self, spec: Any, dataset: Any) -> Producer:
         self.positions[spec.id, spec.attempt] = 0
-        return Producer(spec, pickled, lambda: None, lambda *args: None, self._send, self._note)
+        return Producer(spec, dataset, lambda: None, lambda *args: None, self._send, self._note)
 
     def _send(self, consumer: str, message: Any, num_bytes: int = 0) -> None:
         link = self.links.get(consumer)

@@ -8,11 +8,13 @@ import cloudpickle
 import dask
 import numpy as np
 import pytest
+from distributed import Client
 from distributed.comm import connect, listen
 from distributed.protocol import to_serialize
 from distributed.protocol.compression import compressions
 
 from daskdist import Dataset, errors
+from daskdist.data.experimental.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from daskdist.service.compression import compress, readable
 from daskdist.service.consumer.pace import FEW, Pace
 from daskdist.service.dispatcher.commands import JobOptions, TaskSpec
@@ -23,9 +25,12 @@ from daskdist.service.worker.delivery import (
     Passed,
     Send,
 )
+from daskdist.service.worker.pickled_dataset import PickledDataset
 from daskdist.service.worker.producer import Producer
+from daskdist.service.worker.producers import Producers
 from daskdist.service.worker.rounds import Rounds
 from daskdist.service.worker.shared_window import SharedWindow
+from daskdist.testing import same_multiset
 
 PART_BYTES = 16_384 * 8
 
@@ -103,7 +108,7 @@ class Loop:
         spec = TaskSpec("job/0/0", 0, "dataset", 0, JobOptions(ShardingPolicy.OFF, **options), 0, 1)
         self.producer = Producer(
             spec,
-            cloudpickle.dumps(dataset._node),
+            PickledDataset(cloudpickle.dumps(dataset._node)),
             lambda: None,
             lambda *call: self.calls.put(call),
             lambda name, message, num_bytes=0: self.sent.append(message),
@@ -195,7 +200,55 @@ def test_compression_that_is_not_installed_is_refused(client):
         list(Dataset.range(3).serve(client, compression=missing[0]))
 
 
+def test_a_dataset_is_unpickled_once_for_the_leases_that_a_worker_has():
+    given = []
+
+    def make(spec, dataset):
+        given.append(dataset)
+        return Producer(spec, dataset, lambda: None, lambda *args: None, lambda *args: None, lambda *args: None)
+
+    producers = Producers(make)
+    pickled = cloudpickle.dumps(Dataset.range(3)._node)
+    for number in range(3):
+        spec = TaskSpec(f"job/0/{number}", 0, "dataset", 0, JobOptions(ShardingPolicy.DYNAMIC), number, 3, (number, 4))
+        producers.start(spec, None if number else pickled)
+    node = given[0].node()
+    assert all(each.node() is node for each in given)
+    for number in range(3):
+        assert given[0].node() is node
+        producers.stop(f"job/0/{number}")
+    # Nothing needs it any more.
+    assert given[0].node() is not node
+
+
 # --- on a cluster ---
+
+
+def compressions_in_use(dask_worker):
+    """Return how the connections of consumers to a worker are compressed."""
+    outboxes = dask_worker.plugins["daskdist-service"]._outboxes.values()
+    return [outbox._comm.handshake_options["compression"] for _, outbox in outboxes]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("host", "compression"), [("127.0.0.2", "AUTO"), ("127.0.0.2", None), ("127.0.0.1", "AUTO")])
+def test_served_elements_are_compressed_from_another_host(host, compression):
+    # A worker of another address than the consumer's is on another host.
+    installed = [name for name in ("lz4", "zstd", "snappy") if name in compressions]
+    dispatcher = DispatchServer(DispatcherConfig(host="127.0.0.1"))
+    worker = WorkerServer(WorkerConfig(dispatcher.address, worker_address=host))
+    try:
+        with Client(dispatcher.address, set_as_default=False) as client:
+            dataset = Dataset.range(64).map(lambda x: np.full(2**14, x))
+            iterator = iter(dataset.serve(client, compression=compression, max_outstanding_requests=8))
+            found = [next(iterator)]
+            (in_use,) = client.run(compressions_in_use).values()
+            is_compressed = compression == "AUTO" and host != "127.0.0.1"
+            assert in_use == [installed[0] if is_compressed and installed else None]
+            same_multiset([*found, *iterator], list(dataset))
+    finally:
+        worker.stop()
+        dispatcher.stop()
 
 
 def abort_connections(dask_worker):

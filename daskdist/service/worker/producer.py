@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import cloudpickle
-
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows
 from daskdist.core.node import Node
@@ -45,6 +43,7 @@ from daskdist.service.worker.delivery import (
     Withdraw,
 )
 from daskdist.service.worker.first_come import FirstCome
+from daskdist.service.worker.pickled_dataset import PickledDataset
 from daskdist.service.worker.rounds import Rounds
 from daskdist.service.worker.shared_window import SharedWindow
 from daskdist.sharding import AutoShardPolicy
@@ -80,8 +79,8 @@ class Producer:
     ----------
     spec
         The task.
-    pickled
-        The dataset's node.
+    dataset
+        The dataset.
     make_client
         Connects to the scheduler, where the elements are produced by all workers.
     call_soon
@@ -95,7 +94,7 @@ class Producer:
     def __init__(
         self,
         spec: TaskSpec,
-        pickled: bytes,
+        dataset: PickledDataset,
         make_client: Callable[[], Any],
         call_soon: Callable[..., Any],
         send: Callable[..., None],
@@ -121,7 +120,7 @@ class Producer:
         self._unreported = Intervals()
         self._thread = threading.Thread(
             target=_produce,
-            args=(weakref.ref(self), spec, pickled, make_client, call_soon),
+            args=(weakref.ref(self), spec, dataset, make_client, call_soon),
             name="daskdist-service",
             daemon=True,
         )
@@ -283,7 +282,7 @@ def _plain(rows: Rows) -> Rows:
 def _produce(
     ref: weakref.ref[Producer],
     spec: TaskSpec,
-    pickled: bytes,
+    dataset: PickledDataset,
     make_client: Callable[[], Any],
     call_soon: Callable[..., Any],
 ) -> None:
@@ -291,7 +290,7 @@ def _produce(
     failure: Failure | None = None
     client: Any = None
     try:
-        node: Node = cloudpickle.loads(pickled)
+        node = dataset.node()
         if spec.lease is None and spec.options.mode in (ShardingPolicy.DYNAMIC, ShardingPolicy.DATA):
             client = make_client()
         number = 0

@@ -8,6 +8,7 @@ from typing import Any
 from daskdist.service.dispatcher.commands import TaskSpec
 from daskdist.service.intervals import Intervals
 from daskdist.service.worker.delivery import Consumer
+from daskdist.service.worker.pickled_dataset import PickledDataset
 from daskdist.service.worker.producer import Producer
 
 Pairs = list[tuple[int, int]]
@@ -19,12 +20,12 @@ class Producers:
     Parameters
     ----------
     make
-        Returns the producer of a task, which was not started: ``make(spec, pickled dataset)``.
+        Returns the producer of a task, which was not started: ``make(spec, dataset)``.
     """
 
-    def __init__(self, make: Callable[[TaskSpec, bytes], Producer]) -> None:
+    def __init__(self, make: Callable[[TaskSpec, PickledDataset], Producer]) -> None:
         self._make = make
-        self._datasets: dict[str, bytes] = {}
+        self._datasets: dict[str, PickledDataset] = {}
         self.producers: dict[str, Producer] = {}
         # The consumers that are connected, and of those what they asked of tasks that have not begun here yet, by task
         # and attempt.
@@ -36,7 +37,7 @@ class Producers:
     def start(self, spec: TaskSpec, pickled: bytes | None) -> Producer:
         """Begin a task, or a further attempt of it."""
         if pickled is not None:
-            self._datasets[spec.dataset] = pickled
+            self._datasets[spec.dataset] = PickledDataset(pickled)
         self.stop(spec.id, spec.attempt)
         producer = self.producers[spec.id] = self._make(spec, self._datasets[spec.dataset])
         for consumer, done in self._early.pop((spec.id, spec.attempt), {}).values():
@@ -50,6 +51,9 @@ class Producers:
         producer = self.producers.pop(task, None)
         if producer is not None:
             producer.stop()
+            dataset = producer.spec.dataset
+            if all(other.spec.dataset != dataset for other in self.producers.values()):
+                self._datasets[dataset].forget_node()
 
     def lose(self, task: str, consumer: str, done: Pairs | None = None) -> None:
         """Note that a consumer of a task is gone for good, and if it left what it was done with."""

@@ -16,6 +16,7 @@ from daskdist.execute.messages.outbox import Outbox, unpack_messages
 from daskdist.service.compression import compress
 from daskdist.service.dispatcher.commands import TaskSpec
 from daskdist.service.messages import COMMAND_OPERATION, EVENT_OPERATION, READ_OPERATION, REPORT_OPERATION
+from daskdist.service.worker.pickled_dataset import PickledDataset
 from daskdist.service.worker.producer import Producer
 from daskdist.service.worker.producers import Producers
 
@@ -73,8 +74,8 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
     def _start(self, spec: TaskSpec, pickled: bytes | None) -> None:
         self.tasks.start(spec, pickled).start()
 
-    def _producer(self, spec: TaskSpec, pickled: bytes) -> Producer:
-        return Producer(spec, pickled, self._client, self._call_soon, self._send, self._note)
+    def _producer(self, spec: TaskSpec, dataset: PickledDataset) -> Producer:
+        return Producer(spec, dataset, self._client, self._call_soon, self._send, self._note)
 
     def _note(self, what: str, spec: TaskSpec, *args: Any) -> None:
         self._tell((what, spec.id, spec.attempt, *args))
