@@ -84,13 +84,13 @@ def _num_bytes(size: Any) -> int:
 
 def setting(name: str) -> Any:
     """Return a setting by its name below ``daskdist``, such as ``"window-bytes"``."""
-    found = dask.config.config.get("daskdist")
+    value = dask.config.config.get("daskdist")
     parts = name.split(".")
     for part in parts:
-        found = found.get(part) if isinstance(found, dict) else None
+        value = value.get(part) if isinstance(value, dict) else None
     # Each step asks, and Dask's own `get` takes ten times as long.
-    if found is not None:
-        return found
+    if value is not None:
+        return value
     # Where one was set for a while before this module was imported, all of them go when that is over.
     return dask.config.get(f"daskdist.{name}", functools.reduce(operator.getitem, parts, DEFAULTS))
 
@@ -101,9 +101,9 @@ _sent: Final[ContextVar[tuple[Any, Any] | None]] = ContextVar("daskdist settings
 
 def collective_s() -> float:
     """Seconds to wait for all replicas to make a call they make together."""
-    own, sent = setting("timeouts.collective"), _sent.get()
+    configured, sent = setting("timeouts.collective"), _sent.get()
     # What has changed since the call began was set by what is called.
-    return _in_seconds("timeouts.collective", own if sent is None or own != sent[1] else sent[0])
+    return _in_seconds("timeouts.collective", configured if sent is None or configured != sent[1] else sent[0])
 
 
 def seconds(name: str) -> float:
@@ -117,22 +117,22 @@ def seconds(name: str) -> float:
     return _in_seconds(name, setting(name))
 
 
-def _in_seconds(name: str, found: Any) -> float:
-    if isinstance(found, (int, float)) and found >= 0:
-        return found
+def _in_seconds(name: str, value: Any) -> float:
+    if isinstance(value, (int, float)) and value >= 0:
+        return value
     try:
-        parsed = parse_timedelta(found) if isinstance(found, str) else -1
+        parsed = parse_timedelta(value) if isinstance(value, str) else -1
     except (KeyError, ValueError):
         parsed = -1
     if parsed < 0:
-        raise ValueError(f"daskdist.{name} is {found!r}; give seconds, such as 5 or '5 s'")
+        raise ValueError(f"daskdist.{name} is {value!r}; give seconds, such as 5 or '5 s'")
     return float(parsed)
 
 
 def to_send() -> Any:
     """Return the settings to send to a worker along with a call; None where all have their defaults."""
-    own = setting("timeouts.collective")
-    return None if own == DEFAULTS["timeouts"]["collective"] else own
+    configured = setting("timeouts.collective")
+    return None if configured == DEFAULTS["timeouts"]["collective"] else configured
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""`Dataset`: elements in order, however many, wherever they lie.
+"""`Dataset`: a sequence of elements, built by constructors, readers and operations.
 
-A dataset is built by a constructor or a reader and then by methods, each of which gives a new one; nothing is
-read before elements are asked for.
+A constructor or a reader makes a dataset, and each method returns a new one. Data is read only when elements are
+requested.
 
 >>> ds = Dataset.range(10).filter(lambda x: x % 2 == 0).batch(3)
 >>> list(ds.as_numpy_iterator())
@@ -121,39 +121,39 @@ logger: Final = logging.getLogger("daskdist")
 
 
 class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
-    """Elements in order; each a nest (tuple, named tuple, dict) of arrays.
+    """A sequence of elements, each of which is a nest (tuple, named tuple, dict) of arrays.
 
     Use a constructor (`range`, `from_tensor_slices`, `from_generator`, `from_dask`, ...) or a reader
-    (`daskdist.read_parquet`). A finite dataset is a Dask collection too: ``dask.compute(ds)`` gives the list
-    of its elements, and each is a key of its graph where row counts are known.
+    (`daskdist.read_parquet`). A finite dataset is also a Dask collection: ``dask.compute(ds)`` returns the list
+    of its elements; if row counts are known, each element is a key of its graph.
 
-    Most methods take a ``name``, which plans show.
+    Most methods take a ``name``, which is shown in plans.
 
     Notes
     -----
-    Iterating twice gives the same elements, in the same order unless ``shuffle`` reshuffles: each new iteration over
-    anything made of a shuffled dataset, distributed or not, has its next order, and so has each writing of it. Within
-    one iteration it has one order, also where it is used twice, as in ``zip(ds.map(f), ds.map(g))``. With a seed the
-    orders are the same ones in every program. A Dask graph is a value: it always has the first order.
+    Two iterations give the same elements, and in the same order unless ``shuffle`` reshuffles: then each iteration over
+    a dataset derived from the shuffled one, distributed or not, has the next order, and so has each write of it. Within
+    one iteration the order is the same even if the dataset is used twice, as in ``zip(ds.map(f), ds.map(g))``. With a
+    seed, the orders are the same in every program. A Dask graph is a value: it always has the first order.
 
-    Arrays handed out are read-only views wherever that saves a copy; ``Options(writable=True)`` has these copied.
+    Arrays may be read-only views, which saves copies; ``Options(writable=True)`` copies them.
     """
 
-    # Whether Python's own numbers become int32 and float32, where `Options` do not say.
+    # Whether Python numbers become int32 and float32, unless `Options` say otherwise.
     _is_narrow: ClassVar[bool] = False
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        # What the functions were when what is kept here was made of them.
+        # The code of the functions when the cached properties were computed.
         self._code: tuple[str, ...] | None = None
-        # What somebody who asked for it was told.
+        # The spec that was returned by `element_spec`.
         self._told_spec: ElementSpec | None = None
 
     # --- constructors: numbers ---
 
     @classmethod
     def range(cls, *args: int, output_type: Any = np.int64, name: str | None = None) -> Dataset:
-        """Integers, as the builtin ``range`` gives them: ``(stop)``, ``(start, stop)`` or ``(start, stop, step)``.
+        """Integers of the builtin ``range``, called with ``(stop)``, ``(start, stop)`` or ``(start, stop, step)``.
 
         Parameters
         ----------
@@ -165,7 +165,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Raises
         ------
         ArgumentError
-            No argument, more than three, or a step of 0.
+            There is no argument, there are more than three, or the step is 0.
 
         >>> list(Dataset.range(5, 1, -2))
         [np.int64(5), np.int64(3)]
@@ -177,7 +177,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     @classmethod
     def counter(cls, start: int = 0, step: int = 1, dtype: Any = np.int64, name: str | None = None) -> Dataset:
-        """Integers from ``start`` on, ``step`` apart, without end.
+        """Return the endless dataset ``start``, ``start + step``, ``start + 2 * step``, ...
 
         >>> [int(x) for x in Dataset.counter(start=2, step=5).take(3)]
         [2, 7, 12]
@@ -188,14 +188,14 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def random(
         cls, seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
     ) -> Dataset:
-        """Uniform random integers from 0 up to 2**32, as int64 scalars, without end.
+        """Return an endless dataset of uniform random int64 scalars from 0 to 2**32 - 1.
 
         Parameters
         ----------
         seed
             Fixes the numbers.
         rerandomize_each_iteration
-            Whether each iteration has numbers of its own. If None, where there is no seed.
+            Whether each iteration has different numbers; if None, only without a seed.
 
         >>> list(Dataset.random(seed=4).take(2)) == list(Dataset.random(seed=4).take(2))
         True
@@ -207,7 +207,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     @classmethod
     def from_tensors(cls, tensors: Any, name: str | None = None) -> Dataset:
-        """Make a dataset of one element: the nest given. A list is one array.
+        """Return a dataset of one element, ``tensors``. A list is one array.
 
         >>> Dataset.from_tensors(([1.0, 2.0], 3)).element_spec
         (TensorSpec(shape=(2,), dtype=float64, name=None), TensorSpec(shape=(), dtype=int64, name=None))
@@ -216,18 +216,18 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     @classmethod
     def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> Dataset:
-        """Make one element of each row of the arrays of a nest; a list is one array.
+        """Return a dataset of the rows of a nest of arrays; a list is one array.
 
         Parameters
         ----------
         tensors
-            A nest of arrays of shape ``(num_rows, ...)``, the same ``num_rows`` in all. A `Ragged` has rows of
-            different lengths. Arrays of devices, such as CuPy's, are copied to the host, once.
+            A nest of arrays of shape ``(num_rows, ...)`` with one ``num_rows``. A `Ragged` has rows of different
+            lengths. Arrays on devices, such as CuPy's, are copied to the host once.
 
         Raises
         ------
         ArgumentError
-            A leaf is a scalar, has masked values, or leaves differ in their number of rows.
+            A leaf is a scalar or has masked values, or leaves differ in their number of rows.
 
         >>> list(Dataset.from_tensor_slices({"x": [1, 2], "y": [3.0, 4.0]}))
         [{'x': np.int64(1), 'y': np.float64(3.0)}, {'x': np.int64(2), 'y': np.float64(4.0)}]
@@ -236,17 +236,17 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     @classmethod
     def from_list(cls, elements: Sequence[Any], name: str | None = None) -> Dataset:
-        """Make an element of each item of a list.
+        """Return a dataset of the items of a list.
 
         Parameters
         ----------
         elements
-            Nests of one structure, at least one.
+            One or more nests of the same structure.
 
         Raises
         ------
         ArgumentError
-            There are none, or their structures or dtypes differ.
+            The list is empty, or structures or dtypes of its items differ.
 
         >>> list(Dataset.from_list([(1, "a"), (2, "b")]))
         [(np.int64(1), 'a'), (np.int64(2), 'b')]
@@ -258,26 +258,26 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def from_generator(
         cls, generator: Callable[..., Any], output_signature: Any, args: Sequence[Any] = (), name: str | None = None
     ) -> Dataset:
-        """Make elements of the values that an iterable yields.
+        """Return a dataset of the values that a generator function yields.
 
         Parameters
         ----------
         generator
-            Called with ``args`` for each pass, gives an iterable.
+            A function of ``args`` that returns an iterable; it is called for each pass.
         output_signature
-            A nest of `TensorSpec` that every element is of; Python's own numbers take its dtype.
+            The spec of every element, a nest of `TensorSpec`; Python numbers are converted to its dtypes.
 
         Raises
         ------
         ArgumentError
-            ``generator`` is no function, or the signature is no nest of specs.
+            ``generator`` is not a function, or the signature is not a nest of specs.
         UserFunctionError
-            While iterating: it raised, or yielded what its signature does not allow.
+            While iterating: the generator raised, or yielded a value that does not match the signature.
 
         Notes
         -----
-        It runs in this process, on a cluster too, and is read as far ahead as memory allows. As a Dask graph it
-        is one task.
+        The generator runs in this process, also with a cluster, and is read ahead as far as the memory budget allows.
+        In a Dask graph it is one task.
 
         >>> def squares(n):
         ...     for x in range(n):
@@ -306,35 +306,35 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         missing: Mapping[str, Any] | None = None,
         dim: str | None = None,
     ) -> Dataset:
-        """Make one element of each row or item of a Dask collection, whose graph becomes part of this one's.
+        """Return a dataset of the rows or items of a Dask collection, whose graph becomes part of the dataset's graph.
 
         Parameters
         ----------
         collection
-            A Dask array, shape ``(num_rows, ...)``; a dataframe, or a series, whose values are elements; a bag,
-            whose items are elements; a list of delayed values, each a nest of arrays of which each row is an
-            element; or a ``DataArray`` or ``Dataset`` of xarray whose arrays are Dask's.
+            A Dask array of shape ``(num_rows, ...)``; a dataframe; a series, whose values are the elements; a bag,
+            whose items are the elements; a list of delayed values, each a nest of arrays of shape ``(num_rows, ...)``;
+            or a ``DataArray`` or ``Dataset`` of xarray whose arrays are Dask arrays.
         columns
-            For a dataframe, as in `read_parquet`; all columns, as a dict by name, if None. For an xarray
-            ``Dataset`` so of its variables and coordinates; all variables if None.
+            For a dataframe, as in `read_parquet`; if None, all columns, as a dict by name. For an xarray ``Dataset``,
+            likewise its variables and coordinates; if None, all variables.
         missing
-            For a dataframe, what stands for a null, by column. Without, nulls are NaN in floats, NaT in times and
-            an error in other columns. Where it is given, NaN is a null too.
+            For a dataframe, the values that replace nulls, by column. Without one, nulls are NaN in floats, NaT in
+            times and an error in other columns. With one, NaN is also replaced.
         dim
-            For xarray, the dimension along which elements are; the first of the first variable if None.
+            For xarray, the dimension of the elements; if None, the first dimension of the first variable.
 
         Raises
         ------
         ArgumentError
-            It is none of those, or a masked array; or a variable does not have the dimension.
+            ``collection`` has another type or is a masked array, or a variable lacks the dimension.
 
         Notes
         -----
-        Columns of dataframes are what such columns of Arrow tables are in `read_parquet`. What those of objects
-        hold is known only when they are computed. Partitions that were persisted are used where they are.
+        Columns of dataframes have the same dtypes as Arrow columns in `read_parquet`. The contents of object columns
+        are known only when they are computed. Persisted partitions are used where they are.
 
-        Without a cluster each partition is computed when it is wanted, by itself: what several partitions
-        have in common is computed for each.
+        Without a cluster, each partition is computed separately when it is needed: tasks that several partitions
+        share run once for each of them.
 
         >>> import dask.array as da
         >>> next(iter(Dataset.from_dask(da.ones((6, 2), chunks=(3, 2))).batch(4))).shape
@@ -346,15 +346,15 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def list_files(
         cls, file_pattern: Paths, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
     ) -> Dataset:
-        """List the names of the files that patterns match, as elements of text.
+        """Return a dataset of the names of the files that match patterns, as text.
 
         Parameters
         ----------
         file_pattern
             A path, glob, directory or fsspec URL, or a list of them. Names that begin with ``_`` or ``.`` are left out
-            unless it spells them out, as readers do it.
+            unless the pattern spells out the prefix, as in readers.
         shuffle
-            Whether they come in random order, another in each pass; True if None. Else they are sorted.
+            True or None for another random order in each pass; False for sorted names.
         seed
             Fixes the order.
 
@@ -365,7 +365,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
         >>> from pathlib import Path
         >>> names = Dataset.list_files(str(Path(__file__).parent / "*.py"), shuffle=False)
-        >>> [Path(str(each)).name for each in names.take(2)]
+        >>> [Path(str(path)).name for path in names.take(2)]
         ['config.py', 'dataset.py']
         """
         if shuffle is not None:
@@ -378,21 +378,21 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     @classmethod
     def zip(cls, *datasets: Any, name: str | None = None, strict: bool = False) -> Dataset:
-        """Elements made of one element of each dataset; as many as the shortest has.
+        """Combine the corresponding elements of datasets; the shortest dataset determines the length.
 
         Parameters
         ----------
         datasets
-            Datasets, or one nest (tuple, named tuple, dict) of them, in whose structure they come.
+            Datasets, or one nest (tuple, named tuple, dict) of them, which is the structure of the elements.
         strict
             Whether datasets of different lengths are an error.
 
         Raises
         ------
         ArgumentError
-            What is given are no datasets; or ``strict`` is True and their lengths are known and differ.
+            An argument is not a dataset; or ``strict`` is True and the known lengths differ.
         CardinalityError
-            While iterating, where ``strict`` is True: one has ended before another.
+            While iterating with ``strict=True``: a dataset ended before another.
 
         >>> a, b = Dataset.range(3), Dataset.range(10, 14)
         >>> list(Dataset.zip(a, b))[2], list(Dataset.zip({"a": a, "b": b}))[0]
@@ -416,22 +416,22 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         stop_on_empty_dataset: bool = True,
         name: str | None = None,
     ) -> Dataset:
-        """Take each next element from the dataset that a dataset of choices names.
+        """Take each element from the dataset whose number is the next element of ``choice_dataset``.
 
         Parameters
         ----------
         datasets
-            Where elements come from; of one structure and dtype.
+            Datasets whose elements have the same structure and dtypes.
         choice_dataset
-            Integer scalars, each the number of a dataset.
+            Integer scalars: indices into ``datasets``.
         stop_on_empty_dataset
-            Whether all ends when the dataset chosen has; else that choice is passed over.
+            Whether the result ends when a chosen dataset is exhausted; otherwise that choice is skipped.
 
         Raises
         ------
         ArgumentError
-            There are no datasets, they differ in structure or dtype, or choices are no integers. While iterating:
-            there is no dataset of that number.
+            There are no datasets, they differ in structure or dtype, or choices are not integers. While iterating:
+            a choice is out of range.
 
         >>> a, b = Dataset.range(3), Dataset.range(10, 13)
         >>> [int(x) for x in Dataset.choose_from_datasets([a, b], Dataset.range(2).repeat())]
@@ -451,25 +451,25 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         rerandomize_each_iteration: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Take each next element from a dataset drawn at random.
+        """Take each element from a randomly drawn dataset.
 
         Parameters
         ----------
         datasets
-            Where elements come from; of one structure and dtype.
+            Datasets whose elements have the same structure and dtypes.
         weights
-            The share of each; alike if None. A dataset of weight 0 is left out.
+            The relative probability of each dataset; equal if None. A dataset of weight 0 is left out.
         seed
-            Fixes the draws, whatever the datasets are.
+            Fixes the draws, independently of the datasets.
         stop_on_empty_dataset
-            Whether all ends when the dataset drawn has; else the others go on.
+            Whether the result ends when a drawn dataset is exhausted; otherwise the other datasets continue.
         rerandomize_each_iteration
-            Whether each iteration has draws of its own; True if None.
+            Whether each iteration has different draws; True if None.
 
         Raises
         ------
         ArgumentError
-            There are no datasets, not as many weights, a negative one, or none above 0.
+            There are no datasets, or not one weight for each, or a weight is negative, or none is above 0.
 
         >>> mixed = Dataset.sample_from_datasets([Dataset.range(3), Dataset.range(10, 13)], seed=1)
         >>> sorted(int(x) for x in mixed)
@@ -512,56 +512,56 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         device: bool = False,
         rng: int | None = None,
     ) -> Dataset:
-        """Each element, or after ``batch`` each batch, replaced by what a function makes of it.
+        """Replace each element (after ``batch``, each batch) by the result of a function.
 
         Parameters
         ----------
         map_func
-            Called with the items of an element that is a tuple, else with the element. What it returns is the
-            new element; a list counts as a tuple, and arrays of devices are copied to the host.
+            Called with the items of a tuple element, or with any other element. The return value is the new element; a
+            list becomes a tuple, and arrays on devices are copied to the host.
         num_parallel_calls
-            If given, threads run it ahead of use; how many is set by `Options`.
+            If given, threads call the function ahead of use; `Options` set the number of threads.
         deterministic
-            Where False, results come as they are done, in any order.
+            If False, results come in the order of completion.
         vectorized
-            True for a function of many rows at once: it is given arrays with rows along axis 0, and returns such.
-            None for a function of one element, which is called for many at once where it can be shown that this
-            makes no difference (`explain` tells). False to have it called for one after the other;
-            ``Options(vectorize=False)`` does so for all functions of a pipeline.
+            True for a function of many rows at once, whose arguments and results are arrays with rows along axis 0.
+            None for a function of one element, which is called with many at once if this is proven to make no
+            difference (`explain` shows it). False to call it separately for each element; ``Options(vectorize=False)``
+            does so for all functions of a pipeline.
         device
-            True for a function that the replicas of a strategy call, with whole elements as they are given them: on
-            their device, in its stream. Only more of such, ``prefetch`` and ``with_options`` can follow. Where the
-            dataset is not distributed, or replicas are CPUs, it is given NumPy arrays, one element after the other.
+            True for a function that the replicas of a strategy call with the whole elements that they receive: on their
+            device, in its stream. Only further such maps, ``prefetch`` and ``with_options`` can follow. Without a
+            distributed dataset, or if the replicas are CPUs, the function gets the NumPy arrays of one element at a
+            time.
         rng
-            A seed, for a function that draws at random: it is given a `numpy.random.Generator` after the element's
-            items, a new one for each element and pass. What that gives is decided by the seed, the pass and the number
-            of the element alone: whatever the number of workers, and after a position was resumed. Two maps with one
-            seed draw the same.
+            The seed of a function that draws at random: after the items of the element it gets a
+            `numpy.random.Generator`, a new one for each element and pass. The seed, the pass and the number of the
+            element alone determine the draws: not the number of workers, nor a resumed position. Two maps with one seed
+            draw the same.
 
         Raises
         ------
         ArgumentError
-            ``device=True`` or ``rng`` does not go with the other arguments. Once it is iterated or distributed:
-            something else follows ``device=True``; or a function without ``rng`` draws from a generator that it refers
-            to, and runs in other processes, which would all draw the same.
+            ``device=True`` or ``rng`` does not go with the other arguments. When iterating or distributing: another
+            operation follows ``device=True``; or a function without ``rng`` draws from a generator that it refers to,
+            and runs in other processes, which would all draw the same.
         UserFunctionError
-            While iterating: the function raised. The message says on what row of what.
+            While iterating: the function raised. The message names the row and its source.
 
         Notes
         -----
-        A dataset is a value: plain values (numbers, text, None, tuples of those) that the function and those it
-        calls refer to are fixed when the dataset is built, whatever the variables are set to later. Objects such as
-        lists, dicts, arrays and models are shared, and what is read through a module (``config.x``) is read when the
-        function is called; so are names that the functions assign themselves, and those of functions that call
-        themselves.
+        A dataset is a value: plain values (numbers, text, None, tuples of them) that the function and its callees
+        refer to are fixed when the dataset is built; later assignments have no effect. Objects such as lists, dicts,
+        arrays and models are shared. Attributes of modules (``config.x``), names that the functions assign themselves
+        and names of recursive functions are read when the function is called.
 
-        The function must be pure: it may run in another order, in another process, and again. To learn the
-        spec of what it returns it is tried on some made-up elements, whose values and lengths are small numbers, and
-        numbers that are in its code.
+        The function must be pure: it may run in another order, in another process, and repeatedly. To learn the spec of
+        its results, it is tried on synthetic elements, whose values and lengths are small numbers and numbers from its
+        code.
 
-        It is called for many rows at once only under CPython 3.11, 3.12 and 3.13, where all that it calls is known to
-        be pure and to give the same bits, and where it handles no exceptions. Blocks of which a row may warn or raise,
-        as where an integer overflows, are computed row by row.
+        It is called for many rows at once only in CPython 3.11, 3.12 and 3.13, if every function that it calls is known
+        to be pure and to give the same bits, and if it handles no exceptions. Blocks with a row that may warn or raise,
+        for example by an integer overflow, are computed row by row.
 
         >>> list(Dataset.range(3).map(lambda x: (x, x * x)))[2]
         (np.int64(2), np.int64(4))
@@ -591,9 +591,9 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Parameters
         ----------
         predicate
-            Gives one bool.
+            A function that returns one bool.
         vectorized
-            As in `map`; True for a predicate that gives a bool for each of many rows, shape ``(num_rows,)``.
+            As in `map`; True for a predicate that returns the bools of many rows, shape ``(num_rows,)``.
 
         >>> list(Dataset.range(6).filter(lambda x: x > 3))
         [np.int64(4), np.int64(5)]
@@ -601,19 +601,19 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(Filter(self._node, self._function(predicate, "filter"), vectorized, label=name))
 
     def flat_map(self, map_func: Callable[..., Dataset], name: str | None = None) -> Dataset:
-        """Concatenate the datasets that a function, called like that of `map`, returns for elements.
+        """Concatenate the datasets that a function, called as in `map`, returns for the elements.
 
         Raises
         ------
         UserFunctionError
-            While iterating: the function raised, or returned no dataset.
+            While iterating: the function raised, or did not return a dataset.
 
         Notes
         -----
-        Operations of such a dataset that draw at random and were given no seed, as in ``shuffle(10)``, draw anew for
-        each element and in each iteration, also where the dataset is made once and returned for every element. What
-        they draw depends on the number of the element and of the iteration, so that each worker makes the same. With a
-        seed of their own they draw the same each time. So it is in `interleave` and `group_by_window`.
+        Random operations without a seed in these datasets, such as ``shuffle(10)``, draw differently for each element
+        and iteration, even if the function returns the same dataset for every element. The numbers of the element and
+        of the iteration determine the draws, so that all workers make the same. Operations with a seed draw the same
+        each time. This also holds for `interleave` and `group_by_window`.
 
         >>> [int(x) for x in Dataset.range(4).flat_map(Dataset.range)]
         [0, 0, 1, 0, 1, 2]
@@ -629,20 +629,20 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Take elements in turns from several of the datasets that a function returns for elements.
+        """Take elements by turns from several of the datasets that a function returns for the elements.
 
         Parameters
         ----------
         map_func
             As in `flat_map`.
         cycle_length
-            Datasets that are read by turns; 2 if None.
+            The number of datasets that are read by turns; 2 if None.
         block_length
-            Elements a turn; 1 if None.
+            The number of consecutive elements of one dataset in each turn; 1 if None.
         num_parallel_calls
-            If given, threads read ahead of use.
+            If given, threads read the datasets ahead of use.
         deterministic
-            Taken for compatibility: the order is always that of the rule.
+            Accepted for compatibility: the order is always deterministic.
 
         >>> ds = Dataset.range(1, 4).interleave(lambda x: Dataset.from_tensors(x).repeat(3), 2, block_length=2)
         >>> [int(x) for x in ds]
@@ -664,7 +664,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def scan(
         self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]], name: str | None = None
     ) -> Dataset:
-        """Map elements by a function that carries a state on from element to element.
+        """Map elements by a function that passes a state from element to element.
 
         Parameters
         ----------
@@ -677,7 +677,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Raises
         ------
         UserFunctionError
-            While iterating: it raised, returned no pair, or a state of another structure or dtype.
+            While iterating: the function raised, did not return a pair, or returned a state of another structure or
+            dtype.
 
         >>> [int(x) for x in Dataset.range(5).scan(np.int64(0), lambda total, x: (total + x, total + x))]
         [0, 1, 3, 6, 10]
@@ -687,7 +688,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(Scan(self._node, structure, leaves, function, label=name))
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
-        """Return the final state of a function that carries a state through all elements.
+        """Return the final state of a function that passes a state through all elements.
 
         Parameters
         ----------
@@ -702,7 +703,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         UnknownLengthError
             The dataset is endless.
         UserFunctionError
-            The function raised, or gave a state of another structure, dtype or Python type.
+            The function raised, or returned a state of another structure, dtype or Python type.
 
         >>> Dataset.range(5).reduce(np.int64(0), lambda total, x: total + x)
         np.int64(10)
@@ -715,8 +716,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             where = f"element {number}"
             arguments = structure.pack(state), element
             with SeedsInCall(arguments):
-                given = function.of(arguments, lambda where=where: where)  # type: ignore[misc]
-            state = next_state(function, structure, state, given, lambda where=where: where)  # type: ignore[misc]
+                result = function.of(arguments, lambda where=where: where)  # type: ignore[misc]
+            state = next_state(function, structure, state, result, lambda where=where: where)  # type: ignore[misc]
         return structure.pack(state)
 
     # --- columns ---
@@ -779,7 +780,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             raise ArgumentError(f"rename: columns is {columns!r:.80}; give a dict of new names by old ones")
         return self._with(Rename(self._node, tuple(columns.items()), label=name).of_reader())
 
-    # --- elements: which, how often, in what order ---
+    # --- elements: selection, repetition, order ---
 
     def take(self, count: int, name: str | None = None) -> Dataset:
         """Keep the first ``count`` elements; all if it is negative.
@@ -806,12 +807,12 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(TakeWhile(self._node, self._function(predicate, "take_while"), label=name))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
-        """Every ``num_shards``-th element, from number ``index`` on.
+        """Keep every ``num_shards``-th element, beginning with element ``index``.
 
         Raises
         ------
         ArgumentError
-            ``num_shards`` is below 1, or ``index`` not from 0 up to it.
+            ``num_shards`` is below 1, or ``index`` is not from 0 to ``num_shards - 1``.
 
         >>> [int(x) for x in Dataset.range(7).shard(3, 1)]
         [1, 4]
@@ -819,7 +820,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(Shard(self._node, num_shards, index, label=name))
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """Make ``count`` passes, one after the other; endless if None or negative.
+        """Repeat the dataset ``count`` times; endlessly if None or negative.
 
         >>> [int(x) for x in Dataset.range(2).repeat(2)]
         [0, 1, 0, 1]
@@ -832,7 +833,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Raises
         ------
         ArgumentError
-            They are of others; the message says which leaf.
+            Structures, dtypes or ranks differ; the message names the leaf.
 
         >>> [int(x) for x in Dataset.range(2).concatenate(Dataset.range(10, 12))]
         [0, 1, 10, 11]
@@ -841,11 +842,11 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return self._of_several(Concatenate(self._node, second, label=name))
 
     def unique(self, name: str | None = None) -> Dataset:
-        """Each element once, where it first comes.
+        """Keep the first occurrence of each element.
 
         Notes
         -----
-        What has come is kept in memory: a number or word an element, or 16 bytes where it is more than that.
+        Memory holds each distinct element if it is one number or text, and otherwise 16 bytes for it.
 
         >>> [int(x) for x in Dataset.from_tensor_slices([3, 1, 3, 2, 1]).unique()]
         [3, 1, 2]
@@ -859,24 +860,24 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         reshuffle_each_iteration: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Elements drawn uniformly at random from a buffer that is refilled from the input.
+        """Draw elements uniformly at random from a buffer that is refilled from the input.
 
         Parameters
         ----------
         buffer_size
-            Elements to draw from; with as many as there are, every order is equally likely, as in `global_shuffle`.
-            -2 (``UNKNOWN_CARDINALITY``) for as many as there are.
+            The number of elements to draw from; if it is that of the dataset, every order is equally likely, as in
+            `global_shuffle`. -2 (``UNKNOWN_CARDINALITY``) for the number of elements of the dataset.
         seed
-            Fixes the orders, with ``buffer_size`` and the number of elements: whatever operations come before, and
-            local_caller, in a graph or on workers. Shuffles that are given the same seed draw alike.
+            Together with ``buffer_size`` and the number of elements, fixes the orders, independently of the preceding
+            operations and of where the shuffle runs. Shuffles with the same seed draw alike.
         reshuffle_each_iteration
-            Whether each iteration has an order of its own; True if None. With False it is the same for all that is
-            made of the dataset, such as the two parts of a split by ``take`` and ``skip``.
+            Whether each iteration has another order; True if None. With False, all datasets that are derived from this
+            one have the same order, such as the two parts of a split by ``take`` and ``skip``.
 
         Raises
         ------
         ArgumentError
-            ``buffer_size`` is below 1, and not -2.
+            ``buffer_size`` is below 1 and not -2.
 
         >>> [int(x) for x in Dataset.range(5).shuffle(5, seed=1)]
         [1, 4, 0, 3, 2]
@@ -892,14 +893,14 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def global_shuffle(
         self, seed: int | None = None, reshuffle_each_iteration: bool | None = None, name: str | None = None
     ) -> Dataset:
-        """Put all elements in one random order, every order as likely.
+        """Put all elements in a random order; all orders are equally likely.
 
         Parameters
         ----------
         seed
-            Fixes the orders, with the number of elements, as in `shuffle`.
+            Together with the number of elements, fixes the orders, as in `shuffle`.
         reshuffle_each_iteration
-            Whether each iteration has an order of its own; True if None.
+            Whether each iteration has another order; True if None.
 
         Raises
         ------
@@ -908,10 +909,9 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
         Notes
         -----
-        The order itself takes no memory, however many elements there are (a pseudorandom permutation; of few
-        elements it is drawn from all there are). The elements have to be at hand: those of `range` are made
-        where they are wanted, arrays in memory and saved datasets that are not compressed are read in place, and
-        everything else is read once and held.
+        The order takes no memory for any number of elements: it is a pseudorandom permutation (a small one is drawn
+        from all permutations). Random access to the elements is needed: those of `range` are computed, arrays in memory
+        and uncompressed saved datasets are read in place, and everything else is read once and kept in memory.
 
         >>> [int(x) for x in Dataset.range(5).global_shuffle(seed=3)]
         [1, 4, 0, 2, 3]
@@ -927,23 +927,23 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         seed: int | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Drop elements at random so that classes come in given shares; elements are ``(class, element)``.
+        """Drop elements at random so that classes have the target shares; elements become ``(class, element)``.
 
         Parameters
         ----------
         class_func
-            Called as in `map`, gives an element's class: an integer from 0 up to their number.
+            Called as in `map`; returns the class of an element, an integer from 0 to ``len(target_dist) - 1``.
         target_dist
-            The share each class is to have; they sum to 1.
+            The share of each class in the result; the sum is 1.
         initial_dist
-            The share each class has; None to go by the elements that have come.
+            The share of each class in this dataset; None to estimate it from the preceding elements.
         seed
-            Fixes what is kept.
+            Fixes which elements are kept.
 
         Raises
         ------
         ArgumentError
-            Shares that do not sum to 1, or not of as many classes; or a class that is wanted and never there.
+            Shares do not sum to 1 or differ in their number; or a class with a target share has an initial share of 0.
 
         >>> ones = Dataset.range(400).rejection_resample(lambda x: int(x % 4 == 0), [0.5, 0.5], [0.75, 0.25], seed=0)
         >>> 0.4 < sum(int(number) for number, _ in ones) / sum(1 for _ in ones) < 0.6
@@ -963,8 +963,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
         """Prepare elements in threads while earlier ones are in use.
 
-        How far ahead they run is set in bytes by `Options` or ``daskdist.window-bytes``; ``buffer_size`` is taken
-        for compatibility and checked to be -1 or more.
+        `Options` or ``daskdist.window-bytes`` limit the prepared bytes; ``buffer_size`` is accepted for compatibility
+        and must be -1 or more.
 
         >>> len(Dataset.range(5).prefetch(2))
         5
@@ -972,20 +972,19 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(Prefetch(self._node, buffer_size, label=name))
 
     def ignore_errors(self, log_warning: bool = True, name: str | None = None) -> Dataset:
-        """Leave out the elements for which something upstream failed.
+        """Leave out the elements for which an upstream operation failed.
 
-        What is left out is logged as a warning of the logger ``daskdist``, each with its split and row, and at the end
-        their number.
+        The logger ``daskdist`` warns of each, with its split and row, and of their number at the end.
 
         Parameters
         ----------
         log_warning
-            Taken for compatibility: nothing is left out in silence.
+            Accepted for compatibility: warnings are always logged.
 
         Notes
         -----
-        A split that cannot be read is left out whole. A generator that raises ends. After `batch`, only the failing
-        elements are left out, before batches are filled; TensorFlow leaves out each batch that has one.
+        A split that cannot be read is left out as a whole. A generator that raises ends. After `batch`, only the
+        failing elements are left out, before batches are filled; TensorFlow leaves out the whole batch.
 
         >>> [float(x) for x in Dataset.range(4).map(lambda x: 1 // int(x)).ignore_errors()]
         [1.0, 0.0, 0.0]
@@ -1086,25 +1085,25 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Consecutive elements stacked along a new first axis.
+        """Stack consecutive elements along a new first axis.
 
         Parameters
         ----------
         batch_size
-            Elements a batch.
+            The number of elements in a batch.
         drop_remainder
-            Whether a last batch that would be shorter is left out.
+            Whether to leave out a shorter last batch.
         num_parallel_calls
-            If given, threads make batches ahead of use.
+            If given, threads prepare batches ahead of use.
         deterministic
-            Taken for compatibility: batches are always in order.
+            Accepted for compatibility: batches are always in order.
 
         Raises
         ------
         ArgumentError
             ``batch_size`` is below 1.
         StackError
-            While iterating: elements of a batch differ in shape or dtype.
+            While iterating: the elements of a batch differ in shape or dtype.
 
         >>> list(Dataset.range(5).batch(2))
         [array([0, 1]), array([2, 3]), array([4])]
@@ -1119,26 +1118,26 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Consecutive elements of different shapes stacked, filled up at the end of each axis.
+        """Stack consecutive elements of different shapes, padded at the end of each axis.
 
         Parameters
         ----------
         batch_size
-            Elements a batch.
+            The number of elements in a batch.
         padded_shapes
-            A nest of the shapes they are filled up to, None or -1 for the longest of the batch; that for all axes if
-            None.
+            A nest of the shapes to pad to; an axis of None or -1 is padded to the longest element of the batch. None
+            for this in all axes.
         padding_values
-            A nest of what they are filled up with, or one value for all leaves; 0, the empty word or False if None.
+            A nest of values to pad with, or one value for all leaves; if None, 0, the empty text or False.
         drop_remainder
-            Whether a last batch that would be shorter is left out.
+            Whether to leave out a shorter last batch.
 
         Raises
         ------
         ArgumentError
-            A shape or value does not fit its leaf.
+            A shape or a value does not fit its leaf.
         StackError
-            While iterating: an element is longer than its padded shape; the message says which.
+            While iterating: an element is longer than its padded shape; the message names it.
 
         >>> list(Dataset.range(4).map(lambda x: np.full(int(x), x)).padded_batch(2, padding_values=-1))[1]
         array([[ 2,  2, -1],
@@ -1154,18 +1153,18 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         row_splits_dtype: Any = np.int64,
         name: str | None = None,
     ) -> Dataset:
-        """Consecutive elements of different lengths, as the values of all and where each one's begin.
+        """Batch consecutive elements of different lengths as their concatenated values and their offsets.
 
-        Leaves whose shape is known are stacked; those with a length that varies become `Ragged`.
+        Leaves of known shape are stacked; leaves of variable length become `Ragged`.
 
         Parameters
         ----------
         batch_size
-            Elements a batch.
+            The number of elements in a batch.
         drop_remainder
-            Whether a last batch that would be shorter is left out.
+            Whether to leave out a shorter last batch.
         row_splits_dtype
-            int32 or int64.
+            The dtype of offsets: int32 or int64.
 
         >>> next(iter(Dataset.range(1, 3).map(lambda x: np.full(int(x), x)).ragged_batch(2)))
         Ragged(values=array([1, 2, 2]), row_splits=array([0, 1, 3]))
@@ -1182,7 +1181,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         )
 
     def unbatch(self, name: str | None = None) -> Dataset:
-        """Make an element of each row of each element.
+        """Split each element into its rows.
 
         Raises
         ------
@@ -1197,14 +1196,14 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def rebatch(
         self, batch_size: int | Sequence[int], drop_remainder: bool = False, name: str | None = None
     ) -> Dataset:
-        """Group the rows of all elements in batches of other sizes, across the boundaries of those that come.
+        """Regroup the rows of all elements into batches of other sizes, across the boundaries of the elements.
 
         Parameters
         ----------
         batch_size
-            Rows a batch; or several sizes, which come one after the other and over again. Of several, one may be 0.
+            The number of rows in a batch; or several sizes, which are used cyclically. One of several may be 0.
         drop_remainder
-            Whether a last batch that would be shorter is left out.
+            Whether to leave out a shorter last batch.
 
         >>> [batch.tolist() for batch in Dataset.range(7).batch(3).rebatch([2, 1])]
         [[0, 1], [2], [3, 4], [5], [6]]
@@ -1222,18 +1221,18 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Consecutive elements as datasets of their own, in the structure of an element.
+        """Group consecutive elements into datasets, one for each leaf of the structure.
 
         Parameters
         ----------
         size
-            Elements a window.
+            The number of elements in a window.
         shift
-            Elements from the start of a window to the start of the next; ``size`` if None.
+            The number of elements between the starts of successive windows; ``size`` if None.
         stride
-            Elements from one of a window to the next of it.
+            The distance between successive elements of a window.
         drop_remainder
-            Whether windows at the end that would have fewer elements are left out.
+            Whether to leave out windows with fewer elements at the end.
 
         Raises
         ------
@@ -1254,27 +1253,27 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         window_size_func: Callable[[Any], int] | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Elements of one key, so many at a time, each such window replaced by the dataset a function makes of it.
+        """Group elements by key into windows, and replace each window by the dataset that a function returns for it.
 
         Parameters
         ----------
         key_func
-            Called as in `map`, gives an element's key, an integer.
+            Called as in `map`; returns the key of an element, an integer.
         reduce_func
             ``reduce_func(key, window) -> dataset``.
         window_size
-            Elements a window.
+            The number of elements in a window.
         window_size_func
-            Gives that for a key instead.
+            A function that returns the window size for a key, instead of ``window_size``.
 
         Raises
         ------
         ArgumentError
-            Neither or both of ``window_size`` and ``window_size_func``, or a size below 1.
+            Neither or both of ``window_size`` and ``window_size_func`` are set, or a size is below 1.
 
         Notes
         -----
-        A window comes when its last element has; what is left at the end comes in the order of keys.
+        A window follows its last element; incomplete windows come at the end in the order of their keys.
 
         >>> odd_and_even = Dataset.range(5).group_by_window(lambda x: x % 2, lambda key, ds: ds.batch(2), 2)
         >>> [batch.tolist() for batch in odd_and_even]
@@ -1298,29 +1297,30 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Make padded batches of elements of similar length.
+        """Batch elements of similar length, with padding.
 
         Parameters
         ----------
         element_length_func
-            Called as in `map`, gives an element's length.
+            Called as in `map`; returns the length of an element.
         bucket_boundaries
-            The lengths at which buckets end, rising; each is the first of the next bucket.
+            The increasing upper boundaries of buckets; a boundary is the smallest length of the next bucket.
         bucket_batch_sizes
-            Elements a batch, for each bucket: one more than boundaries.
+            The number of elements in a batch for each bucket; there is one more bucket than boundaries.
         padded_shapes, padding_values
             As in `padded_batch`.
         pad_to_bucket_boundary
-            Whether batches are filled up to one less than the upper boundary of their bucket, not to their longest.
+            Whether to pad batches to one less than the upper boundary of their bucket instead of to their longest
+            element.
         no_padding
-            Whether elements of a bucket are stacked as they are.
+            Whether to stack the elements of a bucket without padding.
         drop_remainder
-            Whether batches that would be shorter at the end are left out.
+            Whether to leave out shorter batches at the end.
 
         Raises
         ------
         ArgumentError
-            Not one batch size more than boundaries, or boundaries that do not rise.
+            The number of batch sizes is not one more than that of boundaries, or boundaries do not increase.
 
         >>> from daskdist import Ragged
         >>> words = Dataset.from_tensor_slices(Ragged([1, 2, 2, 3, 3, 3, 4], [0, 1, 3, 6, 7]))
@@ -1352,32 +1352,32 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         round_size: int = 1,
         name: str | None = None,
     ) -> Dataset:
-        """Make batches of as many elements as a budget allows: so many tokens a batch, say.
+        """Make batches of as many elements as a budget allows, for example a number of tokens.
 
         Parameters
         ----------
         budget
-            The most that a batch comes to: its number of elements times the longest length, which is what padding makes
-            of it; or the sum of its lengths if ``ragged``.
+            The largest size of a batch: its number of elements times its longest length, which is its size after
+            padding; or the sum of its lengths if ``ragged``.
         length_fn
-            Called as in `map`, gives an element's length, a whole number; 0 counts as 1.
+            Called as in `map`; returns the length of an element, an integer; 0 counts as 1.
         buffer_size
-            So many consecutive elements are sorted by their lengths first, so that those of a batch are of similar
-            length; elements stay in order if None. Batches come from short to long: shuffle them afterwards.
+            The number of consecutive elements to sort by length, so that the elements of a batch have similar lengths;
+            None to keep the order. The batches of a buffer come from short to long: shuffle them afterwards.
         padding_values
             As in `padded_batch`.
         ragged
-            Whether leaves with a length that varies become `Ragged`; else they are filled up to the longest.
+            Whether leaves of variable length become `Ragged`; otherwise they are padded to the longest.
         round_size
-            Have each buffer give a multiple of so many batches, so that consumers that take turns get batches of
-            similar lengths; some are smaller for it.
+            Each buffer makes a multiple of this number of batches, so that consumers that take turns get batches of
+            similar lengths; some batches are smaller for it.
 
         Raises
         ------
         ArgumentError
             A number is less than 1, or ``round_size`` is given without a ``buffer_size``.
         UserFunctionError
-            While iterating: an element is longer than the budget, or its length is no whole number.
+            While iterating: an element is longer than the budget, or its length is not an integer.
 
         >>> from daskdist import Ragged
         >>> words = Dataset.from_tensor_slices(Ragged([1, 2, 2, 3, 3, 3, 4], [0, 1, 3, 6, 7]))
@@ -1396,7 +1396,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             BatchBySize(self._node, length_function, budget, buffer_size, round_size, padding, label=name)
         )
 
-    # --- elements kept ---
+    # --- caching and saving ---
 
     def cache(self, filename: str | os.PathLike[str] = "", name: str | None = None) -> Dataset:
         """Keep the elements of the first complete pass for later passes.
@@ -1404,12 +1404,12 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Parameters
         ----------
         filename
-            A directory to keep them in, as in `snapshot`; in memory if empty, on a cluster its workers'.
+            A directory for the elements, as in `snapshot`; if empty, memory (on a cluster, that of the workers).
 
         Notes
         -----
-        A pass that ends early leaves nothing; files of one that was killed are removed by the next pass over the
-        directory that is more than a day later. The order is kept too: shuffle afterwards for another in each pass.
+        A pass that ends early keeps nothing; the files of a killed pass are removed by a pass over the directory more
+        than a day later. The order is kept too: shuffle afterwards for another order in each pass.
 
         >>> ds = Dataset.range(3).shuffle(3).cache()
         >>> list(ds) == list(ds)
@@ -1422,15 +1422,15 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def snapshot(
         self, path: str | os.PathLike[str], compression: str | None = None, name: str | None = None
     ) -> Dataset:
-        """Write the elements of the first complete pass to files for later passes, also those of later programs.
+        """Write the elements of the first complete pass to files for later passes of this and other programs.
 
         Parameters
         ----------
         path
-            A directory or fsspec URL. Each pipeline has its own directory in it, named by its fingerprint: a changed
-            pipeline does not meet what another left. A local file that changes changes it too.
+            A directory or fsspec URL. Each pipeline has a subdirectory, named by its fingerprint: a changed pipeline,
+            or one whose local files changed, does not read the files of another.
         compression
-            None, ``"lz4"`` or ``"zstd"``; without, elements are used where they lie on disk.
+            ``"lz4"``, ``"zstd"`` or None; without compression, elements are used in place on disk.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -1448,11 +1448,11 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Parameters
         ----------
         path
-            A directory or fsspec URL. A dataset that was saved there is replaced once this one is whole.
+            A directory or fsspec URL. A dataset that was saved there is replaced when this one is complete.
         compression
-            None, ``"lz4"`` or ``"zstd"``; without, elements are used where they lie on disk.
+            ``"lz4"``, ``"zstd"`` or None; without compression, elements are used in place on disk.
         strategy
-            Whose workers write; threads of this process if None.
+            The strategy whose workers write; threads of this process if None.
 
         Raises
         ------
@@ -1463,8 +1463,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
         Notes
         -----
-        The directory holds Arrow files and a manifest, which is written last: without it there is nothing to load.
-        Where workers write, it is to be one that all of them and this process share.
+        The directory holds Arrow files and a manifest, which is written last: without it `load` fails. If workers
+        write, all of them and this process must share the directory.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -1478,34 +1478,34 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], element_spec: Any = None, name: str | None = None) -> Dataset:
-        """Read the elements that `save` wrote.
+        """Return the dataset that `save` wrote.
 
         Parameters
         ----------
         path
             The directory.
         element_spec
-            If given, what the elements are to be; checked.
+            The expected spec of the elements, if it is to be checked.
 
         Raises
         ------
         FileError
-            There is no saved dataset, or it is damaged.
+            There is no saved dataset in the directory, or it is damaged.
         ArgumentError
-            Its elements are not of ``element_spec``.
+            Its elements do not match ``element_spec``.
         """
         loaded = cls._of(ReadFiles((_absolute(path),), Saved(), label=name))
-        found = loaded._spec
+        saved = loaded._spec
         if element_spec is not None:
             leaves, structure = Structure.of(element_spec)
             expected = ElementSpec(structure, leaves)
-            if found.most_general_common_spec(expected) is None:
+            if saved.most_general_common_spec(expected) is None:
                 raise ArgumentError(
-                    f"load: element_spec is {element_spec}, and what was saved is {loaded.element_spec}"
+                    f"load: element_spec is {element_spec}, but the saved elements are {loaded.element_spec}"
                 )
         return loaded
 
-    # --- elements written ---
+    # --- writing files ---
 
     def to_parquet(
         self,
@@ -1517,53 +1517,53 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         storage_options: Mapping[str, Any] | None = None,
         strategy: WritingStrategy | None = None,
     ) -> list[str]:
-        """Write the elements to Parquet files, a row each.
+        """Write the elements to Parquet files, as one row for each.
 
         Parameters
         ----------
         path
             A directory or fsspec URL, for files ``part-00000.parquet``, ... in the order of the elements.
         rows_per_file
-            Elements of each file but the last. If None, a file has what one call takes: about as much as the setting
-            ``daskdist.bundle-bytes`` says, in memory.
+            The number of elements of each file but the last. If None, the size of a file in memory is about the setting
+            ``daskdist.bundle-bytes``.
         compression
             None, ``"snappy"``, ``"zstd"``, ``"lz4"``, ``"gzip"`` or ``"brotli"``.
         overwrite
-            Whether Parquet files that are there already are removed, once the new ones are whole.
+            Whether to remove existing Parquet files when the new ones are complete.
         storage_options
-            What the file system takes: credentials, an endpoint.
+            Options of the fsspec file system, such as credentials and an endpoint.
         strategy
-            Whose workers write, such as a `MultiWorkerMirroredStrategy`; threads of this process if None.
+            The strategy whose workers write, such as a `MultiWorkerMirroredStrategy`; threads of this process if None.
 
         Returns
         -------
         list of str
-            The paths of the files, in order. Without elements it is one, which has the columns.
+            The paths of the files, in order. Without elements, one file has the columns.
 
         Raises
         ------
         UnknownLengthError
             The dataset is endless.
         ArgumentError
-            Elements have a leaf that makes no column, or there are Parquet files in the directory already.
+            A leaf cannot become a column, or the directory already has Parquet files.
         FileError
-            They cannot be written.
+            The files cannot be written.
 
         Notes
         -----
-        A dict has a column for each name and a tuple one for each place, ``"0"``, ``"1"``, ...; within another they are
-        structs. A lone leaf is a column ``"value"``. `daskdist.read_parquet` gives dicts, or what its ``columns``
-        says: ``"value"`` for the leaf, ``("0", "1")`` for the tuple. Arrays of one shape are fixed-size lists, those
-        whose length differs lists; times in seconds come back in milliseconds, as Parquet knows no others. A batch is
-        one element: write before you batch.
+        A dict has a column for each name and a tuple one for each index, ``"0"``, ``"1"``, ...; nested ones are
+        structs. A single leaf is a column ``"value"``. `daskdist.read_parquet` returns dicts, or the structure of its
+        ``columns``: ``"value"`` for the leaf, ``("0", "1")`` for the tuple. Arrays of fixed shape are fixed-size lists,
+        arrays of variable length are lists; times in seconds are read as milliseconds, as Parquet has no seconds. A
+        batch is one element: write before you batch.
 
-        A write is whole or not there, wherever a process is killed. Files are first in a hidden directory inside; when
-        all are whole they have their names, and ``_daskdist_parquet.json`` lists them with their sizes. Readers here
-        look at that list: they have the old files or the new ones, and an error where a first write did not come to its
-        end or a listed file is missing. Files that others put beside them are read too. Where old files are replaced,
-        the new ones have other names (``part-00000-1.parquet``), and the old ones are deleted once the list is written.
-        The next write removes what a killed one left. One process at a time may write to a directory; where workers
-        write, it is to be one that all of them and this process share.
+        A write is atomic, even if a process is killed. Files are written to a hidden directory inside ``path`` and
+        renamed when all are complete; then ``_daskdist_parquet.json`` lists them with their sizes. The readers of this
+        package follow that list: they read the old files or the new ones, and raise an error if a first write did not
+        finish or a listed file is missing. Files that other programs add are read too. New files that replace old ones
+        have other names (``part-00000-1.parquet``), and the old ones are deleted after the list is written. The next
+        write removes the files of a killed one. One process at a time may write to a directory; if workers write, all
+        of them and this process must share it.
 
         >>> import tempfile, daskdist
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -1587,7 +1587,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         storage_options: Mapping[str, Any] | None = None,
         strategy: WritingStrategy | None = None,
     ) -> list[str]:
-        """Write the elements to TFRecord files, a record each.
+        """Write the elements to TFRecord files, as one record for each.
 
         Parameters
         ----------
@@ -1596,28 +1596,29 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         rows_per_file, overwrite, storage_options, strategy
             As in `to_parquet`.
         compression
-            None, ``"gzip"`` or ``"zlib"``, which TensorFlow reads, or ``"bz2"``, ``"xz"`` or ``"zstd"``. Names tell.
+            None, ``"gzip"`` or ``"zlib"``, which TensorFlow reads, or ``"bz2"``, ``"xz"`` or ``"zstd"``; file names
+            have its suffix.
 
         Returns
         -------
         list of str
-            The paths of the files, in order; one without records where there are no elements.
+            The paths of the files, in order. Without elements, one file has no records.
 
         Raises
         ------
         UnknownLengthError
             The dataset is endless.
         ArgumentError
-            Elements are neither bytes nor dicts of arrays by name, or there are TFRecord files already. A number is too
+            Elements are neither bytes nor dicts of arrays, the directory already has TFRecord files, or a number is too
             large for float32 or int64.
         FileError
-            They cannot be written.
+            The files cannot be written.
 
         Notes
         -----
-        Bytes are the record itself; a dict is a ``tf.train.Example``, with floats as float32 (of a float64 about seven
-        digits are kept), whole numbers as int64, text as UTF-8 and arrays flat. What is said of names and of workers
-        in `to_parquet` holds here.
+        Bytes are the record itself; a dict becomes a ``tf.train.Example``, with floats as float32 (about seven digits
+        of a float64), integers as int64, text as UTF-8 and flattened arrays. File names and workers are as in
+        `to_parquet`.
 
         >>> import tempfile, daskdist
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -1638,7 +1639,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         storage_options: Mapping[str, Any] | None = None,
         strategy: WritingStrategy | None = None,
     ) -> list[str]:
-        """Write the elements to NumPy files: ``.npy`` where they are lone arrays, ``.npz`` where dicts of such.
+        """Write the elements to NumPy files: single arrays to ``.npy``, dicts of arrays to ``.npz``.
 
         Parameters
         ----------
@@ -1650,20 +1651,20 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Returns
         -------
         list of str
-            The paths of the files, in order; one of arrays without rows where there are no elements.
+            The paths of the files, in order. Without elements, one file has arrays without rows.
 
         Raises
         ------
         UnknownLengthError
             The dataset is endless.
         ArgumentError
-            Elements are no arrays of one shape, or there are NumPy files already.
+            Elements are not arrays of one shape, or the directory already has NumPy files.
         FileError
-            They cannot be written.
+            The files cannot be written.
 
         Notes
         -----
-        What is said of names and of workers in `to_parquet` holds here.
+        File names and workers are as in `to_parquet`.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -1683,17 +1684,17 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         storage_options: Mapping[str, Any] | None = None,
         strategy: WritingStrategy | None = None,
     ) -> list[str]:
-        """Write the elements to a Zarr store of format v3: an array where they are lone, a group where dicts of such.
+        """Write the elements to a Zarr v3 store: single arrays to an array, dicts of arrays to a group.
 
         Parameters
         ----------
         path
-            Of the store: a local path or fsspec URL, such as ``"data.zarr"``.
+            The local path or fsspec URL of the store, such as ``"data.zarr"``.
         chunk_rows
-            The elements of a chunk. If None, as many as are of about the size that the setting
-            ``daskdist.bundle-bytes`` says.
+            The number of elements in a chunk. If None, the size of a chunk is about the setting
+            ``daskdist.bundle-bytes``.
         overwrite
-            Whether a store that is there already is removed, once the new one is whole.
+            Whether to remove an existing store when the new one is complete.
         storage_options, strategy
             As in `to_parquet`.
 
@@ -1707,15 +1708,15 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         UnknownLengthError
             The dataset is endless.
         ArgumentError
-            Elements are no arrays of one shape, or there is something of that name already.
+            Elements are not arrays of one shape, or ``path`` already exists.
         FileError
             It cannot be written.
 
         Notes
         -----
-        Until it is whole the store is hidden beside its place. What is said of processes that are killed, and of
-        workers, in `to_parquet` holds here: a file beside the store says where it is while it is replaced, and others
-        than the readers here find no store then.
+        Until it is complete, the store is hidden beside ``path``. Killed processes and workers are as in `to_parquet`.
+        During a replacement, a file beside ``path`` tells the readers of this package where the store is; other readers
+        find none.
 
         >>> import tempfile, daskdist
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -1740,7 +1741,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         storage_options: Mapping[str, Any] | None = None,
         strategy: WritingStrategy | None = None,
     ) -> list[str]:
-        """Write the elements, dicts by the ends of names, to tar archives as WebDataset has them, a sample each.
+        """Write the elements, dicts by file extension, to tar archives of WebDataset, as one sample for each.
 
         Parameters
         ----------
@@ -1752,22 +1753,22 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Returns
         -------
         list of str
-            The paths of the files, in order; one without samples where there are no elements.
+            The paths of the files, in order. Without elements, one file has no samples.
 
         Raises
         ------
         UnknownLengthError
             The dataset is endless.
         ArgumentError
-            An element is no dict, a field is not what its name says, or there are archives already.
+            An element is not a dict, a field does not match its extension, or the directory already has archives.
         FileError
-            They cannot be written.
+            The files cannot be written.
 
         Notes
         -----
-        ``"__key__"`` is the name of a sample, which is made up where there is none; of the others the end tells what
-        they are: ``"png"`` an image, ``"cls"`` a number, ``"txt"`` text, ``"npy"`` an array, ``"json"`` anything. What
-        is said of names and of workers in `to_parquet` holds here.
+        ``"__key__"`` is the name of a sample; without it, one is generated. The extension of other fields determines
+        their content: ``"png"`` an image, ``"cls"`` a number, ``"txt"`` text, ``"npy"`` an array, ``"json"`` anything.
+        File names and workers are as in `to_parquet`.
 
         >>> import tempfile, daskdist
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -1789,13 +1790,13 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         """
         if not callable(transformation_func):
             raise ArgumentError(f"apply: expected a function, got {type(transformation_func).__name__}")
-        made = transformation_func(self)
-        if not isinstance(made, Dataset):
-            raise ArgumentError(f"apply: the function returned {type(made).__name__}; it is to return a Dataset")
-        return made
+        result = transformation_func(self)
+        if not isinstance(result, Dataset):
+            raise ArgumentError(f"apply: the function returned {type(result).__name__}; it must return a Dataset")
+        return result
 
     def pipe(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Return the result of a function of this dataset and further arguments.
+        """Return ``function(self, *args, **options)``.
 
         >>> Dataset.range(6).pipe(lambda ds, size: len(ds.batch(size)), 4)
         2
@@ -1911,17 +1912,17 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Parameters
         ----------
         options
-            Fields left None keep what was set before; others win over it.
+            Fields of None keep the earlier setting; others replace it.
         """
         if not isinstance(options, Options):
             raise ArgumentError(f"with_options: expected Options, got {type(options).__name__}")
         return self._with(WithOptions(self._node, options.copy(), label=name))
 
     def options(self) -> Options:
-        """Return the options in force."""
+        """Return the effective options."""
         return merged_options(self._node)
 
-    # --- looking ---
+    # --- iteration and inspection ---
 
     def __iter__(self) -> ElementIterator:
         primitive, options = self._current_primitive(), self.options()
@@ -1955,15 +1956,15 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Raises
         ------
         ArgumentError
-            There is none, or more than one.
+            There is no element, or more than one.
 
         >>> Dataset.range(5).batch(5).get_single_element()
         array([0, 1, 2, 3, 4])
         """
         elements = list(itertools.islice(iter(self), 2))
         if len(elements) != 1:
-            found = "more than one element; take(1) leaves one" if elements else "no elements"
-            raise ArgumentError(f"get_single_element: the dataset has {found}")
+            contents = "more than one element; take(1) leaves one" if elements else "no elements"
+            raise ArgumentError(f"get_single_element: the dataset has {contents}")
         return elements[0]
 
     @property
@@ -1972,17 +1973,17 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
         Notes
         -----
-        Nothing is computed for it but what a schema needs, unless a function given to `map` could not be tried on
-        made-up elements: then the first few elements are, and tell no lengths, as those of others may differ. A length
-        that may differ from element to element is None, and so is the shape where the number of axes differs.
+        Only schemas are read for it, unless a function given to `map` could not be tried on synthetic elements: then
+        the first few elements are computed, and lengths are unknown, as other elements may differ. A length that may
+        differ between elements is None, and so is the shape if the number of axes may differ.
 
-        What a function makes of all elements, trying it on some cannot prove. So once a dataset was asked for this, an
-        iteration over it that comes to an element of another spec raises an ArgumentError.
+        Trying a function on some elements does not prove its results for all. So after a use of this property, an
+        iteration that comes to an element of another spec raises an ArgumentError.
 
         Raises
         ------
         ArgumentError
-            The first few elements differ in structure or dtype: no spec holds them all.
+            The first few elements differ in structure or dtype, so that no spec holds for all.
 
         >>> Dataset.range(5).batch(2).element_spec
         TensorSpec(shape=(None,), dtype=int64, name=None)
@@ -1991,7 +1992,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return self._told_spec.packed
 
     def cardinality(self) -> int:
-        """Return the number of elements; ``INFINITE_CARDINALITY`` (-1) or ``UNKNOWN_CARDINALITY`` (-2) otherwise.
+        """Return the number of elements, ``INFINITE_CARDINALITY`` (-1) or ``UNKNOWN_CARDINALITY`` (-2).
 
         >>> Dataset.range(5).batch(2).cardinality(), Dataset.range(5).repeat().cardinality()
         (3, -1)
@@ -1999,12 +2000,12 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return self._node.cardinality
 
     def assert_cardinality(self, expected_cardinality: int, name: str | None = None) -> Dataset:
-        """State the number of elements, which is checked as they come.
+        """State the number of elements, which is checked while iterating.
 
         Parameters
         ----------
         expected_cardinality
-            Their number; or -1, ``INFINITE_CARDINALITY``.
+            The number of elements, or -1, ``INFINITE_CARDINALITY``.
 
         Raises
         ------
@@ -2017,7 +2018,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(AssertCardinality(self._node, expected_cardinality, label=name))
 
     def fingerprint(self) -> np.uint64:
-        """Return a number that is equal for equal pipelines, in every process.
+        """Return a number that is equal for equal pipelines in all processes.
 
         >>> Dataset.range(3).fingerprint() == Dataset.range(3).fingerprint() != Dataset.range(4).fingerprint()
         np.True_
@@ -2065,13 +2066,13 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         show(Preview(elements[:n], is_all=len(elements) <= n))
 
     def explain(self, stage: str | None = None) -> str:
-        """Describe what runs when this dataset is iterated, as text.
+        """Return a description of the pipeline as text.
 
         Parameters
         ----------
         stage
-            ``"pipeline"`` as it was built, ``"simplified"`` after rewrites, ``"primitives"`` what it comes
-            down to; all three if None.
+            ``"pipeline"`` as it was built, ``"simplified"`` after rewrites, ``"primitives"`` for the operations that
+            run; all three if None.
 
         >>> print(Dataset.range(9).batch(2).take(2).explain("simplified"))
           range(start=0, stop=9)
@@ -2087,7 +2088,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         if stage is None:
             return "\n".join(f"{name}:\n{show()}" for name, show in stages.items())
         if stage not in stages:
-            raise ArgumentError(f"explain: no stage {stage!r}; there are {', '.join(stages)}")
+            raise ArgumentError(f"explain: no stage {stage!r}; the stages are {', '.join(stages)}")
         return stages[stage]()
 
     def __repr__(self) -> str:
@@ -2135,12 +2136,12 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return scheduler_of(self._recorded.graph)
 
     def to_dask_array(self) -> Any:
-        """Return the batches as Dask arrays, one for each leaf, a chunk a batch.
+        """Return a Dask array of each leaf, with one chunk for each batch.
 
         Raises
         ------
         UnknownLengthError
-            The number of batches is not known before the data is read, or endless.
+            The number of batches is unknown before the data is read, or infinite.
 
         >>> Dataset.range(5).batch(2).to_dask_array().chunks
         ((2, 2, 1),)
@@ -2175,24 +2176,24 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         known = self._known_spec()
         if not isinstance(known, SpecUnknown):
             return known
-        found: ElementSpec | None = None
+        common: ElementSpec | None = None
         elements = iterate(make_caller(), self._current_primitive(), 0)
         try:
             for number, element in enumerate(_without_failed(elements, _NUM_LEARNED_FROM)):
                 spec = ElementSpec.of(element)
                 try:
-                    found = of_any_rank(found, spec) or common_or_raise(found, spec)
+                    common = of_any_rank(common, spec) or common_or_raise(common, spec)
                 except SpecUnknown:
                     raise ArgumentError(
                         f"the dataset has no spec: element {number} is {spec.packed}, and those before it are "
-                        f"{found and found.packed}; elements that differ in structure or dtype have none in common. "
+                        f"{common and common.packed}; elements that differ in structure or dtype have none in common. "
                         "Make them alike with map"
                     ) from None
         finally:
             elements.close()
-        if found is not None:
+        if common is not None:
             # A batch may be shorter or longer than the first.
-            return without_empty_axes(found.with_leaves([leaf.of_any_length() for leaf in found.leaves]))
+            return without_empty_axes(common.with_leaves([leaf.of_any_length() for leaf in common.leaves]))
         raise UnknownLengthError("the dataset has no elements, and without one the spec of a mapped one is not known")
 
     # --- within ---
@@ -2245,10 +2246,10 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             raise UnknownLengthError(
                 f"{operation}: the dataset is endless, and is to be written whole; use take(n) first"
             )
-        found = self._fingerprint
-        directory = f"{_absolute(path)}/{found}"
+        fingerprint = self._fingerprint
+        directory = f"{_absolute(path)}/{fingerprint}"
         code = code_of(self._node)
-        node = Snapshot(self._node, directory, found, self._spec, _codec(compression), code=code, label=name)
+        node = Snapshot(self._node, directory, fingerprint, self._spec, _codec(compression), code=code, label=name)
         return self._with(node)
 
     def _counted(self) -> int:

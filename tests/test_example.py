@@ -153,20 +153,20 @@ def test_what_is_found(record, feature, value, number):
         (example(a=integers(1, 2)), INTEGER, r"has 2 values; shape \(\) takes 1"),
         (example(a=strings(b"x", b"y")), FixedLenFeature((), bytes), r"has 2 values; shape \(\) takes 1"),
         (example(a=floats(1, 2, 3)), SEQUENCE, r"has 3 values; shape \(2,\) takes 2 at a time"),
-        (example(a=integers(1)), FLOAT, "feature 'a' holds int64, and float32 is asked for"),
-        (example(a=integers()), FixedLenFeature((), "float32", 3), "holds int64, and float32"),
-        (example(a=integers()), VarLenFeature("float32"), "holds int64, and float32"),
-        (example(a=floats(1)), VarLenFeature(str), "holds float32, and bytes"),
-        (example(a=integers(1)), SEQUENCE, "holds int64, and float32"),
-        (example(entry("a", floats(1, 2)), entry("a", integers(3, 4))), PAIR, "holds int64, and float32"),
+        (example(a=integers(1)), FLOAT, "feature 'a' holds int64, but float32 is expected"),
+        (example(a=integers()), FixedLenFeature((), "float32", 3), "holds int64, but float32"),
+        (example(a=integers()), VarLenFeature("float32"), "holds int64, but float32"),
+        (example(a=floats(1)), VarLenFeature(str), "holds float32, but bytes"),
+        (example(a=integers(1)), SEQUENCE, "holds int64, but float32"),
+        (example(entry("a", floats(1, 2)), entry("a", integers(3, 4))), PAIR, "holds int64, but float32"),
         (example(a=strings(b"\xff")), FixedLenFeature((), str), "feature 'a' is not UTF-8: invalid start byte"),
         (example(a=message(3, message(1, b"\x81" * 10 + b"\x01"))), INTEGER, "an integer of 11 bytes"),
         (example(a=message(3, message(1, b"\x01\x81"))), INTEGER, "its integers end within one"),
         (example(a=message(2, message(1, b"12345"))), FLOAT, "5 bytes of floats, which have four each"),
-        (example(a=b"\xff\xff"), FLOAT, "feature 'a' is no list of values"),
+        (example(a=b"\xff\xff"), FLOAT, "feature 'a' is not a list of values"),
         (b"garbage!", FLOAT, "not an example"),
         (example(a=floats(1)) + b"\xff", FLOAT, "it ends within a number"),
-        (example(a=floats(1))[:-1], FLOAT, r"cut short: a field of \d+ bytes where \d+ are left"),
+        (example(a=floats(1))[:-1], FLOAT, r"truncated one: a field of \d+ bytes, but \d+ are left"),
         (varint(5 << 3 | 3) + varint(5 << 3 | 4), VarLenFeature("float32"), "a field of wire type 3"),
     ],
 )
@@ -300,7 +300,7 @@ def test_many_values_in_few_records():
         (lambda: FixedLenFeature((), "int64", 2**70), "give int64"),
         (lambda: TFRecord({}), "give a dict of at least one feature"),
         (lambda: TFRecord([FLOAT]), "give a dict of at least one feature"),
-        (lambda: TFRecord({3: FLOAT}), "features: 3 is no name"),
+        (lambda: TFRecord({3: FLOAT}), "features: 3 is not a name"),
         (lambda: TFRecord({"a": "float32"}), r"features\['a'\] is 'float32'; give a FixedLenFeature"),
     ],
 )
@@ -381,7 +381,7 @@ def test_a_record_that_has_not_what_is_asked_for(tmp_path):
     path = tmp_path / "a.tfrecord"
     path.write_bytes(framed(np.frombuffer(b"".join(records), np.uint8), np.array([len(each) for each in records])))
     ds = read_tfrecord(path, {"a": FLOAT})
-    expected = r"record 7 of .*a\.tfrecord bytes 0 to \d+, \d+ bytes at \d+: feature 'a' holds int64, and float32"
+    expected = r"record 7 of .*a\.tfrecord bytes 0 to \d+, \d+ bytes at \d+: feature 'a' holds int64, but float32"
     with pytest.raises(errors.FileError, match=expected):
         list(ds)
     kept = iter(ds.ignore_errors())

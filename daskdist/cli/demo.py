@@ -398,15 +398,15 @@ def draw(
     # In one set of axes: to lay out twenty takes longer than the training.
     cells = lower.subplots()
     cells.set_axis_off()
-    for place, each in enumerate(shown):
+    for place, example in enumerate(shown):
         row, column = divmod(place, 10)
         left, bottom = 1.3 * column, -1.4 * row
-        cells.imshow(held_out.x[each].reshape(8, 8), cmap="gray_r", extent=(left, left + 1, bottom, bottom + 1))
-        color = wrong if is_wrong[each] else right
+        cells.imshow(held_out.x[example].reshape(8, 8), cmap="gray_r", extent=(left, left + 1, bottom, bottom + 1))
+        color = wrong if is_wrong[example] else right
         cells.plot(
             [left, left + 1, left + 1, left, left], [bottom, bottom, bottom + 1, bottom + 1, bottom], color=color
         )
-        text = f"{predicted[each]}, is {held_out.y[each]}" if is_wrong[each] else str(predicted[each])
+        text = f"{predicted[example]}, is {held_out.y[example]}" if is_wrong[example] else str(predicted[example])
         cells.text(left + 0.5, bottom + 1.05, text, fontsize=8, color=color, ha="center", va="bottom")
     cells.set(xlim=(-0.05, 12.75), ylim=(-1.45, 1.35))
     figure.savefig(output, dpi=130, format="png")

@@ -1,10 +1,10 @@
-"""Arrays in files as elements: their rows, those of several arrays side by side, cut where chunks end.
+"""Arrays in files as elements: the rows of one or of several arrays side by side, cut at the ends of chunks.
 
 ===================================  ===================================================
-an array of                          gives
+an array of                          becomes
 ===================================  ===================================================
-numbers, bools, times, fixed text    rows of that dtype, in the byte order of the machine
-fields (a structured dtype)          a dict by field, of arrays where fields hold such
+numbers, bools, times, fixed text    rows of that dtype, in native byte order
+fields (a structured dtype)          a dict by field
 ===================================  ===================================================
 """
 
@@ -34,11 +34,12 @@ from daskdist.tables.columns import Columns
 
 # The name of the only array of a file without names.
 LONE_NAME: Final = ""
-# If chunks of all arrays end together only after more than so many sizes of a split, the chunks of one array count.
+# If chunks of all arrays end together only after more than this multiple of a split's size, splits end at the chunks of
+# one array.
 _STRETCH: Final = 4
-# The size of the cache of chunks that splits share, in sizes of a split.
+# The size of the cache of chunks that splits share, as a multiple of a split's size.
 _KEPT: Final = 4
-# No file has more splits: a header that says so lies, and a list of them would fill the memory.
+# The most splits of a file: more come from a damaged header, and their list would fill the memory.
 _MOST_SPLITS: Final = 2**20
 
 
@@ -49,15 +50,15 @@ class StoredArray:
     Parameters
     ----------
     name
-        Its name there; empty where it is the only one and has none.
+        Its name in the file; empty for the only array of a file without names.
     num_rows
         Its length along axis 0.
     row
         The spec of a row.
     row_bytes
-        The size of a row in memory, about.
+        The approximate size of a row in memory.
     chunk_rows
-        The rows that are decoded together; 1 where any can be read by themselves.
+        The number of rows that are decoded together; 1 if rows can be read independently.
     """
 
     name: str
@@ -73,7 +74,7 @@ class StoredArray:
         Raises
         ------
         FileError
-            It has no rows, or its dtype has no place in an element.
+            It has no rows, or no element can hold its dtype.
         """
         check_rows(name, shape, path)
         row = row_spec(dtype, shape[1:], f"{path}{f': array {name!r}' if name else ''}")
@@ -81,12 +82,12 @@ class StoredArray:
 
 
 def check_rows(name: str, shape: Sequence[int], path: str) -> None:
-    """See whether an array has rows.
+    """Check that an array has rows.
 
     Raises
     ------
     FileError
-        It has no axis, or one of negative length.
+        It has no axis, or a negative length.
     """
     array = f"array {name!r}" if name else "its array"
     if not shape:
@@ -101,55 +102,55 @@ def row_spec(dtype: np.dtype[Any], shape: Sequence[int], where: str) -> ElementS
     Raises
     ------
     FileError
-        The dtype has no place in an element.
+        No element can hold the dtype.
     """
     if dtype.subdtype is not None:
         base, inner = dtype.subdtype
         return row_spec(base, (*shape, *inner), where)
     if dtype.names:
-        # In the order in which structures have them.
+        # In the order of the leaves of a structure.
         parts = [row_spec(dtype[name], shape, f"{where}, field {name!r}") for name in sorted(dtype.names)]
         return ElementSpec.nest(Structure.of(dict.fromkeys(dtype.names, 0))[1], parts)
     if dtype.kind in "OV":
         what = "Python objects" if dtype.kind == "O" else f"raw bytes ({dtype})"
         raise FileError(
-            f"{where} holds {what}, which are not read; store numbers, times or text of a fixed size, or leave it out"
+            f"{where} holds {what}, which are not supported; store numbers, times or fixed-size text, or leave it out"
         )
     return ElementSpec(LONE, (TensorSpec(tuple(shape), native(dtype)),))
 
 
 def names_in(asked: Any) -> list[str]:
-    """Return the names that users ask for, in whatever structure."""
+    """Return the names in a user's structure of names."""
     leaves = [name for leaf in Structure.of(asked)[0] for name in (leaf if isinstance(leaf, list) else [leaf])]
     return [name for name in leaves if isinstance(name, str)]
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return a dtype in the byte order of the machine, without metadata."""
+    """Return a dtype in native byte order, without metadata."""
     return np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufcmMSU" else dtype
 
 
 def leaves_of(rows: Any) -> list[Any]:
-    """Return the leaves of an array's rows, shape ``(num_rows, ...)``: the array, or one leaf a field."""
+    """Return the leaves of an array's rows, shape ``(num_rows, ...)``: the array, or one leaf for each field."""
     if isinstance(rows, Ragged):
         return [Ragged(rows.values.astype(native(rows.dtype), copy=False), rows.row_splits)]
     if rows.dtype.names:
-        # Fields lie between one another, and maybe not where the machine likes them: each is copied out.
+        # Copy each field, as fields are interleaved and may be unaligned.
         return [np.ascontiguousarray(leaf) for name in sorted(rows.dtype.names) for leaf in leaves_of(rows[name])]
     native_dtype = native(rows.dtype)
-    # A view is without what else a library has attached to the dtype.
+    # A view drops the metadata that a library attached to the dtype.
     has_metadata = rows.dtype == native_dtype and rows.dtype.metadata
     return [rows.view(native_dtype) if has_metadata else rows.astype(native_dtype, copy=False)]
 
 
 @dataclass(frozen=True)
 class StoredArrays:
-    """Arrays whose rows make up elements: the k-th of each the k-th.
+    """Arrays whose k-th rows together are the k-th element.
 
     Parameters
     ----------
     columns
-        What array is which leaf.
+        The assignment of arrays to leaves.
     stored
         The arrays.
     """
@@ -164,11 +165,11 @@ class StoredArrays:
         Parameters
         ----------
         columns
-            Which ones.
+            The arrays to return.
         describe
-            Looks one of them up by its name.
+            Returns the description of an array by its name.
         path
-            Of the file, for messages.
+            The path of the file, for messages.
 
         Raises
         ------
@@ -179,7 +180,7 @@ class StoredArrays:
         lengths = {array.num_rows for array in stored}
         if len(lengths) > 1:
             sizes = ", ".join(f"{array.name!r} has {array.num_rows}" for array in stored)
-            raise FileError(f"{path}: arrays of one length make elements, and of these {sizes} rows; name some of them")
+            raise FileError(f"{path}: elements need arrays of equal length, but {sizes} rows; name some of them")
         return cls(columns, stored)
 
     @property
@@ -198,14 +199,14 @@ class StoredArrays:
         return self.columns.spec(rows.__getitem__)
 
     def cuts(self, path: str) -> list[tuple[int, int]]:
-        """Return the rows of each split: from one place where chunks of all arrays end to another.
+        """Return the rows of each split, between places where chunks of all arrays end.
 
-        Where there are too few such places, chunks of the array that takes longest to decode end there.
+        If there are too few such places, splits end at the chunks of the array that takes longest to decode.
 
         Raises
         ------
         FileError
-            There are more rows than any file has.
+            The number of rows is impossible.
         """
         size = max(in_bytes("split-bytes"), 1)
         step = lcm(*[array.chunk_rows for array in self.stored])
@@ -215,7 +216,7 @@ class StoredArrays:
         rows = step * max(size // (step * self.row_bytes), 1) if self.row_bytes else max(self.num_rows, 1)
         if self.num_rows > _MOST_SPLITS * rows:
             raise FileError(
-                f"{path}: says it has {self.num_rows} rows, more than {_MOST_SPLITS} splits of {rows}: damaged, or to "
+                f"{path}: states {self.num_rows} rows, more than {_MOST_SPLITS} splits of {rows}: damaged, or to "
                 "be read with a larger daskdist.split-bytes"
             )
         return [(start, min(start + rows, self.num_rows)) for start in range(0, self.num_rows, rows)]
@@ -227,16 +228,16 @@ class StoredArrays:
         payload: Callable[[int, int], Any],
         cuts: Sequence[tuple[int, int]] | None = None,
     ) -> list[Split]:
-        """Return the splits of the ``file``-th file.
+        """Return the splits of file number ``file``.
 
         Parameters
         ----------
         path, file
             The file.
         payload
-            Returns the payload of the split of rows from ``start`` to before ``stop``.
+            ``payload(start, stop)`` returns the payload of the split with these rows.
         cuts
-            The rows of each split; those of `cuts` if None.
+            The rows of each split; None for those of the method `cuts`.
         """
         return [
             Split(
@@ -256,12 +257,12 @@ class StoredArrays:
         return Block(self.spec.structure, self.columns.arrays(arrays.__getitem__), label)
 
     def read_valid_rows(self, start: int, stop: int, label: str, path: str, read: Callable[[int, int], Block]) -> Block:
-        """Read the readable rows from ``start`` to ``stop``; the unit left out lies between two ends of chunks.
+        """Read the valid rows from ``start`` to ``stop``; the rows between two ends of chunks are left out together.
 
         Raises
         ------
         FileError
-            None can be.
+            No row can be read.
         """
         ends = {
             row
@@ -286,47 +287,47 @@ class StoredArrays:
 
 
 def chosen(asked: Any, names: Sequence[str], path: str, first: FirstFile | None, kind: str = "array") -> Columns:
-    """Return the arrays asked for, given those a file has.
+    """Return the selected arrays of a file.
 
     Parameters
     ----------
     asked
-        What users write: see `Columns.of`.
+        The user's selection; see `Columns.of`.
     names
-        The names of its arrays; `LONE_NAME` where it is one.
+        The names of the file's arrays; `LONE_NAME` for a single one.
     path
-        Of the file, for messages.
+        The path of the file, for messages.
     first
-        The first file, where this is another.
+        The first file, if this is another one.
     kind
-        What messages call one of them.
+        The word for an array in messages.
 
     Raises
     ------
     ArgumentError
-        There is no such array.
+        An array does not exist.
     FileError
-        The same, where the first file has it; or there are none at all.
+        An array exists only in the first file; or there are no arrays.
     """
     if asked is None and not names:
         raise FileError(f"{path}: has no arrays")
     try:
         if names == [LONE_NAME] and asked is not None:
-            raise ArgumentError(f"it is one array, without a name, and {kind}s asks for {asked!r}; leave {kind}s out")
+            raise ArgumentError(f"it is one array without a name, but {kind}s is {asked!r}; leave {kind}s out")
         return Columns.of(LONE_NAME if names == [LONE_NAME] else asked, names, kind)
     except ArgumentError as error:
         if first is None or first.path == path:
             raise ArgumentError(f"{path}: {error}") from None
-        raise FileError(f"{path}: {error}; the first file, {first.path}, has what is asked for") from None
+        raise FileError(f"{path}: {error}; the first file, {first.path}, has it") from None
 
 
 def check_alike(arrays: StoredArrays, path: str, first: FirstFile) -> None:
-    """See whether the elements of a file are like those of the first.
+    """Check that the elements of a file have the spec of those of the first.
 
     Raises
     ------
     FileError
-        They are not.
+        They do not.
     """
     spec = arrays.spec
     if spec != first.spec:
@@ -343,20 +344,20 @@ def rows_label(path: str, start: int, stop: int) -> str:
 
 @dataclass(eq=False)
 class _Chunk:
-    # Rows that were decoded together, and how many of them have not been asked for.
+    # Rows that were decoded together, and the number of them that were not read yet.
     num_left: int
     lock: Any = field(default_factory=threading.Lock)
     rows: Any = None
 
 
 class _SharedChunks:
-    # A chunk is kept till each of its rows has been given once, as a pass over the file does.
+    # A cache that keeps a chunk until each of its rows was read once, as in a pass over the file.
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._chunks: OrderedDict[Any, _Chunk] = OrderedDict()
 
     def rows(self, key: Any, start: int, stop: int, num_rows: int, decode: Callable[[], Any]) -> Any:
-        """Rows ``start`` to ``stop`` of a chunk, which one caller decodes while others wait."""
+        """Return rows ``start`` to ``stop`` of a chunk, which one caller decodes while others wait."""
         with self._lock:
             chunk = self._chunks.setdefault(key, _Chunk(num_rows))
             self._chunks.move_to_end(key)
@@ -390,7 +391,7 @@ _shared = _SharedChunks()
 
 
 def by_chunks(stored: StoredArray, start: int, stop: int, key: Any, fetch: Callable[[int, int], Any]) -> Any:
-    """Rows ``start`` to ``stop`` of an array, of which splits that follow one another decode each chunk once.
+    """Return rows ``start`` to ``stop`` of an array; consecutive splits decode each chunk once.
 
     Parameters
     ----------
@@ -399,7 +400,7 @@ def by_chunks(stored: StoredArray, start: int, stop: int, key: Any, fetch: Calla
     start, stop
         The rows.
     key
-        What tells it, as it is now, from every other.
+        Identifies the array and its current version.
     fetch
         ``fetch(start, stop)`` decodes rows.
     """
@@ -425,58 +426,58 @@ def by_chunks(stored: StoredArray, start: int, stop: int, key: Any, fetch: Calla
 
 
 def columns_of(rows: Rows) -> list[Any]:
-    """Return the leaves of elements to be written, shape ``(num_rows, ...)``.
+    """Return the leaves of elements for writing, shape ``(num_rows, ...)``.
 
     Raises
     ------
     ArgumentError
-        Their shapes or dtypes differ, so that they make no array.
+        Their shapes or dtypes differ, so that they cannot form an array.
     """
     whole = rows if isinstance(rows, Block) else merge([rows], rows)
     if not isinstance(whole, Block):
         what = "their shapes or dtypes differ" if len(whole) else "there are none, and so no shape"
-        raise ArgumentError(f"elements of {rows.label or 'this data'} make no arrays: {what}")
+        raise ArgumentError(f"elements of {rows.label or 'this data'} cannot form arrays: {what}")
     return list(whole.leaves)
 
 
 def check_writable(spec: ElementSpec, name: str, kinds: str, advice: str) -> list[str]:
-    """Return the names of the arrays that elements are written as: the dict's, or ``""`` for a lone leaf.
+    """Return the names of the arrays to write elements as: those of a dict, or ``""`` for a single leaf.
 
     Parameters
     ----------
     spec
-        Of an element.
+        The spec of an element.
     name
-        What it is written as, for messages.
+        The name of the format, for messages.
     kinds
         The kinds of dtypes that can be written.
     advice
-        What to do about others.
+        A remedy for other dtypes.
 
     Raises
     ------
     ArgumentError
-        They cannot be written; the message says which leaf, and what to do.
+        They cannot be written; the message names the leaf and a remedy.
     """
     names = array_names(spec.structure, name)
     for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
         which = f"leaf {path or '(the element)'} is {leaf}"
         if type(leaf) is not TensorSpec or None in leaf.shape:
             raise ArgumentError(
-                f"{name} takes arrays of one shape, and {which}; use padded_batch and unbatch, or save or to_parquet"
+                f"{name} takes arrays of one shape, but {which}; use padded_batch and unbatch, or save or to_parquet"
             )
         if leaf.dtype.kind not in kinds or (leaf.dtype.kind in "fc" and leaf.dtype.itemsize not in (2, 4, 8, 16)):
-            raise ArgumentError(f"{name} takes no {leaf.dtype}, and {which}; {advice}")
+            raise ArgumentError(f"{name} takes no {leaf.dtype}, but {which}; {advice}")
     return names
 
 
 def array_names(structure: Structure, name: str) -> list[str]:
-    """Return the name of the array that each leaf is written as; ``""`` for a lone one.
+    """Return the name of the array to write each leaf as; ``""`` for a single leaf.
 
     Raises
     ------
     ArgumentError
-        They are neither a lone leaf nor a dict of such.
+        Elements are neither a single leaf nor a dict of leaves.
     """
     if structure == LONE:
         return [""]
@@ -484,13 +485,13 @@ def array_names(structure: Structure, name: str) -> list[str]:
     if isinstance(nest, dict) and all(isinstance(leaf, int) and _ok(key) for key, leaf in nest.items()):
         return sorted(nest, key=nest.__getitem__)
     raise ArgumentError(
-        f"{name} takes a lone array or a dict of arrays by name, without '/', and elements are {structure}; "
-        "make such a dict of them with map(...)"
+        f"{name} takes a single array or a dict of arrays, with names without '/', but elements are {structure}; "
+        "convert them to such a dict with map(...)"
     )
 
 
 def _ok(name: object) -> bool:
-    # A name that leads nowhere else.
+    # A name that does not leave the directory.
     if not isinstance(name, str):
         return False
     return bool(name) and "/" not in name and "\\" not in name and "\0" not in name and not name.startswith(".")

@@ -1,6 +1,6 @@
 r"""Lines of text; a byte range is a split.
 
-Lines end with ``\n`` or ``\r\n``, which are no part of them; the last may do without. Blank lines are lines.
+Lines end with ``\n`` or ``\r\n``, which are removed; the last may lack it. Blank lines count.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MARK: Final = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Lines:
-    """Records that end with a newline, which is in no record but at its end."""
+    """The framing of records that end with a newline and contain no other."""
 
     is_local = True
 
@@ -47,11 +47,11 @@ class Text:
     Parameters
     ----------
     encoding
-        That of the text; None for lines that are bytes.
+        The encoding of the text; None for lines as bytes.
     compression
-        How files are compressed: ``"infer"``, a name, or None.
+        The compression of the files: ``"infer"``, a name, or None.
     storage
-        How files are opened.
+        Opens the files.
     """
 
     encoding: str | None = "utf-8"
@@ -66,7 +66,7 @@ class Text:
         if self.encoding is not None:
             try:
                 if codecs.lookup(self.encoding).name == "utf-8-sig":
-                    # The same, for a mark at the beginning is left out anyway; and within a file it is text.
+                    # Equivalent, as a byte-order mark at the beginning is skipped anyway, and is text elsewhere.
                     object.__setattr__(self, "encoding", "utf-8")
                 is_plain = "\n".encode(self.encoding) == b"\n"
             except (LookupError, TypeError, ValueError):
@@ -94,8 +94,8 @@ class Text:
         except UnicodeDecodeError as error:
             number, line = data.count(b"\n", 0, error.start), data[data.rfind(b"\n", 0, error.start) + 1 :]
             raise FileError(
-                f"{split.label}: line {number} of it, {line[:80]!r}, is not {self.encoding}: {error.reason}; "
-                "give the encoding it has, or encoding=None for bytes"
+                f"{split.label}: its line {number}, {line[:80]!r}, is not {self.encoding}: {error.reason}; "
+                "give the right encoding, or encoding=None for bytes"
             ) from None
         return self._block(split, lines_of(text))
 

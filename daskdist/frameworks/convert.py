@@ -65,7 +65,7 @@ def _converted(operation: str, nest: Any, convert: Callable[[Any], Any], where: 
     if any(isinstance(value, AsyncValue) for value in values):
         values = results_of(values)
     here = iter(values)
-    made: list[Any] = []
+    converted_leaves: list[Any] = []
     for number, (leaf, group) in enumerate(zip(leaves, groups, strict=True)):
         parts = []
         for replica in range(len(group)):
@@ -81,8 +81,8 @@ def _converted(operation: str, nest: Any, convert: Callable[[Any], Any], where: 
             # What a function returned may itself be a nest.
             path = where + treespec.accessors()[number].codify("")
             parts.append(_converted(operation, value, convert, path))
-        made.append(PerReplica(parts) if isinstance(leaf, PerReplica) else parts[0])
-    return optree.tree_unflatten(treespec, made)
+        converted_leaves.append(PerReplica(parts) if isinstance(leaf, PerReplica) else parts[0])
+    return optree.tree_unflatten(treespec, converted_leaves)
 
 
 def as_numbers(leaf: Any) -> np.ndarray[Any, Any]:
@@ -210,14 +210,14 @@ def check_spec(operation: str, element_spec: Any, *, needs_rows: bool = False) -
     """
     specs, treespec = optree.tree_flatten(element_spec, none_is_leaf=True)
     for spec, accessor in zip(specs, treespec.accessors(), strict=True):
-        one = spec.specs[0] if isinstance(spec, PerReplicaSpec) else spec
-        if isinstance(one, RaggedTensorSpec):
+        replica_spec = spec.specs[0] if isinstance(spec, PerReplicaSpec) else spec
+        if isinstance(replica_spec, RaggedTensorSpec):
             reason = _RAGGED
-        elif isinstance(one, DatasetSpec):
+        elif isinstance(replica_spec, DatasetSpec):
             reason = _DATASET
         else:
-            reason = reason_against(one.dtype)
-            if not reason and needs_rows and not one.shape:
+            reason = reason_against(replica_spec.dtype)
+            if not reason and needs_rows and not replica_spec.shape:
                 reason = "is a scalar: batch the dataset"
         if reason:
             raise ArgumentError(f"{operation}: leaf {accessor.codify('') or '(the element)'} {reason}")

@@ -55,16 +55,18 @@ def to_jax(x: Any) -> Any:
         if isinstance(leaf, jax.Array):
             return leaf
         if not isinstance(leaf, (np.ndarray, np.generic)) and hasattr(leaf, "__dlpack__"):
-            made = handed_over(leaf, "JAX", jax.dlpack.from_dlpack)
+            jax_array = handed_over(leaf, "JAX", jax.dlpack.from_dlpack)
             if (device := device_of(leaf)) is not None and not device.is_host:
-                channel_of(name_of(device)).add_unknown_consumers(partial(_wait_for_jax, next(iter(made.devices()))))
-            _check_range(leaf, made)
-            return made
+                channel_of(name_of(device)).add_unknown_consumers(
+                    partial(_wait_for_jax, next(iter(jax_array.devices())))
+                )
+            _check_range(leaf, jax_array)
+            return jax_array
         array = as_numbers(leaf)
         # Not by DLPack, as JAX takes no read-only array that way, nor one with gaps; this shares what that would.
-        made = jax.device_put(array)
-        _check_range(array, made)
-        return made
+        jax_array = jax.device_put(array)
+        _check_range(array, jax_array)
+        return jax_array
 
     return converted("to_jax", x, convert)
 
@@ -77,17 +79,17 @@ def _wait_for_jax(device: Any) -> None:
     jax.block_until_ready(jax.numpy.add(jax.device_put(np.float32(0), device), 1))
 
 
-def _check_range(array: Any, made: Any) -> None:
+def _check_range(array: Any, jax_array: Any) -> None:
     # Integers become narrower ones, whatever they are.
-    if made.dtype.kind not in "iu" or not made.size:
+    if jax_array.dtype.kind not in "iu" or not jax_array.size:
         return
     dtype = dtype_of(array)
-    if made.dtype.itemsize == dtype.itemsize:
+    if jax_array.dtype.itemsize == dtype.itemsize:
         return
-    limits = np.iinfo(made.dtype)
+    limits = np.iinfo(jax_array.dtype)
     least, most = extremes(array)
     if least < limits.min or most > limits.max:
         raise ConversionError(
-            f"has numbers that {made.dtype} does not hold, which JAX makes of {dtype}: set "
+            f"has numbers that {jax_array.dtype} does not hold, which JAX makes of {dtype}: set "
             "jax.config.update('jax_enable_x64', True), or map it to smaller numbers"
         )

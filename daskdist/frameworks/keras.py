@@ -32,7 +32,7 @@ def keras_data(dataset: Any) -> Any:
     -------
     keras.src.trainers.data_adapters.data_adapter.DataAdapter
         For ``fit``, ``evaluate``, ``predict`` and ``validation_data``, on the JAX and PyTorch backends. Each epoch is
-        a new pass over the dataset, shuffled anew where that is.
+        a new pass over the dataset, reshuffled if the dataset shuffles.
 
     Raises
     ------

@@ -112,8 +112,8 @@ def torch_loader(dataset: Any) -> Any:
     Returns
     -------
     torch.utils.data.IterableDataset
-        Each pass over it is one over the dataset, shuffled anew where that is, and gives its elements as `to_torch`
-        makes them; ``len`` is their number, and a `TypeError` where it is not known.
+        Each pass over it is a pass over the dataset, reshuffled if the dataset shuffles, whose elements `to_torch`
+        converts; ``len`` is their number, or raises a `TypeError` if it is unknown.
 
     Raises
     ------
@@ -221,7 +221,7 @@ def _on_the_interface_of(host: str) -> Iterator[None]:
 
     addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
     interfaces = psutil.net_if_addrs().items()
-    interface = next((name for name, found in interfaces if addresses & {entry.address for entry in found}), None)
+    interface = next((name for name, entries in interfaces if addresses & {entry.address for entry in entries}), None)
     unset = [] if interface is None else [name for name in _INTERFACE_VARIABLES if name not in os.environ]
     os.environ.update(dict.fromkeys(unset, interface or ""))
     try:

@@ -216,6 +216,6 @@ def _host_of(address: str) -> str:
 
 def _protocol(what: str, protocol: str | None) -> str:
     if protocol not in _PROTOCOLS:
-        allowed = ", ".join(repr(each) for each in _PROTOCOLS if each)
+        allowed = ", ".join(repr(protocol_name) for protocol_name in _PROTOCOLS if protocol_name)
         raise ArgumentError(f"{what}: protocol is {protocol!r}; give one of {allowed}, or None")
     return _PROTOCOLS[protocol]

@@ -94,8 +94,8 @@ class BackendLaws:
             numbers = program.values(program.run(_number, 10))
             again = program.values(program.run(_sum, numbers, 5))
             check(program.here(again) == [15 + replica for replica in range(program.size)], "on the same replica")
-            others = PerReplica(list(reversed(numbers.values)))
-            results = program.here(program.values(program.run(_sum, others, 0)))
+            reversed_numbers = PerReplica(list(reversed(numbers.values)))
+            results = program.here(program.values(program.run(_sum, reversed_numbers, 0)))
             check(
                 results == [10 + replica for replica in reversed(range(program.size))], f"on another replica: {results}"
             )

@@ -292,9 +292,9 @@ class DeviceLaws:
         gc.collect()
         check(len(kept) == 1, f"memory that is lent came back {len(kept)} times, not once")
         check(here.is_host or here.held_bytes() >= held, "memory that is kept is not held any more")
-        others = [here.lend(1 << 16, lambda memory: None) for _ in range(4)]
+        blocks = [here.lend(1 << 16, lambda memory: None) for _ in range(4)]
         with here.using():
-            for other in others:
+            for other in blocks:
                 here.view(other, 0, (1 << 16,), np.uint8)[...] = 1
         result = np.asarray(kept[0]) if hasattr(kept[0], "__array_interface__") else here.get(kept[0])
         check(bool((result == 7).all()), "memory that is kept was had by others")

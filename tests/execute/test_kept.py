@@ -256,7 +256,7 @@ def test_loaded_in_shards_and_shuffled(tmp_path):
 def test_loading_checks_the_spec(tmp_path):
     Dataset.range(3).save(tmp_path)
     assert len(Dataset.load(tmp_path, TensorSpec((), "int64"))) == 3
-    with pytest.raises(errors.ArgumentError, match=r"element_spec is .*float32.*what was saved is .*int64"):
+    with pytest.raises(errors.ArgumentError, match=r"element_spec is .*float32.*the saved elements are .*int64"):
         Dataset.load(tmp_path, TensorSpec((), "float32"))
 
 

@@ -253,7 +253,7 @@ def test_compound_types_become_dicts(tmp_path):
 @pytest.mark.parametrize(
     ("dtype", "words"),
     [
-        (h5py.ref_dtype, "array 'x' holds Python objects, which are not read"),
+        (h5py.ref_dtype, "array 'x' holds Python objects, which are not supported"),
         (np.dtype([("a", h5py.string_dtype())]), "array 'x', field 'a' holds Python objects"),
         (np.dtype("V3"), r"array 'x' holds raw bytes \(\|V3\)"),
         (h5py.vlen_dtype(np.dtype([("a", "i4")])), "array 'x' holds lists of .* in 1 axes, which is not supported"),
@@ -288,7 +288,9 @@ def test_arrays_in_a_structure(tmp_path, arrays, row):
 
 def test_arrays_that_do_not_go_together(tmp_path):
     path = write(tmp_path / "a.h5", {"x": np.arange(3), "y": np.arange(4), "one": 1.0, "none": h5py.Empty("f4")})
-    with pytest.raises(errors.FileError, match=r"a\.h5: arrays of one length.*'x' has 3, 'y' has 4 rows; name some"):
+    with pytest.raises(
+        errors.FileError, match=r"a\.h5: elements need arrays of equal length.*'x' has 3, 'y' has 4 rows; name some"
+    ):
         read_hdf5(path, ["x", "y"])
     with pytest.raises(errors.FileError, match="array 'one' is a single value"):
         read_hdf5(path, "one")

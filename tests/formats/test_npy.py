@@ -105,7 +105,7 @@ class TestNpyOfFields(FormatLaws):
 
     def test_writes_what_it_reads(self, tmp_path):
         # Fields are a nest, which is written in another way.
-        with pytest.raises(errors.ArgumentError, match=r"takes a lone array or a dict of arrays.*make such a dict"):
+        with pytest.raises(errors.ArgumentError, match=r"takes a single array or a dict of arrays.*such a dict"):
             super().test_writes_what_it_reads(tmp_path)
 
 
@@ -248,11 +248,15 @@ def test_columns_of_archives(tmp_path, save, columns, expected):
 
 def test_arrays_that_do_not_go_together(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros(3), y=np.zeros(4), one=np.float64(1), o=np.array([None], object))
-    with pytest.raises(errors.FileError, match=r"a\.npz: arrays of one length.*'x' has 3, 'y' has 4 rows; name some"):
+    with pytest.raises(
+        errors.FileError, match=r"a\.npz: elements need arrays of equal length.*'x' has 3, 'y' has 4 rows; name some"
+    ):
         read_npy(tmp_path / "a.npz", ["x", "y"])
     with pytest.raises(errors.FileError, match=r"array 'one' is a single value, without an axis 0"):
         read_npy(tmp_path / "a.npz")
-    with pytest.raises(errors.FileError, match=r"array 'o' holds Python objects, which are not read; store numbers"):
+    with pytest.raises(
+        errors.FileError, match=r"array 'o' holds Python objects, which are not supported; store numbers"
+    ):
         read_npy(tmp_path / "a.npz", "o")
     with pytest.raises(errors.ArgumentError, match=r"no column 'z'; there are 'x', 'y', 'one', 'o'"):
         read_npy(tmp_path / "a.npz", "z")
@@ -265,7 +269,7 @@ def test_objects_are_never_unpickled(tmp_path):
             return Path.touch, (tmp_path / "was-here",)
 
     np.save(tmp_path / "a.npy", np.array([Hostile()], object), allow_pickle=True)
-    with pytest.raises(errors.FileError, match=r"a\.npy holds Python objects, which are not read"):
+    with pytest.raises(errors.FileError, match=r"a\.npy holds Python objects, which are not supported"):
         read_npy(tmp_path / "a.npy")
     np.savez_compressed(tmp_path / "b.npz", x=np.array([(1, Hostile())], [("n", "i4"), ("o", "O")]))
     with pytest.raises(errors.FileError, match=r"array 'x', field 'o' holds Python objects"):
@@ -285,7 +289,7 @@ def with_header(path, header, data=b""):
         ("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", "12 bytes more than the"),
         ("{'descr': '<f4', 'fortran_order': False, 'shape': (-4,)}", r"says its shape is \(-4,\)"),
         ("{'descr': '<f4', 'fortran_order': False, 'shape': ()}", "its array is a single value"),
-        ("{'descr': '|V16', 'fortran_order': False, 'shape': (1,)}", r"raw bytes \(\|V16\), which are not read"),
+        ("{'descr': '|V16', 'fortran_order': False, 'shape': (1,)}", r"raw bytes \(\|V16\), which are not supported"),
         ("{'descr': 'nonsense', 'fortran_order': False, 'shape': (4,)}", "descr is not a valid dtype"),
         ("{'shape': (4,)}", "damaged or cut short"),
         ("__import__('os').abort()", "damaged or cut short"),
@@ -353,7 +357,7 @@ def test_files_of_other_elements(tmp_path):
     ds = read_npy([tmp_path / "a.npz", tmp_path / "b.npz"], "x")
     with pytest.raises(errors.FileError, match=r"b\.npz: no column 'x'; there are 'y'; the first file, .*a\.npz, has"):
         list(ds)
-    with pytest.raises(errors.ArgumentError, match="it is one array, without a name, and columns asks for 'x'"):
+    with pytest.raises(errors.ArgumentError, match="it is one array without a name, but columns is 'x'"):
         read_npy(tmp_path / "0.npy", "x")
     np.savez(tmp_path / "none.npz")
     with pytest.raises(errors.FileError, match="has no arrays"):
@@ -383,9 +387,9 @@ def test_told_by_their_content(tmp_path):
 @pytest.mark.parametrize(
     ("element", "words"),
     [
-        ((np.zeros(2), np.zeros(2)), r"takes a lone array or a dict of arrays by name"),
-        ({"a": {"b": np.zeros(2)}}, r"takes a lone array or a dict of arrays by name"),
-        ({"../a": np.zeros(2)}, r"takes a lone array or a dict of arrays by name, without '/'"),
+        ((np.zeros(2), np.zeros(2)), r"takes a single array or a dict of arrays"),
+        ({"a": {"b": np.zeros(2)}}, r"takes a single array or a dict of arrays"),
+        ({"../a": np.zeros(2)}, r"takes a single array or a dict of arrays, with names without '/'"),
         ("text", r"takes no StringDType.*fixed-size text \('U20'\)"),
         (b"bytes", r"takes no object"),
     ],

@@ -93,7 +93,7 @@ def test_lines_are_text_or_bytes(tmp_path):
     assert read_text(tmp_path / "a.txt").element_spec == TensorSpec((), TEXT)
     assert list(read_text(tmp_path / "a.txt", "latin-1")) == ["ü"]
     assert [bytes(x) for x in read_text(tmp_path / "a.txt", None)] == [b"\xfc"]
-    with pytest.raises(errors.FileError, match=r"line 0 of it, b'\\xfc.*give the encoding it has"):
+    with pytest.raises(errors.FileError, match=r"its line 0, b'\\xfc.*give the right encoding"):
         list(read_text(tmp_path / "a.txt"))
     with pytest.raises(errors.ArgumentError, match="newline is not one byte"):
         read_text(tmp_path / "a.txt", "utf-16")

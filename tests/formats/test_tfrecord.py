@@ -173,7 +173,7 @@ def test_tensorflows_name(tmp_path):
     assert data.TFRecordDataset(paths[0]).element_spec == TensorSpec((), object)
     names = data.Dataset.list_files(str(tmp_path / "*.tfrecord"))
     assert records_of(data.TFRecordDataset(names)) == [b"a"]
-    with pytest.raises(errors.FileError, match=r"1\.gz.*at byte 0.*compressed by gzip does: give compression='gzip'"):
+    with pytest.raises(errors.FileError, match=r"1\.gz.*at byte 0.*compressed by gzip: give compression='gzip'"):
         list(data.TFRecordDataset(paths[1]))
 
 
@@ -233,12 +233,14 @@ def test_a_record_whose_length_is_damaged(tmp_path, any_split, index):
     path = tmp_path / "a.tfrecord"
     path.write_bytes(content)
     ds = read_tfrecord(path, index=index)
-    with pytest.raises(errors.FileError, match=r"at byte 19: a record is said to have 259 bytes, and the checksum"):
+    with pytest.raises(errors.FileError, match=r"at byte 19: a record states a length of 259 bytes, whose checksum"):
         list(ds)
     kept = iter(ds.ignore_errors())
     assert records_of(kept) == [b"one"]
     assert kept.stats()["skipped_by_file"] == {str(path): 1}
-    with pytest.raises(errors.FileError, match=r"at byte 19: a record has 259 bytes, and the file ends 235 before"):
+    with pytest.raises(
+        errors.FileError, match=r"at byte 19: a record has 259 bytes, but the file ends 235 bytes before"
+    ):
         list(read_tfrecord(path, check_crc=False, index=index))
 
 
@@ -246,8 +248,8 @@ def test_a_record_whose_length_is_damaged(tmp_path, any_split, index):
 @pytest.mark.parametrize(
     ("cut", "reason"),
     [
-        (-1, "at byte 38: a record has 5 bytes, and the file ends 1 before"),
-        (-12, "at byte 38: 9 bytes at its end, where a record takes 16"),
+        (-1, "at byte 38: a record has 5 bytes, but the file ends 1 bytes before"),
+        (-12, "at byte 38: 9 bytes at its end, but a record takes at least 16"),
     ],
 )
 def test_a_file_cut_short(tmp_path, any_split, cut, reason, index):
@@ -275,7 +277,7 @@ def test_a_compressed_file_cut_short(tmp_path):
 
 def test_what_is_no_tfrecord_file(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(b"not a tfrecord file at all, really")
-    with pytest.raises(errors.FileError, match="is it a TFRecord file, and compressed as its name says"):
+    with pytest.raises(errors.FileError, match="is it a TFRecord file, with the compression of its name"):
         list(read_tfrecord(tmp_path / "a.tfrecord"))
 
 
@@ -373,9 +375,9 @@ def test_what_is_written_compressed_is_told_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (TensorSpec((), "float32"), "bytes, a record each, or dicts"),
-        (TensorSpec((3,), object), "bytes, a record each, or dicts"),
-        ((TensorSpec((), object), TensorSpec((), object)), "bytes, a record each, or dicts"),
+        (TensorSpec((), "float32"), "bytes, one for each record, or dicts"),
+        (TensorSpec((3,), object), "bytes, one for each record, or dicts"),
+        ((TensorSpec((), object), TensorSpec((), object)), "bytes, one for each record, or dicts"),
         ({"x": {"y": TensorSpec((), "float32")}}, "'x' holds a nest; an example is flat"),
         ({"x": TensorSpec((), "complex64")}, r"leaf \['x'\] is complex64; an example holds numbers, bytes and text"),
         ({"x": daskdist.RaggedTensorSpec((2, None), "int64")}, "unbatch"),
@@ -392,7 +394,7 @@ def test_values_that_cannot_be_written():
         leaves, structure = Structure.of(column)
         TFRecord().write(Block(structure, leaves), io.BytesIO())
 
-    with pytest.raises(errors.ArgumentError, match=r"records are to be bytes, and one is .*3"):
+    with pytest.raises(errors.ArgumentError, match=r"records must be bytes, but one is .*3"):
         write(np.array([b"a", 3], object))
     with pytest.raises(errors.ArgumentError, match="leaf 'x' has None; give bytes, or text"):
         write({"x": np.array([b"a", None], object)})

@@ -112,8 +112,8 @@ def SqlDataset(  # noqa: N802
     path, login = path_of(data_source_name)
     names = Sql(query, login=login).names(path)
     if not isinstance(output_types, Sequence) or isinstance(output_types, str) or len(output_types) != len(names):
-        given = len(output_types) if isinstance(output_types, (list, tuple)) else repr(output_types)
-        raise ArgumentError(f"SqlDataset: the query has {len(names)} columns, and output_types has {given}")
+        number = len(output_types) if isinstance(output_types, (list, tuple)) else repr(output_types)
+        raise ArgumentError(f"SqlDataset: the query has {len(names)} columns, and output_types has {number}")
     dtypes = dict(zip(names, output_types, strict=True))
     missing = {name: nothing_of(dtype) for name, dtype in dtypes.items()}
     form = Sql(query, columns=tuple(names), missing=missing, dtypes=dtypes, login=login)

@@ -11,7 +11,7 @@ text, enumerations, UUIDs       text
 JSON                            text: the document
 bytes                           binary
 dates, times, intervals         date32, durations of microseconds
-timestamps                      microseconds, UTC where they have a zone
+timestamps                      microseconds, UTC if they have a zone
 arrays (PostgreSQL)             lists
 ==============================  =================================================================
 """
@@ -28,7 +28,7 @@ import numpy as np
 
 from daskdist.errors import ArgumentError, FileError
 
-# PostgreSQL's numbers of types, which are part of its protocol.
+# PostgreSQL's type numbers, which are part of its protocol.
 POSTGRESQL: Final[Mapping[int, str]] = {
     16: "bool",
     17: "bytes",
@@ -64,7 +64,7 @@ POSTGRESQL: Final[Mapping[int, str]] = {
     3802: "json",
 }
 
-# Kind -> Arrow's own word for it. A time is the duration since midnight: some databases have no other.
+# Kind -> Arrow's name. A time is a duration since midnight, as some databases have only that.
 _ARROW: Final[Mapping[str, str]] = {
     "bool": "bool",
     "int16": "int16",
@@ -97,7 +97,7 @@ class Column:
     name
         Its name.
     kind
-        What it holds: a key of the table above, with ``[]`` for arrays of it.
+        The kind of its values: a key of the table above, with ``[]`` for arrays.
     arrow
         The Arrow type it is read as.
     """
@@ -108,7 +108,7 @@ class Column:
 
     @property
     def is_sized(self) -> bool:
-        """True if all values are of one size."""
+        """True if all values have the same size."""
         import pyarrow as pa
 
         types = pa.types
@@ -116,7 +116,7 @@ class Column:
 
 
 def column_of(name: str, kind: str, dtype: Any = None) -> Column:
-    """Return a column of a kind, read as ``dtype`` where that is given."""
+    """Return a column of a kind, read as ``dtype`` if that is given."""
     return Column(name, kind, _arrow(kind) if dtype is None else _declared(name, dtype))
 
 
@@ -139,14 +139,14 @@ def _declared(name: str, dtype: Any) -> Any:
             return pa.large_string()
         return pa.large_binary() if numpy_dtype.kind in "SO" else pa.from_numpy_dtype(numpy_dtype)
     except (TypeError, pa.ArrowException) as error:
-        raise ArgumentError(f"dtypes: {dtype!r:.80} for {name!r} is no dtype: {error}") from None
+        raise ArgumentError(f"dtypes: {dtype!r:.80} for {name!r} is not a dtype: {error}") from None
 
 
 def reflected_kind(sql_type: Any) -> str | None:
-    """Return the kind of a column by its SQLAlchemy type; None where only its values tell."""
+    """Return the kind of a column by its SQLAlchemy type; None if it depends on the values."""
     import sqlalchemy as sa
 
-    # A type comes before those it derives from.
+    # Subclasses come before their bases.
     kinds: Sequence[tuple[Any, str]] = (
         (sa.Boolean, "bool"),
         (sa.Uuid, "uuid"),
@@ -170,7 +170,7 @@ def sampled_kind(name: str, values: Sequence[Any], where: str) -> str:
     Raises
     ------
     FileError
-        They are of several kinds, or of one that no array holds.
+        The values have several kinds, or one that no array can hold.
     """
     import pyarrow as pa
 
@@ -186,7 +186,7 @@ def sampled_kind(name: str, values: Sequence[Any], where: str) -> str:
     if kind is None:
         types = " and ".join(sorted({type(value).__name__ for value in present}))
         raise FileError(
-            f"{where}: column {name!r} holds {types}, of which no one dtype can be told; say which with "
+            f"{where}: column {name!r} holds {types}, which have no common dtype; give one with "
             f"dtypes={{{name!r}: ...}}, cast it in the query, or leave it out"
         )
     return kind
@@ -222,24 +222,24 @@ def array_of(values: Sequence[Any], column: Column, where: str, start: int) -> A
     Parameters
     ----------
     values
-        They.
+        The values.
     column
-        What they are to be.
+        The column.
     where
         The table and range, for messages.
     start
-        The number there of the first.
+        The number of the first value in the range.
 
     Raises
     ------
     FileError
-        One is of another kind; the message tells which.
+        A value has another kind; the message names it.
     """
     import pyarrow as pa
 
     try:
         return _array(values, column)
-    # For example a text in a column of numbers.
+    # For example text in a column of numbers.
     except (ValueError, TypeError, ArithmeticError, NotImplementedError) as error:
         reason = error
     for place, value in enumerate(values):
@@ -253,7 +253,7 @@ def array_of(values: Sequence[Any], column: Column, where: str, start: int) -> A
             )
             raise FileError(
                 f"{where}: column {column.name!r} has {value!r:.60} in row {start + place}, and {seen} ({error}); "
-                f"say what it is to be with dtypes={{{column.name!r}: ...}}"
+                f"give its type with dtypes={{{column.name!r}: ...}}"
             ) from None
     raise FileError(f"{where}: column {column.name!r} is no {column.arrow}: {reason}")
 
@@ -271,7 +271,7 @@ def _array(values: Sequence[Any], column: Column) -> Any:
     if kind in _TEMPORAL:
         return _temporal(values, kind).cast(arrow)
     if pa.types.is_integer(arrow):
-        # Told that they are integers, Arrow would cut floats off at the point; the cast refuses those.
+        # Asked for integers, Arrow would truncate floats; the cast refuses those.
         try:
             return pa.array(values).cast(arrow)
         except OverflowError:
@@ -287,13 +287,13 @@ def _as_text(value: Any, kind: str) -> str:
 
 
 def _temporal(values: Sequence[Any], kind: str) -> Any:
-    # Let Arrow infer the type first: asked for times, it would take numbers too, in a unit that nobody gave.
+    # Let Arrow infer the type first: asked for times, it would accept numbers too, in an arbitrary unit.
     import pyarrow as pa
 
     array = pa.array(values)
     types = pa.types
     if kind == "time" and types.is_string(array.type):
-        # SQLite has text, and Arrow no way from that to a time of day but by way of a day.
+        # SQLite has text, which Arrow can convert to a time of day only with a date.
         import pyarrow.compute as pc
 
         array = pc.binary_join_element_wise("1970-01-01", array, " ").cast(pa.timestamp("us"))
@@ -303,5 +303,5 @@ def _temporal(values: Sequence[Any], kind: str) -> Any:
         )
         return array.cast(pa.int64()).cast(pa.duration("us"))
     if types.is_integer(array.type) or types.is_floating(array.type):
-        raise TypeError(f"a number is no {kind}")
+        raise TypeError(f"a number is not a {kind}")
     return array

@@ -16,9 +16,9 @@ from daskdist.config import setting
 from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.storage.filesystem import DAMAGE, failures, is_remote, local
 
-# Parts of names of options that are secret.
+# Parts of the names of secret options.
 _SECRET: Final = ("pass", "pwd", "secret", "token", "cred", "odbc_connect", "private")
-# The names that drivers have for the connection timeout in seconds.
+# Driver -> its option for the connection timeout in seconds.
 _TIMEOUTS: Final = {
     "mariadbconnector": "connect_timeout",
     "mysqldb": "connect_timeout",
@@ -26,20 +26,20 @@ _TIMEOUTS: Final = {
     "psycopg2": "connect_timeout",
     "pymysql": "connect_timeout",
 }
-# A server that went away without a word is noticed by its silence.
+# Detects servers that disappeared without closing the connection.
 _ALIVE: Final = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 
 @dataclass(frozen=True, repr=False)
 class Login:
-    """The credentials and options of a database that is no SQLite file. Secrets are pickled, and never shown.
+    """The credentials and options of a database that is not an SQLite file. Secrets are pickled but never shown.
 
     Parameters
     ----------
     url
-        SQLAlchemy's URL.
+        The SQLAlchemy URL.
     options
-        What ``sqlalchemy.create_engine`` takes, by name.
+        Arguments of ``sqlalchemy.create_engine``, by name.
     """
 
     url: str | None = None
@@ -47,7 +47,7 @@ class Login:
 
     @property
     def shown(self) -> str:
-        """The URL without what is secret in it."""
+        """The URL without its secrets."""
         url = _url(self.url or "")
         query = {name: "***" if _is_secret(name) else value for name, value in url.query.items()}
         text: str = url.set(query=query).render_as_string(hide_password=True)
@@ -60,7 +60,7 @@ class Login:
         if self.url is not None:
             url = _url(self.url)
             for secret in (str(url.password or ""), *_secrets(url.query)):
-                # One of a letter or two would be found in every other word.
+                # Very short secrets would match parts of other words.
                 text = text.replace(secret, "***") if len(secret) > 3 else text
         return text
 
@@ -77,21 +77,21 @@ class Login:
 
 @contextmanager
 def connected(login: Login, path: str, label: str) -> Iterator[Any]:
-    """Open a connection of SQLAlchemy for as long as it is in use; nothing is ever committed.
+    """Open an SQLAlchemy connection in a context; nothing is ever committed.
 
     Parameters
     ----------
     login
-        How the database is reached.
+        The login of the database.
     path
-        The path that stands for it.
+        The path that stands for the database.
     label
-        What is read, for messages.
+        The name of the data being read, for messages.
 
     Raises
     ------
     FileError
-        The database cannot be reached, or what is done with the connection fails.
+        The database cannot be reached, or an operation on the connection fails.
     """
     sa = library()
     engine = _engine_at(login, path)
@@ -116,9 +116,9 @@ def _engine_at(login: Login, path: str) -> Any:
             _check_file(str(url.database))
         return _engine(login, url)
     if is_remote(path):
-        raise FileError(f"{path}: SQLite reads files of this machine's own disks alone; copy it to one first")
+        raise FileError(f"{path}: SQLite can only read local files; copy it to a local disk first")
     _check_file(path)
-    # Not made where there is none; a log that has to be written back is.
+    # Do not create a missing database, but allow SQLite to write back a pending log.
     database = Path(local(path)).as_uri().replace("file://", "file:", 1)
     url = library().engine.URL.create("sqlite", database=database, query={"mode": "rw", "uri": "true"})
     return _engine(login, url)
@@ -130,14 +130,14 @@ def path_of(connection: Any, options: Mapping[str, Any] | None = None) -> tuple[
     Parameters
     ----------
     connection
-        SQLAlchemy's URL, or the path of a SQLite file.
+        An SQLAlchemy URL, or the path of an SQLite file.
     options
-        What ``sqlalchemy.create_engine`` takes besides.
+        Further arguments of ``sqlalchemy.create_engine``.
 
     Raises
     ------
     ArgumentError
-        It is neither.
+        The connection is neither.
     """
     sa = library()
     if not isinstance(connection, (str, os.PathLike)):
@@ -150,7 +150,7 @@ def path_of(connection: Any, options: Mapping[str, Any] | None = None) -> tuple[
     if url.get_backend_name() == "sqlite" and not str(url.database).startswith("file:"):
         if url.database in (None, "", ":memory:") or connection in ("", ":memory:"):
             raise ArgumentError(
-                "read_sql: a SQLite database in memory is seen by the one connection that made it; write it to a file"
+                "read_sql: an SQLite database in memory is visible only to its connection; write it to a file"
             )
         url = url.set(database=local(str(url.database)))
         if not url.query and not options and url.get_driver_name() == "pysqlite":
@@ -160,7 +160,7 @@ def path_of(connection: Any, options: Mapping[str, Any] | None = None) -> tuple[
 
 
 def library() -> Any:
-    """SQLAlchemy.
+    """Return the module of SQLAlchemy.
 
     Raises
     ------
@@ -176,7 +176,7 @@ def library() -> Any:
 
 @lru_cache(maxsize=16)
 def _engine(login: Login, url: Any) -> Any:
-    # Its connections are made for each reading: none is kept, so none is left open or shared by threads.
+    # Each read opens a connection: none is pooled, so none is left open or shared by threads.
     sa = library()
     options = dict(login.options or {})
     name = url.drivername.partition("+")[0]
@@ -206,7 +206,7 @@ def _url(url: str) -> Any:
     except (sa.exc.ArgumentError, ValueError):
         # The text is not shown: there may be a password in it.
         raise ArgumentError(
-            "read_sql: connection is no URL of SQLAlchemy; write it as 'postgresql+psycopg://user:password@host/database'"
+            "read_sql: connection is no SQLAlchemy URL; write it as 'postgresql+psycopg://user:password@host/database'"
             " or 'sqlite:///path', with characters such as @ in a password quoted by urllib.parse.quote"
         ) from None
 

@@ -1,8 +1,8 @@
-"""Tables and queries of databases, by way of SQLAlchemy; a range of an index column is a split.
+"""Tables and queries of databases, read by SQLAlchemy; a split is a range of an index column.
 
-A path is the URL of a database without what is secret in it, or that of a SQLite file. Rows come in an order that the
-data alone decides, so that reading is pure: by the index, then by what makes rows of one key differ. Each split is a
-question of its own, on a connection of its own.
+A path is the URL of a database without its secrets, or that of an SQLite file. The data alone determines the order of
+rows, so that reading is pure: by the index, then by columns that distinguish rows of one key. Each split is a separate
+query on a separate connection.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from daskdist.formats.sql.login import Login, connected
 from daskdist.storage.schema_check import FirstFile, unlike
 from daskdist.tables.from_arrow import TableReader
 
-# Rows looked at for what their columns hold and how large they are.
+# The number of rows to sample for the types of columns and the size of rows.
 _SAMPLED: Final = 1000
-# The most rows a driver gives at a time: Python's objects take several times the memory of arrays of them. From
-# a server each time is a journey; from a file, few are best, as they are still in the processor's cache.
+# The most rows to fetch from a driver at a time: Python objects take several times the memory of arrays. From a server
+# each fetch is a round trip; from a file, few are best, as they are still in the processor's cache.
 _FETCHED: Final = 4096
 _FETCHED_OF_FILE: Final = 512
 _QUERY: Final = re.compile(
@@ -41,26 +41,26 @@ _QUERY: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table or query as it was found.
+    """The description of a table or query.
 
     Parameters
     ----------
     name
-        Of the table; of a query, what it is called in messages.
+        The name of the table; for a query, its name in messages.
     schema
-        The schema that the table is in, where that was said.
+        The schema of the table, if it was given.
     query
         The text of the query; None for a table.
     columns
         The columns that are read, in the order of the table.
     positions
-        Where they stand in it.
+        Their positions in the table.
     index
-        The column that ranges are of; None where there is none.
+        The column whose ranges are splits; None if there is none.
     order
-        The columns that rows are ordered by; none where the query says.
+        The columns that rows are ordered by; empty if the query has its own order.
     row_bytes
-        The size of a row, about.
+        The approximate size of a row.
     """
 
     name: str
@@ -95,13 +95,13 @@ class SqlSplit:
     Parameters
     ----------
     low
-        The least; None without.
+        The smallest value; None for no limit.
     high
-        What they are less than; None without.
+        The upper limit; None for no limit.
     is_closed
-        Whether ``high`` is one of them.
+        Whether ``high`` is included.
     is_null
-        Whether they are those without a value.
+        Whether the split has the rows with a null index.
     """
 
     low: Any = None
@@ -138,24 +138,24 @@ class Sql:
     Parameters
     ----------
     table
-        The name of a table or view, ``"schema.table"``, or the text of a query; None for the only table there is.
+        The name of a table or view, ``"schema.table"``, or the text of a query; None for the only table.
     index
-        The column whose ranges are splits. By default the first of the primary key; of a SQLite table without, the
-        number of the row. A query has none unless it is named.
+        The column whose ranges are splits. The default is the first column of the primary key, or the row id of an
+        SQLite table without one. A query has no default.
     columns
-        Which columns, in what structure: see `Columns.of`.
+        The columns and their structure; see `Columns.of`.
     num_splits
-        How many ranges at most; as many as make splits of the usual size if None.
+        The largest number of ranges; None for splits of the usual size.
     rows_per_split
-        About how many rows a range is to have, instead.
+        The approximate number of rows of a range, in place of ``num_splits``.
     limits
-        The least and the greatest value of the index of rows that are read, both included.
+        The smallest and the largest index of the rows to read, both inclusive.
     missing
-        What stands for a null, by column.
+        The replacement of nulls, by column.
     dtypes
-        What columns are read as, where that is not what the database says they are.
+        Types of columns that override those of the database.
     login
-        How the database is reached; nothing for SQLite files.
+        The login of the database; unused for SQLite files.
     """
 
     table: str | None = None
@@ -180,10 +180,10 @@ class Sql:
             raise ArgumentError("read_sql: num_splits and rows_per_split are both given; give one")
         if self.limits is not None and not (isinstance(self.limits, tuple) and len(self.limits) == 2):
             raise ArgumentError(
-                f"read_sql: limits is {self.limits!r:.80}; give the least and the greatest: (low, high)"
+                f"read_sql: limits is {self.limits!r:.80}; give the smallest and the largest: (low, high)"
             )
         if self.limits is not None and None in self.limits:
-            raise ArgumentError(f"read_sql: limits is {self.limits!r:.80}; neither the least nor the greatest is None")
+            raise ArgumentError(f"read_sql: limits is {self.limits!r:.80}; neither value may be None")
 
     def guess(self, path: str, head: bytes) -> bool:
         return head.startswith(b"SQLite format 3\0")
@@ -198,7 +198,7 @@ class Sql:
                 relation = self._relation(connection, path)
                 spec = self._spec(relation, path)
             except ArgumentError as error:
-                raise FileError(f"{path}: {error}; {first.path}, the first, had what is asked for") from None
+                raise FileError(f"{path}: {error}; the first one, {first.path}, has it") from None
             if spec != first.spec:
                 raise unlike(path, spec, first)
             ranges, num_bytes = self._ranges(connection, relation)
@@ -240,10 +240,10 @@ class Sql:
     def _spec(self, relation: Relation, path: str) -> ElementSpec:
         return self._tables.spec(_schema(relation), path)
 
-    # --- what there is ---
+    # --- tables and columns ---
 
     def _found(self, connection: Any, path: str) -> Relation:
-        # The table, with its schema, or the query.
+        # Return the table, with its schema, or the query.
         import sqlalchemy as sa
 
         inspector = sa.inspect(connection)
@@ -267,7 +267,7 @@ class Sql:
         )
 
     def _described(self, connection: Any, relation: Relation, path: str) -> dict[str, str | None]:
-        # The kind of each column by its name, as far as the database says; it is asked for no rows.
+        # Return the kind of each column by name, as far as the database tells without reading rows.
         import sqlalchemy as sa
 
         nothing = sa.select(sa.literal_column("*")).select_from(relation.source()).where(sa.false())
@@ -299,7 +299,7 @@ class Sql:
         if index is None:
             for option in ("num_splits", "rows_per_split", "limits"):
                 if getattr(self, option) is not None:
-                    raise ArgumentError(f"read_sql: {option} is of ranges of a column, and there is none; give index=")
+                    raise ArgumentError(f"read_sql: {option} needs an index column; give index=")
         dtypes = self.dtypes or {}
         columns = [column_of(name, kinds[name] or "null", dtypes.get(name)) for name in read]
         row_bytes = 8 * len(columns)
@@ -309,7 +309,7 @@ class Sql:
                 if kinds[column.name] is None and column.name not in dtypes:
                     kind = sampled_kind(column.name, sample[column.name], f"{path} {relation.label}")
                     columns[place] = column_of(column.name, kind)
-        # Rows that agree in all of these are the same element, or differ in the key.
+        # Rows that agree in all of these are equal elements, or differ in the key.
         by = [index] if index is not None and is_unique else [index, *(key or read)]
         order = [(name, kinds.get(name) or "") for name in dict.fromkeys(by) if name is not None]
         if relation.query is not None and index is None:
@@ -333,7 +333,7 @@ class Sql:
     def _index(
         self, connection: Any, relation: Relation, kinds: Mapping[str, Any]
     ) -> tuple[str | None, list[str], bool]:
-        # The index column, the primary key, and whether no two rows have one value of the index.
+        # Return the index column, the primary key, and whether index values are unique.
         import sqlalchemy as sa
 
         if relation.query is not None:
@@ -351,7 +351,7 @@ class Sql:
         return index, key, index == _ROW or key == [index]
 
     def _sample(self, connection: Any, relation: Relation, read: Sequence[str]) -> tuple[dict[str, list[Any]], int]:
-        # Some of the rows, by column, and their size on average.
+        # Return some rows by column, and their average size.
         import sqlalchemy as sa
 
         statement = sa.select(*[sa.column(name) for name in read]).select_from(relation.source()).limit(_SAMPLED)
@@ -368,7 +368,7 @@ class Sql:
     # --- ranges ---
 
     def _ranges(self, connection: Any, relation: Relation) -> tuple[list[SqlSplit], int | None]:
-        """Return ranges that together are all rows, each once, and the size of one, where that is known."""
+        """Return ranges that together have all rows, each once, and the number of rows of one if known."""
         import sqlalchemy as sa
 
         if relation.index is None:
@@ -400,7 +400,7 @@ class Sql:
         return max(1, math.ceil(num_rows / rows))
 
     def _ranked(self, connection: Any, relation: Relation, whole: SqlSplit, step: int) -> list[Any]:
-        # Every ``step``-th value in the database's own order: of text, say, which has no arithmetic.
+        # Return every ``step``-th value in the database's order, for types without arithmetic, such as text.
         import sqlalchemy as sa
 
         column = _column(relation.index or "")
@@ -411,12 +411,12 @@ class Sql:
         return list(dict.fromkeys(connection.execute(every.order_by(ranked.c.place)).scalars()))
 
 
-# SQLite's name for the number of a row.
+# SQLite's name for the row id.
 _ROW: Final = "rowid"
 
 
 def nothing_of(dtype: Any) -> Any:
-    """Return TensorFlow's value for a null: zero or empty, of the type asked for."""
+    """Return TensorFlow's replacement of nulls: a zero or empty value of a type."""
     numpy_dtype = np.dtype(dtype)
     if numpy_dtype.kind in "SO":
         return b""
@@ -424,7 +424,7 @@ def nothing_of(dtype: Any) -> Any:
 
 
 def is_query(text: str) -> bool:
-    """Return whether a text is a query, and not the name of a table."""
+    """Return whether a text is a query rather than the name of a table."""
     return _QUERY.match(text) is not None
 
 
@@ -441,7 +441,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _text(query: str) -> Any:
-    # A colon would make the name of a parameter of the word after it.
+    # Escape colons, which would begin the name of a parameter.
     import sqlalchemy as sa
 
     return sa.text(re.sub(r":(?=\w)", r"\\:", query))
@@ -460,7 +460,7 @@ def _schema(relation: Relation) -> Any:
 
 
 def _fetched(connection: Any, statement: Any, number: int) -> Iterator[list[Any]]:
-    # SQLite gives rows as they are asked for; what SQLAlchemy makes of each takes longer than all of our own work.
+    # For SQLite use the driver's rows: SQLAlchemy's processing of each takes longer than everything else.
     is_plain = connection.dialect.name == "sqlite"
     options = {} if is_plain else {"stream_results": True, "max_row_buffer": number}
     with connection.execute(statement, execution_options=options) as result:
@@ -474,7 +474,7 @@ def _statement(relation: Relation, part: SqlSplit) -> Any:
     import sqlalchemy as sa
 
     if relation.query is not None and relation.index is None:
-        # Unchanged: inside another query it would lose its order.
+        # Unchanged, as a subquery would lose its order.
         return _text(relation.query)
     statement = sa.select(*[sa.column(column.name) for column in relation.columns]).select_from(relation.source())
     if relation.index is not None:
@@ -485,12 +485,12 @@ def _statement(relation: Relation, part: SqlSplit) -> Any:
 def _sortable(name: str, kind: str) -> Any:
     import sqlalchemy as sa
 
-    # Documents have no order but that of their text.
+    # JSON documents can only be ordered by their text.
     return sa.cast(sa.column(name), sa.Text) if kind == "json" else _column(name)
 
 
 def _bound(value: Any) -> Any:
-    # With a type where SQLAlchemy would take one that is too small, or has no zone.
+    # With an explicit type where SQLAlchemy's default is too small or has no zone.
     import sqlalchemy as sa
 
     if hasattr(value, "item") and hasattr(value, "dtype"):
@@ -503,13 +503,13 @@ def _bound(value: Any) -> Any:
 
 
 def _is_ordered(relation: Relation) -> bool:
-    # Not every type that can be sorted has a least value, as databases go.
+    # Databases do not support min and max for every sortable type.
     kind = next((kind for name, kind in relation.order if name == relation.index), "")
     return kind not in ("uuid", "bool", "json", "bytes") and not kind.endswith("[]")
 
 
 def _even(low: Any, high: Any, number: int) -> list[Any] | None:
-    """Return the places that cut values from ``low`` to ``high`` into parts of one width; None where there are none."""
+    """Return the edges that cut values from ``low`` to ``high`` into parts of equal width; None if not possible."""
     kinds = (int, float, Decimal, date, timedelta)
     if not all(isinstance(value, kinds) and not isinstance(value, bool) for value in (low, high)):
         return None

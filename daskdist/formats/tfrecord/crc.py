@@ -1,4 +1,4 @@
-"""The checksums of TFRecord files: CRC-32C, rotated and moved so that checksums of checksums are no weaker."""
+"""The checksums of TFRecord files: CRC-32C, rotated and shifted so that checksums of checksums are not weaker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from daskdist.errors import ArgumentError
 Array = np.ndarray[Any, Any]
 
 _DELTA: Final = np.uint32(0xA282EAD8)
-# Castagnoli's polynomial, its bits in reverse.
+# Castagnoli's polynomial with reversed bits.
 _POLYNOMIAL: Final = 0x82F63B78
 _LENGTH_BYTES: Final = 8
 
@@ -24,13 +24,13 @@ def library() -> Callable[[bytes], int]:
     Raises
     ------
     ArgumentError
-        It is not installed.
+        google-crc32c is not installed.
     """
     try:
         import google_crc32c
     except ImportError:
         raise ArgumentError(
-            "TFRecord files have checksums, and google-crc32c, which computes them, is not installed: "
+            "google-crc32c, which computes the checksums of TFRecord files, is not installed: "
             "pip install 'daskdist[tfrecord]', or give check_crc=False to read them unchecked"
         ) from None
     function: Callable[[bytes], int] = google_crc32c.value
@@ -43,7 +43,7 @@ def of_records(records: Array) -> Array:
 
 
 def of_lengths(lengths: Array) -> Array:
-    """Return the checksums of lengths in the eight bytes they have in a file."""
+    """Return the checksums of lengths, encoded in eight bytes as in a file."""
     tables, initial = _tables()
     lengths = lengths.astype(np.uint64, copy=False)
     crcs: Array = np.full(len(lengths), initial, np.uint32)
@@ -61,7 +61,7 @@ def _masked(crcs: Array) -> Array:
 
 @cache
 def _tables() -> tuple[list[Array], int]:
-    # A checksum is linear: that of eight zeros, and what each byte by its place changes of it.
+    # A checksum is linear: return that of eight zeros, and the change by each value of each byte.
     step = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         step = np.where(step & 1, (step >> 1) ^ np.uint32(_POLYNOMIAL), step >> 1).astype(np.uint32)

@@ -1,12 +1,12 @@
-"""``tf.train.Example``: what features are to be read of it, and how.
+"""Features of ``tf.train.Example`` records, and their parsing.
 
 An example is a protobuf message that maps names to lists of bytes, floats or integers. All records of a block are
-read at once (`example_walk`); what is laid out in another way than writers do, or is not as asked for, is read
-record by record here, and so it is here where it is said what is wrong.
+parsed at once (`example_walk`); records with an unusual layout, or that do not match the features, are parsed one by
+one here, which also gives the error messages.
 
-A feature is found and refused as in ``tf.io.parse_example``: it is missing where it is not there or holds no list,
-of a name that is there twice the last counts, and others are not looked at. Where a list comes in several parts,
-or there are fields that are not known, it is read as protobuf has it.
+Features are found and refused as in ``tf.io.parse_example``: a feature is missing if it is absent or holds no list, the
+last of duplicate names counts, and other features are ignored. Lists in several parts and unknown fields are read by
+the rules of protobuf.
 """
 
 from __future__ import annotations
@@ -33,27 +33,26 @@ _BYTES: Final = np.dtype(object)
 _FLOAT: Final = np.dtype(np.float32)
 _INTEGER: Final = np.dtype(np.int64)
 
-# Field of a feature -> what its list holds.
+# Field of a feature -> the type of its list.
 _KINDS: Final = {1: "bytes", 2: "float32", 3: "int64"}
 _FIELDS: Final = {_BYTES: 1, _TEXT: 1, _FLOAT: 2, _INTEGER: 3}
 _DAMAGED: Final = 0
-# Rows that are walked over at once: so few that what is made on the way stays in the processor's cache.
+# The number of records to parse at once, so few that intermediate arrays stay in the processor's cache.
 _CHUNK_ROWS: Final = 8192
 
 
 @dataclass(frozen=True)
 class FixedLenFeature:
-    """A feature that every example has, and as many values of it.
+    """A feature with the same number of values in every example.
 
     Parameters
     ----------
     shape
-        Of the array that its values make.
+        The shape of the array of its values.
     dtype
-        float32; int64; bytes, which is also what "string" stands for, as in TensorFlow; or str for text in UTF-8.
+        float32; int64; bytes, also called "string" as in TensorFlow; or str for UTF-8 text.
     default_value
-        What stands for it where it is missing: an array of that shape, or one value for all of it. Without, that
-        is an error.
+        The replacement if it is missing: an array of that shape, or one value for all of it. None to raise an error.
 
     >>> FixedLenFeature((), "int64", default_value=-1)
     FixedLenFeature(shape=(), dtype=dtype('int64'), default_value=-1)
@@ -75,7 +74,7 @@ class FixedLenFeature:
 
 @dataclass(frozen=True)
 class VarLenFeature:
-    """A feature of which examples have different numbers of values, or none.
+    """A feature with a varying number of values, which may be missing.
 
     Parameters
     ----------
@@ -90,25 +89,25 @@ class VarLenFeature:
 
     @property
     def spec(self) -> TensorSpec:
-        """The spec of its array, whose length differs."""
+        """The spec of its array of varying length."""
         return TensorSpec((None,), self.dtype)
 
 
 @dataclass(frozen=True)
 class FixedLenSequenceFeature:
-    """A feature whose values make a number of arrays of one shape, which differs.
+    """A feature whose values form a varying number of arrays of one shape.
 
     Parameters
     ----------
     shape
-        Of each.
+        The shape of each array.
     dtype
         As in `FixedLenFeature`.
     allow_missing
-        Whether it may be missing, and has no arrays then.
+        Whether it may be missing, which gives no arrays.
     default_value
-        Taken for compatibility: there is nothing to fill up in one example. Give it to
-        `Dataset.padded_batch` as ``padding_values``.
+        Accepted for compatibility: a single example needs no padding. Pass it to `Dataset.padded_batch` as
+        ``padding_values``.
     """
 
     shape: Any
@@ -123,7 +122,7 @@ class FixedLenSequenceFeature:
 
     @property
     def spec(self) -> TensorSpec:
-        """The spec of its array, whose length differs."""
+        """The spec of its array of varying length."""
         return TensorSpec((None, *self.shape), self.dtype)
 
 
@@ -171,7 +170,7 @@ def _default_of(feature: FixedLenFeature) -> Array | None:
     if default is None:
         return None
     try:
-        # Text is no bytes, and a fraction no whole number.
+        # Do not convert text to bytes, or fractions to integers.
         is_lone = isinstance(default, (str, bytes))
         flat = [default] if is_lone else np.asarray(default, _loose(feature.dtype)).ravel().tolist()
         values = np.empty(len(flat), feature.dtype)
@@ -187,7 +186,7 @@ def _default_of(feature: FixedLenFeature) -> Array | None:
 
 
 def _loose(dtype: np.dtype[Any]) -> Any:
-    # Without a dtype NumPy's own bytes would lose the zeros they end with.
+    # NumPy's bytes would lose trailing zeros.
     return object if dtype in (_BYTES, _TEXT) else None
 
 
@@ -201,7 +200,7 @@ class Examples:
     Parameters
     ----------
     features
-        What is read, by name.
+        The features to read, by name.
     """
 
     features: Mapping[str, Feature]
@@ -212,7 +211,7 @@ class Examples:
             raise ArgumentError(f"features is {features!r:.80}; give a dict of at least one feature by its name")
         for name, feature in features.items():
             if not isinstance(name, str):
-                raise ArgumentError(f"features: {name!r} is no name; give text")
+                raise ArgumentError(f"features: {name!r} is not a name; give text")
             if not isinstance(feature, Feature):
                 raise ArgumentError(
                     f"features[{name!r}] is {feature!r:.80}; give a FixedLenFeature, VarLenFeature or "
@@ -231,18 +230,18 @@ class Examples:
         Parameters
         ----------
         data
-            A buffer they lie in.
+            A buffer with the records.
         starts, lengths
-            Where each begins, and how many bytes it has.
+            The offset of each record, and its number of bytes.
 
         Returns
         -------
         columns
             A column for each feature, in the order of the leaves of the spec.
         rows
-            The numbers of the records they hold, in order.
+            The numbers of the parsed records, in order.
         refused
-            The numbers of the others, and what is wrong with each.
+            The numbers of the other records, and the problem of each.
         """
         buffer = np.frombuffer(data + bytes(PADDING), np.uint8)
         parts, kept = [], []
@@ -261,7 +260,7 @@ class Examples:
     def _parsed(
         self, data: bytes, buffer: Array, starts: Array, stops: Array
     ) -> tuple[list[Any], Array, list[tuple[int, str]]]:
-        # Parse one chunk: all records at once, except those that are odd in some way.
+        # Parse one chunk: all records at once, except odd ones.
         found_lists, is_odd = walk(buffer, starts, stops, self._wanted)
         rows, odd = np.flatnonzero(~is_odd), np.flatnonzero(is_odd)
         columns = [
@@ -286,7 +285,7 @@ class Examples:
 
     @cached_property
     def _names(self) -> Sequence[str]:
-        # In the order of leaves.
+        # In the order of the leaves.
         names, _ = Structure.of({name: name for name in self.features})
         return names
 
@@ -314,7 +313,7 @@ class Examples:
         Raises
         ------
         Malformed
-            It is no example, or has not what is asked for.
+            It is not an example, or does not match the features.
         """
         parsed = _features_of(record)
         return [
@@ -366,20 +365,20 @@ def _array(name: str, feature: Feature, feature_and_content: tuple[int, bytes] |
     if feature_and_content is None:
         if not _may_be_missing(feature):
             hint = "allow_missing=True" if isinstance(feature, FixedLenSequenceFeature) else "a default_value"
-            raise Malformed(f"feature {name!r} is missing; give it {hint} where examples may lack it")
+            raise Malformed(f"feature {name!r} is missing; give it {hint} if examples may lack it")
         default = _default_of(feature) if isinstance(feature, FixedLenFeature) else None
         return np.zeros((0, *feature.spec.shape[1:]), dtype) if default is None else default
     field, content = feature_and_content
     if field == _DAMAGED:
-        raise Malformed(f"feature {name!r} is no list of values")
+        raise Malformed(f"feature {name!r} is not a list of values")
     if field != _FIELDS[dtype]:
-        raise Malformed(f"feature {name!r} holds {_KINDS[field]}, and {_KINDS[_FIELDS[dtype]]} is asked for")
+        raise Malformed(f"feature {name!r} holds {_KINDS[field]}, but {_KINDS[_FIELDS[dtype]]} is expected")
     try:
         values = _values(field, content)
         if dtype == _TEXT:
             values = np.array([value.decode() for value in values], _TEXT)
     except UnicodeDecodeError as error:
-        raise Malformed(f"feature {name!r} is not UTF-8: {error.reason}; ask for bytes") from None
+        raise Malformed(f"feature {name!r} is not UTF-8: {error.reason}; read it as bytes") from None
     except Malformed as error:
         raise Malformed(f"feature {name!r}: {error.reason}") from None
     if isinstance(feature, VarLenFeature):
@@ -395,7 +394,7 @@ def _array(name: str, feature: Feature, feature_and_content: tuple[int, bytes] |
 
 
 def _features_of(record: bytes) -> dict[bytes, tuple[int, bytes]]:
-    # Name -> which list it has, and the content of that. Messages that come in parts are those parts joined.
+    # Return name -> the field and the content of its list. The parts of a message are concatenated.
     parsed: dict[bytes, tuple[int, bytes]] = {}
     entries = b"".join(value for field, value in _fields(record) if field == 1 and isinstance(value, bytes))
     for field, entry in _fields(entries):
@@ -413,7 +412,7 @@ def _features_of(record: bytes) -> dict[bytes, tuple[int, bytes]]:
                 if part in _KINDS and isinstance(value, bytes):
                     feature = part, feature[1] + value if feature and feature[0] == part else value
         except Malformed:
-            # It matters only where it is asked for.
+            # Damage matters only if the feature is read.
             feature = _DAMAGED, content
         if feature is not None:
             parsed[name] = feature
@@ -441,7 +440,7 @@ def _values(field: int, content: bytes) -> Array:
 
 
 def _fields(data: bytes, packed_wire: int = 2) -> Iterator[tuple[int, bytes | int]]:
-    """Yield the fields of a message: numbers and contents; values of fixed size as bytes, where asked for."""
+    """Yield the numbers and contents of the fields of a message; values of wire type ``packed_wire`` as bytes."""
     at, stop = 0, len(data)
     while at < stop:
         tag, at = _varint(data, at)
@@ -457,7 +456,7 @@ def _fields(data: bytes, packed_wire: int = 2) -> Iterator[tuple[int, bytes | in
         else:
             raise Malformed(f"not an example: a field of wire type {wire}")
         if not field or at + size > stop:
-            raise Malformed(f"not an example, or one cut short: a field of {size} bytes where {stop - at} are left")
+            raise Malformed(f"not an example, or a truncated one: a field of {size} bytes, but {stop - at} are left")
         if wire in (2, packed_wire):
             yield field, data[at : at + size]
         at += size
@@ -467,7 +466,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for place in range(10):
         if at >= len(data):
-            raise Malformed("not an example, or one cut short: it ends within a number")
+            raise Malformed("not an example, or a truncated one: it ends within a number")
         byte = data[at]
         at += 1
         value |= (byte & 127) << (7 * place)

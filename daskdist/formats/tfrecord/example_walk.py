@@ -1,7 +1,7 @@
-"""The wire format of ``tf.train.Example``, walked over in all records of a block at once.
+"""Parsing of the wire format of ``tf.train.Example`` in all records of a block at once.
 
-A step reads the same thing of every record with one call of NumPy, at a place of its own in each. So records need
-no layout in common; only those that are laid out as no writer does it are left to be read one by one.
+Each step reads the same item of every record with one NumPy call, at a separate position in each. So records need no
+common layout; only records with a layout that no writer produces are left to be parsed one by one.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from daskdist.tables.byte_rows import objects_at, rows_at, spans
 
 Array = np.ndarray[Any, Any]
 
-# Zeros that are needed after the records: what is read at once reaches beyond the last.
+# The number of zeros needed after the records, as wide reads reach beyond the last one.
 PADDING: Final = 16
-# With fewer records than these a step for all costs more than one for each.
+# With fewer records, a step for all costs more than one for each.
 _FEW: Final = 24
-# A length that takes more than this is none that fits in memory.
+# Longer encodings of lengths exceed memory.
 _LENGTH_BYTES: Final = 5
 _TOO_LONG: Final = 2**62
 _VARINT_BYTES: Final = 10
 _WORD_BYTES: Final = 8
 
-# Tag of a field of some length, by its number.
+# The tags of length-delimited fields 1 and 2.
 _ONE, _TWO = 0x0A, 0x12
 
 
-class Malformed(Exception):  # noqa: N818 - a signal between what parses and what knows the file
-    """A record is no example, or has not what is asked for.
+class Malformed(Exception):  # noqa: N818 - a signal from the parser to the reader of the file
+    """A record is not an example, or does not match the features.
 
     Parameters
     ----------
     reason
-        What is wrong, and what was expected.
+        The problem, and the expectation.
     """
 
     def __init__(self, reason: str) -> None:
@@ -53,13 +53,13 @@ class Wanted:
     key
         Its name.
     field
-        The number of the list it holds: 1 of bytes, 2 of floats, 3 of integers.
+        The number of its list: 1 for bytes, 2 for floats, 3 for integers.
     is_text
-        Whether bytes are to be text.
+        Whether bytes are decoded as text.
     size
-        How many values it has; None for any number.
+        The number of its values; None for any number.
     multiple
-        What that is a multiple of.
+        The number of values must be a multiple of this.
     may_be_missing
         Whether records may lack it.
     """
@@ -72,7 +72,7 @@ class Wanted:
     may_be_missing: bool
 
 
-# Values one row after the other, how many each row has, and which rows have the feature.
+# The values of all rows, the number of values of each row, and a mask of the rows with the feature.
 Found = tuple[Array, Array, Array]
 
 
@@ -84,16 +84,16 @@ def walk(data: Array, starts: Array, stops: Array, features: Sequence[Wanted]) -
     data
         Bytes, with `PADDING` after the last record.
     starts, stops
-        Where in them each record begins and ends.
-    wanted
-        Which features.
+        The range of bytes of each record.
+    features
+        The features to find.
 
     Returns
     -------
     found
-        Of each feature the values of the records that are not odd; what there is of each record.
+        For each feature the values of the records that are not odd.
     is_odd
-        Which records are to be read one by one.
+        A mask of the records to parse one by one.
     """
     num_rows = len(starts)
     is_odd = np.full(num_rows, num_rows < _FEW)
@@ -117,7 +117,7 @@ def walk(data: Array, starts: Array, stops: Array, features: Sequence[Wanted]) -
 
 
 class _Lists:
-    # For one feature in each record: the number of the list it holds (0 where there is none), and its place.
+    # For one feature, the number of its list in each record (0 if absent), and the position of the list.
     def __init__(self, num_rows: int) -> None:
         self.field = np.zeros(num_rows, np.uint8)
         self.start = np.zeros(num_rows, np.int64)
@@ -140,8 +140,8 @@ def _find(
 def _find_alike(
     data: Array, num_rows: int, at: int, size: int, stride: int, keys: Sequence[bytes], lists: Sequence[_Lists]
 ) -> Array:
-    # Records of one length mostly have everything where the first has it: all their bytes but values are its. Which
-    # these are; where their lists lie is noted from the beginning of each record on.
+    # Records of one length mostly have the layout of the first: the same bytes except for values. Return a mask of
+    # them; the positions of their lists are relative to the beginning of each record.
     first = np.concatenate([data[at : at + size], np.zeros(PADDING, np.uint8)])
     probes, is_odd = [_Lists(1) for _ in keys], np.zeros(1, bool)
     _find_each(first, np.arange(1), np.array([0]), np.array([size]), keys, probes, is_odd, few=0)
@@ -150,7 +150,7 @@ def _find_alike(
     mask = np.full(size, 255, np.uint8)
     for probe in probes:
         mask[probe.start[0] : probe.stop[0]] = 0
-    # Eight bytes at a time, the last eight once more.
+    # Compare eight bytes at a time; the last eight may overlap.
     is_alike = np.ones(num_rows, bool)
     for begin, num_words in ((0, size // _WORD_BYTES), (size - _WORD_BYTES, 1)):
         words = np.ndarray((num_rows, num_words), "<u8", data, at + begin, (stride, _WORD_BYTES))
@@ -173,7 +173,7 @@ def _find_each(
     *,
     few: int,
 ) -> None:
-    # An example is one field, its features; these are entries of a key and a feature; and that is one list.
+    # An example is a field of features, these are entries of a key and a feature, and a feature is one list.
     length, at = _lengths(data, starts[rows] + 1)
     stop = stops[rows]
     is_good = (_byte(data, starts[rows]) == _ONE) & (at + length == stop)
@@ -204,7 +204,7 @@ def _find_each(
             is_odd[rows[~is_good]] = True
             rows, stop, end, key, key_length = (column[is_good] for column in (rows, stop, end, key, key_length))
             field, start, is_empty = field[is_good], start[is_good], is_empty[is_good]
-        # One that holds no list leaves what there was of its name.
+        # A feature without a list overrides an earlier one of its name.
         field = np.where(is_empty, 0, field >> 3)
         for which, is_here in _match_keys(data, key, key_length, keys):
             is_here = is_here & ~is_empty
@@ -218,7 +218,7 @@ def _find_each(
 
 
 def _match_keys(data: Array, key: Array, length: Array, keys: Sequence[bytes]) -> list[tuple[int, Array]]:
-    # Which entries are of which key; all are of one, mostly, and that is tried first.
+    # Return the entries of each key; mostly all have the same one, which is tried first.
     if not len(key):
         return []
     first = data[key[0] : key[0] + length[0]].tobytes()
@@ -243,12 +243,12 @@ def _words(data: Array, at: Array) -> Array:
 
 
 def _byte(data: Array, at: Array) -> Array:
-    # A place beyond the end is that of a record that is found to be odd.
+    # Positions beyond the end belong to records that turn out to be odd.
     return data.take(at, mode="clip")
 
 
 def _lengths(data: Array, at: Array) -> tuple[Array, Array]:
-    # The numbers that begin somewhere, and where they end.
+    # Return the numbers at some positions, and the positions after them.
     first = _byte(data, at)
     value, following = first.astype(np.int64), at + 1
     if (first < 128).all():
@@ -320,7 +320,7 @@ class _Integers:
         if len(ends) == len(content):
             self._values, self.counts = content.astype(np.int64), length
             return
-        # A row that ends within a number, or has one that is too long, spoils no other row's: ends are made up.
+        # A row that ends within a number, or has one that is too long, must not affect others: set an end.
         row_ends = stops[length > 0] - 1
         is_cut = content[row_ends] >= 128
         if is_cut.any():
@@ -344,7 +344,7 @@ class _Integers:
 
 
 def _decoded(content: Array, ends: Array, sizes: Array) -> Array:
-    # Numbers of seven bits a byte, the lowest first, by where they end and how many bytes they have.
+    # Decode numbers of seven bits per byte, lowest first, given their ends and sizes.
     starts = ends - sizes + 1
     values = (content[starts] & 127).astype(np.uint64)
     rows = np.flatnonzero(sizes > 1)
@@ -363,7 +363,7 @@ def integers_of(content: bytes) -> Array:
     Raises
     ------
     Malformed
-        They end within one, or one is too long.
+        The content ends within an integer, or one is too long.
     """
     data = np.frombuffer(content, np.uint8)
     ends = np.flatnonzero(data < 128)
@@ -371,7 +371,7 @@ def integers_of(content: bytes) -> Array:
     if len(data) and (not len(ends) or ends[-1] != len(data) - 1):
         raise Malformed("its integers end within one")
     if len(sizes) and sizes.max() > _VARINT_BYTES:
-        raise Malformed(f"an integer of {sizes.max()} bytes, where {_VARINT_BYTES} are the most")
+        raise Malformed(f"an integer of {sizes.max()} bytes; the limit is {_VARINT_BYTES}")
     return _decoded(data, ends, sizes)
 
 
@@ -387,7 +387,7 @@ class _Bytes:
 
     @staticmethod
     def _strings(data: Array, places: _Lists, is_odd: Array) -> tuple[Array, Array, Array]:
-        # Each string of each row, row by row. A step reads one of every row that has as many.
+        # Return each string of each row, row by row. A step reads the next one of every row that has one.
         rows = np.flatnonzero((places.start < places.stop) & ~is_odd)
         at, stop = places.start[rows], places.stop[rows]
         parts: list[tuple[Array, Array, Array]] = []
@@ -439,5 +439,5 @@ class _Bytes:
         return objects_at(self._data, self._start[kept], self._length[kept])
 
 
-# By the number of the list.
+# Number of the list -> reader.
 _READERS: Final[dict[int, type[_Column]]] = {1: _Bytes, 2: _Floats, 3: _Integers}

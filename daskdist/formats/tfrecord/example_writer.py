@@ -1,8 +1,8 @@
-"""Elements as ``tf.train.Example``, a whole block at once.
+"""Encoding of elements as ``tf.train.Example`` records, a whole block at once.
 
-Floats become a list of float32 (of a float64 about seven digits are kept), whole numbers and booleans one of int64,
-bytes and text (as UTF-8) one of bytes. A number that is too large for these is an error. Arrays are written flat, the
-last axis fastest: their shape is the reader's to give. Features are in the order of their names.
+Floats become a list of float32 (about seven digits of a float64 remain), integers and bools one of int64, bytes and
+text (as UTF-8) one of bytes. Larger numbers are an error. Arrays are written flat in C order; the reader must know
+their shape. Features are sorted by name.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from daskdist.tables.byte_rows import RowPieces
 
 Array = np.ndarray[Any, Any]
 
-# Kinds of dtypes -> tag of the list they are written as.
+# Kind of dtype -> tag of its list.
 _TAGS: Final = {**dict.fromkeys("f", b"\x12"), **dict.fromkeys("iub", b"\x1a"), **dict.fromkeys("OSTU", b"\x0a")}
 _ONE: Final = b"\x0a"
 _VARINT_BYTES: Final = 10
 
 
 def check_example(spec: ElementSpec) -> None:
-    """See whether elements can be written as examples.
+    """Check that elements can be written as examples.
 
     Raises
     ------
     ArgumentError
-        They cannot; the message says which leaf, and what to do.
+        They cannot; the message names the leaf and a remedy.
     """
     names(spec.packed)
     for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
@@ -52,28 +52,28 @@ def names(element: Any) -> list[str]:
     Raises
     ------
     ArgumentError
-        It is no dict of leaves by name.
+        It is not a dict of leaves by name.
     """
     if type(element) is not dict or not element or not all(isinstance(name, str) for name in element):
         raise ArgumentError(
-            "elements are to be bytes, a record each, or dicts of arrays by name, an example each; "
-            "make them so with map(lambda x, y: {'x': x, 'y': y}) before they are written"
+            "elements must be bytes, one for each record, or dicts of arrays, one for each example; "
+            "convert them with map(lambda x, y: {'x': x, 'y': y}) before writing"
         )
     for name, leaf in element.items():
         if isinstance(leaf, (dict, tuple)):
             raise ArgumentError(
-                f"{name!r} holds a nest; an example is flat: give each array a name of its own with map(...)"
+                f"{name!r} holds a nest; an example is flat: give each array a separate name with map(...)"
             )
     return list(element)
 
 
 def examples_of(rows: Rows) -> tuple[Array, Array]:
-    """Examples, one after the other, and how many bytes each has.
+    """Return the examples of rows as consecutive bytes, and the number of bytes of each.
 
     Raises
     ------
     ArgumentError
-        There is a value among them that an example does not hold.
+        An example cannot hold a value.
     """
     paths = names(rows.structure.pack(range(rows.structure.num_leaves)))
     order = rows.structure.pack(range(rows.structure.num_leaves))
@@ -90,7 +90,7 @@ def examples_of(rows: Rows) -> tuple[Array, Array]:
 
 
 def _flat(rows: Rows, name: str, leaf: int) -> tuple[Array, Array]:
-    # Return the values of a leaf, row by row, and how many each row has.
+    # Return the values of a leaf, row by row, and their number in each row.
     if not isinstance(rows, Block):
         items = [rows.item(index)[leaf] for index in range(len(rows))]
         counts = np.array([np.size(item) for item in items], np.int64)
@@ -107,16 +107,16 @@ def _flat(rows: Rows, name: str, leaf: int) -> tuple[Array, Array]:
 
 
 def _check_together(name: str, values: Sequence[Array]) -> None:
-    # NumPy makes float64 of int64 and uint64, and of whole numbers and floats, and loses digits.
+    # NumPy would combine int64 with uint64, or integers with floats, to float64, and lose digits.
     dtypes = list(dict.fromkeys(array.dtype for array in values))
     if len(dtypes) > 1 and len({_TAGS.get(dtype.kind) for dtype in (*dtypes, np.result_type(*dtypes))}) > 1:
         raise ArgumentError(
-            f"leaf {name!r} comes as {', '.join(map(str, dtypes))}; give all elements one dtype first with map(...)"
+            f"leaf {name!r} occurs as {', '.join(map(str, dtypes))}; give all elements one dtype first with map(...)"
         )
 
 
 def _check_range(rows: Rows, name: str, values: Array, counts: Array) -> None:
-    # Raise for a value that is too large for the list it is written as.
+    # Raise for a value that is too large for its list.
     if values.dtype.kind == "f" and values.dtype.itemsize > 4:
         with np.errstate(over="ignore"):
             is_over = np.isinf(values.astype(np.float32)) & ~np.isinf(values)
@@ -130,14 +130,14 @@ def _check_range(rows: Rows, name: str, values: Array, counts: Array) -> None:
         row = int(np.searchsorted(np.cumsum(counts), place, side="right"))
         advice = "scale it" if held == "float32" else "make it int64, or text,"
         raise ArgumentError(
-            f"leaf {name!r} of {rows.where(row)} has {values[place]}; an example holds {held}, and that is more than "
+            f"leaf {name!r} of {rows.where(row)} has {values[place]}; an example holds {held}, but that is more than "
             f"{np.finfo(held).max if held == 'float32' else np.iinfo(held).max}: {advice} with map(...), or write "
             "another format, such as to_parquet"
         )
 
 
 def _entry(name: str, values: Array, counts: Array) -> RowPieces:
-    # One entry of the map of features: what is inside decides what lengths go before it.
+    # Return the entries of one feature in the map, from the inside out, as lengths precede contents.
     tag, content = _TAGS[values.dtype.kind], RowPieces(len(counts))
     if tag == b"\x12":
         packed = np.ascontiguousarray(values, "<f4").view(np.uint8)
@@ -167,7 +167,7 @@ def _entry(name: str, values: Array, counts: Array) -> RowPieces:
 
 
 def _add_packed(pieces: RowPieces, packed: Array, lengths: Array) -> None:
-    # Rows without values have no field for them.
+    # Rows without values have no field.
     is_there = lengths > 0
     if is_there.all():
         pieces.same(_ONE)
@@ -188,7 +188,7 @@ def _add_numbers(pieces: RowPieces, numbers: Array) -> None:
 
 
 def _strings(name: str, values: Array) -> tuple[Array, Array]:
-    # Each with its tag and its length before it.
+    # Return strings, each preceded by its tag and length.
     raw: Sequence[Any] = values.tolist()
     if values.dtype.kind in "TU":
         raw = [value.encode() for value in raw]
@@ -204,7 +204,7 @@ def _strings(name: str, values: Array) -> tuple[Array, Array]:
 
 
 def _varints(numbers: Array) -> tuple[Array, Array]:
-    # The bytes of numbers, seven bits a byte and the lowest first, and how many bytes each has.
+    # Return the bytes of numbers, seven bits per byte, lowest first, and the number of bytes of each.
     sizes: Array = np.ones(len(numbers), np.int64)
     for place in range(1, _VARINT_BYTES):
         is_more = numbers >= np.uint64(1 << (7 * place))

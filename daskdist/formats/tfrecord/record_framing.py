@@ -1,6 +1,6 @@
 """The framing of TFRecord files.
 
-A record is its length in eight bytes, the checksum of these, its bytes, and the checksum of those.
+A record consists of its length in eight bytes, the checksum of the length, its bytes, and their checksum.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 HEADER_BYTES: Final = 12
 FOOTER_BYTES: Final = 4
 AROUND_BYTES: Final = HEADER_BYTES + FOOTER_BYTES
-# After so many records of one length it is looked for more of them, once in so many records of other lengths.
+# The number of equal lengths after which a run is searched for, and of other records between two searches.
 _RUN: Final = 16
 _HOPS: Final = 256
 _LONGEST_RUN: Final = 2**16
@@ -30,17 +30,16 @@ _LONGEST_RUN: Final = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """The positions of the records in some bytes that begin with a record.
+    """The positions of the records in bytes that begin with a record.
 
     Parameters
     ----------
     starts, lengths
-        Where the bytes of each begin, behind its header, and how many it has. Those of the last may end beyond
-        what there is.
+        The offset of the content of each record, and its length. The last record may end beyond the bytes.
     stop
-        Where the next record begins.
+        The offset of the next record.
     broken
-        Why there is none that can be found there, where a header is damaged.
+        The reason why the next record cannot be found, if a header is damaged.
     """
 
     starts: Array
@@ -50,16 +49,16 @@ class Headers:
 
 
 def headers_of(data: Any, *, check: bool, begins: Array | None = None) -> Headers:
-    """Find the records of some bytes; those whose headers are whole, and right where they are to be checked.
+    """Find the records in bytes whose headers are complete and, if ``check``, correct.
 
     Parameters
     ----------
     data
         The bytes.
     check
-        Whether checksums of lengths are compared.
+        Whether to verify the checksums of lengths.
     begins
-        Where they are thought to begin.
+        The presumed offsets of the records.
     """
     if begins is not None and _is_chain(data, begins):
         offsets, stop = begins, len(data)
@@ -73,7 +72,7 @@ def headers_of(data: Any, *, check: bool, begins: Array | None = None) -> Header
         wrong = np.flatnonzero(of_lengths(lengths) != stated)
         if len(wrong):
             first = int(wrong[0])
-            broken = f"a record is said to have {lengths[first]} bytes, and the checksum of that length is another"
+            broken = f"a record states a length of {lengths[first]} bytes, whose checksum differs"
             offsets, lengths, stop = offsets[:first], lengths[:first], int(offsets[first])
     return Headers(offsets + HEADER_BYTES, lengths, stop, broken)
 
@@ -84,7 +83,7 @@ def _lengths(headers: Array) -> Array:
 
 
 def _is_chain(data: Any, begins: Array) -> bool:
-    # Return whether records begin exactly there, and the data ends with the last.
+    # Return whether records begin exactly at `begins`, and the data ends with the last.
     if not len(begins) or begins[0] or begins[-1] + AROUND_BYTES > len(data):
         return False
     steps = _lengths(rows_at(data, begins, 8)) + np.uint64(AROUND_BYTES)
@@ -92,8 +91,8 @@ def _is_chain(data: Any, begins: Array) -> bool:
 
 
 def _offsets(data: Any) -> tuple[Array, int]:
-    # Return where records begin, and where the next would. Records of one length often follow one another: after
-    # a few of those the rest of them are counted at once.
+    # Return the offsets of records and of the next one. Records of one length are often consecutive: after a few of
+    # them, the rest of the run is counted at once.
     last, at, count = len(data) - HEADER_BYTES, 0, 2 * _RUN
     parts: list[Array] = [np.zeros(0, np.int64)]
     length_at = struct.Struct("<Q").unpack_from
@@ -130,14 +129,14 @@ def _run(data: Any, at: int, length: int, step: int) -> int:
 
 @dataclass(frozen=True)
 class Records:
-    """Records that follow one another by their lengths.
+    """The framing of records by their lengths.
 
     Parameters
     ----------
     check
-        Whether checksums of lengths are compared.
+        Whether to verify the checksums of lengths.
     begins
-        Takes where the records began that were looked for last, so that who reads them need not look again.
+        Receives the offsets of the last records that were found, for their reader.
     """
 
     check: bool = True
@@ -163,16 +162,17 @@ class Records:
         if not is_end:
             return None
         if headers.stop < len(data):
-            reason = f"{len(data) - headers.stop} bytes at its end, where a record takes {AROUND_BYTES} and more"
+            reason = f"{len(data) - headers.stop} bytes at its end, but a record takes at least {AROUND_BYTES}"
             raise BrokenRecord(headers.stop, reason)
         last = int(begins[-1])
         raise BrokenRecord(
-            last, f"a record has {headers.lengths[-1]} bytes, and the file ends {headers.stop - len(data)} before"
+            last,
+            f"a record has {headers.lengths[-1]} bytes, but the file ends {headers.stop - len(data)} bytes before that",
         )
 
 
 def _hint(data: bytes, at: int) -> str:
-    # A file that is no TFRecord file at all is damaged at its very beginning.
+    # A file of another format fails at its very beginning.
     if at:
         return ""
     try:
@@ -180,8 +180,8 @@ def _hint(data: bytes, at: int) -> str:
     except FileError:
         compression = None
     if compression:
-        return f"; it begins as what is compressed by {compression} does: give compression={compression!r}"
-    return "; is it a TFRecord file, and compressed as its name says?"
+        return f"; it begins like a file compressed by {compression}: give compression={compression!r}"
+    return "; is it a TFRecord file, with the compression of its name?"
 
 
 def framed(data: Array, lengths: Array) -> bytes:
@@ -190,9 +190,9 @@ def framed(data: Array, lengths: Array) -> bytes:
     Parameters
     ----------
     data
-        Their bytes, a record after the other.
+        The bytes of the records, in order.
     lengths
-        How many bytes each has.
+        The number of bytes of each.
     """
     raw = objects_at(data, np.cumsum(lengths) - lengths, lengths)
     pieces = RowPieces(len(lengths))

@@ -1,4 +1,4 @@
-"""The index of a TFRecord file: where its records are, so that splits have known numbers of records.
+"""The index of a TFRecord file: the positions of its records, so that splits have known numbers of records.
 
 It takes one pass over the file in each program.
 """
@@ -15,9 +15,9 @@ import numpy as np
 from daskdist.formats.tfrecord.record_framing import HEADER_BYTES, headers_of
 from daskdist.storage.filesystem import Storage, Version, failures
 
-# Records are stated in groups of about as many bytes, which no split is smaller than.
+# The approximate size of a group of records, the unit of the index; no split is smaller.
 _GROUP_BYTES: Final = 2**16
-# Bytes read at a time.
+# The number of bytes to read at a time.
 _CHUNK_BYTES: Final = 2**23
 
 
@@ -32,9 +32,9 @@ class TFRecordSplit:
     first
         The number of its first record.
     num_rows
-        Its records; None for the rest of a file, from a record on that is damaged.
+        The number of its records; None for the rest of a file from a damaged record on.
     start, stop
-        Where in the file they begin and end.
+        The range of bytes in the file.
     """
 
     version: Version
@@ -53,9 +53,9 @@ class RecordIndex:
     version
         The file.
     starts
-        Where groups of records begin, and the last ends.
+        The offsets of groups of records, and of the end of the last.
     numbers
-        How many records there are before each of those.
+        The number of records before each of these offsets.
     """
 
     version: Version
@@ -63,7 +63,7 @@ class RecordIndex:
     numbers: tuple[int, ...]
 
     def parts(self, num_bytes: int) -> list[TFRecordSplit]:
-        """Divide the file into parts of about a number of bytes."""
+        """Divide the file into parts of about ``num_bytes`` bytes."""
         parts, at = [], 0
         while at < len(self.starts) - 1:
             stop = max(bisect_left(self.starts, self.starts[at] + num_bytes, at), at + 1)
@@ -83,16 +83,16 @@ def index_of(storage: Storage, version: Version, *, check: bool) -> RecordIndex:
     Parameters
     ----------
     storage
-        How it is opened.
+        Opens the file.
     version
         The file.
     check
-        Whether checksums of lengths are compared.
+        Whether to verify the checksums of lengths.
 
     Raises
     ------
     FileError
-        It cannot be read.
+        The file cannot be read.
     """
     at, number, size = 0, 0, version.num_bytes
     starts, numbers = [0], [0]

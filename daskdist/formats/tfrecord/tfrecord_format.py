@@ -1,7 +1,7 @@
-"""TFRecord: records of bytes, each with its length before it and checksums of both.
+"""TFRecord: records of bytes, each preceded by its length, with checksums of both.
 
-Splits are byte ranges, whose first record is found by going from record to record; with an index they are ranges of
-records.
+Splits are byte ranges, whose first record is found by following records from the beginning; with an index they are
+ranges of records.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class TFRecord:
     Parameters
     ----------
     features
-        What is read of records that are ``tf.train.Example``; None for the records themselves.
+        The features to read from ``tf.train.Example`` records; None for the records as bytes.
     check_crc
-        Whether checksums are compared.
+        Whether to verify checksums.
     index
-        Whether files are gone through once for an index of their records.
+        Whether to scan files once for an index of their records.
     compression
-        How files are compressed: ``"infer"``, a name, or None. What is written is compressed where it is a name.
+        The compression of the files: ``"infer"``, a name, or None; for writing, a name or None.
     storage
-        How files are opened.
+        Opens the files.
     """
 
     features: Mapping[str, Feature] | None = None
@@ -122,7 +122,7 @@ class TFRecord:
     def _compression_of(self, path: str) -> str | None:
         if self.compression != "infer":
             return self.compression
-        # A length may be what gzip begins with; that its checksum follows tells.
+        # A length may look like the beginning of a gzip file; its checksum decides.
         head = self.storage.read(path, 0, HEADER_BYTES)
         return None if is_plain(head) else inferred(path, head[:8])
 
@@ -130,7 +130,7 @@ class TFRecord:
         return ByteRanges(Records(self.check_crc), self.storage, self._compression_of(path))
 
     def _piece(self, split: Split, *, is_lenient: bool = False) -> tuple[RangeRecords, Array | None]:
-        # The records of a split, and where they begin as far as that was seen.
+        # Return the records of a split, and their offsets as far as known.
         framing = Records(self.check_crc)
         if isinstance(split.payload, TFRecordSplit):
             piece = self._part(split, split.payload, framing)
@@ -155,12 +155,12 @@ class TFRecord:
         return RangeRecords(data, part.start)
 
     def _block(self, split: Split, piece: RangeRecords, begins: Array | None) -> tuple[Block, list[tuple[str, str]]]:
-        # The records of a piece that are right, and where the others are and why.
+        # Return the valid records of a piece, and the positions and problems of the others.
         headers = headers_of(piece.data, check=False, begins=begins)
         starts, lengths = headers.starts, headers.lengths.astype(np.int64)
         expected = split.num_rows
         if expected is not None and expected != len(starts) and piece.broken is None:
-            raise FileError(f"{split.label}: it has {len(starts)} records, and {expected} by its index")
+            raise FileError(f"{split.label}: it has {len(starts)} records, but {expected} by its index")
         rows, refused = np.arange(len(starts)), []
         raw = objects_at(piece.data, starts, lengths) if self.check_crc or self.features is None else None
         if raw is not None and self.check_crc:
@@ -193,7 +193,7 @@ class TFRecord:
 
     def write(self, rows: Rows, file: IO[bytes]) -> None:
         rows = block_of(rows)
-        # Some at a time, so that what is made on the way stays in the processor's cache.
+        # A few at a time, so that intermediate data stays in the processor's cache.
         parts = [_framed(rows.slice(at, at + _WRITTEN_ROWS)) for at in range(0, len(rows), _WRITTEN_ROWS)]
         file.write(compressed(b"".join(parts), None if self.compression == "infer" else self.compression))
 
@@ -205,5 +205,5 @@ def _framed(rows: Rows) -> bytes:
     raw = [value.item() if isinstance(value, np.ndarray) else value for value in raw]
     invalid = [value for value in raw if not isinstance(value, bytes)]
     if invalid:
-        raise ArgumentError(f"records are to be bytes, and one is {invalid[0]!r:.80}")
+        raise ArgumentError(f"records must be bytes, but one is {invalid[0]!r:.80}")
     return framed(np.frombuffer(b"".join(raw), np.uint8), np.fromiter(map(len, raw), np.int64, len(raw)))

@@ -1,7 +1,7 @@
-"""Tar archives by their headers: members, and the samples that consecutive ones make.
+"""Tar archives by their headers: members, and the samples of consecutive members.
 
-A header tells how long its member is, so that members are passed over without being read. A block that is no
-header is passed by itself: after one that is damaged, members are found again as soon as there is a header.
+A header states the length of its member, so that members are skipped without being read. A block that is not a header
+is skipped alone: after a damaged one, members are found again at the next header.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final, NamedTuple
 
 from daskdist.storage.byte_ranges import BrokenRecord
 
-# Gives the bytes from one place to another, fewer where they end before.
+# Returns the bytes between two offsets, fewer at the end.
 Read = Callable[[int, int], bytes]
 
-# The field that is the key itself.
+# The name of the field with the key.
 KEY: Final = "__key__"
 
 _BLOCK: Final = 512
 _ZEROS: Final = bytes(_BLOCK)
-# Extended headers hold names; what is longer is none, and would be taken into memory.
+# The limit on extended headers, which hold names, as they are read into memory.
 _MOST_EXTENDED: Final = 2**20
 
-# Kinds of members: with content, without, and what stands before a member.
+# The kinds of members: with content, without content, and headers of the next member.
 _FILES: Final = "0\x007"
 _EMPTY: Final = {
     "1": "a hard link",
@@ -42,20 +42,20 @@ _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
 class TarEntry(NamedTuple):
-    """A member, or a block that is none.
+    """A member, or a block that is not a member.
 
     Parameters
     ----------
     begin, end
-        Where its first header begins, and where what follows it does.
+        The range of bytes from its first header to the next entry.
     name
-        That of a member; None for a block of zeros or one that is no header.
+        The name of a member; None for a block of zeros or one that is not a header.
     kind
-        The type that its header says, one character.
+        The type in its header, one character.
     start, stop
-        Where its content lies.
+        The range of bytes of its content.
     broken
-        What is wrong with a block.
+        The problem of a block.
     """
 
     begin: int
@@ -74,13 +74,13 @@ class Sample:
     Parameters
     ----------
     key
-        What their names begin with; empty for a member or block that is of no sample.
+        The common beginning of their names; empty for a member or block that is in no sample.
     begin, end
-        Where it begins, and where what follows it does.
+        The range of bytes up to the next sample.
     members
-        By the name of the field.
+        The members by the name of the field.
     broken
-        What is wrong with it.
+        The problem of the sample.
     """
 
     key: str
@@ -92,7 +92,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Samples:
-    """The framing of archives: a record is a sample, or a block that is no member."""
+    """The framing of archives: a record is a sample, or a block that is not a member."""
 
     is_local = False
 
@@ -110,7 +110,7 @@ def reader_of(data: bytes) -> Read:
 
 
 def samples_of(data: bytes) -> list[Sample]:
-    """Return the samples in bytes that begin and end where samples do, damaged ones too."""
+    """Return the samples, including damaged ones, in bytes that begin and end at samples."""
     samples: list[Sample] = []
     current: Sample | None = None
     is_apart = True
@@ -118,7 +118,7 @@ def samples_of(data: bytes) -> list[Sample]:
         is_apart = is_apart or is_first
         if step.name is None:
             if step.broken and samples and not samples[-1].key and samples[-1].end == step.begin:
-                # Note consecutive damaged blocks once.
+                # Record consecutive damaged blocks once.
                 samples[-1].end = step.end
             elif step.broken:
                 samples.append(Sample("", step.begin, step.end, broken=step.broken))
@@ -141,7 +141,7 @@ def samples_of(data: bytes) -> list[Sample]:
 
 
 def parts_of(name: str) -> tuple[str, str] | None:
-    """Split the name of a member into key and field; None where it belongs to no sample.
+    """Split the name of a member into key and field; None if it belongs to no sample.
 
     >>> parts_of("train/00.1/cat.seg.PNG"), parts_of("README"), parts_of(".hidden.png")
     (('train/00.1/cat', 'seg.png'), None, None)
@@ -155,7 +155,7 @@ def parts_of(name: str) -> tuple[str, str] | None:
 
 
 def why_refused(step: TarEntry) -> str:
-    """Return why a member is refused: it is no plain file, or its name leads elsewhere; empty if it is accepted."""
+    """Return why a member is refused (it is not a plain file, or its name leads elsewhere); empty if it is accepted."""
     name = step.name or ""
     why = ""
     if name.startswith(("/", "\\")) or _DRIVE.match(name):
@@ -174,7 +174,7 @@ def why_refused(step: TarEntry) -> str:
 
 
 def why_no_key(key: str) -> str:
-    """Return why no sample can have a key; empty if one can."""
+    """Return why a key is invalid; empty if it is valid."""
     if parts_of(f"{key}.x") != (key, "x"):
         return "it is empty after the last slash, has a dot there, or begins with a folder named __...__"
     return why_refused(TarEntry(0, 0, f"{key}.x", "0"))
@@ -185,7 +185,7 @@ def _is_text(name: str) -> bool:
 
 
 def _boundary(read: Read, at: int, at_least: int, num_bytes: int, *, is_end: bool) -> int | None:
-    # The first place from `at_least` on where a record begins, from one at `at` on: see Framing.boundary.
+    # Return the first boundary from `at_least` on, starting at the boundary `at`; see Framing.boundary.
     if at_least <= at:
         return at
     record = end = at
@@ -212,7 +212,7 @@ def _boundary(read: Read, at: int, at_least: int, num_bytes: int, *, is_end: boo
 
 
 def _grouped(entries: Iterator[TarEntry]) -> Iterator[tuple[TarEntry, bool]]:
-    # Each step, and whether a record begins with it. What is of no sample goes with the one before it.
+    # Yield each entry, and whether a record begins with it. Entries in no sample go with the previous record.
     key: str | None = None
     is_apart = False
     for step in entries:
@@ -229,14 +229,14 @@ def _grouped(entries: Iterator[TarEntry]) -> Iterator[tuple[TarEntry, bool]]:
 
 
 def steps(read: Read, at: int) -> Iterator[TarEntry]:
-    """Yield the members and other blocks from a place on, up to the last one whose headers are there.
+    """Yield the members and other blocks from an offset on, up to the last one with complete headers.
 
     Parameters
     ----------
     read
-        Gives the bytes from one place to another.
+        Returns the bytes between two offsets.
     at
-        Where to start: where a header begins.
+        The offset of a header to start at.
     """
     while True:
         step = _step(read, at)
@@ -289,8 +289,8 @@ def _padded(size: int) -> int:
 
 
 def _header(block: bytes) -> tuple[str, int, str] | None:
-    # Name, size and type; None where the checksum does not fit. The library takes all spellings of numbers there
-    # are and six times as long, so it is asked only about others than the usual one.
+    # Return name, size and type; None if the checksum is wrong. The library accepts all spellings of numbers, but takes
+    # six times as long, so it is used only for unusual ones.
     try:
         is_whole = sum(block) - sum(block[148:156]) + 256 == int(block[148:156].partition(b"\0")[0], 8)
         size = int(block[124:136].partition(b"\0")[0], 8)
@@ -307,12 +307,12 @@ def _header(block: bytes) -> tuple[str, int, str] | None:
     name, kind = _text(block[:100].partition(b"\0")[0]), chr(block[156])
     if block[345] and kind not in _LONG_NAME + _LONG_LINK + _SPARSE:
         name = f"{_text(block[345:500].partition(bytes(1))[0])}/{name}"
-    # So directories were written before they had a type.
+    # Old archives mark directories by the name only.
     return name, size, _DIRECTORY if kind == "\0" and name.endswith("/") else kind
 
 
 def _records(content: bytes) -> dict[str, str] | None:
-    # Return the records of a pax header, such as "27 path=some/long/name\n"; None if it is no such header.
+    # Return the records of a pax header, such as "27 path=some/long/name\n"; None if it is not one.
     records, at = {}, 0
     while at < len(content) and content[at]:
         digits, space, _ = content[at : at + 20].partition(b" ")
