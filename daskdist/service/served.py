@@ -12,9 +12,8 @@ import cloudpickle
 from daskdist.config import in_bytes
 from daskdist.core.arguments import whole_number
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.node import Facts, Node, Source
+from daskdist.core.node import CountingNode, Facts, Node, Source
 from daskdist.core.primitive import Epoch, Primitive, Stream
-from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, ShardingError
@@ -59,7 +58,7 @@ class IterationNumbers:
 
 
 @dataclass(frozen=True, eq=False)
-class Served(Source):
+class Served(CountingNode, Source):
     """The elements of a dataset that the service produces.
 
     Parameters
@@ -88,7 +87,6 @@ class Served(Source):
     known_cardinality: int = field(repr=False)
     pipeline: Node | None = field(default=None, repr=False)
     file_objection: str | None = field(default=None, repr=False)
-    passes: PassNumber = field(default_factory=PassNumber, repr=False)
     numbers: IterationNumbers = field(default_factory=IterationNumbers, repr=False)
 
     name = "serve"
