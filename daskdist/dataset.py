@@ -1832,8 +1832,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             options say ``deterministic=True``. ``"parallel_epochs"``: all of them from each worker, each in its own
             shuffle order. Or a `daskdist.data.service.ShardingPolicy`.
         job_name
-            Datasets of one job name share its elements: each goes to whoever asks first. Each iteration and each
-            repetition is a job of its own, by its number. A job of its own for each iteration if None.
+            Datasets of one job name share its elements: each goes to the first consumer that asks. Each iteration and
+            each repetition is a job of its own, by its number. A job of its own for each iteration if None.
         consumer_index, num_consumers
             For reads in rounds: in each round, each of the consumers gets one element of the same worker, by its index.
         max_outstanding_requests
@@ -1869,7 +1869,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
           service keep of them then, for a batch or a shuffle, is lost with it, and so is what the pipeline of an
           iterator that is closed early had taken ahead: a few elements, or what the program uses in 10 ms;
         * a consumer that comes to the end does not wait for elements that another's program is using. If that one is
-          lost afterwards they go to whoever still reads or joins the job later, and else to nobody.
+          lost afterwards they go to consumers that still read or join the job later, if any.
 
         In ``OFF``, every worker's copy is such a job of its own; a copy ends with its worker. Each element comes at
         least once. A worker that is lost together with a consumer may have heard of acknowledgements of the last

@@ -360,17 +360,25 @@ def _public_functions(tree: ast.Module):
 # Rooms whose variables and parameters say what they hold.
 ROOMS_WITH_PLAIN_NAMES = (
     "checkpoint/",
+    "cli/",
+    "config.py",
     "core/",
+    "data/",
+    "dataset.py",
     "devices/",
     "display/",
+    "errors.py",
     "execute/",
     "formats/",
+    "frameworks/",
     "ops/",
     "passes/",
     "readers/",
     "sharding/",
     "storage/",
     "tables/",
+    "tensorflow/",
+    "testing/",
 )
 VAGUE_VARIABLES = {"each", "found", "given", "made", "own"}
 # Words in messages that are not how people speak today; docstrings and comments are left to readers.

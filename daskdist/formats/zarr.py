@@ -1,4 +1,4 @@
-"""Zarr stores, v2 and v3, read by zarr-python; splits end where chunks do, or shards, which are decoded together."""
+"""Zarr stores, v2 and v3, read by zarr-python; splits end at the ends of chunks, or of shards."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from daskdist.storage.whole_file import put
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _KINDS: Final = "biufcmMSUTO"
 _ADVICE: Final = "make it numbers, times, text or bytes with map(...)"
-# The length of arrays that are being written; no array has as many rows.
+# The length of an array while it is written, which no complete array has.
 _OPEN_END: Final = 2**48
-# The names of the metadata of an array, in v3 and in v2.
+# The names of the metadata files of arrays in v3 and in v2.
 _METADATA: Final = ("zarr.json", ".zarray")
-# A filter by which whoever wrote the store would run what they like here.
+# A filter that would let the store run arbitrary code.
 _HOSTILE: Final = "pickle"
 
 
@@ -58,11 +58,11 @@ class ZarrSplit:
     path
         Of the store.
     start, stop
-        Its rows.
+        The range of rows.
     arrays
-        The arrays as elements.
+        The columns of the elements.
     stamps
-        What tells each of them, as it was listed, from another in its place.
+        The version of each array when it was listed, to detect changes.
     """
 
     path: str
@@ -79,7 +79,7 @@ class Zarr:
     Parameters
     ----------
     arrays
-        Which arrays of a group, in what structure: see `Columns.of`.
+        The arrays of a group and their structure: see `Columns.of`.
     storage
         How stores are opened.
     """
@@ -148,13 +148,13 @@ class Zarr:
             return StoredArrays.of(columns, describe, path), stamps
 
     def _array(self, store: Any, name: str, path: str) -> tuple[Any, str]:
-        # By its own metadata: what a group has put together of all may be older.
+        # By the metadata of the array: the consolidated metadata of its group may be older.
         array = _library().open_array(store, path=name, mode="r")
         metadata = array.metadata.to_dict()
         metadata.pop("attributes", None)
         text = json.dumps(metadata, default=str, sort_keys=True)
         if _HOSTILE in text:
-            raise FileError(f"{path}: array {name!r} is made of pickled Python objects, which are not read")
+            raise FileError(f"{path}: array {name!r} is made of pickled Python objects, which are not supported")
         places = [] if is_remote(path) else [os.path.join(path, name, file) for file in _METADATA]
         times = [os.stat(place).st_mtime_ns for place in places if os.path.exists(place)]
         return array, hashlib.blake2b(f"{text} {times}".encode(), digest_size=16).hexdigest()
@@ -179,14 +179,14 @@ class Zarr:
 
 
 def stores(paths: Paths, storage: Storage) -> tuple[str, ...]:
-    """List the stores that paths and globs name, each a directory or an archive: those of one pattern sorted.
+    """List the stores, directories or archives, that paths and globs match, sorted for each pattern.
 
     Raises
     ------
     FileError
-        A pattern names none.
+        A pattern matches no store.
     ArgumentError
-        There is something else than a path among them.
+        An item is not a path.
     """
     several: Any = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     if not isinstance(several, Sequence):
@@ -206,7 +206,7 @@ def stores(paths: Paths, storage: Storage) -> tuple[str, ...]:
 
 
 def _stores_of(path: str, storage: Storage) -> list[str]:
-    # Return the places of the stores that a path or glob names: one that is being replaced may lie beside its place.
+    # Return the paths of the stores that a path or glob matches; a store that is being replaced may be beside its path.
     remote = is_remote(path)
     whole = path if remote else local(path)
     fs, inner = storage.located(whole)
@@ -229,7 +229,7 @@ def _url(fs: Any, path: str, remote: bool) -> str:
 
 
 def _names(group: Any, asked: Any) -> list[str]:
-    # The arrays in the group itself, and those asked for in groups below it.
+    # The arrays of the group, and the requested arrays of its subgroups.
     zarr = _library()
     names = sorted(group.array_keys())
     if asked is None:
@@ -271,13 +271,13 @@ class UnfinishedStore:
     Parameters
     ----------
     path
-        What it is called at last.
+        Its final path.
     temporary
-        Where it is now.
+        Its current path.
     names
-        Its arrays, a leaf each; ``""`` where it is one array.
+        The names of its arrays, one for each leaf; ``""`` for a store of one array.
     chunk_rows
-        The rows of a chunk, and so of a part.
+        The number of rows in a chunk, and so in a part.
     storage
         How it is opened.
     """
@@ -289,19 +289,19 @@ class UnfinishedStore:
     storage: Storage
 
     def write(self, number: int, rows: Rows) -> None:
-        """Write the elements from ``number * chunk_rows`` on; others may write other parts at the same time.
+        """Write the elements from ``number * chunk_rows`` on; several parts may be written at the same time.
 
         Parameters
         ----------
         number
-            Of the part.
+            The number of the part.
         rows
-            So many elements as a chunk has; fewer in the last.
+            ``chunk_rows`` elements; fewer in the last part.
 
         Raises
         ------
         ArgumentError
-            There are more, or they differ in shape or dtype.
+            There are more elements, or they differ in shape or dtype.
         FileError
             The store cannot be written to.
         """
@@ -312,24 +312,24 @@ class UnfinishedStore:
         with failures(self.path, "cannot be written", (Exception,)), self._opened() as store:
             for name, leaf in zip(self.names, leaves, strict=True):
                 array = _library().open_array(store, path=name, mode="r+")
-                # A chunk that is not there is one that was lost, not one of zeros.
+                # A missing chunk was lost; it is not one of zeros.
                 array = array.with_config({"write_empty_chunks": True})
                 array[start : start + len(leaf)] = _fitting(leaf, array, f"part {number} of {self.path}", name)
 
     def finish(self, num_rows: int, *, overwrite: bool = False) -> None:
-        """Say how many rows there are, and give the store its name.
+        """Set the number of rows, and move the store to its final path.
 
         Parameters
         ----------
         num_rows
-            Their number.
+            The number of rows.
         overwrite
-            Whether a store of that name gives way.
+            Whether to replace an existing store.
 
         Raises
         ------
         FileError
-            There is something of that name, or the store cannot be written to.
+            The final path exists, or the store cannot be written to.
         """
         fs, inner = self.storage.located(self.temporary)
         final = self.storage.located(self.path)[1].rstrip("/")
@@ -354,7 +354,7 @@ class UnfinishedStore:
             raise FileError(f"{self.path}: there is something of that name; remove it, or write to another")
 
     def abandon(self) -> None:
-        """Remove what was written, unless it has taken the place of the old store already."""
+        """Remove the unfinished store, unless it already replaced the old one."""
         fs, inner = self.storage.located(self.temporary)
         final = self.storage.located(self.path)[1].rstrip("/")
         with failures(self.path, "cannot be removed", (Exception,)):
@@ -375,8 +375,8 @@ class UnfinishedStore:
 
 
 def _fitting(leaf: Any, array: Any, label: str, name: str) -> Any:
-    # The rows as Zarr takes them. It would cast or cut short those of another dtype, and broadcast those of another
-    # shape, without a word.
+    # The rows as Zarr takes them. It would silently cast or truncate those of another dtype, and broadcast those of
+    # another shape.
     what = f"{label}: array {name!r}" if name else f"{label}: its array"
     leaf_dtype, held = leaf.dtype, array.dtype
     fits = leaf_dtype == held or (leaf_dtype.kind in "biufcSUT" and np.can_cast(leaf_dtype, held, "safe"))
@@ -398,12 +398,12 @@ def _fitting(leaf: Any, array: Any, label: str, name: str) -> Any:
 
 
 def check_store(spec: ElementSpec) -> tuple[str, ...]:
-    """Return the names of the arrays that elements are written as, ``""`` for a lone one.
+    """Return the names of the arrays for elements, ``""`` for a single one.
 
     Raises
     ------
     ArgumentError
-        They cannot be; the message says which leaf, and what to do.
+        The elements cannot be written; the message names the leaf and a remedy.
     """
     return tuple(check_writable(spec, "Zarr", _KINDS, _ADVICE))
 
@@ -411,27 +411,27 @@ def check_store(spec: ElementSpec) -> tuple[str, ...]:
 def create_store(
     path: str, spec: ElementSpec, chunk_rows: int, storage: Storage | None = None, *, overwrite: bool = False
 ) -> UnfinishedStore:
-    """Start a store of format v3: one array for lone leaves, else a group of one for each.
+    """Create a v3 store: one array for a single leaf, otherwise a group of one array for each leaf.
 
     Parameters
     ----------
     path
-        What it is to be called: a local path or fsspec URL.
+        The final local path or fsspec URL.
     spec
-        Of an element.
+        The spec of an element.
     chunk_rows
-        The rows of a chunk, which spans all other axes.
+        The number of rows in a chunk, which spans all other axes.
     storage
         How it is opened.
     overwrite
-        Whether there may be a store of that name, which stays until this one is finished.
+        Whether ``path`` may exist; that store remains until this one is finished.
 
     Raises
     ------
     ArgumentError
-        Such elements cannot be written.
+        Elements of this spec cannot be written.
     FileError
-        There is something of that name, or it cannot be written.
+        ``path`` exists, or cannot be written.
     """
     storage = storage or Storage()
     names = check_store(spec)

@@ -171,7 +171,7 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0, inse
     if not insecure and any(urlsplit(worker).scheme in _ENCRYPTED for worker in workers):
         raise ArgumentError(
             "torch_process_group: this cluster encrypts its connections, and those of PyTorch are neither encrypted "
-            "nor authenticated: whoever reaches its ports can take part. If the network between the workers is "
+            "nor authenticated: anyone who reaches its ports can take part. If the network between the workers is "
             "trusted, give insecure=True"
         )
     number, num_replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync

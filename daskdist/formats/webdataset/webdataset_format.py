@@ -1,9 +1,9 @@
-"""WebDataset: tar archives whose consecutive members of one key are a sample; a byte range of samples is a split.
+"""WebDataset: tar archives in which consecutive members of one key are a sample; a split is a byte range of samples.
 
-The key of a member is its name up to the first dot after the last slash, the field what comes after that dot, in
-small letters. What a field becomes, its name says: see `daskdist.formats.decoding`. Members without a dot there, or
-that begin with one, directories, and what lies below a top folder named ``__...__`` are of no sample. Nothing is ever
-unpacked to a disk, and members that could lead anywhere else are refused all the same.
+The key of a member is its name up to the first dot after the last slash, and the field is the rest after that dot, in
+lower case, which determines how it is decoded: see `daskdist.formats.decoding`. Directories, members without that dot
+or that begin with one, and those in a top folder ``__...__`` are ignored. Nothing is unpacked to a disk, but members
+with paths that lead out of the archive are refused.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _TEXT: Final = np.dtype(np.dtypes.StringDType())
 # The spec is inferred from the first file: bytes read at first (more until there is a sample), and the most samples.
 _HEAD_BYTES: Final = 2**16
 _MOST_SAMPLES: Final = 64
-# The zeros that an archive ends with.
+# The number of zero bytes at the end of an archive.
 _END_BYTES: Final = 1024
-# About how many times as much an image is in memory.
+# The approximate ratio of the size of an image in memory to that in its file.
 _GROWTH: Final = 8
 
 
@@ -54,7 +54,7 @@ class WebDatasetSplit:
     range
         Of the file.
     spec
-        That of the elements of all files.
+        The spec of the elements of all files.
     """
 
     range: ByteRange
@@ -68,13 +68,13 @@ class WebDataset:
     Parameters
     ----------
     columns
-        Which fields, in what structure: see `Columns.of`; the key is ``"__key__"``.
+        The fields and their structure: see `Columns.of`; the key is ``"__key__"``.
     decode
-        What fields are: see `Decoding`.
+        How to decode fields: see `Decoding`.
     image_mode, resize
-        What images become: see `ImageOptions`.
+        How to convert images: see `ImageOptions`.
     missing
-        What stands for a member that a sample lacks, by field.
+        The replacements of missing members, by field.
     compression
         How files are compressed: ``"infer"``, a name, or None.
     storage
@@ -212,7 +212,7 @@ class WebDataset:
         return Decoding(self.decode, ImageOptions(self.image_mode, self.resize))
 
     def _columns(self, spec: ElementSpec) -> Columns:
-        # The columns that the user names; all fields of the spec, where there are none.
+        # The columns that the user names, or all fields of the spec.
         names = list(spec.packed) if self.columns is None else optree.tree_leaves(self.columns)
         return Columns.of(self.columns, names)
 
@@ -256,7 +256,7 @@ class WebDataset:
             said = ", ".join(f"{dtype} of {rank} axes" for dtype, rank in sorted(kinds, key=str))
             raise FileError(f"{path}: the field {name!r} is {said}; {_as_bytes(name)}")
         dtype, rank = kinds.pop()
-        # Samples that nobody has looked at may have axes of other lengths.
+        # The other samples may have axes of other lengths.
         return ElementSpec(LONE, (TensorSpec((None,) * rank, dtype),))
 
     def _stand_in(self, name: str, spec: ElementSpec) -> Any:
@@ -301,7 +301,7 @@ class _Reading:
         Raises
         ------
         FileError
-            It is damaged, lacks a field, or has one that others lack.
+            The sample is damaged, lacks a field, or has an additional one.
         """
         where = f"{self.label}: sample {sample.key!r} at byte {self._piece.offset + sample.begin}"
         if sample.broken:
@@ -347,7 +347,7 @@ class _Reading:
         Raises
         ------
         FileError
-            Some JSON is not as that of the first samples.
+            JSON values do not match those of the first samples.
         """
         structure = self.spec.structure
         if not samples:
@@ -387,7 +387,7 @@ class _Reading:
 
 
 def _together(arrays: list[np.ndarray[Any, Any]]) -> Any:
-    # One array if they are of one shape, rows of different lengths if only those differ, else as they are.
+    # One array for values of one shape, `Ragged` if only lengths differ, otherwise the values.
     first = arrays[0].shape
     if all(array.shape == first for array in arrays):
         return np.stack(arrays, out=pooled_empty((len(arrays), *first), arrays[0].dtype))
@@ -468,7 +468,7 @@ def _refuse_others(value: Any, packed: Any, rank: int, name: str) -> None:
         raise ValueError(f"{name} is {value!r:.60}, where {packed.dtype} is expected")
 
 
-# By the kind of dtype: whether a value of JSON is one of it.
+# Kind of a dtype -> whether it can hold a JSON value.
 _FITS: Final[dict[str, Callable[[Any], bool]]] = {
     "b": lambda value: isinstance(value, bool),
     "i": lambda value: isinstance(value, int) and not isinstance(value, bool),
@@ -478,7 +478,7 @@ _FITS: Final[dict[str, Callable[[Any], bool]]] = {
 
 
 def _arrow_of(packed: Any) -> Any:
-    # The Arrow type that has a spec.
+    # The Arrow type of a spec.
     import pyarrow as pa
 
     if isinstance(packed, dict):
