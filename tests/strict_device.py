@@ -76,8 +76,9 @@ def reads_late(array: Any, found: list[bytes], begin: Any = None, stream: Any = 
 
 
 class StrictEvent:
-    def __init__(self) -> None:
+    def __init__(self, *, is_timed: bool = False) -> None:
         self._over = threading.Event()
+        self._is_timed = is_timed
         self.at_s = 0.0
 
     def set(self) -> None:
@@ -93,6 +94,8 @@ class StrictEvent:
             raise TimeoutError("a stream does not come to an event")
 
     def seconds_since(self, earlier: StrictEvent) -> float:
+        if not (self._is_timed and earlier._is_timed):
+            raise ValueError("events without times")
         return self.at_s - earlier.at_s
 
 
@@ -111,8 +114,15 @@ class StrictStream:
     def give(self, task: Any) -> None:
         self._tasks.put(task)
 
-    def record(self) -> StrictEvent:
-        event = StrictEvent()
+    # Set by tests: work is captured as a graph, and waiting for it is an error.
+    is_capturing = False
+    # Set by tests: it was destroyed by whoever made it.
+    is_destroyed = False
+
+    def record(self, *, is_timed: bool = False) -> StrictEvent:
+        if self.is_capturing or self.is_destroyed:
+            raise RuntimeError("no event can be recorded in this stream")
+        event = StrictEvent(is_timed=is_timed)
         self.give(event.set)
         return event
 
@@ -124,6 +134,9 @@ class StrictStream:
 
     def synchronize(self) -> None:
         self.record().synchronize()
+
+    def await_queued(self) -> None:
+        self.synchronize()
 
 
 def _work(tasks: Any) -> None:
@@ -220,7 +233,7 @@ class StrictDevice:
         whole = np.ndarray(shape, dtype, buffer._array, offset)
         return array_api_strict.asarray(whole, device=buffer.device, copy=None)
 
-    def pinned(self, num_bytes: int) -> Any:
+    def pinned(self, num_bytes: int, *, is_pooled: bool = True) -> Any:
         return np.frombuffer(_Pinned(num_bytes), np.uint8, num_bytes)
 
     def is_pinned(self, array: Any) -> bool:
@@ -263,8 +276,17 @@ class StrictDevice:
         finally:
             _current.device, _current.streams[self.index] = before
 
-    def using(self, stream: Any = None) -> AbstractContextManager[Any]:
+    def outer_streams(self) -> list[Any]:
+        return [self.current_stream(), *_current.__dict__.get("outer_streams", ())]
+
+    def take(self, source: Any, index: Any, target: Any) -> None:
+        target[...] = array_api_strict.take(source, index, axis=0)
+
+    def using(self, stream: Any = None, *, for_user: bool = True) -> AbstractContextManager[Any]:
         return self._using(stream)
+
+    def synchronize(self) -> None:
+        self.current_stream().synchronize()
 
     def memory_info(self) -> tuple[int, int]:
         total = LIMITS.get(self.index, _TOTAL)

@@ -21,6 +21,7 @@ from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMir
 from daskdist.devices import device_of, nccl, nvidia, on_host, stream_of
 from daskdist.devices.cupy import _PIECE_BYTES, CupyDevice
 from daskdist.execute.transfer.copier import channel_of
+from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.strategy.values.device_arrays import catch_up, in_stream_of
 from daskdist.testing import DeviceLaws
 
@@ -184,6 +185,86 @@ def test_large_arrays_come_back_piece_by_piece():
     for num_bytes in (_PIECE_BYTES - 1, _PIECE_BYTES, _PIECE_BYTES + 1, 3 * _PIECE_BYTES + 5):
         array = np.random.default_rng(num_bytes).integers(0, 256, num_bytes, np.uint8)
         assert np.array_equal(device.get(device.put(array)), array)
+
+
+def test_put_does_not_wait_for_what_the_stream_computes(cupy):
+    device = CupyDevice(0)
+    array = np.arange(1000.0)
+    device.put(array)
+    with device.using(device.stream()):
+        spin(1)
+        cupy.cuda.get_current_stream().synchronize()
+        spin(1_000_000_000)
+        found = device.put(array)
+        array[:] = 0
+        assert not device.current_stream().record().is_over
+        # From pinned memory there is no copy in between: the caller may write to it only when it has been read.
+        pinned = device.pinned(8000).view(np.float64)
+        pinned[:] = 7
+        other = device.put(pinned)
+        pinned[:] = 0
+        assert np.array_equal(device.get(found), np.arange(1000.0))
+        assert np.array_equal(device.get(other), np.full(1000, 7.0))
+
+
+def test_a_graph_is_captured_while_steps_are_copied(cupy):
+    device = CupyDevice(0)
+    rows = np.random.default_rng(0).random((400, 2**14)).astype(np.float32)
+    ahead = DevicePrefetch(([[row]] for row in rows), [device], unit_bytes=2**17)
+    ((target,),) = next(ahead)
+    target = target.copy()
+    stream = device.stream()
+    with device.using(stream):
+        # The strictest mode: allocations and queries of any other thread in its default mode would be errors.
+        stream.stream.begin_capture(0)
+        cupy.multiply(target, 2, out=target)
+        graph = stream.stream.end_capture()
+        for number, ((row,),) in zip(range(1, 400), ahead, strict=False):
+            target[...] = row
+            if number % 40 == 0:
+                stream.stream.begin_capture(0)
+                cupy.multiply(target, 2, out=target)
+                graph = stream.stream.end_capture()
+            graph.launch(stream.stream)
+            assert np.array_equal(device.get(target), rows[number] * 2)
+    ahead.close()
+
+
+def test_pinned_memory_outside_of_the_pool_is_as_large_as_asked_for(cupy):
+    device, pool = CupyDevice(0), cupy.get_default_pinned_memory_pool()
+    before = pool.n_free_blocks()
+    array = device.pinned(5 * 2**20, is_pooled=False)
+    assert device.is_pinned(array)
+    assert len(array) == 5 * 2**20
+    del array
+    assert pool.n_free_blocks() == before
+
+
+def test_events_are_used_again(cupy):
+    stream = CupyDevice(0).stream()
+    first = stream.record()
+    address = first.event.ptr
+    del first
+    assert stream.record().event.ptr == address
+    assert stream.record(is_timed=True).event.ptr != address
+
+
+def test_tall_and_narrow_arrays_are_reduced_by_the_whole_gpu(cupy):
+    device = CupyDevice(0)
+    strategy = daskdist.MirroredStrategy(["GPU:0"])
+    array = device.put(np.ones((2**22, 16), np.float32))
+    with device.using():
+        total = strategy.reduce("SUM", array, axis=0)
+        times = []
+        for _ in range(5):
+            start = stream_of(device).record(is_timed=True)
+            total = strategy.reduce("SUM", array, axis=0)
+            end = stream_of(device).record(is_timed=True)
+            end.synchronize()
+            times.append(end.seconds_since(start))
+    assert device.get(total).tolist() == [2**22] * 16
+    # 256 MB in one block of threads take some 60 ms.
+    assert min(times) < 0.01
 
 
 def test_get_is_after_what_the_stream_computes(cupy):

@@ -69,6 +69,7 @@ LAZY = {
     "psutil",
     "pyarrow",
     "rich",
+    "rmm",
     "sklearn",
     "sqlalchemy",
     "torch",

@@ -52,8 +52,13 @@ class DeviceStream(Protocol):
     Objects for the same stream are equal.
     """
 
-    def record(self) -> Event:
-        """Record an event that is over when all work queued so far is done."""
+    @property
+    def is_capturing(self) -> bool:
+        """True while the work queued in it is captured as a graph instead of done; it cannot be waited for then."""
+        ...
+
+    def record(self, *, is_timed: bool = False) -> Event:
+        """Record an event that is over when all work queued so far is done; `Event.seconds_since` needs timed ones."""
         ...
 
     def wait(self, event: Event) -> None:
@@ -62,6 +67,10 @@ class DeviceStream(Protocol):
 
     def synchronize(self) -> None:
         """Wait until all queued work is done."""
+        ...
+
+    def await_queued(self) -> None:
+        """Wait for queued work if the device computes in the host's threads; a GPU computes in the stream, after it."""
         ...
 
 
@@ -160,8 +169,12 @@ class Device(Protocol):
         """Return bytes from ``offset`` on as an array in C order, which shares the memory and keeps it alive."""
         ...
 
-    def pinned(self, num_bytes: int) -> Any:
-        """Return page-locked host memory, which the device accesses directly, as a NumPy array of bytes."""
+    def pinned(self, num_bytes: int, *, is_pooled: bool = True) -> Any:
+        """Return page-locked host memory, which the device accesses directly, as a NumPy array of bytes.
+
+        Allocating it is slow, and so a pool keeps what is dropped, in sizes that are powers of two. With ``is_pooled``
+        false it has just this size, and is returned to the system when it is dropped.
+        """
         ...
 
     def is_pinned(self, array: Any) -> bool:
@@ -193,8 +206,24 @@ class Device(Protocol):
         """Return the stream in which this thread computes."""
         ...
 
-    def using(self, stream: DeviceStream | None = None) -> AbstractContextManager[Any]:
-        """Select the device, and one of its streams, for this thread in a ``with`` block."""
+    def outer_streams(self) -> Sequence[DeviceStream]:
+        """Return the streams in which this thread computes, the current one and those of other libraries."""
+        ...
+
+    def take(self, source: Any, index: Any, target: Any) -> None:
+        """Copy rows of an array of this device to another one, by their numbers, in the current stream."""
+        ...
+
+    def using(self, stream: DeviceStream | None = None, *, for_user: bool = True) -> AbstractContextManager[Any]:
+        """Select the device, and one of its streams, for this thread in a ``with`` block.
+
+        Other libraries select them too, unless ``for_user`` is false, where no function of a user is called; and then
+        threads of users can capture graphs meanwhile.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the work in all streams of the device is done."""
         ...
 
     def memory_info(self) -> tuple[int, int]:

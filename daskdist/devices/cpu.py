@@ -36,13 +36,18 @@ class CpuEvent:
 class CpuStream:
     """The stream of a CPU: work is done by the calling thread."""
 
-    def record(self) -> CpuEvent:
+    is_capturing: ClassVar[bool] = False
+
+    def record(self, *, is_timed: bool = False) -> CpuEvent:
         return CpuEvent(time.perf_counter())
 
     def wait(self, event: Any) -> None:
         pass
 
     def synchronize(self) -> None:
+        pass
+
+    def await_queued(self) -> None:
         pass
 
 
@@ -103,7 +108,7 @@ class CpuDevice:
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.ndarray(shape, dtype, buffer, offset)
 
-    def pinned(self, num_bytes: int) -> Any:
+    def pinned(self, num_bytes: int, *, is_pooled: bool = True) -> Any:
         return np.empty(num_bytes, np.uint8)
 
     def is_pinned(self, array: Any) -> bool:
@@ -123,8 +128,17 @@ class CpuDevice:
     def current_stream(self) -> CpuStream:
         return CpuStream()
 
-    def using(self, stream: Any = None) -> AbstractContextManager[Any]:
+    def outer_streams(self) -> Sequence[CpuStream]:
+        return ()
+
+    def take(self, source: Any, index: Any, target: Any) -> None:
+        source.take(index, axis=0, out=target)
+
+    def using(self, stream: Any = None, *, for_user: bool = True) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()
+
+    def synchronize(self) -> None:
+        pass
 
     def memory_info(self) -> tuple[int, int]:
         page = os.sysconf("SC_PAGE_SIZE")

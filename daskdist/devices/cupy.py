@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
+import logging
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,6 +20,8 @@ from daskdist.core.selection.permutation import Permutation
 from daskdist.devices import nccl, nvidia
 from daskdist.devices.borrowed import Borrowed
 from daskdist.errors import ArgumentError
+
+logger: Final = logging.getLogger("daskdist")
 
 # The size in bytes of the pieces in which arrays are copied to the host: pinned memory is scarce, and CuPy keeps it.
 _PIECE_BYTES: Final = 8 * 2**20
@@ -57,14 +62,40 @@ _EITHER: Final = "pip install 'daskdist[cuda13]' if the driver supports CUDA 13,
 def _cupy() -> Any:
     import cupy
 
+    _use_pool_of_rmm(cupy)
     return cupy
+
+
+def _use_pool_of_rmm(cupy: Any) -> None:
+    # Workers of dask-cuda may have given most of the memory to a pool of RMM: CuPy's own pool would have only the rest.
+    rmm = sys.modules.get("rmm")
+    if rmm is None or type(rmm.mr.get_current_device_resource()).__name__ == "CudaMemoryResource":
+        return
+    pool = cupy.get_default_memory_pool()
+    # An allocator that somebody chose stays.
+    if getattr(cupy.cuda.get_allocator(), "__self__", None) is pool:
+        from rmm.allocators.cupy import rmm_cupy_allocator
+
+        cupy.cuda.set_allocator(rmm_cupy_allocator)
+        logger.info("CuPy allocates from the memory resource of RMM in this process")
+
+
+# Events that are not in use, by device and whether they have times: creating one takes longer than recording it.
+_free_events: Final[defaultdict[tuple[int, bool], list[Any]]] = defaultdict(list)
+# The stream that is another one in each thread, and modes of capture for `cuThreadExchangeStreamCaptureMode`.
+_PER_THREAD_STREAM: Final = 2
+_RELAXED: Final = 2
 
 
 class CupyEvent:
     """An event in a stream of a GPU."""
 
-    def __init__(self, event: Any) -> None:
+    def __init__(self, event: Any, key: tuple[int, bool]) -> None:
         self.event = event
+        self._key = key
+
+    def __del__(self, free: Any = _free_events) -> None:
+        free[self._key].append(self.event)
 
     @property
     def is_over(self) -> bool:
@@ -91,19 +122,32 @@ class CupyStream:
     def __hash__(self) -> int:
         return hash((self.stream.ptr, self.index))
 
-    def record(self) -> CupyEvent:
-        cuda = _cupy().cuda
-        with cuda.Device(self.index):
-            # With block=True a waiting thread yields the processor.
-            return CupyEvent(self.stream.record(cuda.Event(block=True)))
+    @property
+    def is_capturing(self) -> bool:
+        # The default stream cannot be captured, and must not be asked during a capture.
+        return self.stream.ptr > _PER_THREAD_STREAM and bool(self.stream.is_capturing())
+
+    def record(self, *, is_timed: bool = False) -> CupyEvent:
+        key = self.index, is_timed
+        with _on(self.index):
+            try:
+                event = _free_events[key].pop()
+            except IndexError:
+                # With block=True a waiting thread yields the processor.
+                event = _cupy().cuda.Event(block=True, disable_timing=not is_timed)
+            self.stream.record(event)
+        return CupyEvent(event, key)
 
     def wait(self, event: Any) -> None:
-        with _cupy().cuda.Device(self.index):
+        with _on(self.index):
             self.stream.wait_event(event.event)
 
     def synchronize(self) -> None:
-        with _cupy().cuda.Device(self.index):
+        with _on(self.index):
             self.stream.synchronize()
+
+    def await_queued(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -137,7 +181,7 @@ class CupyDevice:
     def missing(self) -> str | None:
         count, why = _present()
         if self.index < count:
-            return _no_compiler()
+            return _no_compiler() or _per_thread_streams()
         if not count:
             return why
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -182,7 +226,13 @@ class CupyDevice:
             stream = cupy.cuda.get_current_stream()
             if before is not None:
                 stream.wait_event(before.event)
-            copied = cupy.asarray(array)
+            if self.holds(array):
+                copied = cupy.asarray(array)
+            else:
+                # CuPy itself copies the array to pinned memory first, unless it is pinned already.
+                copied = cupy.array(array)
+                if not array.nbytes or not cupy.cuda.pinned_memory.is_memory_pinned(array.ctypes.data):
+                    return copied
             # Wait, as the caller may change the array after the return.
             stream.synchronize()
         return copied
@@ -226,10 +276,14 @@ class CupyDevice:
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         return _cupy().ndarray(shape, dtype, buffer.data + offset)
 
-    def pinned(self, num_bytes: int) -> Any:
+    def pinned(self, num_bytes: int, *, is_pooled: bool = True) -> Any:
+        cuda = _cupy().cuda
         # Otherwise a context would be created on GPU:0.
-        with self.using():
-            memory = _cupy().cuda.alloc_pinned_memory(max(num_bytes, 1))
+        with self.using(for_user=False):
+            if is_pooled:
+                memory = cuda.alloc_pinned_memory(max(num_bytes, 1))
+            else:
+                memory = cuda.PinnedMemoryPointer(cuda.PinnedMemory(max(num_bytes, 1)), 0)
         return np.frombuffer(memory, np.uint8, num_bytes)
 
     def is_pinned(self, array: Any) -> bool:
@@ -260,16 +314,35 @@ class CupyDevice:
             return CupyStream(_cupy().cuda.Stream(non_blocking=True), self.index)
 
     def current_stream(self) -> CupyStream:
-        return CupyStream(_cupy().cuda.get_current_stream(self.index), self.index)
+        stream = _cupy().cuda.get_current_stream(self.index)
+        if stream.ptr == _PER_THREAD_STREAM:
+            raise ArgumentError(
+                f"GPU:{self.index}: this thread computes in the per-thread default stream, for which other threads "
+                "cannot wait; use cupy.cuda.Stream(non_blocking=True), or none"
+            )
+        return CupyStream(stream, self.index)
+
+    def outer_streams(self) -> list[CupyStream]:
+        current, of_torch = self.current_stream(), torch_stream(self.index)
+        return [current] if of_torch is None or of_torch == current else [current, of_torch]
+
+    def take(self, source: Any, index: Any, target: Any) -> None:
+        _cupy().take(source, index, axis=0, out=target)
 
     @contextlib.contextmanager
-    def using(self, stream: Any = None) -> Iterator[None]:
+    def using(self, stream: Any = None, *, for_user: bool = True) -> Iterator[None]:
         if stream is None:
-            with _cupy().cuda.Device(self.index):
+            with _on(self.index):
                 yield
-        else:
+        elif for_user:
             with _cupy().cuda.Device(self.index), stream.stream, _torch_in(stream):
                 yield
+        else:
+            with _cupy().cuda.Device(self.index), stream.stream, _beside_captures():
+                yield
+
+    def synchronize(self) -> None:
+        _cupy().cuda.Device(self.index).synchronize()
 
     def memory_info(self) -> tuple[int, int]:
         told = None if _is_rocm() or nvidia.is_in_use(self.index) else nvidia.memory_of(self.uuid)
@@ -324,7 +397,18 @@ def torch_stream(index: int) -> CupyStream | None:
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
         return None
-    return CupyStream(_cupy().cuda.Stream.from_external(_OfTorch(torch.cuda.current_stream(index))), index)
+    stream = torch.cuda.current_stream(index)
+    return CupyStream(_of_torch(stream.cuda_stream, _OfTorch(stream)), index)
+
+
+@functools.lru_cache(maxsize=256)
+def _of_torch(address: int, stream: _OfTorch) -> Any:
+    return _cupy().cuda.Stream.from_external(stream)
+
+
+@functools.lru_cache(maxsize=256)
+def _external(address: int, index: int) -> Any:
+    return sys.modules["torch"].cuda.ExternalStream(address, device=index)
 
 
 def _torch_in(stream: CupyStream) -> AbstractContextManager[Any]:
@@ -334,9 +418,7 @@ def _torch_in(stream: CupyStream) -> AbstractContextManager[Any]:
         return _torch_before_the_end_of(stream)
     if not hasattr(torch, "cuda") or not torch.cuda.is_available():
         return contextlib.nullcontext()
-    outer: AbstractContextManager[Any] = torch.cuda.stream(
-        torch.cuda.ExternalStream(stream.stream.ptr, device=stream.index)
-    )
+    outer: AbstractContextManager[Any] = torch.cuda.stream(_external(stream.stream.ptr, stream.index))
     return outer
 
 
@@ -349,6 +431,52 @@ def _torch_before_the_end_of(stream: CupyStream) -> Iterator[None]:
         theirs = torch_stream(stream.index)
         if theirs is not None and theirs != stream:
             stream.wait(theirs.record())
+
+
+def _on(index: int) -> AbstractContextManager[Any]:
+    # Select a device, unless it is selected already.
+    cuda = _cupy().cuda
+    return contextlib.nullcontext() if cuda.runtime.getDevice() == index else cuda.Device(index)
+
+
+@contextlib.contextmanager
+def _beside_captures() -> Iterator[None]:
+    # Without this, allocations and queries of this thread would invalidate a capture of a graph in any other thread.
+    exchange = _capture_mode()
+    if exchange is None:
+        yield
+        return
+    before = exchange(_RELAXED)
+    try:
+        yield
+    finally:
+        exchange(before)
+
+
+@functools.cache
+def _capture_mode() -> Callable[[int], int] | None:
+    # Return a function that sets this thread's mode of capture and returns the one before; None without a CUDA driver.
+    if _is_rocm():
+        return None
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):
+        return None
+
+    def exchange(mode: int) -> int:
+        value = ctypes.c_int(mode)
+        function(ctypes.byref(value))
+        return value.value
+
+    return exchange
+
+
+def _per_thread_streams() -> str | None:
+    # CuPy reads the variable when it is imported.
+    name = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
+    if os.environ.get(name, "0") in ("", "0"):
+        return None
+    return f"{name} is set, and then each thread has a default stream for which others cannot wait; unset it"
 
 
 @functools.cache

@@ -150,8 +150,8 @@ class DeviceLaws:
 
     def test_pinned_memory(self) -> None:
         here = self.make_device()
-        for num_bytes in (0, 1, 4096):
-            result = here.pinned(num_bytes)
+        for num_bytes, is_pooled in ((0, True), (1, True), (4000, False), (4096, True)):
+            result = here.pinned(num_bytes, is_pooled=is_pooled)
             what = f"pinned({num_bytes}) gave {type(result).__name__} {result.dtype}{result.shape}"
             check(type(result) is np.ndarray and result.dtype == np.uint8 and result.shape == (num_bytes,), what)
             check(result.flags.writeable and result.flags.c_contiguous, f"pinned({num_bytes}) cannot be written to")
@@ -186,6 +186,17 @@ class DeviceLaws:
             back[:] = here.get(target)
             check(bool((back == value).all()), "copies in one stream are not done one after the other")
 
+    def test_rows_are_taken(self) -> None:
+        here = self.make_device()
+        source = np.arange(24, dtype=np.float32).reshape(6, 4)
+        numbers = np.array([5, 0, 0, 3], np.int32)
+        target = here.put(np.zeros((5, 4), np.float32))
+        with here.using():
+            here.take(here.put(source), here.put(numbers), target[:4, ...])
+        result = here.get(target)
+        expected = np.concatenate([source[numbers], np.zeros((1, 4), np.float32)])
+        check(np.array_equal(result, expected), f"taking rows {numbers.tolist()} gave {result}")
+
     def test_copies_are_of_as_many_bytes(self) -> None:
         here = self.make_device()
         try:
@@ -213,12 +224,13 @@ class DeviceLaws:
         here = self.make_device()
         stream, other = here.stream(), here.stream()
         source, target = here.pinned(1 << 20), here.empty((1 << 20,), np.uint8)
-        first = stream.record()
+        first = stream.record(is_timed=True)
         here.copy(source, target, stream)
-        second = stream.record()
+        second = stream.record(is_timed=True)
         other.wait(second)
         third = other.record()
         third.synchronize()
+        check(not stream.is_capturing, "a stream is said to be captured")
         check(first.is_over and second.is_over, "a later event is over and an earlier one is not")
         lasted = second.seconds_since(first)
         check(0 <= lasted < 60, f"between two events lie {lasted} s")

@@ -180,6 +180,43 @@ def test_a_cupy_that_compiles_is_asked_once(with_cupy):
     assert CupyDevice(0).missing() is None
 
 
+@pytest.mark.parametrize(("value", "is_refused"), [("1", True), ("0", False), ("", False)])
+def test_default_streams_of_threads_are_refused(value, is_refused, with_cupy, monkeypatch):
+    with_cupy(cupy_that(1), 13000)
+    monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", value)
+    why = CupyDevice(0).missing()
+    assert (why is not None) == is_refused
+    if is_refused:
+        assert "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM is set" in why
+
+
+@pytest.mark.parametrize("resource", ["PoolMemoryResource", "CudaMemoryResource"])
+@pytest.mark.parametrize("is_chosen", [False, True])
+def test_the_pool_of_rmm_is_shared(resource, is_chosen, with_cupy, monkeypatch):
+    # With RMM and CuPy themselves this needs a GPU.
+    chosen = []
+
+    class Pool:
+        def malloc(self, num_bytes):
+            raise AssertionError
+
+        def free_all_blocks(self):
+            pass
+
+    pool = Pool()
+    cupy = cupy_that(1)
+    cupy.get_default_memory_pool = lambda: pool
+    cupy.cuda.get_allocator = lambda: (lambda num_bytes: None) if is_chosen else pool.malloc
+    cupy.cuda.set_allocator = chosen.append
+    rmm = SimpleNamespace(mr=SimpleNamespace(get_current_device_resource=type(resource, (), {})))
+    monkeypatch.setitem(sys.modules, "rmm", rmm)
+    monkeypatch.setitem(sys.modules, "rmm.allocators", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "rmm.allocators.cupy", SimpleNamespace(rmm_cupy_allocator="the pool of RMM"))
+    with_cupy(cupy, 13000)
+    assert CupyDevice(0).missing() is None
+    assert chosen == (["the pool of RMM"] if resource == "PoolMemoryResource" and not is_chosen else [])
+
+
 def test_a_gpu_is_named_without_any(with_cupy):
     with_cupy(None)
     assert DeviceAssignment([("0", "GPU:3")]).replicas == (("0", "GPU:3"),)

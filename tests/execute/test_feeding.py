@@ -7,6 +7,7 @@ import itertools
 import logging
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import numpy as np
@@ -29,6 +30,7 @@ from daskdist.strategy.input import replica_plans, shared_reader
 from daskdist.testing import afresh
 
 KIB = 2**10
+MIB = 2**20
 
 
 @pytest.fixture(autouse=True)
@@ -243,7 +245,8 @@ def test_leaves_are_packed_and_what_lies_together_is_copied_together():
     assert all(piece.offset % 256 == 0 for piece in step_layout.packed)
     assert [step[0].offset for step in step_layout.steps] == [0, 64, 128, 192]
     memory = np.zeros(step_layout.packed_bytes, np.uint8)
-    step_layout.pack(memory, None)
+    (span,) = step_layout.spans()
+    span.pack(memory)
     for step, placed in zip(steps, step_layout.steps, strict=True):
         for leaf, at in zip(step, placed, strict=True):
             np.testing.assert_array_equal(np.ndarray(at.shape, at.dtype, memory, at.offset), leaf)
@@ -255,7 +258,7 @@ def test_pinned_leaves_are_copied_from_where_they_lie(monkeypatch):
     whole[...] = np.random.default_rng(0).random(whole.shape)
     assert strict.is_pinned(whole)
     copied = []
-    monkeypatch.setattr(layout.BufferLayout, "pack", lambda self, *args: copied.append(self))
+    monkeypatch.setattr(layout.PackedSpan, "pack", lambda self, memory: copied.append(self))
     StrictStream.delay_s = 0.002
     expected = whole.copy()
     found = list(DevicePrefetch(iter([[[row]] for row in whole]), [strict]))
@@ -346,11 +349,108 @@ def test_memory_of_the_host_is_written_to_again_only_when_it_is_copied():
 
 def test_that_would_be_seen_if_it_were_not(monkeypatch):
     StrictStream.delay_s = 0.01
-    monkeypatch.setattr(layout.PinnedSlot, "is_free", True)
+    monkeypatch.setattr(layout.PinnedSlot, "is_free", property(lambda self: not self.is_taken))
     monkeypatch.setattr(layout.PinnedSlot, "wait", lambda self: None)
     steps = arrays((2**13,), num_steps=10)
     found = values_by(steps)
     assert not all(np.array_equal(each, leaf) for each, ((leaf,),) in zip(found, steps, strict=True))
+
+
+@pytest.mark.parametrize("leaf_bytes", [100, 3 * MIB, 7 * MIB])
+@pytest.mark.parametrize("kind", ["plain", "swapped", "strided"])
+def test_large_units_are_packed_and_copied_in_spans(leaf_bytes, kind):
+    StrictStream.delay_s = 0.002
+    rng = np.random.default_rng(leaf_bytes)
+    leaf = rng.integers(0, 100, (leaf_bytes // 40, 5)).astype(">i8" if kind == "swapped" else np.int64)
+    step = [leaf[:, ::2] if kind == "strided" else leaf, rng.random(3), np.float32(7), rng.random((3, 2**17))]
+    step_layout = layout.layout_of(device("STRICT:0"), [step])
+    spans = step_layout.spans()
+    assert all(span.num_bytes <= layout.SPAN_BYTES for span in spans)
+    assert [span.offset for span in spans] == sorted({span.offset for span in spans})
+    assert len(spans) >= leaf_bytes * (0.6 if kind == "strided" else 1) // layout.SPAN_BYTES
+    (found,) = DevicePrefetch(iter([[step]]), [device("STRICT:0")], unit_bytes=64 * MIB)
+    for there, expected in zip(found[0], step, strict=True):
+        np.testing.assert_array_equal(on_host(there), expected)
+
+
+def test_an_error_while_packing_leaves_no_slot_taken(monkeypatch):
+    strict = device("STRICT:0")
+    copies = copier.Copier(strict, 2)
+    steps = [[np.zeros(9 * MIB, np.uint8)]]
+
+    def copy():
+        step_layout = layout.layout_of(strict, steps)
+        part = copier.ReplicaPart(step_layout.steps)
+        copies.copy(step_layout, copies.buffer(step_layout.num_bytes), part, lambda: (pool, 2))
+
+    with ThreadPoolExecutor(2) as pool:
+        copy()
+        with monkeypatch.context() as patched:
+            patched.setattr(layout.PackedSpan, "pack", lambda self, memory: 1 // 0)
+            for _ in range(20):
+                with pytest.raises(ZeroDivisionError):
+                    copy()
+        copy()
+    slots = copies._slots._slots
+    assert 0 < len(slots) <= copier._MOST_SLOTS
+    assert not any(slot.is_taken for slot in slots)
+
+
+# --- captured and destroyed streams ---
+
+
+@pytest.fixture
+def lent():
+    """A channel of a device, a stream that computes with its memory, and 64 bytes of that."""
+    strict = device("STRICT:0")
+    channel = Channel(strict)
+    stream = strict.stream()
+    channel.add_consumer(stream)
+    return channel, stream, [channel.lend(strict, channel.stream, 64)]
+
+
+def test_memory_released_during_a_capture_is_kept_until_its_end(lent, waits_by_itself):
+    channel, stream, memory = lent
+    found, may_read = [], threading.Event()
+    with device("STRICT:0").using(stream):
+        reads_late(memory[0], found, begin=may_read)
+    stream.is_capturing = True
+    # Recording an event now would raise an error.
+    memory.clear()
+    assert len(channel._kept) == 1
+    other = channel.lend(device("STRICT:0"), channel.stream, 64)
+    assert len(channel._kept) == 1
+    stream.is_capturing = False
+    again = channel.lend(device("STRICT:0"), channel.stream, 64)
+    assert not channel._kept
+    is_over = channel.stream.record()
+    assert not is_over.is_over
+    may_read.set()
+    is_over.synchronize()
+    assert len(found) == 1
+    del again, other
+
+
+def test_no_step_is_taken_during_a_capture():
+    strict = device("STRICT:0")
+    ahead = DevicePrefetch(iter(arrays((4,), num_steps=3)), [strict])
+    stream = strict.stream()
+    with strict.using(stream):
+        stream.is_capturing = True
+        with pytest.raises(errors.ArgumentError, match=r"STRICT:0 is captured as a graph; take the step before"):
+            next(ahead)
+        stream.is_capturing = False
+        assert [on_host(leaf)[0] for ((leaf,),) in ahead] == [0, 1000, 2000]
+
+
+def test_a_destroyed_stream_is_passed_over(lent, caplog):
+    channel, stream, memory = lent
+    other = device("STRICT:0").stream()
+    channel.add_consumer(other)
+    stream.is_destroyed = True
+    memory.clear()
+    assert "was destroyed" in caplog.text
+    assert channel.consumers[1:] == (other,)
 
 
 def read_late(num_steps=8, late_s=0.02):
@@ -491,7 +591,7 @@ def test_what_is_copied_from_where_it_lies_is_not_more_than_so_much(waits_by_its
 def test_slots_are_used_again(monkeypatch):
     made = []
     pinned = StrictDevice.pinned
-    monkeypatch.setattr(StrictDevice, "pinned", lambda self, size: made.append(size) or pinned(self, size))
+    monkeypatch.setattr(StrictDevice, "pinned", lambda self, size, **_: made.append(size) or pinned(self, size))
     StrictStream.delay_s = 0.002
     values_by(arrays((2**13,), num_steps=20))
     assert 1 <= len(made) <= 2

@@ -293,6 +293,36 @@ def test_a_library_that_goes_from_device_to_device_is_used(monkeypatch):
     assert calls == [(0, "SUM", NAMES)] * 2
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float32", "float64"])
+@pytest.mark.parametrize("op", OPS)
+def test_tall_and_narrow_arrays(op, dtype):
+    rng = np.random.default_rng(0)
+    for num_rows in (2**16, 2**16 + 1, 100_001):
+        value = rng.integers(0, 3, (num_rows, 2, 1)).astype(dtype)
+        if op == "PROD":
+            value[...] = 1
+            value[num_rows - 1] = 2
+        check_same(*both(op, [value, value[:7]], 0))
+
+
+def test_results_of_another_library_are_waited_for(monkeypatch):
+    strict = named("STRICT:0")
+    other, may_compute = strict.stream(), threading.Event()
+    monkeypatch.setitem(strict_device._current.__dict__, "outer_streams", (other,))
+    value = strict.put(np.zeros(3))
+
+    def compute():
+        assert may_compute.wait(30)
+        value[...] = 5
+
+    # The library computes the array in its own stream, some time after it handed it over.
+    other.give(compute)
+    threading.Timer(0.05, may_compute.set).start()
+    total = daskdist.MirroredStrategy(NAMES[:2]).reduce("SUM", PerReplica([value, on(NAMES[1], np.ones(3))]), axis=None)
+    assert here(total).tolist() == [6, 6, 6]
+    other.synchronize()
+
+
 def test_what_a_library_still_reads_is_not_used_for_something_else(monkeypatch):
     read = []
 

@@ -56,8 +56,8 @@ def test_some_are_copied_together_and_the_next_ones_ahead(monkeypatch):
         assert len(copies) == 2
         assert device.holds(leaf)
         assert on_host(leaf).tolist() == rows.item(place)[0].tolist()
-    # As much as a multiple of 256 bytes.
-    assert copies == [64 * 48, 7 * 256]
+    # Steps are aligned at multiples of 256 bytes.
+    assert copies == [64 * 48, 6 * 256 + 192]
 
 
 def test_threads_that_are_the_first_to_ask_share_what_has_arrived(monkeypatch):

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import Any, Final
 
 import numpy as np
 
 from daskdist.devices import Device, DeviceStream, Event, name_of, named, stream_of
-from daskdist.errors import DeviceMemoryError
+from daskdist.errors import ArgumentError, DeviceMemoryError
 from daskdist.execute.stream.gather import Empty
 from daskdist.execute.transfer.copy_stats import Times
 from daskdist.execute.transfer.deferred_release import DeferredRelease
-from daskdist.execute.transfer.layout import BufferLayout, PinnedRing, PlacedLeaf
+from daskdist.execute.transfer.layout import SPAN_BYTES, BufferLayout, PackedSpan, PinnedRing, PinnedSlot, PlacedLeaf
+
+logger: Final = logging.getLogger("daskdist")
 
 # The largest number of consumer streams that copies to a device are ordered after.
 _MOST_STREAMS: Final = 8
 # Smaller arrays are not allocated as pinned memory: they are packed with other leaves.
 _LEAST_PINNED_BYTES: Final = 2**16
+# Pinned memory to pack in, in spans: one is packed while others are copied from.
+_MOST_SLOTS: Final = 12
 _making: Final = RLock()
 
 
@@ -43,6 +48,7 @@ class Channel:
     """The state shared by all copies to a device in this process: their stream, and the streams they must wait for."""
 
     def __init__(self, device: Device) -> None:
+        self._device = device
         self.stream = device.stream()
         # Replaced as a whole and never modified, because several threads read it. The first stream is never removed.
         self.consumers: tuple[DeviceStream, ...] = (stream_of(device),)
@@ -50,6 +56,8 @@ class Channel:
         self._writers: tuple[DeviceStream, ...] = ()
         # Memory released by consumers whose streams are not known.
         self.deferred_release: DeferredRelease | None = None
+        # Memory released while a consumer's stream was captured, and the streams that write to it.
+        self._kept: list[tuple[DeviceStream, Any]] = []
         # Held while a tuple is replaced, so that no addition by another thread is lost.
         self._lock = RLock()
 
@@ -62,9 +70,9 @@ class Channel:
             remaining = [other for other in remaining if other != stream]
             while len(remaining) > _MOST_STREAMS - 2:
                 # Drop the oldest stream: writers wait once for the work that it has so far.
-                event = remaining.pop(0).record()
+                oldest = remaining.pop(0)
                 for writer in self._writers:
-                    writer.wait(event)
+                    self._order(writer, oldest)
             self.consumers = (first, *remaining, stream)
 
     def add_unknown_consumers(self, wait: Callable[[], None]) -> None:
@@ -94,14 +102,42 @@ class Channel:
                 self._writers = (*self._writers, stream)
         if self.deferred_release is not None:
             self.deferred_release.await_room()
-        with device.using(stream):
+        if self._kept and not self._is_capturing():
+            with self._lock:
+                kept, self._kept = self._kept, []
+            for writer, memory in kept:
+                self._take_back(writer, memory)
+        with device.using(stream, for_user=False):
             return device.lend(num_bytes, functools.partial(self._take_back, stream))
 
     def _take_back(self, stream: DeviceStream, memory: Any) -> None:
+        if self._is_capturing():
+            # An event of a stream that is captured can be waited for only within the graph.
+            with self._lock:
+                self._kept.append((stream, memory))
+            return
         for consumer in self.consumers:
-            stream.wait(consumer.record())
+            if consumer != stream:
+                self._order(stream, consumer)
         if self.deferred_release is not None:
             self.deferred_release.hold(memory)
+
+    def _is_capturing(self) -> bool:
+        return any(consumer.is_capturing for consumer in self.consumers)
+
+    def _order(self, writer: DeviceStream, consumer: DeviceStream) -> None:
+        # Make a writer wait for the work that a consumer has so far.
+        try:
+            event = consumer.record()
+        # The stream was destroyed by the library that it is of, which each reports by an error of its own.
+        except Exception:
+            logger.warning("a stream of %s was destroyed while its memory was in use", name_of(self._device))
+            self._device.synchronize()
+            with self._lock:
+                first, *remaining = self.consumers
+                self.consumers = (first, *(other for other in remaining if other is not consumer))
+            return
+        writer.wait(event)
 
 
 def channel_of(name: str) -> Channel:
@@ -165,7 +201,7 @@ class ReplicaPart:
         channel.add_consumer(current)
         self._is_copied = self._is_copied or end.is_over
         if not self._is_copied:
-            for stream in (channel.consumers[0], current):
+            for stream in _distinct(channel.consumers[0], current):
                 stream.wait(end)
         return [self._view(leaf) if type(leaf) is PlacedLeaf else leaf for leaf in self.steps[number]]
 
@@ -233,22 +269,37 @@ class NoRoomError(Exception):
         )
 
 
+def _distinct(first: DeviceStream, second: DeviceStream) -> tuple[DeviceStream, ...]:
+    return (first,) if first == second else (first, second)
+
+
 class Copier:
     """The copier of replicas' parts of units to one device."""
 
-    def __init__(self, device: Device, num_slots: int, slot_bytes: int) -> None:
+    def __init__(self, device: Device, num_slots: int) -> None:
         self.device = device
         self._channel = channel_of(name_of(device))
-        self._slots = PinnedRing(device, num_slots, slot_bytes)
+        self._slots = PinnedRing(device, _MOST_SLOTS)
         self._num_slots = num_slots
         # Host memory that is copied directly is kept until the copy is over; at most as many copies as slots.
         self._sources: deque[tuple[Event, Any]] = deque()
 
     def record_arrival(self) -> list[Event]:
-        """Record an event in each stream in which the consumer may compute, as it arrives for the next unit."""
+        """Record an event in each stream in which the consumer may compute, as it arrives for the next unit.
+
+        Raises
+        ------
+        ArgumentError
+            The consumer's work is captured as a graph.
+        """
         current = self.device.current_stream()
+        if current.is_capturing:
+            raise ArgumentError(
+                f"a step was asked for while the work on {name_of(self.device)} is captured as a graph; take the step "
+                "before, and copy it to the arrays that the graph reads"
+            )
         self._channel.add_consumer(current)
-        return [stream.record() for stream in (self._channel.consumers[0], current)]
+        return [stream.record(is_timed=True) for stream in _distinct(self._channel.consumers[0], current)]
 
     def buffer(self, num_bytes: int) -> Any:
         """Allocate memory of the device; raises `NoRoomError`."""
@@ -267,28 +318,60 @@ class Copier:
     ) -> None:
         """Start copying the pieces of a layout to a buffer."""
         device, stream = self.device, self._channel.stream
-        while self._sources and (self._sources[0][0].is_over or len(self._sources) >= self._num_slots):
-            self._sources.popleft()[0].synchronize()
-        slot = None
-        if layout.packed_bytes:
-            slot = self._slots.take(layout.packed_bytes)
-            layout.pack(slot.memory, threads)
-        with device.using(stream):
-            start = stream.record()
+        with device.using(stream, for_user=False):
+            while self._sources and (self._sources[0][0].is_over or len(self._sources) >= self._num_slots):
+                self._sources.popleft()[0].synchronize()
+            start = stream.record(is_timed=True)
             try:
-                if slot is not None:
-                    target = device.view(buffer, 0, (layout.packed_bytes,), np.uint8)
-                    device.copy(slot.memory[: layout.packed_bytes], target, stream)
+                self._copy_packed(layout.spans(), buffer, threads)
                 for piece in layout.direct:
                     device.copy(piece.memory, device.view(buffer, piece.offset, (piece.num_bytes,), np.uint8), stream)
             finally:
                 # Even after an error, copies that were started use the host's memory until this event.
-                end = stream.record()
-                if slot is not None:
-                    slot.event = end
+                end = stream.record(is_timed=True)
                 if layout.direct:
                     self._sources.append((end, layout.direct))
         part.hold(buffer, layout.num_bytes, start, end)
+
+    def _copy_packed(self, spans: Sequence[PackedSpan], buffer: Any, threads: Callable[[], tuple[Any, int]]) -> None:
+        # Copy each span as soon as it is packed, while threads pack the following ones.
+        if len(spans) == 1:
+            (span,) = spans
+            slot = self._slots.take(span.num_bytes, self._num_slots)
+            span.pack(slot.memory)
+            self._copy_span(span, slot, buffer)
+            return
+        packing: deque[tuple[PackedSpan, PinnedSlot, Any]] = deque()
+        if not spans:
+            return
+        pool, number = threads()
+        try:
+            for span in spans:
+                if len(packing) == min(number + 1, _MOST_SLOTS - 1):
+                    self._copy_next(packing, buffer)
+                slot = self._slots.take(max(span.num_bytes, SPAN_BYTES))
+                packing.append((span, slot, pool.submit(span.pack, slot.memory)))
+            while packing:
+                self._copy_next(packing, buffer)
+        finally:
+            # After an error, threads must not write to slots that are taken again.
+            for _, slot, packed in packing:
+                packed.exception()
+                slot.release()
+
+    def _copy_next(self, packing: deque[tuple[PackedSpan, PinnedSlot, Any]], buffer: Any) -> None:
+        span, slot, packed = packing[0]
+        packed.result()
+        packing.popleft()
+        self._copy_span(span, slot, buffer)
+
+    def _copy_span(self, span: PackedSpan, slot: PinnedSlot, buffer: Any) -> None:
+        device, stream = self.device, self._channel.stream
+        try:
+            target = device.view(buffer, span.offset, (span.num_bytes,), np.uint8)
+            device.copy(slot.memory[: span.num_bytes], target, stream)
+        finally:
+            slot.release(stream.record())
 
     def close(self) -> None:
         """Release the host's memory once the copies from it are over."""

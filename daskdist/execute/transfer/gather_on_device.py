@@ -22,11 +22,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 
+from daskdist.config import num_threads
 from daskdist.core.block import Batches, Block, Rows
 from daskdist.core.primitive import Arrange, Primitive
 from daskdist.core.ragged import Ragged
@@ -38,13 +40,16 @@ from daskdist.devices import Device, DeviceStream, Event, name_of, named
 from daskdist.errors import DeviceMemoryError
 from daskdist.execute.stream.gather import Empty, Joins, Picks, gather
 from daskdist.execute.transfer.copier import channel_of
-from daskdist.execute.transfer.layout import bytes_of
+from daskdist.execute.transfer.layout import PinnedSlot, bytes_of
 from daskdist.execute.transfer.order_on_device import OrderOnDevice, is_device_order
 
 # Columns of a bundle or segment share one allocation; each begins at a multiple of this.
 _ALIGNED_BYTES: Final = 256
-# Blocks are uploaded through pinned memory in two halves: one is filled while the other is copied from.
-_HALF_BYTES: Final = 4 * 2**20
+# Blocks are uploaded through slots of pinned memory: one is filled, by several threads, while others are copied from.
+_SLOT_BYTES: Final = 4 * 2**20
+_NUM_SLOTS: Final = 4
+_MOST_THREADS: Final = 4
+_THREAD_BYTES: Final = 2**19
 # A new segment is half as large as all existing ones, so that segments are few and little memory is unused. Its size is
 # within these limits, unless a single block is larger.
 _LEAST_BYTES: Final = 2**20
@@ -174,32 +179,49 @@ class _Uploads:
     def __init__(self, device: Device, stream: DeviceStream) -> None:
         self._device = device
         self._stream = stream
-        self._halves: list[Any] = [None, None]
-        self._events: list[Event | None] = [None, None]
-        self._half = self._used = 0
+        self._slots = [PinnedSlot(None) for _ in range(_NUM_SLOTS)]
+        self._slot = self._used = 0
+        # Pinned arrays that are copied directly are kept until the copy is over.
+        self._sources: deque[tuple[Event, Any]] = deque()
+        self._threads: ThreadPoolExecutor | None = None
 
     def copy(self, array: Any, buffer: Any, offset: int) -> None:
-        """Copy a host array to a device buffer at ``offset``; the array may be modified after the call."""
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        """Copy a host array, which nobody modifies, to a device buffer at ``offset``."""
+        device, data = self._device, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        while self._sources and self._sources[0][0].is_over:
+            self._sources.popleft()
+        if data.nbytes and device.is_pinned(data):
+            device.copy(data, device.view(buffer, offset, data.shape, np.uint8), self._stream)
+            self._sources.append((self._stream.record(), data))
+            return
         done = 0
         while done < len(data):
-            if self._used == _HALF_BYTES:
-                self._switch_halves()
-            if self._halves[self._half] is None:
-                self._halves[self._half] = self._device.pinned(_HALF_BYTES)
-            number = min(len(data) - done, _HALF_BYTES - self._used)
-            pinned = self._halves[self._half][self._used : self._used + number]
-            pinned[...] = data[done : done + number]
-            self._device.copy(pinned, self._device.view(buffer, offset + done, (number,), np.uint8), self._stream)
+            slot = self._slots[self._slot]
+            if self._used == _SLOT_BYTES:
+                slot.release(self._stream.record())
+                self._slot, self._used = (self._slot + 1) % len(self._slots), 0
+                slot = self._slots[self._slot]
+                slot.take()
+            if slot.memory is None:
+                slot.memory = device.pinned(_SLOT_BYTES, is_pooled=False)
+            number = min(len(data) - done, _SLOT_BYTES - self._used)
+            pinned = slot.memory[self._used : self._used + number]
+            self._fill(pinned, data[done : done + number])
+            device.copy(pinned, device.view(buffer, offset + done, (number,), np.uint8), self._stream)
             done += number
-            self._used = min(-(-(self._used + number) // _ALIGNED_BYTES) * _ALIGNED_BYTES, _HALF_BYTES)
+            self._used = min(-(-(self._used + number) // _ALIGNED_BYTES) * _ALIGNED_BYTES, _SLOT_BYTES)
 
-    def _switch_halves(self) -> None:
-        self._events[self._half] = self._stream.record()
-        self._half, self._used = 1 - self._half, 0
-        event = self._events[self._half]
-        if event is not None:
-            event.synchronize()
+    def _fill(self, target: Any, source: Any) -> None:
+        num_bytes = len(target)
+        number = min(num_threads(), _MOST_THREADS, num_bytes // _THREAD_BYTES)
+        if number < 2:
+            target[...] = source
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="daskdist-upload")
+        part = -(-num_bytes // number)
+        cuts = [slice(start, start + part) for start in range(0, num_bytes, part)]
+        list(self._threads.map(np.copyto, [target[cut] for cut in cuts], [source[cut] for cut in cuts]))
 
 
 class DeviceGather:
@@ -286,7 +308,7 @@ class DeviceGather:
     def _exclusive(self) -> Iterator[None]:
         # Let one thread at a time use the stream, and explain errors of memory.
         device = self.device
-        with self._lock, device.using(self._stream):
+        with self._lock, device.using(self._stream, for_user=False):
             try:
                 yield
             except device.out_of_memory as error:
@@ -324,7 +346,7 @@ class DeviceGather:
         if any(resident.segment is not segment for resident in residents):
             return None
         # A device that computes on the host's threads, unlike a GPU, has to wait for the uploads.
-        self._stream.wait(self._stream.record())
+        self._stream.await_queued()
         order = OrderOnDevice(self.device, blocks, rows, [resident.start for resident in residents])
         self._orders[rows.order] = order, weakref.ref(segment)
         return order, segment
@@ -380,7 +402,7 @@ class DeviceGather:
         offsets, num_bytes = _offsets(layout, num_rows)
         buffer = self._channel.lend(self.device, self._stream, num_bytes)
         # A device that computes on the host's threads, unlike a GPU, has to wait for the memory's previous consumers.
-        self._stream.wait(self._stream.record())
+        self._stream.await_queued()
         return _columns(self.device, layout, num_rows, offsets, buffer)
 
     def _fill(
@@ -392,7 +414,7 @@ class DeviceGather:
             return
         if isinstance(rows, range):
             (resident,) = residents
-            self._stream.wait(self._stream.record())
+            self._stream.await_queued()
             start = resident.start + rows.start
             for leaf, column in columns.items():
                 column[...] = resident.segment.columns[leaf][start : start + len(rows), ...]
@@ -417,18 +439,18 @@ class DeviceGather:
                 take(segment.columns[leaf], index[cuts[number] : cuts[number + 1]], axis=0)
                 for number, segment in enumerate(segments)
             ]
-            column[...] = take(concat(parts), index[len(order) :], axis=0)
+            self.device.take(concat(parts), index[len(order) :], column)
 
     def _take(self, columns: dict[int, Any], segment: _Segment, index: Any) -> None:
         for leaf, column in columns.items():
-            column[...] = self.device.namespace.take(segment.columns[leaf], index, axis=0)
+            self.device.take(segment.columns[leaf], index, column)
 
     def _index(self, index: Index) -> Any:
         # Copy row numbers to the device.
         index = index.astype(np.int32 if index.max() < 2**31 else np.int64, copy=False)
         buffer = self.device.empty((index.nbytes,), np.uint8)
         self._uploads.copy(index, buffer, 0)
-        self._stream.wait(self._stream.record())
+        self._stream.await_queued()
         return self.device.view(buffer, 0, index.shape, index.dtype)
 
 

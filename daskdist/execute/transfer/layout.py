@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -20,8 +19,9 @@ _ALIGNED_BYTES: Final = 256
 _WITHIN_BYTES: Final = 16
 # Arrays smaller than this are packed: starting a copy for each would take longer.
 _DIRECT_BYTES: Final = 2**14
-# Pieces of at least this size are packed by several threads: one copies about 10 GB/s, a device five times as much.
-_LARGE_BYTES: Final = 4 * MIB
+# Steps are packed in spans of this size, by several threads, and each is copied once it is packed: a thread copies
+# about 10 GB/s, a device five times as much.
+SPAN_BYTES: Final = 4 * MIB
 
 
 class PlacedLeaf(NamedTuple):
@@ -91,21 +91,55 @@ class BufferLayout:
     direct: list[MemoryPiece]
     num_bytes: int
 
-    def pack(self, memory: Any, threads: Callable[[], tuple[Executor, int]]) -> None:
-        """Pack pieces into memory; ``threads`` returns a pool and its size, which pack large pieces."""
+    def spans(self) -> list[PackedSpan]:
+        """Return the packed pieces in spans of about the size of a slot, which are packed and copied one by one."""
+        spans: list[PackedSpan] = []
         for piece in self.packed:
-            target = memory[piece.offset : piece.offset + piece.num_bytes]
-            source = piece.memory
+            for offset, source in _cut(piece):
+                stop = offset + source.nbytes
+                if not spans or stop - spans[-1].offset > SPAN_BYTES:
+                    spans.append(PackedSpan(offset, 0, []))
+                span = spans[-1]
+                span.pieces.append((offset - span.offset, source))
+                span.num_bytes = stop - span.offset
+        return spans
+
+
+@dataclass(slots=True)
+class PackedSpan:
+    """Part of a buffer that is packed in a slot of pinned memory and then copied.
+
+    Parameters
+    ----------
+    offset, num_bytes
+        Its place in the buffer.
+    pieces
+        For each array that is packed, its offset in the span, and the array.
+    """
+
+    offset: int
+    num_bytes: int
+    pieces: list[tuple[int, Any]]
+
+    def pack(self, memory: Any) -> None:
+        """Copy the arrays to the beginning of pinned memory. NumPy releases the GIL while it copies."""
+        for offset, source in self.pieces:
+            target = memory[offset : offset + source.nbytes]
             if source.dtype != np.uint8 or source.ndim != 1:
                 target = target.view(source.dtype.newbyteorder("=")).reshape(source.shape)
-            if piece.num_bytes < _LARGE_BYTES or len(source) == 1:
-                np.copyto(target, source)
-                continue
-            pool, number = threads()
-            num_rows = -(-len(source) // number)
-            slices = [slice(start, start + num_rows) for start in range(0, len(source), num_rows)]
-            # NumPy releases the GIL while it copies.
-            list(pool.map(np.copyto, [target[rows] for rows in slices], [source[rows] for rows in slices]))
+            np.copyto(target, source)
+
+
+def _cut(piece: MemoryPiece) -> Iterator[tuple[int, Any]]:
+    # Yield arrays of a piece that are as large as a span, or one row, and their offsets in the buffer.
+    source = piece.memory
+    if piece.num_bytes <= SPAN_BYTES or len(source) == 1:
+        yield piece.offset, source
+        return
+    row_bytes = piece.num_bytes // len(source)
+    num_rows = max(SPAN_BYTES // row_bytes, 1)
+    for start in range(0, len(source), num_rows):
+        yield piece.offset + start * row_bytes, source[start : start + num_rows]
 
 
 def is_copied(device: Device, leaf: Any) -> bool:
@@ -202,54 +236,70 @@ class PinnedSlot:
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
+        self._is_taken = True
         # The event at the end of the last copy from it.
-        self.event: Event | None = None
+        self._event: Event | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """True from when it is taken until it is released."""
+        return self._is_taken
 
     @property
     def is_free(self) -> bool:
-        """True if it can be written to."""
-        return self.event is None or self.event.is_over
+        """True if it can be taken and written to."""
+        return not self._is_taken and (self._event is None or self._event.is_over)
+
+    def take(self) -> None:
+        """Reserve the slot, and wait until it can be written to."""
+        self._is_taken = True
+        self.wait()
+
+    def release(self, event: Event | None = None) -> None:
+        """Give it back; it can be written to after an event, if one is given."""
+        self._is_taken, self._event = False, event or self._event
 
     def wait(self) -> None:
-        """Wait until it can be written to."""
-        if self.event is not None:
-            self.event.synchronize()
+        """Wait until the copies from it are over."""
+        if self._event is not None:
+            self._event.synchronize()
 
 
 class PinnedRing:
-    """A ring of slots: one is written to while others are copied from.
+    """A ring of slots: some are written to while others are copied from.
 
     Parameters
     ----------
     device
         The device that copies from them.
     most
-        The largest number of slots.
-    least_bytes
-        The smallest size of a slot: the first units are small, and later ones larger.
+        The largest number of slots; fewer must be taken at the same time.
     """
 
-    def __init__(self, device: Device, most: int, least_bytes: int) -> None:
+    def __init__(self, device: Device, most: int) -> None:
         self._device = device
         self._most = most
-        self._least_bytes = least_bytes
         self._slots: list[PinnedSlot] = []
 
-    def take(self, num_bytes: int) -> PinnedSlot:
-        """Return a free slot of at least this size; wait for one if necessary."""
+    def take(self, num_bytes: int, most: int | None = None) -> PinnedSlot:
+        """Return a slot of at least this size, which the caller releases; wait for one if necessary.
+
+        No more than ``most`` slots are allocated for it, if that is given.
+        """
         slots = self._slots
         slot = next((slot for slot in slots if slot.is_free), None)
-        if slot is None and len(slots) < self._most:
+        if slot is None and len(slots) < min(self._most, most or self._most):
             slot = PinnedSlot(self._new(num_bytes))
-        elif slot is None:
-            slot = slots[0]
+            slots.append(slot)
+            return slot
+        if slot is None:
+            slot = next(slot for slot in slots if not slot.is_taken)
         # Wait also before too small memory is released, because its next owner writes to it.
-        slot.wait()
+        slot.take()
         if len(slot.memory) < num_bytes:
             slot.memory = None
             slot.memory = self._new(num_bytes)
-        if slot in slots:
-            slots.remove(slot)
+        slots.remove(slot)
         slots.append(slot)
         return slot
 
@@ -260,4 +310,5 @@ class PinnedRing:
             slot.wait()
 
     def _new(self, num_bytes: int) -> Any:
-        return self._device.pinned(-(-max(num_bytes, self._least_bytes) // MIB) * MIB)
+        # The first units are small, and a slot that is too small later is allocated again.
+        return self._device.pinned(-(-num_bytes // MIB) * MIB, is_pooled=False)

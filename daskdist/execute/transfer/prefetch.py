@@ -52,7 +52,6 @@ class _PrefetchState:
         self.most_bytes = float("inf") if num_bytes is None else num_bytes
         # At this size ``num_units`` units fit within the limit together.
         self.unit_bytes = min(unit_bytes, self.most_bytes / num_units)
-        self.slot_bytes = unit_bytes
         self.copiers: list[Copier | None] = []
         self.thread: Thread | None = None
         # Reentrant, because the garbage collector may close an iterator in the middle of any code.
@@ -228,9 +227,7 @@ class _PrefetchState:
     def begin(self) -> None:
         """Start the thread."""
         num_slots = max(self.num_units, 2)
-        self.copiers = [
-            None if device.is_host else Copier(device, num_slots, self.slot_bytes) for device in self.devices
-        ]
+        self.copiers = [None if device.is_host else Copier(device, num_slots) for device in self.devices]
         # The thread runs in the consumer's context, which holds the current caller, seed and replica.
         run = functools.partial(contextvars.copy_context().run, self.run)
         self.thread = Thread(target=run, name="daskdist-feed", daemon=True)

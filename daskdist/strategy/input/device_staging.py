@@ -110,7 +110,7 @@ class _CopyQueue:
     # To one device: its pinned memory is for all calls on its replica.
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._copier = Copier(device, 2, _UNIT_BYTES)
+        self._copier = Copier(device, 2)
         self._lock = threading.Lock()
         self._has_said = False
         # The number of batches still to be copied alone, as there was no room for several.

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import optree
 
 from daskdist.core.block import writable_element
+from daskdist.core.dataset_base import node_of
 from daskdist.core.failing.failed_elements import FailedElement, PartlyFailed, ReportedFailures, raw_item
 from daskdist.core.structure import Structure
 from daskdist.devices import Device, named
@@ -290,7 +291,7 @@ def _iterator(
         peers = PeerPipelines(token, plan.number, services.step_counts, lambda *args: within.copy().run(ask, *args))
         read_plan = replace(read_plan, fetch=services.fetch, peers=peers)
     if given.held is not None:
-        pipeline = replace(read_plan.pipeline, node=given.held.node)
+        pipeline = replace(read_plan.pipeline, node=node_of(given.held))
         # The number of the one operation that stands for all of the dataset.
         (((number_of_all,), *rest), *others) = read_plan.epochs
         read_plan = replace(read_plan, pipeline=pipeline, epochs=((number_of_all, *rest), *others))

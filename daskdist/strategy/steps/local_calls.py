@@ -122,6 +122,9 @@ class Calls:
             return [number for number in range(self._num_begun) if number not in self._over]
 
     def _call_all(self) -> None:
+        if self._streams and not all(named(place.device).is_host for place in self._places):
+            # A call only queues work on a GPU: one after the other, the last GPU would idle meanwhile.
+            self.begin_rest()
         for number in range(self._size):
             with self._lock:
                 thread = self._threads.get(number)

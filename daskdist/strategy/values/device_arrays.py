@@ -77,21 +77,30 @@ def in_stream_of(device: Device) -> Iterator[None]:
 
     That goes on after what this thread's own stream has been given for the device, and that after what is done here.
     """
-    own, outer = stream_of(device), device.current_stream()
+    own = stream_of(device)
+    outer_streams = [stream for stream in device.outer_streams() if stream != own]
     with device.using():
-        own.wait(outer.record())
+        for outer in outer_streams:
+            own.wait(outer.record())
+        own.await_queued()
     try:
         with device.using(own):
             yield
     finally:
-        with device.using():
-            outer.wait(own.record())
+        if outer_streams:
+            with device.using():
+                end = own.record()
+                for outer in outer_streams:
+                    outer.wait(end)
 
 
 def catch_up(device: Device) -> None:
     """Make the stream of a device's replica wait for this thread's own stream, whose results others read."""
+    own = stream_of(device)
     with device.using():
-        stream_of(device).wait(device.current_stream().record())
+        for outer in device.outer_streams():
+            if outer != own:
+                own.wait(outer.record())
 
 
 def moved(array: Any, device: Device) -> Any:
