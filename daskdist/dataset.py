@@ -10,6 +10,7 @@ requested.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -42,11 +43,12 @@ from daskdist.core.spec import (
 )
 from daskdist.core.structure import Structure
 from daskdist.display import plan as display
+from daskdist.display.description import Description, Head, columns_table
 from daskdist.display.pages import dataset_page
 from daskdist.display.preview import Preview, show
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.caller import Caller, WritingStrategy
-from daskdist.execute.callers.choose import local_caller
+from daskdist.execute.callers.choose import client_caller, local_caller
 from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array
 from daskdist.execute.callers.graph import FromGraph, Recorded, record, scheduler_of
 from daskdist.execute.messages.send_functions import check_recorded
@@ -106,6 +108,7 @@ from daskdist.ops.unique import Unique
 from daskdist.ops.window import Window
 from daskdist.ops.with_options import Options, WithOptions, conflicts, merged_options
 from daskdist.ops.zip import Zip
+from daskdist.passes.count import counted_by, number_of_batches
 from daskdist.passes.numbering import begin_pass, note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.row_by_row import row_by_row
@@ -113,6 +116,7 @@ from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn, with_new_
 from daskdist.passes.simplify import simplify
 from daskdist.service.request import ServiceRequest
 from daskdist.storage.filesystem import Paths, Storage, is_remote, local
+from daskdist.tables.describe import PartStatistics, count_rows, describe_rows
 
 if TYPE_CHECKING:
     from daskdist.service.modes import CrossTrainerCache
@@ -1950,6 +1954,84 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         """
         return iter(self)
 
+    def head(self, n: int = 5) -> list[Any]:
+        """Return the first elements as a list, which prints as `show` does. It counts as no pass, as there.
+
+        >>> Dataset.from_tensor_slices({"a": [1, 2, 3], "b": [0.5, 1.5, 2.5]}).head(2)
+          element  a    b
+                0  1  0.5
+                1  2  1.5
+        the first 2 elements
+        """
+        whole_number("head", "n", n, at_least=0)
+        return Head(first_elements(self._current_primitive(), n))
+
+    def count(self, *, strategy: WritingStrategy | None = None) -> int:
+        """Return the number of elements, which are made only where that is not known otherwise.
+
+        Functions of `map` are not called for it, and of files one column is read.
+
+        Parameters
+        ----------
+        strategy
+            Whose workers count, such as a `MultiWorkerMirroredStrategy`. If None, those of this program's Dask client,
+            or else threads of this process.
+
+        Raises
+        ------
+        UnknownLengthError
+            The dataset is endless.
+
+        >>> Dataset.range(10).filter(lambda x: x % 3 == 0).batch(3).count()
+        2
+        """
+        number = self._counted()
+        if number == cardinality.INFINITE:
+            raise UnknownLengthError("count: the dataset is endless; use take(n) first")
+        if number >= 0:
+            return number
+        node, batches = counted_by(self._current_node())
+        number = (
+            node.cardinality if node.cardinality >= 0 else self._statistics(node, count_rows, strategy).num_elements
+        )
+        return number_of_batches(number, batches)
+
+    def describe(self, *, strategy: WritingStrategy | None = None) -> Description:
+        """Return statistics of each column, of one pass over the elements, as a table or by ``to_dict()``.
+
+        Parameters
+        ----------
+        strategy
+            As in `count`.
+
+        Returns
+        -------
+        Description
+            Of each leaf the ``count`` of values, ``nulls`` (NaN and NaT, which the others leave out), ``mean``, ``std``
+            (of a sample, as in pandas), ``min``, ``25%``, ``50%``, ``75%``, ``max``, and ``distinct``. The values of an
+            array are those of its items. Text, bytes and times have no mean and no quantiles.
+
+        Raises
+        ------
+        UnknownLengthError
+            The dataset is endless.
+
+        Notes
+        -----
+        Quantiles are exact of up to 16,384 values, and of more about as near as one in 10,000 of them. Up to 4,095
+        distinct values are counted, and the number of more is estimated to about 2 %.
+
+        >>> Dataset.from_tensor_slices({"x": [1.0, 2.0, 3.0, np.nan], "y": ["a", "b", "a", "a"]}).describe()
+        4 elements
+             count  nulls  mean  std  min  25%  50%  75%  max  distinct
+          x      3      1     2    1    1  1.5    2  2.5    3         3
+          y      4      0   nan  nan    a  nan  nan  nan    b         2
+        """
+        if self.cardinality() == cardinality.INFINITE:
+            raise UnknownLengthError("describe: the dataset is endless; use take(n) first")
+        found = self._statistics(self._current_node(), describe_rows, strategy)
+        return Description(found.num_elements, found.columns)
+
     def get_single_element(self, name: str | None = None) -> Any:
         """Return the only element.
 
@@ -2094,6 +2176,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def __repr__(self) -> str:
         number = display.cardinality(self.cardinality())
         try:
+            if self._spec.structure.num_leaves > _MOST_IN_A_LINE:
+                return f"<Dataset of {number} elements:\n{columns_table(self._spec)}\n{display.tree(self._node)}>"
             spec = self._spec.packed
         except ArgumentError:
             spec = "of several kinds"
@@ -2302,6 +2386,16 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         # In threads also where reading alone would not gain from them.
         return local_caller(self._node, options.num_threads or num_threads()), (None,), options.memory_budget_bytes
 
+    def _statistics(
+        self, node: Node, function: Callable[[int, Rows], PartStatistics], strategy: WritingStrategy | None
+    ) -> PartStatistics:
+        # Of a pass that is not counted as an iteration.
+        callers = (strategy is None and client_caller()) or self._writers(strategy)
+        parts = side_outputs_of(
+            plan(node), function, PortionSize(in_bytes("bundle-bytes")), *callers, name="statistics"
+        )
+        return functools.reduce(PartStatistics.with_other, parts, PartStatistics(0, 0, {}))
+
     def _spec_to_write(self, operation: str, strategy: WritingStrategy | None) -> ElementSpec:
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError(f"{operation}: the dataset is endless; use take(n) first")
@@ -2385,6 +2479,8 @@ class TensorFlowDataset(Dataset):
 
 # Elements whose shapes are looked at where made-up ones do not tell the spec.
 _NUM_LEARNED_FROM: Final = 4
+# Leaves that a dataset shows in a line; more in a table.
+_MOST_IN_A_LINE: Final = 8
 # Elements to draw from where all are wanted and their number is not known.
 _ALL = 2**62
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import shutil
 import sys
 import textwrap
@@ -16,6 +15,7 @@ from daskdist.core.structure import Structure
 from daskdist.display.html import Box, PageTable, Section, page, texts
 from daskdist.display.pictures import pictures_of
 from daskdist.display.plan import count
+from daskdist.tables.describe import column_name
 
 # The characters of a value; and in a terminal its lines, and the least width of the column of a long one.
 _MOST_CHARACTERS: Final = 600
@@ -47,7 +47,7 @@ class Preview:
         self._columns: tuple[str, ...] = ()
         for element in elements:
             leaves, structure = Structure.of(element)
-            self._columns = self._columns or tuple(map(_name, structure.paths))
+            self._columns = self._columns or tuple(map(column_name, structure.paths))
             self._rows.append(list(leaves))
         number = count(len(elements), "element")
         self._extent = f"all {number}" if is_all else f"the first {number}"
@@ -74,11 +74,6 @@ class Preview:
         left_out = self._columns[len(widths) :]
         more = f"; {count(len(left_out), 'column')} more: {', '.join(left_out)[:200]}" if left_out else ""
         return "\n".join([*lines, f"{self._extent}{more}"])
-
-
-def _name(path: str) -> str:
-    # Columns of a dict are known by their names.
-    return path[2:-2] if re.fullmatch(r"\['[^']+'\]", path) else path or "value"
 
 
 def _widths(longest: Sequence[int], room: int) -> list[int]:

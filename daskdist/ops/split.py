@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Node, Transformation, counting, walk
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
+from daskdist.core.randomness.hashes import NUMBERS, as_shares, hash_words, mixed
 from daskdist.core.randomness.seed import generator
 from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.permutation import Permutation
@@ -38,8 +38,6 @@ _MOST_DRAWN: Final = 2**16
 _MOST_IN_TURN: Final = 1000
 # Random words that are drawn for turns at a time.
 _MOST_WORDS: Final = 2**22
-# Kinds of dtypes that have a value for each number of bits; others are text and bytes.
-_NUMBERS: Final = "biufcmM"
 # The pass in which the elements before a split always are: else they could change parts from one pass to the next.
 _FIRST_PASS: Final[Epoch] = (0,)
 
@@ -304,21 +302,7 @@ def parts_in_turns(split: SplitByLabel, labels: Index, places: Index) -> Index:
     return parts
 
 
-# --- hashes ---
-
-
-def mixed(values: Any, key: Any) -> Index:
-    """Return 64 random bits for each number, which the key decides: the finalizer of SplitMix64."""
-    with np.errstate(over="ignore"):
-        word = (values + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + key
-        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return np.asarray(word ^ (word >> np.uint64(31)))
-
-
-def as_shares(words: Index) -> Index:
-    """Return numbers from 0 to below 1 that random words stand for."""
-    return (words >> np.uint64(11)) * 2.0**-53
+# --- keys ---
 
 
 def hashes(keys: Rows, rows: Rows) -> Index:
@@ -336,7 +320,7 @@ def hashes(keys: Rows, rows: Rows) -> Index:
             raise UserFunctionError(
                 f"split: the key of {rows.where(0)} is an array; a key is a number or text, or several of these"
             )
-        total = mixed(_words(column), total)
+        total = mixed(hash_words(column), total)
     return total
 
 
@@ -344,30 +328,11 @@ def _column(keys: Rows, number: int) -> Any:
     values = [keys.item(row)[number] for row in range(len(keys))]
     if not all(np.shape(value) == () for value in values):
         return None
-    if np.asarray(values[0]).dtype.kind in _NUMBERS:
+    if np.asarray(values[0]).dtype.kind in NUMBERS:
         return np.stack(values)
     column = np.empty(len(values), object)
     column[:] = [np.asarray(value).item() if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
     return column
-
-
-def _words(column: Index) -> Index:
-    kind = column.dtype.kind
-    if kind not in _NUMBERS:
-        known: dict[Any, int] = {}
-        for value in column.tolist():
-            if value not in known:
-                data = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
-                known[value] = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-        return np.array([known[value] for value in column.tolist()], np.uint64)
-    if kind == "c":
-        return mixed(_words(column.real), _words(column.imag))
-    if kind == "f":
-        # The two zeros are equal, and so are all NaN.
-        floats = column.astype(np.float64) + 0.0
-        floats[np.isnan(floats)] = np.nan
-        return floats.view(np.uint64)
-    return column.astype(np.int64).view(np.uint64)
 
 
 # --- parts ---

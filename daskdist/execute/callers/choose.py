@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -56,3 +57,13 @@ def local_caller(node: Node, num_threads: int | None = None, fetch: Fetch | None
         return make()
     is_threaded = num_threads or any(operation.background for operation in walk(node))
     return Threads(num_threads, fetch) if is_threaded else Now(fetch)
+
+
+def client_caller() -> tuple[Caller, tuple[str | None, ...], int | None] | None:
+    """Return a caller on the workers of this program's Dask client, their addresses and no limit; None without one."""
+    if _chosen.get() is not None or "distributed" not in sys.modules:
+        return None
+    from daskdist.execute.callers.submit import of_default_client
+
+    caller = of_default_client()
+    return None if caller is None else (caller, tuple(caller.workers), None)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from dask.optimization import cull
-from distributed import Client, Future
+from distributed import Client, Future, default_client
 from distributed.client import FutureCancelledError, FuturesCancelledError, _wait
 from distributed.protocol.pickle import dumps
 
@@ -434,3 +434,17 @@ def _is_available(handle: Future) -> bool:
 
 def _has_much_data(arg: Any) -> bool:
     return isinstance(arg, Split) and isinstance(arg.payload, Block) and arg.payload.nbytes > _IN_TASK_BYTES
+
+
+def of_default_client() -> Submit | None:
+    """Return a caller on all workers of this program's Dask client; None where it has none that can be waited for."""
+    try:
+        client = default_client()
+    except ValueError:
+        return None
+    if client.asynchronous or client.status != "running":
+        return None
+    workers = LiveWorkers(tuple(client.nthreads()))
+    # Nobody has tried whether workers can be reached from here.
+    workers.is_direct = False
+    return Submit(client, workers) if workers.present else None

@@ -1,0 +1,76 @@
+"""What `Dataset.describe` and `Dataset.head` return, which print as tables."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from daskdist.core.spec import ElementSpec
+from daskdist.display.plan import table
+from daskdist.display.preview import Preview
+from daskdist.display.values import Summary
+from daskdist.tables.describe import ColumnStatistics, column_name
+
+# The most characters of a value.
+_SHOWN: Final = 24
+# The most columns that a dataset shows.
+_MOST_COLUMNS: Final = 40
+
+
+class Description:
+    """Statistics of the columns of a dataset, which print as a table.
+
+    Parameters
+    ----------
+    num_elements
+        The number of elements.
+    columns
+        The statistics of each leaf, by its name.
+    """
+
+    def __init__(self, num_elements: int, columns: dict[str, ColumnStatistics]) -> None:
+        self.num_elements = num_elements
+        self._columns = {name: column.to_dict() for name, column in columns.items()}
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the statistics of each column as a dict of numbers."""
+        return {name: dict(values) for name, values in self._columns.items()}
+
+    def __getitem__(self, column: str) -> dict[str, Any]:
+        return self.to_dict()[column]
+
+    def __repr__(self) -> str:
+        heading = ("", *(name for values in list(self._columns.values())[:1] for name in values))
+        rows = [(name, *map(_number, values.values())) for name, values in self._columns.items()]
+        return f"{self.num_elements:,} elements\n{table([heading, *rows])}"
+
+
+class Head(list[Any]):
+    """The first elements of a dataset: a list that prints as a table."""
+
+    def __repr__(self) -> str:
+        return repr(Preview(self, is_all=False))
+
+    def _repr_html_(self) -> str | None:
+        return Preview(self, is_all=False)._repr_html_()
+
+
+def columns_table(spec: ElementSpec) -> str:
+    """Return a table of the leaves of elements: the name, dtype and shape of each."""
+    names = map(column_name, spec.structure.paths)
+    rows = [
+        (name, str(getattr(leaf, "dtype", type(leaf).__name__)), str(getattr(leaf, "shape", "")))
+        for name, leaf in zip(names, spec.leaves, strict=True)
+    ]
+    more = f"\n  and {len(rows) - _MOST_COLUMNS} more columns" if len(rows) > _MOST_COLUMNS else ""
+    return table([("column", "dtype", "shape"), *rows[:_MOST_COLUMNS]]) + more
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) else _short(value) if value is not None else "-"
+
+
+def _short(value: Any) -> str:
+    text = Summary.of(value).text
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

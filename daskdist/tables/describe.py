@@ -1,0 +1,215 @@
+"""Statistics of columns, of parts of which those of all are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.block import Rows
+from daskdist.core.ragged import Ragged
+from daskdist.core.randomness.hashes import NUMBERS, as_shares, hash_words, mixed
+from daskdist.core.structure import Nested
+
+Array = np.ndarray[Any, Any]
+
+# Up to so many values quantiles are exact; of more so many are kept, each standing for as many others.
+_MOST_VALUES: Final = 2**14
+# Up to so many distinct values are counted; the number of more is told from the smallest hashes.
+_MOST_HASHES: Final = 2**12
+QUANTILES: Final = (0.25, 0.5, 0.75)
+
+
+@dataclass(frozen=True)
+class ColumnStatistics:
+    """Statistics of the values of a leaf.
+
+    Parameters
+    ----------
+    count, num_nulls
+        The number of values, and of those that are missing besides: NaN and NaT.
+    mean, squares
+        The mean, and the sum of squared differences from it; NaN where values are no numbers.
+    least, greatest
+        The smallest and the largest value; None where there are none, or they have no order.
+    points, weights
+        Sorted values that stand for all, and for how many each does; without any where they are no numbers.
+    hashes
+        The smallest distinct hashes of values, sorted.
+    """
+
+    count: int
+    num_nulls: int
+    mean: float
+    squares: float
+    least: Any
+    greatest: Any
+    points: Array
+    weights: Array
+    hashes: Array
+
+    @classmethod
+    def of(cls, column: Array) -> ColumnStatistics:
+        """Compute the statistics of some values, shape ``(num_values,)``."""
+        total = len(column)
+        if column.dtype.kind in "fcmM":
+            column = column[~np.isnan(column) if column.dtype.kind in "fc" else ~np.isnat(column)]
+        hashes = np.unique(mixed(hash_words(column), np.uint64(0)))[:_MOST_HASHES]
+        least = greatest = None
+        if len(column) and column.dtype.kind != "c":
+            values: Any = column.tolist() if column.dtype.kind not in NUMBERS else column
+            least, greatest = (min(values), max(values)) if isinstance(values, list) else (values.min(), values.max())
+        mean = squares = float("nan")
+        points = weights = np.zeros(0)
+        if column.dtype.kind in "biuf" and len(column):
+            floats = column.astype(np.float64)
+            with np.errstate(invalid="ignore", over="ignore"):
+                mean = float(floats.mean())
+                squares = float(np.square(floats - mean).sum())
+            points, weights = _fewer(np.sort(floats), np.ones(len(floats)))
+        return cls(len(column), total - len(column), mean, squares, least, greatest, points, weights, hashes)
+
+    def with_other(self, other: ColumnStatistics) -> ColumnStatistics:
+        """Return the statistics of the values of both."""
+        if not self.count or not other.count:
+            kept, empty = (self, other) if self.count else (other, self)
+            return ColumnStatistics(
+                kept.count, kept.num_nulls + empty.num_nulls, *[getattr(kept, name) for name in _AFTER_COUNTS]
+            )
+        count = self.count + other.count
+        with np.errstate(invalid="ignore", over="ignore"):
+            step = other.mean - self.mean
+            mean = self.mean + step * other.count / count
+            squares = self.squares + other.squares + step * step * self.count * other.count / count
+        points = np.concatenate([self.points, other.points])
+        order = np.argsort(points, kind="stable")
+        weights = np.concatenate([self.weights, other.weights])
+        return ColumnStatistics(
+            count,
+            self.num_nulls + other.num_nulls,
+            mean,
+            squares,
+            min(self.least, other.least) if self.least is not None else None,
+            max(self.greatest, other.greatest) if self.greatest is not None else None,
+            *_fewer(points[order], weights[order]),
+            np.unique(np.concatenate([self.hashes, other.hashes]))[:_MOST_HASHES],
+        )
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of a sample, as in pandas; NaN of fewer than two values."""
+        return float(np.sqrt(self.squares / (self.count - 1))) if self.count > 1 else float("nan")
+
+    @property
+    def num_distinct(self) -> int:
+        """The number of distinct values; estimated, to about 2 %, where there are more than a few thousand."""
+        if len(self.hashes) < _MOST_HASHES:
+            return len(self.hashes)
+        return min(round((_MOST_HASHES - 1) / float(as_shares(self.hashes[-1:])[0])), self.count)
+
+    def quantile(self, share: float) -> float:
+        """Return the value below which a share of all are: interpolated between neighbours, as in NumPy."""
+        if not len(self.points):
+            return float("nan")
+        # The ranks of the first and the last value that a point stands for, of which its own is the middle.
+        ranks = np.cumsum(self.weights) - (self.weights + 1) / 2
+        return float(np.interp(share * (self.count - 1), ranks, self.points))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the statistics by name, as Python's own values."""
+        values = {"count": self.count, "nulls": self.num_nulls, "mean": self.mean, "std": self.std}
+        values["min"] = _plain(self.least)
+        values |= {f"{share:.0%}": self.quantile(share) for share in QUANTILES}
+        return values | {"max": _plain(self.greatest), "distinct": self.num_distinct}
+
+
+_AFTER_COUNTS: Final = ("mean", "squares", "least", "greatest", "points", "weights", "hashes")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) and value.dtype.kind not in "mM" else value
+
+
+def _fewer(points: Array, weights: Array) -> tuple[Array, Array]:
+    # Where there are too many points, as many as may be, each of which stands for as many of the sorted values.
+    if len(points) <= _MOST_VALUES:
+        return points, weights
+    total = weights.sum()
+    middles = (np.arange(_MOST_VALUES) + 0.5) * (total / _MOST_VALUES)
+    kept = points[np.searchsorted(np.cumsum(weights), middles)]
+    # The ends are exact.
+    kept[0], kept[-1] = points[0], points[-1]
+    return kept, np.full(_MOST_VALUES, total / _MOST_VALUES)
+
+
+@dataclass(frozen=True)
+class PartStatistics:
+    """Statistics of some elements: of each leaf, by its path.
+
+    Parameters
+    ----------
+    num_elements
+        The number of elements.
+    num_bytes
+        Their size.
+    columns
+        The statistics of each leaf.
+    """
+
+    num_elements: int
+    num_bytes: int
+    columns: dict[str, ColumnStatistics]
+
+    def with_other(self, other: PartStatistics) -> PartStatistics:
+        """Return the statistics of the elements of both."""
+        columns = dict(self.columns)
+        for name, column in other.columns.items():
+            columns[name] = columns[name].with_other(column) if name in columns else column
+        return PartStatistics(self.num_elements + other.num_elements, self.num_bytes + other.num_bytes, columns)
+
+
+def count_rows(number: int, rows: Rows) -> PartStatistics:
+    """Return the number of the elements of a call, without looking at them."""
+    return PartStatistics(len(rows), rows.nbytes, {})
+
+
+def describe_rows(number: int, rows: Rows) -> PartStatistics:
+    """Return the statistics of the elements of a call."""
+    columns = {}
+    for place, path in enumerate(rows.structure.paths):
+        values = _values(rows, place)
+        if values is not None:
+            columns[column_name(path)] = ColumnStatistics.of(values)
+    return PartStatistics(len(rows), rows.nbytes, columns)
+
+
+def column_name(path: str) -> str:
+    """Return the name of a leaf: of one in a dict its key, else its path.
+
+    >>> column_name("['a']"), column_name("['a'][0]"), column_name("")
+    ('a', "['a'][0]", 'value')
+    """
+    is_key = path.startswith("['") and path.endswith("']") and path.count("[") == 1
+    return (path[2:-2] if is_key else path) or "value"
+
+
+def _values(rows: Rows, place: int) -> Array | None:
+    # All values of a leaf, in one axis; None where they are datasets.
+    if hasattr(rows, "leaves"):
+        leaf = rows.leaves[place]
+        values: Array = leaf.values if isinstance(leaf, Ragged) else leaf
+        return values.ravel()
+    leaves = [rows.item(row)[place] for row in range(len(rows))]
+    if not leaves or isinstance(leaves[0], Nested):
+        return None
+    if isinstance(leaves[0], Ragged):
+        return np.concatenate([leaf.values.ravel() for leaf in leaves])
+    if all(np.asarray(leaf).dtype.kind in NUMBERS for leaf in leaves):
+        return np.concatenate([np.ravel(leaf) for leaf in leaves])
+    column = np.empty(len(leaves), object)
+    column[:] = [leaf.tolist() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+    flat = [value for leaf in column for value in (leaf if isinstance(leaf, list) else [leaf])]
+    texts = np.empty(len(flat), object)
+    texts[:] = flat
+    return texts
