@@ -138,6 +138,11 @@ class Answers:
         self._num_opened[path, epoch] += 1
         return self.logs.setdefault((path, epoch, number), AnswerLog())
 
+    def add(self, others: Answers, path: Path) -> None:
+        """Add the logs of another stream, which is part of this one at a path."""
+        for (its_path, epoch, number), log in others.logs.items():
+            self.logs[(*path, *its_path), epoch, number] = log
+
     @property
     def size(self) -> int:
         """The number of recorded answers."""

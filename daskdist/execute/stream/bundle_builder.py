@@ -76,10 +76,6 @@ class StepBundle:
     def __len__(self) -> int:
         return len(self.lanes[0].places)
 
-    def num_elements_before(self, step: int) -> int:
-        """Return the number of elements in the steps before one."""
-        return min(step * len(self.lanes), self.num_elements)
-
 
 class _Reached(NamedTuple):
     # The row up to which a block was handed out, and the block's length, which stay valid once the block is gone.
@@ -98,7 +94,7 @@ class BundleBuilder:
     primitive
         The primitive whose elements are streamed.
     epoch
-        The pass.
+        The pass; None if it goes on from a position, which `move_to` is told next.
     workers
         For each consumer the worker that uses its elements; None for this process.
     asks_lengths
@@ -123,7 +119,7 @@ class BundleBuilder:
         self,
         interpreter: Interpreter,
         primitive: Primitive,
-        epoch: Epoch,
+        epoch: Epoch | None,
         workers: Sequence[str | None] = (None,),
         *,
         asks_lengths: bool = False,
@@ -138,7 +134,7 @@ class BundleBuilder:
         self.asks_lengths = asks_lengths
         self.num_steps_ahead = num_steps_ahead
         self.workers = workers
-        self.source: Cursor = interpreter.open(primitive)(epoch)
+        self.source: Cursor | None = None if epoch is None else interpreter.open(primitive)(epoch)
         self.waiting = RunQueue()
         self.ready: deque[StepBundle] = deque()
         self.is_over = False
@@ -162,10 +158,20 @@ class BundleBuilder:
         # The number of errors that were raised.
         self.num_errors = 0
 
-    def move_to(self, primitive: Primitive, epoch: Epoch, answers: Answers, num_elements: int, num_errors: int) -> None:
+    def move_to(
+        self,
+        primitive: Primitive,
+        epoch: Epoch,
+        answers: Answers,
+        num_elements: int,
+        num_errors: int,
+        *,
+        is_exact: bool = False,
+    ) -> None:
         """Go on from a position; the parameters are those of `Interpreter.open_at`."""
         self.num_errors = num_errors
-        self.source = self.interpreter.open_at(primitive, epoch, answers, num_elements, num_errors)
+        open_at = self.interpreter.open_at
+        self.source = open_at(primitive, epoch, answers, num_elements, num_errors, is_exact=is_exact)
 
     def __iter__(self) -> Iterator[StepBundle]:
         while True:
@@ -279,7 +285,7 @@ class BundleBuilder:
         if self.failure is not None:
             raise Exhausted
         try:
-            run: Run = self.source.pull()
+            run: Run = self.source.pull()  # type: ignore[union-attr]
         except (Exhausted, NotReady):
             raise
         except Exception as error:

@@ -19,17 +19,15 @@ from daskdist.core.primitive import (
     Compute,
     Cursor,
     Epoch,
-    Exhausted,
     Fact,
     Opener,
     Primitive,
     Read,
     Stream,
 )
-from daskdist.errors import ArgumentError
 from daskdist.execute.resume.answers import AnswerLog, Answers, Path, PathKey
 from daskdist.execute.resume.deferring import DeferringCaller
-from daskdist.execute.resume.skipping import SkippingCursor
+from daskdist.execute.resume.skipping import SkippingCursor, advance
 from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor, ReadCursor
 from daskdist.execute.stream.fact_cursor import FactCursor
 from daskdist.execute.stream.runtime import StreamRuntime
@@ -70,7 +68,14 @@ class Interpreter(StreamRuntime):
         return opener
 
     def open_at(
-        self, primitive: Primitive, epoch: Epoch, answers: Answers, num_elements: int, num_errors: int = 0
+        self,
+        primitive: Primitive,
+        epoch: Epoch,
+        answers: Answers,
+        num_elements: int,
+        num_errors: int = 0,
+        *,
+        is_exact: bool = False,
     ) -> Cursor:
         """Return a cursor over the rest of a stream, of which nothing behind is read.
 
@@ -82,6 +87,8 @@ class Interpreter(StreamRuntime):
             The answers that it got until the position was taken.
         num_elements, num_errors
             The number of elements, and of errors, that are behind.
+        is_exact
+            Whether errors were raised in what the stream is made of.
 
         Raises
         ------
@@ -91,17 +98,17 @@ class Interpreter(StreamRuntime):
         self.answers = answers
         caller = self.caller if isinstance(self.caller, DeferringCaller) else DeferringCaller(self.caller)
         self.caller = caller
-        advance = self._advance = _Advance(is_exact=num_errors > 0)
+        opened = self._advance = _Advance(is_exact=is_exact or num_errors > 0)
         before, self.waits = self.waits, True
         try:
             with caller.deferring():
                 cursor: Any = self.open(primitive)(epoch)
-                _skip(cursor, num_elements, num_errors)
+                advance(cursor, num_elements, num_errors)
         finally:
             self._advance, self.waits = None, before
-        if num_elements or num_errors:
-            for opened in advance.resumed:
-                opened.resume()
+        if num_elements or num_errors or answers.logs:
+            for resumed in opened.resumed:
+                resumed.resume()
         return cursor  # type: ignore[no-any-return]
 
     def _maker(self, primitive: Primitive, path: Path) -> Callable[[Epoch], Any]:
@@ -126,33 +133,6 @@ class _Advance:
     # A stream that is being advanced; and the cursors that were opened and need to be told that they begin half way.
     is_exact: bool
     resumed: list[Any] = field(default_factory=list)
-
-
-def _skip(cursor: SkippingCursor, num_elements: int, num_errors: int) -> None:
-    num_skipped = 0
-    while num_errors:
-        try:
-            run = cursor.pull()
-        except Exhausted:
-            raise _shorter(num_skipped, num_elements) from None
-        except Exception:
-            num_errors -= 1
-            continue
-        num_skipped += len(run)
-        if num_skipped > num_elements:
-            raise ArgumentError(
-                f"load_state_dict: {num_errors} more elements failed before the position was taken than fail now"
-            )
-    num_skipped += cursor.skip(num_elements - num_skipped)
-    if num_skipped < num_elements:
-        raise _shorter(num_skipped, num_elements)
-
-
-def _shorter(num_skipped: int, num_elements: int) -> ArgumentError:
-    return ArgumentError(
-        f"load_state_dict: the position is behind element {num_elements}, and there are {num_skipped}; the data or a "
-        "function of the pipeline gives other elements than before"
-    )
 
 
 def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.options import InputOptions, InputReplicationMode
 from daskdist.strategy.input.pipeline import Pipeline, num_steps
+from daskdist.strategy.input.rest_of_pass import PassSource
 from daskdist.strategy.input.shares import known_shares_of, shares_of
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.replica.contract import StrategyContract
@@ -77,6 +78,8 @@ class ReplicaFeed:
         What plans call that.
     maps
         Of each pipeline, what its replicas call with what they are given, on their devices.
+    source
+        What iterators need for positions.
     """
 
     pipelines: Sequence[Pipeline]
@@ -88,6 +91,7 @@ class ReplicaFeed:
     sharding: Decision
     how: str
     maps: Sequence[DeviceMaps]
+    source: PassSource
 
     def begin_pass(self) -> list[Epoch]:
         """Draw the numbers of a pass, the same for the same operations in all pipelines; return each pipeline's."""
@@ -173,6 +177,7 @@ class DistributedDataset:
             mapped=feeding.mapped and partial(_mapped, self.strategy, feeding.mapped),
             copied=partial(_copy_stats, self.strategy),
             at_end=self.strategy.internals.backend.raise_unseen,
+            source=feeding.source,
         )
 
     def __reduce__(self) -> Any:
@@ -342,9 +347,12 @@ def _feeding_of(strategy: StrategyContract, dataset: SuppliedDataset) -> Replica
     spec = spec_by(of_one, lambda: strategy.reader(of_one))
     workers = strategy.workers
     consumers = tuple(replica.worker for replica in strategy.replicas)
-    rebatched = rebatch(node_of(dataset), spec, len(consumers))
     policy = given.auto_shard_policy or AutoShardPolicy.AUTO
-    sharding, nodes = autoshard(rebatched, policy, len(workers), _first_elements)
+
+    def shared_out(node: Node, num_workers: int, num_replicas: int) -> tuple[Decision, list[Node]]:
+        return autoshard(rebatch(node, spec, num_replicas), policy, num_workers, _first_elements)
+
+    sharding, nodes = shared_out(node_of(dataset), len(workers), len(consumers))
     if len(nodes) == 1:
         pipelines = [Pipeline(nodes[0], workers, consumers)]
     else:
@@ -362,6 +370,10 @@ def _feeding_of(strategy: StrategyContract, dataset: SuppliedDataset) -> Replica
     def cardinality() -> int:
         return num_steps(pipelines, drops_uneven=bool(given.drop_uneven))
 
+    def named_shares(node: Node, num_workers: int, num_replicas: int) -> tuple[str, list[Node]]:
+        decision, shares = shared_out(node, num_workers, num_replicas)
+        return decision.policy.name, shares
+
     return ReplicaFeed(
         pipelines,
         spec,
@@ -372,4 +384,5 @@ def _feeding_of(strategy: StrategyContract, dataset: SuppliedDataset) -> Replica
         sharding,
         sharding.policy.name if len(workers) > 1 else "none needed",
         (dataset.device_maps,) * len(pipelines),
+        PassSource(node_of(dataset), spec, pipelines, len(workers), sharding.policy.name, named_shares),
     )

@@ -9,6 +9,8 @@ from inspect import getclosurevars
 from types import FunctionType, MethodType
 from typing import Any
 
+from dask.base import tokenize
+
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Node, counting
@@ -16,12 +18,14 @@ from daskdist.core.randomness.pass_numbers import JointCounter, PassCounter, Pas
 from daskdist.core.spec import ElementSpec
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
+from daskdist.execute.resume.position import PipelineIdentity
 from daskdist.sharding import AutoShardPolicy, Decision
 from daskdist.strategy.input.dataset import DistributedDataset, ReplicaFeed
 from daskdist.strategy.input.input_backend import PipelineDataset
 from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputContext, InputOptions, InputReplicationMode
 from daskdist.strategy.input.pipeline import Pipeline
+from daskdist.strategy.input.rest_of_pass import PassSource
 from daskdist.strategy.replica.contract import StrategyContract
 
 
@@ -66,7 +70,13 @@ def _feeding_of(
         Decision(AutoShardPolicy.OFF, f"called once for each input pipeline, of which there are {len(served)}"),
         f"by {getattr(dataset_fn, '__qualname__', repr(dataset_fn))}",
         tuple(each.summary.device_maps for each in made),
+        PassSource(pipelines[0].node, spec, pipelines, len(served), "OFF", told=_identity_of(made)),
     )
+
+
+def _identity_of(made: Sequence[PipelineDataset]) -> PipelineIdentity:
+    plans = [each.summary.plan for each in made]
+    return PipelineIdentity(str(tokenize(plans)), "\n".join(reversed(plans[0].splitlines())))
 
 
 def _counters_in(function: Any) -> list[PassCounter]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from threading import RLock
+from threading import Lock, RLock
 from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
@@ -11,13 +12,14 @@ from daskdist.core.block import writable
 from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.primitive import Epoch, Exhausted
+from daskdist.core.primitive import Epoch, Exhausted, Primitive
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Leaves
 from daskdist.devices import Device
-from daskdist.errors import DaskdistError, OutOfRangeError, UserFunctionError
+from daskdist.errors import ArgumentError, DaskdistError, OutOfRangeError, UserFunctionError
 from daskdist.execute.caller import Caller, Handle
+from daskdist.execute.resume.position import StreamPosition, content_of, state_of
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.interpreter import Interpreter, logger, stats_of
 from daskdist.execute.stream.locked import locked
@@ -29,11 +31,14 @@ from daskdist.ops.with_options import merged_options
 from daskdist.strategy.input.optional import Optional
 from daskdist.strategy.input.options import InputOptions
 from daskdist.strategy.input.pipeline import Pipeline
+from daskdist.strategy.input.rest_of_pass import Leg, PassLayout, PassSource, seeds_of
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import PerReplicaRef, Remote, pick_from_rows
 from daskdist.strategy.values.per_replica import PerReplica
 
+# For each pipeline the number of elements, and of errors, that were handed out.
+Behind = list[tuple[int, int]]
 _NO_ROWS: Final = (Lane(None, ()), -1)
 _AT_ITS_END: Final = "the iterator is at its end; iterate over the dataset again for another pass"
 
@@ -54,14 +59,36 @@ class _PipelineCursor:
         self.caller = caller
         self.lanes: list[Lane] = []
         self.position = self.length = 0
+        # The number of elements in the bundles before the current one.
+        self._num_before = self._num_elements = 0
+
+    @property
+    def num_behind(self) -> tuple[int, int]:
+        """The number of elements, and of errors, that were handed out."""
+        return self._num_before + min(self.position * len(self.lanes), self._num_elements), self.builder.num_errors
+
+    def move_to(self, primitive: Primitive, position: StreamPosition, *, is_exact: bool) -> None:
+        """Go on from a position."""
+        self._num_before = position.num_elements
+        self.builder.move_to(
+            primitive,
+            position.epoch,
+            position.answers,
+            position.num_elements,
+            position.num_errors,
+            is_exact=is_exact,
+        )
 
     def next(self) -> list[tuple[Lane, int]] | None:
         """Return each replica's lane and its place in that; None at the end."""
         if self.position == self.length:
+            self._num_before, self._num_elements = self.num_behind[0], 0
+            self.position = self.length = 0
             try:
                 bundle = self.builder.pull()
             except Exhausted:
                 return None
+            self._num_elements = bundle.num_elements
             self.lanes = list(map(self._without_empty, bundle.lanes))
             self.position, self.length = 0, len(bundle)
         step = [(lane, lane.places[self.position]) for lane in self.lanes]
@@ -89,7 +116,8 @@ class _JointCursor:
     """
 
     def __init__(self, feeds: list[_PipelineCursor], num_lanes: list[int], *, drops_uneven: bool) -> None:
-        self._feeds = feeds
+        self.feeds = feeds
+        self._behind_at_end: Behind = []
         self._num_lanes = num_lanes
         self._drops_uneven = drops_uneven
 
@@ -98,7 +126,7 @@ class _JointCursor:
         while True:
             is_over = True
             places: list[tuple[Lane, int]] = []
-            for feed, num_lanes in zip(self._feeds, self._num_lanes, strict=False):
+            for feed, num_lanes in zip(self.feeds, self._num_lanes, strict=False):
                 step = feed.next()
                 if step is None:
                     places += [_NO_ROWS] * num_lanes
@@ -115,9 +143,13 @@ class _JointCursor:
             raise OutOfRangeError(_AT_ITS_END)
         return places, num_empty
 
+    def behind(self) -> Behind:
+        """Return for each pipeline the number of elements, and of errors, that were handed out."""
+        return [feed.num_behind for feed in self.feeds] if self.feeds else self._behind_at_end
+
     def close(self) -> None:
         """Drop the blocks that were read; the next step is the end."""
-        self._feeds = []
+        self._behind_at_end, self.feeds = self.behind(), []
 
 
 class _HostSteps(Iterator[Any]):
@@ -127,12 +159,18 @@ class _HostSteps(Iterator[Any]):
         self._feeds = feeds
         self._caller = caller
         self._empty = empty
+        # Held while steps are read: who wants the streams to stand still takes it.
+        self.reading = Lock()
+        # What is behind each step that was read, and not handed out yet.
+        self.behind: deque[Behind] = deque()
 
     def __next__(self) -> list[Sequence[Any]]:
-        try:
-            places, _ = self._feeds.next()
-        except OutOfRangeError:
-            raise StopIteration from None
+        with self.reading:
+            try:
+                places, _ = self._feeds.next()
+            except OutOfRangeError:
+                raise StopIteration from None
+            self.behind.append(self._feeds.behind())
         return [
             self._empty if place < 0 else self._caller.result(lane.ref.handle).item(place)  # type: ignore[union-attr]
             for lane, place in places
@@ -179,6 +217,7 @@ class DistributedIterator:
         mapped: Callable[[Any], Any] | None = None,
         copied: Callable[[], CopyStats | None] | None = None,
         at_end: Callable[[], None],
+        source: PassSource,
     ) -> None:
         self.element_spec = element_spec
         # Tells what came of copies that the replicas' workers make.
@@ -192,32 +231,56 @@ class DistributedIterator:
         self._specs = spec.leaves
         self._told = ReportedFailures()
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
-        feeds: list[_PipelineCursor] = []
-        self._interpreters: list[Interpreter] = []
         self._num_steps = 0
         self.lock = RLock()
-        num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
-        num_replicas = sum(num_lanes)
         self._is_writable = any(merged_options(pipeline.node).writable for pipeline in pipelines)
         self._is_here = pipelines[0].consumers[0] is None
         # The backend that fetches values that are looked at.
         self._backend = caller.backend
-        is_fed = options.fetch_to_device and not all(device.is_host for device in devices)
+        self._options = options
+        self._devices = devices
+        self._drops_uneven = drops_uneven
+        self._is_fed = options.fetch_to_device and not all(device.is_host for device in devices)
+        self._source = source
+        # How the beginning of the pass was shared out, if otherwise than the rest.
+        self._legs: list[Leg] = []
+        self._open(pipelines, epochs)
+        # The blocks of the last step's parts, and their handles and workers.
+        num_replicas = sum(len(pipeline.consumers) for pipeline in pipelines)
+        self._refs: list[BlockRef | None] = [None] * num_replicas
+        self._handles: tuple[Handle, ...] = ()
+        self._workers: tuple[str | None, ...] = ()
+        self._empty = tuple(leaf.zeros() for leaf in spec.leaves) if num_replicas > 1 else ()
+        # The steps that are read ahead to be put on devices, once there is a first one.
+        self._host_steps: _HostSteps | None = None
+        self._ahead: DevicePrefetch | None = None
+        # What is behind the last step that was handed out of those.
+        self._behind: Behind = []
+        self._is_over = self._is_closed = False
+        # The threads of a caller end with its iterator, closed or dropped.
+        self._finalizer = Finalizer(self, caller.close)
+
+    def _open(self, pipelines: Sequence[Pipeline], epochs: Sequence[Epoch], *, goes_on: bool = False) -> None:
+        devices, options = self._devices, self._options
+        num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
         # Any device of a kind copies from what is pinned for one of them.
-        is_pinned = is_fed and len({device.kind for device in devices}) == 1
+        is_pinned = self._is_fed and len({device.kind for device in devices}) == 1
+        feeds: list[_PipelineCursor] = []
+        self._interpreters: list[Interpreter] = []
+        self._pipelines, self._epochs = pipelines, epochs
         for pipeline, epoch in zip(pipelines, epochs, strict=True):
-            interpreter = Interpreter(caller, pipeline.readers, pipeline.budget_bytes)
+            interpreter = Interpreter(self._caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
             first = sum(num_lanes[: len(feeds)])
             own = devices[first : first + len(pipeline.consumers)]
-            is_gathered_there = is_fed and bool(merged_options(pipeline.node).shuffle_on_device)
+            is_gathered_there = self._is_fed and bool(merged_options(pipeline.node).shuffle_on_device)
             # For datasets of a function, only the elements tell whether a step has rows.
-            asks_lengths = num_replicas > 1 and pipeline.varies and not pipeline.primitive.grouped
+            asks_lengths = sum(num_lanes) > 1 and pipeline.varies and not pipeline.primitive.grouped
             here = pooled_empty if self._is_here else None
             builder = BundleBuilder(
                 interpreter,
                 pipeline.primitive,
-                epoch,
+                None if goes_on else epoch,
                 pipeline.consumers,
                 asks_lengths=asks_lengths,
                 num_steps_ahead=options.per_replica_buffer_size,
@@ -225,19 +288,8 @@ class DistributedIterator:
                 device_gathers=device_gathers(own, pipeline.primitive) if is_gathered_there else (),
                 as_views=self._is_here and not is_pinned,
             )
-            feeds.append(_PipelineCursor(builder, caller))
-        self._feeds = _JointCursor(feeds, num_lanes, drops_uneven=drops_uneven)
-        # The blocks of the last step's parts, and their handles and workers.
-        self._refs: list[BlockRef | None] = [None] * num_replicas
-        self._handles: tuple[Handle, ...] = ()
-        self._workers: tuple[str | None, ...] = ()
-        self._empty = tuple(leaf.zeros() for leaf in spec.leaves) if num_replicas > 1 else ()
-        self._ahead: DevicePrefetch | None = None
-        if is_fed:
-            self._ahead = ahead_of(_HostSteps(self._feeds, caller, self._empty), devices, options, caller.bundle_bytes)
-        else:
-            # The threads of a caller end with its iterator, closed or dropped.
-            self._finalizer = Finalizer(self, caller.close)
+            feeds.append(_PipelineCursor(builder, self._caller))
+        self._feeds = _JointCursor(feeds, num_lanes, drops_uneven=self._drops_uneven)
 
     def __iter__(self) -> DistributedIterator:
         return self
@@ -287,18 +339,19 @@ class DistributedIterator:
         except OutOfRangeError:
             if num_skipped := self.stats()["num_skipped"]:
                 logger.warning("left out %d elements in all", num_skipped)
-            self.close()
+            self._is_over = True
+            self._close()
             self._at_end()
             raise
         except Exception as error:
-            if is_of_element(error) and self._ahead is None:
+            if is_of_element(error) and not self._is_fed:
                 # The step is over; the next one is behind it.
                 if self._told.is_new(error):
                     raise
                 return self._next()
             # Not the error itself: the frames of its traceback hold on to this iterator.
             self._failure = _made_of(error)
-            self.close()
+            self._close()
             raise
 
     def get_next_as_optional(self) -> Optional:
@@ -328,15 +381,104 @@ class DistributedIterator:
 
     @locked
     def close(self) -> None:
-        """Stop reading ahead and let go of what was read. A thread that is taking a step is waited for."""
+        """Stop reading ahead and let go of what was read. A thread that is taking a step is waited for.
+
+        An iterator that was closed, rather than at its end, has no position.
+        """
+        self._is_closed = not self._is_over
+        self._close()
+
+    def _close(self) -> None:
         self._refs, self._handles = [None] * len(self._refs), ()
         if self._ahead is not None:
             self._ahead.close()
-            return
-        self._feeds.close()
+        else:
+            self._feeds.close()
         self._finalizer()
 
+    @locked
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, from which `load_state_dict` continues with exactly the remaining rows.
+
+        Returns
+        -------
+        dict
+            As of the iterator of a dataset: some hundred bytes, of types that `Checkpoint` takes. Steps that were put
+            on devices ahead of use, and not handed out, are still to come.
+
+        Raises
+        ------
+        ArgumentError
+            This iterator is closed.
+        """
+        if self._is_closed:
+            raise ArgumentError("state_dict: this iterator is closed; take the position of one before it is closed")
+        if self._host_steps is None:
+            return self._state(self._feeds.behind())
+        with self._host_steps.reading:
+            return self._state(self._behind)
+
+    def _state(self, behind: Behind) -> dict[str, Any]:
+        positions = [
+            StreamPosition(epoch, seeds, num_elements, num_errors, interpreter.answers)
+            for epoch, seeds, (num_elements, num_errors), interpreter in zip(
+                self._epochs, seeds_of(self._pipelines), behind, self._interpreters, strict=True
+            )
+        ]
+        source, caller = self._source, self._interpreters[0].caller
+        return state_of(
+            source.identity,
+            self._num_steps,
+            positions,
+            caller,
+            layout=source.layout.as_plain(),
+            legs=[leg.as_plain() for leg in self._legs],
+            is_over=self._is_over,
+        )
+
+    @locked
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a position of an iterator over the same dataset, taken in any process.
+
+        The dataset may be distributed to other numbers of replicas and workers, and have another global batch size,
+        than when the position was taken. Then what is left of the pass is made batches again and dealt to the replicas
+        there are now, every row once; where ``batch`` drops an incomplete one, the last rows may be another number.
+        Where batches cannot be made again, as those of ``padded_batch``, replicas get the parts of batches as they were
+        cut. Later passes are shared out as usual.
+
+        Raises
+        ------
+        ArgumentError
+            The position is of another dataset or version, or this iterator has begun or is closed.
+        """
+        if self._is_closed:
+            raise ArgumentError("load_state_dict: this iterator is closed; take a new one")
+        if self._num_steps or self._is_over or any(map(any, self._feeds.behind())):
+            raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
+        source = self._source
+        content = content_of(state, source.identity)
+        try:
+            layout, legs = PassLayout.of_plain(content["layout"]), list(map(Leg.of_plain, content["legs"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"load_state_dict: the position is of an iterator over a dataset that is not distributed, or is "
+                f"damaged ({error})"
+            ) from None
+        leg = Leg.of(layout, content["positions"])
+        self._legs, pipelines, positions, is_exact = source.pipelines_at(legs, leg, content["positions"])
+        self._open(pipelines, [position.epoch for position in positions], goes_on=True)
+        for feed, pipeline, position in zip(self._feeds.feeds, pipelines, positions, strict=True):
+            feed.move_to(pipeline.primitive, position, is_exact=is_exact)
+        self._num_steps, self._is_over = state["number"], content["is_over"]
+        self._behind = self._feeds.behind()
+        source.note_pass((self._legs or [leg])[0])
+        if self._is_over:
+            self._close()
+
     def _step(self) -> Any:
+        if self._is_fed and self._ahead is None and not self._is_over:
+            self._host_steps = _HostSteps(self._feeds, self._caller, self._empty)
+            self._ahead = ahead_of(self._host_steps, self._devices, self._options, self._caller.bundle_bytes)
         if self._ahead is not None:
             return self._handed_out(self._on_devices(self._ahead))
         places, num_empty = self._feeds.next()
@@ -352,6 +494,7 @@ class DistributedIterator:
         if rows is None:
             raise OutOfRangeError(_AT_ITS_END)
         self._num_steps += 1
+        self._behind = self._host_steps.behind.popleft()  # type: ignore[union-attr]
         # The leaves that are not put on devices.
         return [list(map(writable, leaves)) for leaves in rows] if self._is_writable else rows
 

@@ -34,17 +34,20 @@ class Pipeline:
         The worker of each replica it serves, in replica order.
     varies
         Whether elements may differ in their number of rows, and some have none.
+    rest
+        What is left of a pass that was shared out otherwise, to be read instead of ``node``.
     """
 
     node: Node
     readers: tuple[str | None, ...]
     consumers: tuple[str | None, ...]
     varies: bool = True
+    rest: Primitive | None = None
 
     @cached_property
     def primitive(self) -> Primitive:
         """The primitive that the pipeline is lowered to."""
-        return plan(self.node)
+        return plan(self.node) if self.rest is None else self.rest
 
     @property
     def budget_bytes(self) -> int | None:

@@ -1,0 +1,302 @@
+"""Positions of distributed iterators: from every one exactly the rest comes, for any replicas and workers."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import mirrored
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pipelines import pipelines
+
+import daskdist
+from daskdist import Dataset, Options, errors, read_parquet
+from daskdist.testing import SimulatedWorkers
+
+# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Tables of 7, 4, 0 and 9 rows, numbered through, in row groups of 3."""
+    directory = tmp_path_factory.mktemp("files")
+    first = 0
+    for number, num_rows in enumerate([7, 4, 0, 9]):
+        table = pa.table({"n": np.arange(first, first + num_rows)})
+        pq.write_table(table, directory / f"{number}.parquet", row_group_size=3)
+        first += num_rows
+    return sorted(map(str, directory.glob("*.parquet")))
+
+
+def parts_of(strategy, step):
+    """What each replica has of a step."""
+    return [np.asarray(part).tolist() for part in strategy.local_results(step)]
+
+
+def rows_of(steps):
+    """All rows, in the order of steps and replicas."""
+    return [row for parts in steps for part in parts for row in part]
+
+
+def steps_and_states(strategy, dataset):
+    """The steps of a pass, and the state before each of them and at its end."""
+    iterator = iter(strategy.distribute_dataset(dataset))
+    steps, states = [], [iterator.state_dict()]
+    for step in iterator:
+        steps.append(parts_of(strategy, step))
+        states.append(iterator.state_dict())
+    # Once more where it is known that nothing comes any more.
+    return steps, states, iterator.state_dict()
+
+
+def gone_on(strategy, dataset, state):
+    """The steps from a position on."""
+    iterator = iter(strategy.distribute_dataset(dataset))
+    iterator.load_state_dict(state)
+    return [parts_of(strategy, step) for step in iterator]
+
+
+def lengths(n):
+    return Dataset.range(n).map(lambda x: np.full(x % 5, x))
+
+
+# Datasets of batches by whether their rows stack again; each is made of a dataset of numbers below 20.
+PIPELINES = {
+    "batch": lambda ds: ds.batch(6),
+    "drop_remainder": lambda ds: ds.batch(6, drop_remainder=True),
+    "shuffle": lambda ds: ds.shuffle(7, seed=1).batch(4),
+    "unseeded shuffle": lambda ds: ds.shuffle(7).batch(4),
+    "shuffle of batches": lambda ds: ds.batch(3).shuffle(3, seed=1),
+    "map after batch": lambda ds: ds.batch(4).map(lambda x: x + 1),
+    "filter": lambda ds: ds.filter(lambda x: x % 3 > 0).batch(4),
+    "flat_map": lambda ds: ds.flat_map(Dataset.range).batch(16),
+    "interleave": lambda ds: ds.interleave(Dataset.range, 3, 2).batch(16),
+    "repeat": lambda ds: ds.shuffle(20, seed=2).repeat(2).batch(6),
+    "repeat of batches": lambda ds: ds.batch(6).repeat(2),
+    "unbatch": lambda ds: ds.batch(3).unbatch().batch(4).prefetch(2),
+    "cache": lambda ds: ds.shuffle(5, seed=1).cache().repeat(2).batch(6),
+}
+# Not sharded by file, as each worker's would come to something else.
+OF_ALL = {
+    "group_by_window": lambda ds: ds.group_by_window(lambda x: x % 2, lambda key, window: window.batch(3), 3),
+    "rebatch": lambda ds: ds.batch(5).rebatch(3),
+    "zip": lambda ds: Dataset.zip(ds, ds).map(lambda x, y: x + y).batch(4),
+    "global_shuffle": lambda ds: ds.global_shuffle(seed=1).batch(4),
+    "take": lambda ds: ds.skip(3).take(14).batch(4),
+    "unique": lambda ds: ds.map(lambda x: x % 13).unique().batch(4),
+    "scan": lambda ds: ds.scan(np.int64(0), lambda s, x: (s + x, s + x)).batch(4),
+}
+UNEVEN = {
+    "padded_batch": lambda: lengths(17).padded_batch(4),
+    "bucket_by_sequence_length": lambda: lengths(23).bucket_by_sequence_length(len, [2, 4], [4, 4, 4]),
+}
+
+
+def datasets(files, policy):
+    """Every pipeline that a policy shards, by name."""
+    source = (lambda: read_parquet(files, "n")) if policy == "file" else lambda: Dataset.range(20)
+    named = PIPELINES if policy == "file" else {**PIPELINES, **OF_ALL}
+    for name, make in named.items():
+        yield name, make(source()).with_options(Options(auto_shard_policy=policy))
+
+
+@pytest.mark.parametrize(
+    ("policy", "workers"),
+    [("data", [1]), ("data", [2, 1]), ("off", [2]), ("off", [1, 1]), ("file", [2, 1])],
+    ids=str,
+)
+def test_from_every_step_the_rest(files, policy, workers):
+    for name, dataset in datasets(files, policy):
+        strategy = SimulatedWorkers(workers)
+        steps, states, at_end = steps_and_states(strategy, dataset)
+        for number, state in enumerate(states):
+            assert gone_on(strategy, dataset, state) == steps[number:], f"{name}: gone on from {number}"
+        assert gone_on(strategy, dataset, at_end) == [], name
+
+
+def test_of_uneven_rows_from_every_step_the_rest():
+    for name, make in UNEVEN.items():
+        for workers in ([2], [1, 1]):
+            strategy, dataset = SimulatedWorkers(workers), make()
+            steps, states, _ = steps_and_states(strategy, dataset)
+            for number, state in enumerate(states):
+                assert gone_on(strategy, dataset, state) == steps[number:], f"{name}: gone on from {number}"
+
+
+@pytest.mark.parametrize(
+    ("policy", "before", "after"),
+    [
+        ("data", [2], [3]),
+        ("data", [1, 1], [1]),
+        ("data", [2, 1], [1, 1]),
+        ("data", [1], [2, 2]),
+        ("data", [4, 4], [1]),
+        ("off", [1, 1], [3]),
+        ("file", [2, 1], [1, 1]),
+        ("file", [1, 1, 1], [1, 1]),
+    ],
+    ids=str,
+)
+def test_other_replicas_go_on_with_every_row_once(files, policy, before, after):
+    for name, dataset in datasets(files, policy):
+        strategy, other = SimulatedWorkers(before), SimulatedWorkers(after)
+        steps, states, _ = steps_and_states(strategy, dataset)
+        for number, state in enumerate(states):
+            found, expected = rows_of(gone_on(other, dataset, state)), rows_of(steps[number:])
+            if name == "drop_remainder":
+                # What is left need not be whole batches of another cut.
+                assert set(found) <= set(expected)
+                assert len(expected) - len(found) < 6
+            elif policy == "data" or len(before) == 1:
+                assert found == expected, f"{name}: gone on from {number}"
+            else:
+                assert sorted(found) == sorted(expected), f"{name}: gone on from {number}"
+
+
+def test_other_replicas_go_on_with_rows_that_do_not_stack():
+    for name, make in UNEVEN.items():
+        strategy, other, dataset = SimulatedWorkers([2]), SimulatedWorkers([1, 2]), make()
+        steps, states, _ = steps_and_states(strategy, dataset)
+        for number, state in enumerate(states):
+            found = rows_of(gone_on(other, dataset, state))
+            assert found == rows_of(steps[number:]), f"{name}: gone on from {number}"
+
+
+def test_another_batch_size_goes_on_and_the_next_pass_is_shared_out_as_usual():
+    strategy, other = SimulatedWorkers([2, 2]), SimulatedWorkers([3])
+    dataset = Dataset.range(50).shuffle(50, seed=1)
+    steps, states, _ = steps_and_states(strategy, dataset.batch(8))
+    distributed = other.distribute_dataset(dataset.batch(9))
+    iterator = iter(distributed)
+    iterator.load_state_dict(states[3])
+    rest = [parts_of(other, step) for step in iterator]
+    assert rows_of(rest) == rows_of(steps[3:])
+    assert [len(part) for part in rest[0]] == [3, 3, 3]
+    # Another order than that of the pass that went on.
+    following = rows_of(parts_of(other, step) for step in distributed)
+    assert sorted(following) == list(range(50))
+    assert following != rows_of(steps)
+
+
+@given(
+    st.integers(1, 60),
+    st.sampled_from(sorted({*PIPELINES, *OF_ALL} - {"drop_remainder"})),
+    st.lists(st.sampled_from([[1], [2], [3], [1, 1], [2, 1], [4], [2, 2], [4, 4]]), min_size=3, max_size=5),
+    st.sampled_from(["off", "data"]),
+    st.data(),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_replicas_come_and_go(num_rows, name, all_workers, policy, data):
+    """A pass that goes on several times, each time with other replicas."""
+    dataset = {**PIPELINES, **OF_ALL}[name](Dataset.range(num_rows)).with_options(Options(auto_shard_policy=policy))
+    rows, state = [], None
+    for place, workers in enumerate(all_workers):
+        strategy = SimulatedWorkers(workers)
+        if place == 0:
+            state = iter(strategy.distribute_dataset(dataset)).state_dict()
+            expected = rows_of(gone_on(strategy, dataset, state))
+        iterator = iter(strategy.distribute_dataset(dataset))
+        iterator.load_state_dict(state)
+        number = data.draw(st.integers(0, 6)) if place < len(all_workers) - 1 else None
+        rows += rows_of(parts_of(strategy, step) for step in itertools.islice(iterator, number))
+        state = iterator.state_dict()
+    if policy == "data" or len(all_workers[0]) == 1:
+        assert rows == expected
+    else:
+        assert sorted(rows) == sorted(expected)
+
+
+@given(pipelines(), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 4]), st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_pipeline_goes_on_with_any_number_of_replicas(pipeline, before, after, data):
+    outcome = pipeline.reference()
+    if outcome.met_unmade or not outcome.elements:
+        return
+    with pipeline.settings():
+        dataset = pipeline.dataset().enumerate().map(lambda number, element: number).batch(before * after)
+        one, other = mirrored(before), mirrored(after)
+        iterator = iter(one.distribute_dataset(dataset))
+        number = data.draw(st.integers(0, len(outcome.elements) // (before * after)))
+        rows = rows_of(parts_of(one, step) for step in itertools.islice(iterator, number))
+        again = iter(other.distribute_dataset(dataset))
+        again.load_state_dict(iterator.state_dict())
+        rows += rows_of(parts_of(other, step) for step in again)
+    assert rows == list(range(len(outcome.elements)))
+
+
+def test_on_a_cluster(on_cluster, files):
+    strategy = on_cluster
+    for name, dataset in [
+        ("file", read_parquet(files, "n").shuffle(4, seed=1).batch(4)),
+        ("filter", Dataset.range(40).filter(lambda x: x % 3 > 0).shuffle(9, seed=1).batch(4)),
+        ("scan", Dataset.range(20).scan(np.int64(0), lambda s, x: (s + x, s + x)).batch(4)),
+    ]:
+        steps, states, _ = steps_and_states(strategy, dataset)
+        for number in (0, 2, len(steps)):
+            assert gone_on(strategy, dataset, states[number]) == steps[number:], name
+        found = rows_of(gone_on(mirrored(3), dataset, states[1]))
+        assert sorted(found) == sorted(rows_of(steps[1:])), name
+
+
+def test_datasets_of_a_function_go_on_where_there_are_as_many(on_cluster):
+    def make(context):
+        return (
+            Dataset.range(20).shard(context.num_input_pipelines, context.input_pipeline_id).shuffle(9, seed=3).batch(2)
+        )
+
+    def begun(strategy):
+        return iter(strategy.distribute_datasets_from_function(make))
+
+    for strategy in (on_cluster, mirrored(2)):
+        iterator = begun(strategy)
+        steps = [parts_of(strategy, step) for step in itertools.islice(iterator, 2)]
+        again = begun(strategy)
+        again.load_state_dict(iterator.state_dict())
+        rest = [parts_of(strategy, step) for step in again]
+        assert rest == [parts_of(strategy, step) for step in iterator]
+        assert sorted(rows_of(steps + rest)) == list(range(20))
+    with pytest.raises(errors.ArgumentError, match="datasets a function made"):
+        begun(mirrored(3)).load_state_dict(iterator.state_dict())
+
+
+def test_other_pipelines_are_told_apart():
+    strategy = mirrored(2)
+    state = iter(strategy.distribute_dataset(Dataset.range(9).shuffle(3, seed=1).batch(2))).state_dict()
+    other = iter(strategy.distribute_dataset(Dataset.range(9).shuffle(4, seed=1).batch(2)))
+    message = r"first operation that differs is shuffle\(buffer_size=3, seed=1\) there and shuffle\(buffer_size=4"
+    with pytest.raises(errors.ArgumentError, match=message):
+        other.load_state_dict(state)
+    with pytest.raises(errors.ArgumentError, match="another pipeline"):
+        iter(Dataset.range(9)).load_state_dict(state)
+
+
+def test_iterators_that_began_or_are_closed():
+    strategy = mirrored(2)
+    distributed = strategy.distribute_dataset(Dataset.range(9).batch(2))
+    state = iter(distributed).state_dict()
+    iterator = iter(distributed)
+    next(iterator)
+    with pytest.raises(errors.ArgumentError, match="has begun already"):
+        iterator.load_state_dict(state)
+    iterator.close()
+    with pytest.raises(errors.ArgumentError, match="is closed"):
+        iterator.state_dict()
+    with pytest.raises(errors.ArgumentError, match="is closed"):
+        iterator.load_state_dict(state)
+
+
+def test_a_checkpoint_takes_it(tmp_path):
+    dataset = Dataset.range(40).shuffle(9, seed=1).batch(4)
+    iterator = iter(mirrored(2).distribute_dataset(dataset))
+    steps = [next(iterator) for _ in range(3)]
+    daskdist.Checkpoint(iterator=iterator).save(tmp_path / "state")
+    again = iter(mirrored(4).distribute_dataset(dataset))
+    daskdist.Checkpoint(iterator=again).restore(tmp_path / "state")
+    rest = [parts_of(mirrored(4), step) for step in again]
+    rows = rows_of([parts_of(mirrored(2), step) for step in steps] + rest)
+    assert sorted(rows) == list(range(40))
