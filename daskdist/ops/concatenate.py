@@ -10,7 +10,7 @@ from daskdist.core import cardinality
 from daskdist.core.node import Facts, Node
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive, same_nesting
 from daskdist.core.selection.runs import Run
-from daskdist.core.selection.whole_parts import whole_parts
+from daskdist.core.selection.skipping import whole_parts
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 
 

@@ -11,7 +11,7 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.selection.runs import Run
-from daskdist.core.selection.whole_parts import whole_parts
+from daskdist.core.selection.skipping import whole_parts
 
 
 @dataclass(frozen=True, eq=False)

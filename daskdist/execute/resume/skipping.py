@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from daskdist.core.primitive import Cursor, Exhausted
-from daskdist.errors import ArgumentError
 
 
 class SkippingCursor:
@@ -46,37 +45,3 @@ class SkippingCursor:
             if num_taken < len(run):
                 self._rest = run[num_taken:]
         return num_skipped
-
-
-def advance(cursor: SkippingCursor, num_elements: int, num_errors: int) -> None:
-    """Skip elements and errors, which were raised before the last of the elements was handed out or right after it.
-
-    Raises
-    ------
-    ArgumentError
-        There are fewer.
-    """
-    num_skipped = 0
-    while num_errors:
-        try:
-            run = cursor.pull()
-        except Exhausted:
-            raise _shorter(num_skipped, num_elements) from None
-        except Exception:
-            num_errors -= 1
-            continue
-        num_skipped += len(run)
-        if num_skipped > num_elements:
-            raise ArgumentError(
-                f"load_state_dict: {num_errors} more elements failed before the position was taken than fail now"
-            )
-    num_skipped += cursor.skip(num_elements - num_skipped)
-    if num_skipped < num_elements:
-        raise _shorter(num_skipped, num_elements)
-
-
-def _shorter(num_skipped: int, num_elements: int) -> ArgumentError:
-    return ArgumentError(
-        f"load_state_dict: the position is behind element {num_elements}, and there are {num_skipped}; the data or a "
-        "function of the pipeline gives other elements than before"
-    )

@@ -25,9 +25,10 @@ from daskdist.core.primitive import (
     Read,
     Stream,
 )
+from daskdist.core.selection.skipping import advance
 from daskdist.execute.resume.answers import AnswerLog, Answers, Path, PathKey
 from daskdist.execute.resume.deferring import DeferringCaller
-from daskdist.execute.resume.skipping import SkippingCursor, advance
+from daskdist.execute.resume.skipping import SkippingCursor
 from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor, ReadCursor
 from daskdist.execute.stream.fact_cursor import FactCursor
 from daskdist.execute.stream.runtime import StreamRuntime

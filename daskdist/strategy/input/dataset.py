@@ -43,8 +43,7 @@ from daskdist.strategy.input.device_maps import DeviceMaps, MapsOnReplicas, Supp
 from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.options import InputOptions, InputReplicationMode
-from daskdist.strategy.input.pipeline import Pipeline, num_steps
-from daskdist.strategy.input.rest_of_pass import PassSource
+from daskdist.strategy.input.pipeline import PassSource, Pipeline, num_steps
 from daskdist.strategy.input.shares import known_shares_of, shares_of
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.replica.contract import StrategyContract

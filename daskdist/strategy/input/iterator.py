@@ -28,10 +28,10 @@ from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.execute.transfer.gather_on_device import device_gathers
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
+from daskdist.passes.rest_of_pass import Leg, PassLayout
 from daskdist.strategy.input.optional import Optional
 from daskdist.strategy.input.options import InputOptions
-from daskdist.strategy.input.pipeline import Pipeline
-from daskdist.strategy.input.rest_of_pass import Leg, PassLayout, PassSource, seeds_of
+from daskdist.strategy.input.pipeline import PassSource, Pipeline, leg_of, seeds_of
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import PerReplicaRef, Remote, pick_from_rows
@@ -464,7 +464,7 @@ class DistributedIterator:
                 f"load_state_dict: the position is of an iterator over a dataset that is not distributed, or is "
                 f"damaged ({error})"
             ) from None
-        leg = Leg.of(layout, content["positions"])
+        leg = leg_of(layout, content["positions"])
         self._legs, pipelines, positions, is_exact = source.pipelines_at(legs, leg, content["positions"])
         self._open(pipelines, [position.epoch for position in positions], goes_on=True)
         for feed, pipeline, position in zip(self._feeds.feeds, pipelines, positions, strict=True):

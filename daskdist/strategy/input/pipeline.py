@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,11 +13,17 @@ from daskdist.core.cardinality import INFINITE, UNKNOWN, shortest
 from daskdist.core.node import Node, Source, upstream, walk
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.selection.intervals import Index
-from daskdist.core.spec import SpecUnknown
+from daskdist.core.spec import ElementSpec, SpecUnknown
+from daskdist.errors import ArgumentError
+from daskdist.execute.resume.answers import Answers
+from daskdist.execute.resume.position import PipelineIdentity, StreamPosition
 from daskdist.ops.deal import Deal, num_pieces_with_rows
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import read_by
+from daskdist.passes.numbering import note_pass
 from daskdist.passes.plan import plan
+from daskdist.passes.rest_of_pass import Leg, PassLayout, final_batch, rest_of, with_batch_size
+from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn
 
 
 @dataclass(frozen=True)
@@ -203,3 +209,138 @@ def _num_covered(stretches: Sequence[tuple[Index, Index]]) -> int:
     firsts, lasts = firsts[order], lasts[order]
     before = np.concatenate([[-1], np.maximum.accumulate(lasts)[:-1]])
     return int(np.maximum(lasts - np.maximum(firsts - 1, before), 0).sum())
+
+
+@dataclass(frozen=True)
+class PassSource:
+    """The dataset of a pass, and the way in which the pass is shared out.
+
+    Parameters
+    ----------
+    node
+        The dataset, or what stands for it.
+    spec
+        The spec of its elements.
+    pipelines
+        The input pipelines.
+    num_workers, policy
+        The number of workers, and the name of the sharding policy.
+    shared_out
+        Returns the policy and the nodes of the pipelines of a dataset, for so many workers and replicas; None if it
+        cannot be shared out otherwise than it is.
+    told
+        The identity of the dataset; None if its nodes tell it.
+    """
+
+    node: Node
+    spec: ElementSpec
+    pipelines: Sequence[Pipeline]
+    num_workers: int
+    policy: str
+    shared_out: Callable[[Node, int, int], tuple[str, Sequence[Node]]] | None = None
+    told: PipelineIdentity | None = None
+
+    @cached_property
+    def layout(self) -> PassLayout:
+        """The way in which the pass is shared out."""
+        batch = final_batch(self.node)
+        num_replicas = tuple(len(pipeline.consumers) for pipeline in self.pipelines)
+        size, drops = (None, False) if batch is None else (batch.group_size, batch.drops_remainder)
+        return PassLayout(self.num_workers, num_replicas, self.policy, size, drops)
+
+    @cached_property
+    def identity(self) -> PipelineIdentity:
+        """The identity of the dataset, whatever its global batch size."""
+        if self.told is not None:
+            return self.told
+        node = with_batch_size(self.node, 1)
+        return PipelineIdentity.of(node, fingerprint(node))
+
+    def note_pass(self, leg: Leg) -> None:
+        """Count the pass of which a leg is the first one: later passes have other numbers."""
+        if len(leg.positions) == len(self.pipelines):
+            for pipeline, (epoch, *_) in zip(self.pipelines, leg.positions, strict=True):
+                note_pass(pipeline.node, epoch)
+        else:
+            # The same operations count in all pipelines.
+            note_pass(self.pipelines[0].node, leg.positions[0][0])
+
+    def pipelines_at(
+        self, before: Sequence[Leg], leg: Leg, positions: Sequence[StreamPosition]
+    ) -> tuple[list[Leg], list[Pipeline], list[StreamPosition], bool]:
+        """Return how to go on from a position.
+
+        Parameters
+        ----------
+        before
+            How the beginning of the pass was shared out, if otherwise than when the position was taken.
+        leg
+            How it was shared out when the position was taken.
+        positions
+            The positions of its streams.
+
+        Returns
+        -------
+        before, pipelines, positions, is_exact
+            ``before`` for positions to come, the pipelines, the position in each of them, and whether errors were
+            raised before.
+        """
+        legs = [*before, leg]
+        is_exact = any(num_errors for each in legs for *_, num_errors in each.positions)
+        if leg.layout.is_like(self.layout):
+            if before:
+                return list(before), [self._rest(legs[:-1], leg.layout)[0]], list(positions), is_exact
+            seeded = [
+                pipeline
+                if position.seeds == drawn_seeds(pipeline.node)
+                else replace(pipeline, node=with_drawn(pipeline.node, position.seeds))
+                for pipeline, position in zip(self.pipelines, positions, strict=True)
+            ]
+            return [], seeded, list(positions), is_exact
+        if before:
+            # What was left then was one stream for all replicas.
+            legs[-1] = replace(leg, layout=replace(leg.layout, num_replicas=(sum(leg.layout.num_replicas),)))
+        pipeline, path = self._rest(legs, self.layout)
+        answers = Answers()
+        for number, position in enumerate(positions):
+            answers.add(position.answers, (*path, number))
+        return legs, [pipeline], [StreamPosition((0,), [], 0, 0, answers)], is_exact
+
+    def _rest(self, legs: Sequence[Leg], layout: PassLayout) -> tuple[Pipeline, Any]:
+        streams = [plan(node) for node in self._nodes_of(legs[0])]
+        path: Any = ()
+        for leg, following in zip(legs, [*[each.layout for each in legs[1:]], layout], strict=True):
+            primitive, path = rest_of(streams, leg, following, self.spec)
+            streams = [primitive]
+        readers = tuple(dict.fromkeys(reader for pipeline in self.pipelines for reader in pipeline.readers))
+        consumers = tuple(consumer for pipeline in self.pipelines for consumer in pipeline.consumers)
+        return Pipeline(self.pipelines[0].node, readers, consumers, varies=True, rest=streams[0]), path
+
+    def _nodes_of(self, leg: Leg) -> list[Node]:
+        # Return the pipelines as they were shared out.
+        layout = leg.layout
+        if self.shared_out is None:
+            raise ArgumentError(
+                f"load_state_dict: the position is of {len(layout.num_replicas)} input pipelines of "
+                f"{sum(layout.num_replicas)} replicas, whose datasets a function made; here are {len(self.pipelines)} "
+                f"of {sum(self.layout.num_replicas)}. Go on with as many, or distribute one dataset with "
+                "distribute_dataset, which goes on with any number"
+            )
+        node = with_batch_size(self.node, layout.batch_size)
+        policy, nodes = self.shared_out(node, layout.num_workers, sum(layout.num_replicas))
+        if policy != layout.policy or len(nodes) != len(layout.num_replicas):
+            raise ArgumentError(
+                f"load_state_dict: the position is of a pass shared out by {layout.policy}, and for as many workers "
+                f"the dataset is shared out by {policy} now; set the option auto_shard_policy as it was"
+            )
+        return [with_drawn(each, seeds) for each, (_, seeds, *_) in zip(nodes, leg.positions, strict=True)]
+
+
+def leg_of(layout: PassLayout, positions: Sequence[StreamPosition]) -> Leg:
+    """Return the part of a pass with streams at some positions."""
+    return Leg(layout, tuple([(each.epoch, each.seeds, each.num_elements, each.num_errors) for each in positions]))
+
+
+def seeds_of(pipelines: Sequence[Pipeline]) -> list[list[int]]:
+    """Return for each pipeline the seeds that its operations have drawn for themselves."""
+    return [[] if pipeline.rest is not None else drawn_seeds(pipeline.node) for pipeline in pipelines]

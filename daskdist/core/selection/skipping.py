@@ -1,0 +1,66 @@
+"""Elements of streams that are skipped because they are behind a position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from daskdist.core.primitive import Exhausted
+from daskdist.errors import ArgumentError
+
+
+def whole_parts(lengths: Iterable[tuple[int, int]], num_elements: int) -> tuple[int, int]:
+    """Return how many parts are within the first elements of a stream, and how many elements those have.
+
+    Parameters
+    ----------
+    lengths
+        The lengths of parts, each with how often it follows.
+    num_elements
+        The number of elements. Parts without elements that begin behind them count, too.
+
+    >>> whole_parts([(5, 3), (0, 1), (4, 1)], 16)
+    (4, 15)
+    """
+    num_parts = num_within = 0
+    for length, number in lengths:
+        num_whole = min(number, (num_elements - num_within) // length) if length else number
+        num_parts += num_whole
+        num_within += num_whole * length
+        if num_whole < number:
+            break
+    return num_parts, num_within
+
+
+def advance(cursor: Any, num_elements: int, num_errors: int) -> None:
+    """Skip elements and errors, which were raised before the last of the elements was handed out or right after it.
+
+    Raises
+    ------
+    ArgumentError
+        There are fewer.
+    """
+    num_skipped = 0
+    while num_errors:
+        try:
+            run = cursor.pull()
+        except Exhausted:
+            raise _shorter(num_skipped, num_elements) from None
+        except Exception:
+            num_errors -= 1
+            continue
+        num_skipped += len(run)
+        if num_skipped > num_elements:
+            raise ArgumentError(
+                f"load_state_dict: {num_errors} more elements failed before the position was taken than fail now"
+            )
+    num_skipped += cursor.skip(num_elements - num_skipped)
+    if num_skipped < num_elements:
+        raise _shorter(num_skipped, num_elements)
+
+
+def _shorter(num_skipped: int, num_elements: int) -> ArgumentError:
+    return ArgumentError(
+        f"load_state_dict: the position is behind element {num_elements}, and there are {num_skipped}; the data or a "
+        "function of the pipeline gives other elements than before"
+    )
