@@ -1958,7 +1958,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         """Return the first elements as a list, which prints as `show` does. It counts as no pass, as there.
 
         >>> Dataset.from_tensor_slices({"a": [1, 2, 3], "b": [0.5, 1.5, 2.5]}).head(2)
-          element  a    b
+          element  a  b
                 0  1  0.5
                 1  2  1.5
         the first 2 elements
@@ -2029,8 +2029,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         """
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("describe: the dataset is endless; use take(n) first")
-        found = self._statistics(self._current_node(), describe_rows, strategy)
-        return Description(found.num_elements, found.columns)
+        statistics = self._statistics(self._current_node(), describe_rows, strategy)
+        return Description(statistics.num_elements, statistics.columns)
 
     def get_single_element(self, name: str | None = None) -> Any:
         """Return the only element.
