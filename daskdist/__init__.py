@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from daskdist.strategy.current import get_strategy as get_strategy
     from daskdist.strategy.current import has_strategy as has_strategy
     from daskdist.strategy.current import in_cross_replica_context as in_cross_replica_context
+    from daskdist.strategy.explain_slow import explain_slow as explain_slow
     from daskdist.strategy.function import function as function
     from daskdist.strategy.input.dataset import DistributedDataset as DistributedDataset
     from daskdist.strategy.input.iterator import DistributedIterator as DistributedIterator
@@ -129,6 +130,7 @@ _NAMES: Final = {
     "distribute": "daskdist.distribute",
     "errors": "daskdist.errors",
     "experimental": "daskdist.experimental",
+    "explain_slow": "daskdist.strategy.explain_slow:explain_slow",
     "function": "daskdist.strategy.function:function",
     "get_replica_context": "daskdist.strategy.current:get_replica_context",
     "get_strategy": "daskdist.strategy.current:get_strategy",

@@ -73,6 +73,7 @@ LAZY = {
     "sklearn",
     "sqlalchemy",
     "torch",
+    "tqdm",
     "xarray",
     "zarr",
 }
@@ -112,6 +113,7 @@ HOMES = {
     "sklearn": ("cli/",),
     "matplotlib": ("cli/", "display/"),
     "pandas": ("formats/", "tables/"),
+    "tqdm": ("display/",),
     "google_crc32c": ("formats/",),
     "h5py": ("formats/",),
     "PIL": ("formats/",),

@@ -30,7 +30,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 
 def test_there_are_examples() -> None:
-    assert len(BLOCKS) == 9
+    assert len(BLOCKS) == 10
 
 
 def test_the_two_commands_set_themselves_up() -> None:

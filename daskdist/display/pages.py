@@ -11,7 +11,7 @@ from typing import Any
 from daskdist.core.node import Node
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
 from daskdist.display.drawing import cardinality_in_words, drawing, known_cardinality
-from daskdist.display.html import Box, PageTable, Section, page, texts
+from daskdist.display.html import Box, PageTable, Section, TimePart, page, texts
 from daskdist.display.plan import Share, count, share_cells
 
 
@@ -131,3 +131,41 @@ def state_page(title: str, facts: Sequence[str], heading: Sequence[str], rows: S
     """Return a page of one table of texts, the first of each row set as code."""
     cells = [[Box(str(first), is_code=True), *[Box(str(rest), "wide") for rest in others]] for first, *others in rows]
     return page(title, facts, [Section("table", PageTable(texts(*heading), cells))] if rows else [])
+
+
+def times_in_words(stats: dict[str, Any]) -> str:
+    """Describe how far an iterator is, and how much of the time the program waited for it.
+
+    >>> times_in_words({"num_elements": 30, "waiting_s": 1.0, "step_s": 2.0, "steps_per_s": 10.0, "num_skipped": 0})
+    '30 steps, 10.0 a second, waiting 33 % of the time'
+    """
+    total_s = stats["waiting_s"] + stats["step_s"]
+    words = [count(stats["num_elements"], "step")]
+    if total_s:
+        words.append(f"{stats['steps_per_s']:,.1f} a second")
+        words.append(f"waiting {100 * stats['waiting_s'] / total_s:.0f} % of the time")
+    if stats["num_skipped"]:
+        words.append(f"{count(stats['num_skipped'], 'element')} left out")
+    return ", ".join(words)
+
+
+def times_page(title: str, stats: dict[str, Any]) -> str | None:
+    """Return the page of an iterator: how far it is, and where the time went."""
+    total_s = stats["waiting_s"] + stats["step_s"]
+    sections = []
+    if total_s:
+        share = 100 * stats["waiting_s"] / total_s
+        parts = [
+            TimePart(f"waiting for input {stats['waiting_s']:.2f} s", round(share, 1), "waiting"),
+            TimePart(f"in the program's steps {stats['step_s']:.2f} s", round(100 - share, 1), "step-time"),
+        ]
+        sections.append(Section("shares", parts))
+    if stats.get("busy_s"):
+        longest = max(stats["busy_s"].values())
+        rows = [
+            [Box(name, is_code=True), Box(share=round(100 * seconds / longest, 1)), Box(f"{seconds:.3f} s", "number")]
+            for name, seconds in stats["busy_s"].items()
+        ]
+        heading = [*texts("work for input", ""), Box("all threads", "number")]
+        sections.append(Section("table", PageTable(heading, rows)))
+    return page(title, [times_in_words(stats)], sections)

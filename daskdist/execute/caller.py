@@ -24,6 +24,7 @@ from daskdist.core.block import Rows
 from daskdist.core.failing.failed_elements import FailedElement, failed_of, raw_item
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Read, Split
+from daskdist.execute.callers.busy_times import BusyTimes
 
 Handle = Any
 Graph = dict[Any, Any]
@@ -171,7 +172,13 @@ class Caller(Protocol):
 
 
 class LocalCaller:
-    """The base of callers without a cluster: data is nowhere in particular, and blocks are not kept."""
+    """The base of callers without a cluster: data is nowhere in particular, and blocks are not kept.
+
+    It measures how long calls take.
+    """
+
+    def __init__(self) -> None:
+        self.busy = BusyTimes()
 
     def split_locations(self, read: Read) -> SplitLocations | None:
         return None

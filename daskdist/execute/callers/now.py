@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from time import perf_counter
 from typing import Any
 
 from daskdist.core.block import Rows
@@ -28,6 +29,7 @@ class Now(LocalCaller):
     home: Hashable | None = "now"
 
     def __init__(self, fetch: Fetch | None = None) -> None:
+        super().__init__()
         self._fetch = fetch
 
     @property
@@ -35,11 +37,15 @@ class Now(LocalCaller):
         """The caller itself: results are in this process."""
         return self
 
-    def call(self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, **_: Any) -> Handle:
-        return function(handles, *args)
+    def call(self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, name: str, **_: Any) -> Handle:
+        return self.source(function, handles, *args, name=name)
 
-    def source(self, function: Callable[..., Rows], *args: Any, **_: Any) -> Handle:
-        return function(*args)
+    def source(self, function: Callable[..., Rows], *args: Any, name: str, **_: Any) -> Handle:
+        begun_at = perf_counter()
+        try:
+            return function(*args)
+        finally:
+            self.busy.add(name, begun_at)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
         return compute_key(graph(), key, self._fetch)

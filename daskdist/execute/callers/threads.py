@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Hashable, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 from daskdist.config import num_threads
@@ -37,6 +39,7 @@ class Threads(LocalCaller):
     backend: Any = None
 
     def __init__(self, number: int | None = None, fetch: Fetch | None = None) -> None:
+        super().__init__()
         self._fetch = fetch
         number = self.num_ahead = number or num_threads()
         self._pool = ThreadPoolExecutor(number, "daskdist")
@@ -48,13 +51,14 @@ class Threads(LocalCaller):
         handles: Sequence[Handle],
         *args: Any,
         is_cheap: bool = False,
+        name: str,
         **_: Any,
     ) -> Handle:
         result: Future[Any] = Future()
         missing = itertools.count(len(handles), -1)
         # A finished future keeps its callbacks. The arguments of the call are popped when it is made; otherwise
         # every block would keep all blocks that were ever computed from it.
-        pending_call = [(result, function, handles, args)]
+        pending_call = [(result, partial(self._timed, name, function), handles, args)]
 
         def count_down(handle: Future[Any]) -> None:
             if handle.cancelled():
@@ -82,8 +86,15 @@ class Threads(LocalCaller):
             self._pool.submit(self._loops.run, _run, *pending_call.pop())
         return result
 
-    def source(self, function: Callable[..., Rows], *args: Any, **_: Any) -> Handle:
-        return self._pool.submit(self._loops.run, function, *args)
+    def source(self, function: Callable[..., Rows], *args: Any, name: str, **_: Any) -> Handle:
+        return self._pool.submit(self._loops.run, self._timed, name, function, *args)
+
+    def _timed(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        begun_at = perf_counter()
+        try:
+            return function(*args)
+        finally:
+            self.busy.add(name, begun_at)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
         return self._pool.submit(self._loops.run, compute_key, graph(), key, self._fetch)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Final
 
+from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Node
 from daskdist.core.primitive import Epoch
@@ -43,8 +44,8 @@ from daskdist.strategy.input.device_maps import DeviceMaps, MapsOnReplicas, Supp
 from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.options import InputOptions, InputReplicationMode
-from daskdist.strategy.input.pipeline import PassSource, Pipeline, num_steps
-from daskdist.strategy.input.shares import known_shares_of, shares_of
+from daskdist.strategy.input.pipeline import PassSource, Pipeline, known_shares_of, num_steps, pipelines_of, shares_of
+from daskdist.strategy.input.progress_steps import ProgressSteps
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.replica.contract import StrategyContract
 
@@ -178,6 +179,28 @@ class DistributedDataset:
             at_end=self.strategy.internals.backend.raise_unseen,
             source=feeding.source,
         )
+
+    def progress(self, title: str = "") -> ProgressSteps:
+        """Return the steps of one pass, whose progress is shown on standard error.
+
+        Shows steps and rows a second, the share of the time that the program waits for the next step, and the figures
+        that it reports: ``steps.report(loss=loss)``. With tqdm if that is installed. Nothing is shown where standard
+        error is neither a terminal nor a notebook's.
+
+        Parameters
+        ----------
+        title
+            A text before the figures, such as ``"epoch 1"``.
+
+        >>> from daskdist import Dataset, MirroredStrategy
+        >>> steps = MirroredStrategy(["CPU:0"]).distribute_dataset(Dataset.range(6).batch(3)).progress("epoch 1")
+        >>> for batch in steps:
+        ...     steps.report(loss=batch.mean())
+        """
+        iterator = iter(self)
+        is_counted = all(is_at_hand(pipeline.node) for pipeline in iterator.pipelines)
+        total = self._feeding_of_those.cardinality() if is_counted else UNKNOWN
+        return ProgressSteps(iterator, total if total >= 0 else None, title)
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a distributed dataset stays in its program. {TO_REPLICAS}")
@@ -352,13 +375,7 @@ def _feeding_of(strategy: StrategyContract, dataset: SuppliedDataset) -> Replica
         return autoshard(rebatch(node, spec, num_replicas), policy, num_workers, _first_elements)
 
     sharding, nodes = shared_out(node_of(dataset), len(workers), len(consumers))
-    if len(nodes) == 1:
-        pipelines = [Pipeline(nodes[0], workers, consumers)]
-    else:
-        pipelines = [
-            Pipeline(node, (worker,), (worker,) * consumers.count(worker))
-            for node, worker in zip(nodes, workers, strict=True)
-        ]
+    pipelines = pipelines_of(nodes, workers, consumers)
     if len(workers) > 1:
         _log_once(strategy, node_of(dataset), sharding)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock, RLock
+from time import perf_counter
 from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
@@ -17,8 +18,10 @@ from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Leaves
 from daskdist.devices import Device
+from daskdist.display.pages import times_in_words, times_page
+from daskdist.display.step_times import StepTimes
 from daskdist.errors import ArgumentError, DaskdistError, OutOfRangeError, UserFunctionError
-from daskdist.execute.caller import Caller, Handle
+from daskdist.execute.caller import Caller, Handle, LocalCaller
 from daskdist.execute.resume.position import StreamPosition, content_of, state_of
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.interpreter import Interpreter, logger, stats_of
@@ -232,9 +235,10 @@ class DistributedIterator:
         self._told = ReportedFailures()
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
         self._num_steps = 0
+        self.times = StepTimes()
         self.lock = RLock()
         self._is_writable = any(merged_options(pipeline.node).writable for pipeline in pipelines)
-        self._is_here = pipelines[0].consumers[0] is None
+        self.is_here = pipelines[0].consumers[0] is None
         # The backend that fetches values that are looked at.
         self._backend = caller.backend
         self._options = options
@@ -267,7 +271,7 @@ class DistributedIterator:
         is_pinned = self._is_fed and len({device.kind for device in devices}) == 1
         feeds: list[_PipelineCursor] = []
         self._interpreters: list[Interpreter] = []
-        self._pipelines, self._epochs = pipelines, epochs
+        self.pipelines, self._epochs = pipelines, epochs
         for pipeline, epoch in zip(pipelines, epochs, strict=True):
             interpreter = Interpreter(self._caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
@@ -276,7 +280,7 @@ class DistributedIterator:
             is_gathered_there = self._is_fed and bool(merged_options(pipeline.node).shuffle_on_device)
             # For datasets of a function, only the elements tell whether a step has rows.
             asks_lengths = sum(num_lanes) > 1 and pipeline.varies and not pipeline.primitive.grouped
-            here = pooled_empty if self._is_here else None
+            here = pooled_empty if self.is_here else None
             builder = BundleBuilder(
                 interpreter,
                 pipeline.primitive,
@@ -286,7 +290,7 @@ class DistributedIterator:
                 num_steps_ahead=options.per_replica_buffer_size,
                 empty=pinned_empty(devices[0]) if is_pinned else here,
                 device_gathers=device_gathers(own, pipeline.primitive) if is_gathered_there else (),
-                as_views=self._is_here and not is_pinned,
+                as_views=self.is_here and not is_pinned,
             )
             feeds.append(_PipelineCursor(builder, self._caller))
         self._feeds = _JointCursor(feeds, num_lanes, drops_uneven=self._drops_uneven)
@@ -323,11 +327,16 @@ class DistributedIterator:
             A replica calls it, in a function that `Strategy.run` calls.
         """
         check_in_program("next")
+        begun_at = perf_counter()
         with self.lock:
             try:
-                return self._next()
+                value = self._next()
+                self.times.num_steps += 1
+                return value
             except UserFunctionError as error:
                 raise shortened(error) from error.__cause__
+            finally:
+                self.times.note(begun_at, perf_counter())
 
     def _next(self) -> Any:
         if self._failure:
@@ -372,12 +381,40 @@ class DistributedIterator:
             put on devices, ``device`` too, as `CopyStats.told` has it: bytes, speed and overlap of the copies. Workers
             copy what is given to `run`, and are asked for that, which takes some milliseconds: it is of all that was
             copied to the replicas' devices so far.
+
+            ``waiting_s`` are the seconds in which the program waited for the next step, and ``step_s`` those between,
+            which are the program's own; on a cluster a step is handed out before its data is there, and waiting for
+            that is the program's own time. ``steps_per_s`` is of that time, and of the steps that were handed out in
+            it, not those before a position that was loaded. In this process ``busy_s`` are the seconds that reading,
+            functions and gathering took, by the names that `explain` has for them, of all threads together: more than
+            ``waiting_s`` where they work during steps.
         """
-        found = stats_of(self._interpreters, self._num_steps)
+        found = self._own_stats()
         if self._ahead is not None:
             return {**found, "device": self._ahead.stats()}
         there = None if self._copied is None else self._copied()
         return found if there is None else {**found, "device": there.as_dict()}
+
+    def _own_stats(self) -> dict[str, Any]:
+        # Without what workers would be asked for.
+        times = {
+            "waiting_s": self.times.waiting_s,
+            "step_s": self.times.step_s,
+            "steps_per_s": self.times.rate(self.times.num_steps),
+        }
+        busy = {"busy_s": self._caller.busy.by_name()} if isinstance(self._caller, LocalCaller) else {}
+        return {**stats_of(self._interpreters, self._num_steps), **times, **busy}
+
+    @property
+    def num_threads(self) -> int:
+        """The threads that compute input besides the program's own; 0 on a cluster."""
+        return self._caller.num_ahead if isinstance(self._caller, LocalCaller) else 0
+
+    def _repr_html_(self) -> str | None:
+        return times_page(type(self).__name__, self._own_stats())
+
+    def __repr__(self) -> str:
+        return f"<DistributedIterator: {times_in_words(self._own_stats())}>"
 
     @locked
     def close(self) -> None:
@@ -422,7 +459,7 @@ class DistributedIterator:
         positions = [
             StreamPosition(epoch, seeds, num_elements, num_errors, interpreter.answers)
             for epoch, seeds, (num_elements, num_errors), interpreter in zip(
-                self._epochs, seeds_of(self._pipelines), behind, self._interpreters, strict=True
+                self._epochs, seeds_of(self.pipelines), behind, self._interpreters, strict=True
             )
         ]
         source, caller = self._source, self._interpreters[0].caller
@@ -485,7 +522,7 @@ class DistributedIterator:
         self._num_steps += 1
         if len(places) == 1:
             return self._structure.pack(self._leaves(*places[0]))
-        if not num_empty and not self._is_here:
+        if not num_empty and not self.is_here:
             return self._structure.pack(self._spread(places))
         return self._handed_out([self._empty if place[1] < 0 else self._leaves(*place) for place in places])
 
@@ -524,7 +561,7 @@ class DistributedIterator:
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:
         ref = lane.ref
-        if self._is_here:
+        if self.is_here:
             leaves: Leaves = self._caller.result(ref.handle).item(place)  # type: ignore[union-attr]
             return list(map(writable, leaves)) if self._is_writable else leaves
         # Not the reference, but its handle: what was handed out is the consumer's, and counts no longer as read ahead.

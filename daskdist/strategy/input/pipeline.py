@@ -14,16 +14,20 @@ from daskdist.core.node import Node, Source, upstream, walk
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.selection.intervals import Index
 from daskdist.core.spec import ElementSpec, SpecUnknown
+from daskdist.display.drawing import is_at_hand
+from daskdist.display.plan import Share
 from daskdist.errors import ArgumentError
 from daskdist.execute.resume.answers import Answers
 from daskdist.execute.resume.position import PipelineIdentity, StreamPosition
 from daskdist.ops.deal import Deal, num_pieces_with_rows
+from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import read_by
 from daskdist.passes.numbering import note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.rest_of_pass import Leg, PassLayout, final_batch, rest_of, with_batch_size
 from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn
+from daskdist.strategy.group import Replica
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,42 @@ class Pipeline:
         sources = list(read_by(self.node))
         for turn, reader in enumerate(self.readers):
             yield reader, [split for splits in sources for split in splits[turn :: len(self.readers)]]
+
+
+def pipelines_of(
+    nodes: Sequence[Node], workers: Sequence[str | None], consumers: Sequence[str | None]
+) -> list[Pipeline]:
+    """Return the pipelines of the nodes that `autoshard` gives: one for each worker, or one that all share."""
+    if len(nodes) == 1:
+        return [Pipeline(nodes[0], tuple(workers), tuple(consumers))]
+    return [
+        Pipeline(node, (worker,), tuple([consumer for consumer in consumers if consumer == worker]))
+        for node, worker in zip(nodes, workers, strict=True)
+    ]
+
+
+def shares_of(pipelines: Sequence[Pipeline], replicas: Sequence[Replica]) -> list[Share]:
+    """Return what each worker reads, by the indexes of the files, which are read if they have not been."""
+    return [share for pipeline in pipelines for share in _shares(pipeline, replicas, reads_indexes=True)]
+
+
+def known_shares_of(pipelines: Sequence[Pipeline], replicas: Sequence[Replica]) -> list[Share]:
+    """Return what is known of what each worker reads; nothing is read for it."""
+    return [share for pipeline in pipelines for share in _shares(pipeline, replicas, reads_indexes=False)]
+
+
+def _shares(pipeline: Pipeline, replicas: Sequence[Replica], *, reads_indexes: bool) -> Iterator[Share]:
+    devices = {
+        reader: [replica.device for replica in replicas if replica.worker == reader] for reader in pipeline.readers
+    }
+    if reads_indexes or is_at_hand(pipeline.node):
+        for reader, splits in pipeline.splits_by_reader():
+            yield Share.of(reader or "this process", devices[reader], splits, is_all=pipeline.is_listed)
+        return
+    # Readers that share a pipeline take its splits in turn, whose files are not known yet.
+    files = sum(len(node.files) for node in walk(pipeline.node) if isinstance(node, ReadFiles))
+    for reader in pipeline.readers:
+        yield Share(reader or "this process", devices[reader], files if len(pipeline.readers) == 1 else None)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,49 @@
+"""The time that a program spends in its steps, and waiting for the next one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class StepTimes:
+    """The time of a pass, in the step and between two steps.
+
+    Parameters
+    ----------
+    waiting_s
+        Seconds in calls that take the next step. On a cluster a step is handed out before its data is there, so that
+        waiting for data is part of the program's own time.
+    step_s
+        Seconds between them, which are the program's own.
+    num_steps
+        The steps that were taken in this time.
+    """
+
+    waiting_s: float = 0.0
+    step_s: float = 0.0
+    num_steps: int = 0
+    # The end of the latest call; None before the first.
+    _left_at: float | None = None
+
+    def note(self, begun_at: float, ended_at: float) -> None:
+        """Note a call that took a step, from its beginning to its end."""
+        self.waiting_s += ended_at - begun_at
+        if self._left_at is not None:
+            # Calls of several threads overlap.
+            self.step_s += max(begun_at - self._left_at, 0.0)
+        self._left_at = ended_at
+
+    @property
+    def total_s(self) -> float:
+        """Seconds in all."""
+        return self.waiting_s + self.step_s
+
+    @property
+    def waiting_share(self) -> float:
+        """The share of the time that is waiting."""
+        return self.waiting_s / self.total_s if self.total_s else 0.0
+
+    def rate(self, number: float) -> float:
+        """Return a number of things per second."""
+        return number / self.total_s if self.total_s else 0.0

@@ -1,0 +1,119 @@
+"""`explain_slow`: where the time of a pass goes, and what would help, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from daskdist.core.node import walk
+from daskdist.display.plan import count
+from daskdist.errors import ArgumentError
+from daskdist.ops.read_files import ReadFiles
+from daskdist.strategy.input.iterator import DistributedIterator
+
+_FEWEST_STEPS: Final = 3
+# Less waiting is not worth a change.
+_LITTLE_WAITING: Final = 0.1
+# More of the time of all threads is as much as they can do.
+_BUSY: Final = 0.8
+
+
+def explain_slow(iterator: DistributedIterator) -> str:
+    """Say where the time of a pass goes, and what would make it faster.
+
+    Parameters
+    ----------
+    iterator
+        Over a distributed dataset, after some steps.
+
+    Returns
+    -------
+    str
+        Sentences, each on a line. They say only what was measured, see `DistributedIterator.stats`.
+
+    Raises
+    ------
+    ArgumentError
+        It is no iterator over a distributed dataset.
+
+    >>> import daskdist
+    >>> dataset = daskdist.Dataset.range(100).batch(10)
+    >>> steps = iter(daskdist.MirroredStrategy(["CPU:0", "CPU:1"]).distribute_dataset(dataset))
+    >>> print(explain_slow(steps))
+    0 steps so far: take some before asking where their time goes.
+    """
+    if not isinstance(iterator, DistributedIterator):
+        raise ArgumentError(
+            f"explain_slow: got {type(iterator).__name__}; give an iterator over a distributed dataset, as from "
+            "iter(strategy.distribute_dataset(dataset))"
+        )
+    return "\n".join(_sentences(iterator))
+
+
+def _sentences(iterator: DistributedIterator) -> Iterator[str]:
+    stats = iterator.stats()
+    times = iterator.times
+    num_steps = times.num_steps
+    if num_steps < _FEWEST_STEPS:
+        yield f"{count(num_steps, 'step')} so far: take some before asking where their time goes."
+        return
+    yield (
+        f"{count(num_steps, 'step')} in {times.total_s:.2f} s, {stats['steps_per_s']:,.1f} a second: "
+        f"{times.waiting_share:.0%} of the time waiting for input, the rest in the program's steps."
+    )
+    if stats["num_skipped"]:
+        yield f"{count(stats['num_skipped'], 'element')} left out because reading or computing them failed."
+    if not iterator.is_here:
+        yield (
+            "On a cluster steps are handed out before their data is there: time in steps has the waiting for data in "
+            "it. strategy.status() says what each worker is doing, and Dask's dashboard what its tasks take."
+        )
+        return
+    if times.waiting_share < _LITTLE_WAITING:
+        yield (
+            "The steps themselves take nearly all of the time: faster input would gain "
+            f"{times.waiting_share:.0%} at most."
+        )
+        return
+    yield from _of_input(iterator, stats)
+
+
+def _of_input(iterator: DistributedIterator, stats: dict[str, Any]) -> Iterator[str]:
+    busy = stats["busy_s"]
+    all_s, num_threads = sum(busy.values()), iterator.num_threads
+    if all_s:
+        parts = [f"{name} {seconds / all_s:.0%}" for name, seconds in busy.items() if seconds >= 0.01 * all_s]
+        yield f"Of the work for input: {', '.join(parts)}."
+    if not num_threads:
+        yield (
+            "Input is computed by the program's own thread, when it asks for a step: add prefetch(2) at the end of the "
+            "dataset, or Options(num_threads=...), to compute it during steps."
+        )
+    elif all_s > _BUSY * num_threads * iterator.times.total_s:
+        yield (
+            f"The {count(num_threads, 'thread')} that compute input are busy all the time: give more with "
+            "Options(num_threads=...) if there are cores, or make the work less."
+        )
+    elif all_s:
+        share = all_s / (num_threads * iterator.times.total_s)
+        yield (
+            f"The {count(num_threads, 'thread')} that compute input are busy {share:.0%} of the time: more threads "
+            "would not help as long as these do not have enough to do at once."
+        )
+    yield from _of_plan(iterator)
+
+
+def _of_plan(iterator: DistributedIterator) -> Iterator[str]:
+    told: dict[str, None] = {}
+    for pipeline in iterator.pipelines:
+        for node in walk(pipeline.node):
+            if node.note.startswith("row by row"):
+                told[f"{node} is called {node.note}. Written with NumPy's functions it may be vectorised."] = None
+            if isinstance(node, ReadFiles):
+                packed = [path for path in node.paths if path.endswith(".gz")]
+                if packed:
+                    told[
+                        f"{count(len(packed), 'gzip file')} of {len(node.paths):,}: each can only be read from its "
+                        "start, by one thread. More and smaller files, or Parquet, are read in parallel."
+                    ] = None
+    yield from told

@@ -1,0 +1,93 @@
+"""`ProgressSteps`: a pass over a distributed dataset that shows its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from daskdist.core.node import upstream
+from daskdist.display.step_display import StepDisplay, figures_in_words, step_display
+from daskdist.ops.deal import Deal
+from daskdist.strategy.input.iterator import DistributedIterator
+from daskdist.strategy.input.pipeline import Pipeline
+from daskdist.strategy.values.async_value import AsyncValue
+
+
+class ProgressSteps(Iterator[Any]):
+    """The steps of one pass, with progress shown on standard error; made by `DistributedDataset.progress`.
+
+    Parameters
+    ----------
+    steps
+        The pass.
+    total
+        The number of steps; None if it is unknown.
+    title
+        A text before the figures.
+    """
+
+    def __init__(self, steps: DistributedIterator, total: int | None, title: str) -> None:
+        self._steps = steps
+        self._display: StepDisplay | None = step_display(total, title)
+        self._num_steps = 0
+        self._figures: dict[str, Any] = {}
+        self._rows = _rows_of_step(steps.pipelines)
+
+    def report(self, **figures: Any) -> None:
+        """Show figures of the program beside the progress, such as ``report(loss=loss)``.
+
+        A value that is not here yet is not waited for: the figure before it stays.
+        """
+        for name, value in figures.items():
+            here = value.at_hand() if isinstance(value, AsyncValue) else (value,)
+            if here is not None:
+                self._figures[name] = here[0]
+
+    def stats(self) -> dict[str, Any]:
+        """Return the figures of the pass so far, see `DistributedIterator.stats`."""
+        return self._steps.stats()
+
+    def close(self) -> None:
+        """Stop reading ahead, and leave the progress as it is."""
+        self._steps.close()
+        self._end()
+
+    def __next__(self) -> Any:
+        try:
+            step = next(self._steps)
+        except BaseException:
+            self._end()
+            raise
+        if self._display is not None:
+            # The step before is over now.
+            self._show(self._display)
+        self._num_steps += 1
+        return step
+
+    def _show(self, display: StepDisplay) -> None:
+        times = self._steps.times
+        words = [f"{times.rate(self._num_steps):,.1f} steps/s"]
+        if self._rows is not None:
+            words.append(f"{times.rate(self._num_steps * self._rows):,.0f} rows/s")
+        words.append(f"{times.waiting_share:.0%} waiting")
+        display.update(self._num_steps, "  ".join([*words, figures_in_words(self._figures)]).strip())
+
+    def _end(self) -> None:
+        if self._display is not None:
+            self._show(self._display)
+            self._display.close()
+            self._display = None
+
+
+def _rows_of_step(pipelines: Sequence[Pipeline]) -> float | None:
+    # The rows of a whole step, if that is known before any is there; the last step may have fewer.
+    rows = 0.0
+    for pipeline in pipelines:
+        node = pipeline.node
+        if not isinstance(node, Deal):
+            return None
+        size = upstream(node.source).group_size
+        if size is None:
+            return None
+        rows += size * len(pipeline.consumers) / node.num_pieces
+    return rows

@@ -1,0 +1,165 @@
+"""Progress of a pass, the time of its steps, and what is slow in it."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import time
+
+import numpy as np
+import pytest
+from test_html import text_of
+
+import daskdist
+from daskdist import Dataset, errors
+from daskdist.display.step_display import RedrawnLine, TqdmBar, step_display
+from daskdist.display.step_times import StepTimes
+from daskdist.strategy.values.async_value import AsyncValue
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def distributed(dataset, num_replicas=2):
+    return daskdist.MirroredStrategy([f"CPU:{k}" for k in range(num_replicas)]).distribute_dataset(dataset)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Returns a function that has standard error be a terminal for the rest of a test."""
+
+    def begin():
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        monkeypatch.setenv("COLUMNS", "120")
+        return sys.stderr
+
+    return begin
+
+
+def test_progress_is_shown_in_a_terminal(terminal):
+    terminal = terminal()
+    steps = distributed(Dataset.range(6).batch(2)).progress("epoch 1")
+    for number, batch in enumerate(steps):
+        assert len(batch.values) == 2
+        steps.report(loss=np.float64(0.123456), step=number)
+    last = re.split("[\r\n]", terminal.getvalue().rstrip())[-1]
+    assert re.search(r"epoch 1.*3/3", last)
+    assert re.search(r"[\d.,]+ steps/s  [\d,]+ rows/s  \d+% waiting  loss 0.1235  step 2", last)
+
+
+def test_nothing_is_written_elsewhere(capfd):
+    assert len(list(distributed(Dataset.range(6).batch(2)).progress())) == 3
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_ends_the_line(terminal):
+    terminal = terminal()
+    steps = distributed(Dataset.range(6).map(lambda x: 1 // (x - 3)).batch(2)).progress()
+    with pytest.raises(errors.UserFunctionError):
+        list(steps)
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_a_pass_that_is_left_early(terminal):
+    terminal = terminal()
+    steps = distributed(Dataset.range(6).batch(2)).progress()
+    next(steps)
+    steps.close()
+    assert "1/3" in terminal.getvalue()
+    assert steps.stats()["num_elements"] == 1
+
+
+def test_steps_of_unknown_number(terminal):
+    terminal = terminal()
+    list(distributed(Dataset.range(40).filter(lambda x: x % 2 == 0).batch(2)).progress())
+    assert re.search(r"\b10 steps", terminal.getvalue())
+
+
+def test_without_tqdm_a_line_is_redrawn(monkeypatch):
+    stream = Terminal()
+    assert isinstance(step_display(3, "", stream), TqdmBar)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("COLUMNS", "30")
+    line = step_display(3, "title", stream)
+    assert isinstance(line, RedrawnLine)
+    line.update(1, "first")
+    line.update(2, "a text that is too long for the line")
+    line.close()
+    written = stream.getvalue()
+    assert "\rtitle  1/3 steps  first\x1b[K" in written
+    assert written.endswith("\rtitle  2/3 steps  a text that\x1b[K\n")
+
+
+@pytest.mark.cluster
+def test_figures_are_not_waited_for(on_cluster, terminal):
+    terminal = terminal()
+    large = on_cluster.run(lambda: np.zeros(100_000))
+    steps = on_cluster.distribute_dataset(Dataset.range(6).batch(2)).progress()
+    steps.report(loss=1.5)
+    for _ in steps:
+        (value, _) = large.values
+        assert isinstance(value, AsyncValue)
+        steps.report(loss=value)
+    assert "loss 1.5" in terminal.getvalue()
+    assert not value.is_here
+
+
+def test_times_are_of_steps_and_between_them():
+    times = StepTimes()
+    for begun_at, ended_at in [(10, 11), (14, 14.5), (15, 15.5)]:
+        times.note(begun_at, ended_at)
+    assert (times.waiting_s, times.step_s, times.total_s) == (2.0, 3.5, 5.5)
+    assert times.waiting_share == pytest.approx(2 / 5.5)
+    assert times.rate(11) == 2
+
+
+def slow(row):
+    time.sleep(0.002)
+    return row
+
+
+def test_slow_input_is_told_from_slow_steps():
+    steps = iter(distributed(Dataset.range(40).map(slow).batch(8)))
+    for _ in steps:
+        pass
+    stats = steps.stats()
+    assert stats["waiting_s"] >= 0.08
+    assert next(iter(stats["busy_s"])) == "range-map"
+    assert 0.08 <= stats["busy_s"]["range-map"] <= stats["waiting_s"]
+    told = daskdist.explain_slow(steps)
+    assert re.search(r"^5 steps in .* s, .* a second: \d+% of the time waiting for input", told)
+    assert "Of the work for input: range-map" in told
+    assert "the program's own thread" in told
+    assert re.search(r"map\(function=slow .*\) is called row by row: it calls sleep", told)
+    assert "waiting for input" in text_of(steps)
+    assert "5 steps" in repr(steps)
+
+    steps = iter(distributed(Dataset.range(40).batch(8)))
+    for _ in steps:
+        time.sleep(0.02)
+    assert "The steps themselves take nearly all of the time" in daskdist.explain_slow(steps)
+
+
+def test_threads_that_read_ahead():
+    steps = iter(distributed(Dataset.range(4000).map(slow).take(40).batch(8).prefetch(2)))
+    list(steps)
+    assert re.search(r"The \d+ threads? that compute input (are|is) busy", daskdist.explain_slow(steps))
+
+
+@pytest.mark.cluster
+def test_on_a_cluster_only_what_is_measured_is_told(on_cluster):
+    steps = iter(on_cluster.distribute_dataset(Dataset.range(40).batch(8)))
+    for _ in steps:
+        pass
+    told = daskdist.explain_slow(steps)
+    assert "On a cluster steps are handed out before their data is there" in told
+    assert "busy_s" not in steps.stats()
+    assert "5 steps" in text_of(steps)
+
+
+def test_what_is_no_iterator():
+    with pytest.raises(errors.ArgumentError, match="got Dataset; give an iterator over a distributed dataset"):
+        daskdist.explain_slow(Dataset.range(3))
