@@ -139,5 +139,6 @@ def _reshaped(block: Block) -> Block | None:
         else:
             if (lengths != leaf.shape[1]).any():
                 return None
-            leaves.append(leaf.reshape(-1, *leaf.shape[2:]) if leaf.size else leaf[:0].reshape(0, *leaf.shape[2:]))
+            # The number of rows is given, since NumPy cannot infer it for rows without values.
+            leaves.append(leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]))
     return Block(block.structure, leaves, block.label)

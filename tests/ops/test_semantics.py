@@ -525,6 +525,9 @@ def test_batch(size, drop, expected):
         (lambda: lengths(2, 0, 1).unbatch(), [2, 2, 1]),
         (lambda: Dataset.range(5).batch(2).unbatch().batch(4), [[0, 1, 2, 3], [4]]),
         (lambda: lengths(2, 0, 1).ragged_batch(2).unbatch(), [[2, 2], [], [1]]),
+        (lambda: lengths(0, 0).batch(2).batch(1).unbatch(), [[[], []]]),
+        (lambda: lengths(0, 0, 0).batch(2).batch(1).unbatch().unbatch(), [[], [], []]),
+        (lambda: lengths(0, 0).batch(2).group_by_window(len, lambda n, w: w, 1).unbatch(), [[], []]),
     ],
 )
 def test_unbatch(build, expected):
