@@ -1,4 +1,4 @@
-"""The command line: ``daskdist``, or ``python -m daskdist``.
+"""The command line: ``daskdist``, ``dask daskdist``, or ``python -m daskdist``.
 
 A subcommand's module is imported when the subcommand is used, so that asking for help costs little.
 """
@@ -13,7 +13,13 @@ import click
 from daskdist import __version__
 
 # Subcommand -> where it is.
-COMMANDS: Final = {"demo": "daskdist.cli.demo:demo"}
+COMMANDS: Final = {
+    "bench": "daskdist.cli.bench_files:bench_files",
+    "convert": "daskdist.cli.convert_files:convert_files",
+    "demo": "daskdist.cli.demo:demo",
+    "explain": "daskdist.cli.explain_files:explain_files",
+    "inspect": "daskdist.cli.inspect_files:inspect_files",
+}
 
 
 class _OnUse(click.Group):
@@ -28,7 +34,7 @@ class _OnUse(click.Group):
         return command
 
 
-@click.group(cls=_OnUse, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("daskdist", cls=_OnUse, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="daskdist %(version)s")
 def main() -> None:
     """Distributed datasets and synchronous replicas on Dask."""

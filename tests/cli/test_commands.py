@@ -1,0 +1,149 @@
+"""The commands about files: what they print, as text and as JSON, and how they end."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import click
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+import daskdist
+from daskdist.cli import COMMANDS, main
+from daskdist.testing.never_run import never_run
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(*args, code=0):
+    result = CliRunner().invoke(main, list(map(str, args)))
+    assert result.exit_code == code, result.output
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+def as_json(*args, code=0):
+    return json.loads(run(*args, "--json", code=code))
+
+
+def test_inspect(parquet_files):
+    paths = parquet_files(rows=[4, 6])
+    with never_run():
+        text = run("inspect", *paths)
+    assert text.splitlines()[0].startswith("parquet, 2 files, 2 splits, 10 rows, ")
+    assert "['id']     ()    int64" in text
+    report = as_json("inspect", Path(paths[0]).parent)
+    assert (report["format"], report["files"], report["rows"], report["damage"]) == ("parquet", 2, 10, {})
+    assert report["columns"][0] == {"path": "['id']", "shape": [], "dtype": "int64"}
+
+
+def test_inspect_says_what_only_reading_tells(tmp_path):
+    (tmp_path / "words.txt").write_text("a\nb\nc\n")
+    assert "rows not counted: only reading tells, see --check" in run("inspect", tmp_path / "words.txt")
+    assert as_json("inspect", tmp_path / "words.txt")["rows"] is None
+    assert as_json("inspect", tmp_path / "words.txt", "--check")["rows"] == 3
+
+
+def test_damaged_files_end_with_exit_code_1(parquet_files):
+    paths = parquet_files(rows=[4, 6, 8])
+    Path(paths[1]).write_bytes(b"PAR1 no more")
+    assert f"damaged: {paths[1]}: " in run("inspect", *paths, code=1)
+    report = as_json("inspect", *paths, "--check", code=1)
+    assert list(report["damage"]) == [paths[1]]
+    assert report["rows"] == 12
+
+
+def test_damage_inside_of_a_file_is_found_by_reading(tmp_path):
+    (path,) = daskdist.Dataset.from_list([b"a" * 1000] * 3).to_tfrecord(tmp_path / "data")
+    data = bytearray(Path(path).read_bytes())
+    data[500] ^= 1
+    Path(path).write_bytes(data)
+    assert as_json("inspect", path)["damage"] == {}
+    report = as_json("inspect", path, "--check", code=1)
+    assert (list(report["damage"]), report["rows"]) == ([path], 2)
+
+
+@pytest.mark.parametrize(("policy", "rows"), [("file", [18, 12]), ("off", [30, 30])])
+def test_explain(parquet_files, policy, rows):
+    paths = parquet_files(rows=[10, 5, 8, 7])
+    with never_run():
+        report = as_json("explain", *paths, "--workers", 2, "--policy", policy)
+    assert report["policy"] == policy.upper()
+    assert [worker["num_rows"] for worker in report["workers"]] == rows
+    text = run("explain", *paths, "--workers", 2, "--policy", policy, "--batch-size", 4)
+    assert f"sharding: {policy.upper()} (" in text
+    assert "0 worker 0" in text
+    assert "batch(batch_size=4)" in text
+
+
+def test_explain_is_what_a_cluster_does(parquet_files):
+    paths = parquet_files(rows=[10, 5])
+    report = as_json("explain", *paths, "--workers", 1)
+    strategy = daskdist.MirroredStrategy(["CPU:0"])
+    distributed = strategy.distribute_dataset(daskdist.read_parquet(paths).batch(1024))
+    assert report["reason"] == distributed.sharding.reason
+    assert report["workers"][0]["num_rows"] == 15
+
+
+def test_a_policy_that_cannot_be_followed(parquet_files):
+    text = run("explain", *parquet_files(rows=[10]), "--workers", 4, "--policy", "file", code=1)
+    assert text.startswith("Error: FILE: read_parquet has 1 file")
+
+
+def test_bench(parquet_files):
+    paths = parquet_files(rows=[500, 500])
+    stages = as_json("bench", *paths, "--batch-size", 100)["stages"]
+    assert [stage["stage"] for stage in stages] == ["read", "read, batch", "read, shuffle, batch"]
+    for stage in stages:
+        assert (stage["rows"], stage["num_bytes"], stage["is_all"]) == (1000, 12_000, True)
+        assert stage["rows_per_s"] == pytest.approx(1000 / stage["seconds"])
+    assert "read, shuffle, batch" in run("bench", *paths)
+
+
+def test_bench_ends_after_its_time(parquet_files):
+    stages = as_json("bench", *parquet_files(rows=[500] * 4), "--seconds", 1e-9, "--batch-size", 10)["stages"]
+    assert [stage["is_all"] for stage in stages] == [False] * 3
+    assert [stage["rows"] for stage in stages][1:] == [10, 10]
+
+
+@pytest.mark.parametrize("target", ["parquet", "tfrecord", "npy", "zarr"])
+def test_convert(parquet_files, tmp_path, target):
+    paths = parquet_files(rows=[4, 6])
+    first = list(daskdist.read_parquet(paths, columns="id"))
+    report = as_json("convert", *paths, tmp_path / "new", "--to", target, "--rows-per-file", 5)
+    assert report["format"] == target
+    if target == "parquet":
+        assert [pq.read_metadata(path).num_rows for path in report["files"]] == [5, 5]
+        assert list(daskdist.read_parquet(report["files"], columns="id")) == first
+    if target != "npy":
+        assert as_json("inspect", tmp_path / "new", "--check")["rows"] == 10
+    again = run("convert", *paths, tmp_path / "new", "--to", target, code=1)
+    assert again.startswith("Error: ")
+    run("convert", *paths, tmp_path / "new", "--to", target, "--overwrite")
+
+
+@pytest.mark.parametrize("command", ["inspect", "explain", "bench"])
+def test_missing_files_end_with_exit_code_1_and_wrong_calls_with_2(command, tmp_path):
+    assert "Error: no such file" in run(command, tmp_path / "nothing", code=1)
+    assert "Missing argument 'FILES...'" in run(command, code=2)
+    assert "csv" in run(command, "--format", "cvs", tmp_path, code=1)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command):
+    assert "--json" in run(command, "--help")
+
+
+def test_dask_has_the_commands():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (entry,) = project["entry-points"]["dask_cli"].items()
+    command = EntryPoint(*entry, "dask_cli").load()
+    assert isinstance(command, click.Group)
+    # Dask knows a command by its own name.
+    assert command.name == entry[0] == "daskdist"
+    assert command.list_commands(click.Context(command)) == sorted(COMMANDS)
