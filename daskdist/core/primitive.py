@@ -77,6 +77,18 @@ class Context(Protocol):
         """
         ...
 
+    def note_behind(self, num_passes: int) -> None:
+        """Note that the first passes of a repetition are behind the position that it goes on from."""
+        ...
+
+    def note_mark(self, place: int, state: Any) -> None:
+        """Record a state, as numbers and tuples, at a place in the elements."""
+        ...
+
+    def marks(self) -> Sequence[tuple[int, Any]]:
+        """Return the last states that were recorded before a position was taken, each with its place."""
+        ...
+
     def note_length(self, number: int, length: int) -> None:
         """Record the length of the ``number``-th part of what comes one after the other, once it is over."""
         ...

@@ -149,8 +149,9 @@ class CacheCursor:
         self.number += 1
         return runs[self.number - 1]
 
-    def resume(self) -> None:
+    def resume(self, *, is_trial: bool) -> None:
         """Go on in the middle: earlier elements are missing, so the pass is not stored unless it is a replay."""
         if self.source is not None:
             self.is_whole = False
+        if self.source is not None and not is_trial:
             self.kept.resumed.note(self.key, self.part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from daskdist.core.selection.shuffle_buffer import BatchBuffer, Draws, RowBuffer
 # The most draws of one call: few enough for the cache, enough to share the cost of a call.
 _DRAWS = 65_536
 _DRAWN_BYTES = 2**20
+# After so many draws for each slot, none is left that was not drawn: of a million slots one in 10^11 times.
+_COVERING = 40
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +94,10 @@ class ShuffleCursor:
     buffer: RowBuffer | BatchBuffer | None = None
     waiting: RunQueue = field(default_factory=RunQueue)
     num_untidy: int = 0
-    # The number of elements of the input so far.
+    # The number of elements of the input so far, of draws, and at which the state of the generator is recorded next.
     num_elements: int = 0
+    num_draws: int = 0
+    next_mark: int = 2 * _DRAWS
 
     def skip(self, num_elements: int) -> int:
         """Skip draws: those that stay in the buffer are found by number, and of the others nothing is pulled."""
@@ -102,14 +107,36 @@ class ShuffleCursor:
             num_elements = min(num_elements, lengths[0][0] - size)
         if num_elements <= 0:
             return 0
-        occupants = np.arange(size)
-        for start in range(0, num_elements, _DRAWS):
-            slots = self.rng.integers(size, size=min(_DRAWS, num_elements - start))
-            # Of the draws of one slot the last one counts.
-            occupants[slots] = np.arange(size + start, size + start + len(slots))
+        occupants = self._occupants(num_elements)
         order = np.argsort(occupants)
         self.buffer = buffer_of(self._pull_numbers(occupants[order], size + num_elements).take(_inverse(order)))
         return num_elements
+
+    def _occupants(self, num_draws: int) -> Index:
+        # Return the numbers of the elements in the slots after some draws.
+        size, bits = self.buffer_size, self.rng.bit_generator
+        at_first = bits.state
+        for first, state in reversed(self.context.marks()):
+            if first + _COVERING * size <= num_draws:
+                bits.state = _state_of(bits.state, state)
+                occupants = np.full(size, -1)
+                self._draw_numbers(occupants, first, num_draws)
+                if occupants.min() >= 0:
+                    return occupants
+                # Some slot was not drawn since.
+                bits.state = at_first
+                break
+        occupants = np.arange(size)
+        self._draw_numbers(occupants, 0, num_draws)
+        return occupants
+
+    def _draw_numbers(self, occupants: Index, first: int, stop: int) -> None:
+        size = self.buffer_size
+        for start in range(first, stop, _DRAWS):
+            slots = self.rng.integers(size, size=min(_DRAWS, stop - start))
+            # Of the draws of one slot the last one counts.
+            occupants[slots] = np.arange(size + start, size + start + len(slots))
+        self.num_draws = stop
 
     def _pull_numbers(self, numbers: Index, stop: int) -> Run:
         # Return the elements of some numbers, in order; those from ``stop`` on wait.
@@ -165,6 +192,11 @@ class ShuffleCursor:
         return max(min(self.buffer_size // 8, _DRAWS), int(worth), 1)
 
     def _draw(self, buffer: RowBuffer | BatchBuffer, incoming: Run) -> Run:
+        if self.num_draws >= self.next_mark:
+            # So that not all draws have to be made again.
+            self.context.note_mark(self.num_draws, _numbers_of(self.rng.bit_generator.state))
+            self.next_mark = self.num_draws + 2 * max(self.buffer_size, _DRAWS)
+        self.num_draws += len(incoming)
         draws = Draws.of(self.rng.integers(len(buffer), size=len(incoming)), len(buffer))
         output: Run = buffer.exchange(draws, incoming)  # type: ignore[arg-type]  # both are of one kind
         self.num_untidy += len(incoming)
@@ -179,3 +211,13 @@ def _inverse(order: Index) -> Index:
     inverse = np.empty(len(order), np.intp)
     inverse[order] = np.arange(len(order))
     return inverse
+
+
+def _numbers_of(state: Any) -> tuple[int, ...]:
+    # The state of a PCG64, which `daskdist.core.randomness.seed.generator` makes.
+    return (state["state"]["state"], state["state"]["inc"], state["has_uint32"], state["uinteger"])
+
+
+def _state_of(like: Any, numbers: tuple[int, ...]) -> dict[str, Any]:
+    state, inc, has_uint32, uinteger = numbers
+    return {**like, "state": {"state": state, "inc": inc}, "has_uint32": has_uint32, "uinteger": uinteger}

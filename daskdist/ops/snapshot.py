@@ -152,15 +152,19 @@ class SnapshotRows:
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         snapshot = self.snapshot
-        written = _contents(snapshot.directory) if snapshot.is_reused else None
-        if snapshot.is_reused:
-            remove_abandoned(snapshot.directory, with_others=written is None)
-        epoch = snapshot.resumed.instead_of(snapshot.directory, epoch, self.places)
         # A pass that goes on reads what it read before, or makes what it made before.
-        part, read = context.recall(lambda: (part_of(epoch, self.places), written))
+        part, read = context.recall(lambda: self._begin(epoch))
         if read is not None:
             return SnapshotCursor(None, context.open(read)(epoch), snapshot, part)
         return SnapshotCursor(inputs[0](with_part(epoch, self.places, part)), None, snapshot, part)
+
+    def _begin(self, epoch: Epoch) -> tuple[Epoch, str | None]:
+        # Return the pass whose order this one has, and the snapshot that it reads, if there is one.
+        snapshot = self.snapshot
+        written = _contents(snapshot.directory) if snapshot.is_reused else None
+        if snapshot.is_reused:
+            remove_abandoned(snapshot.directory, with_others=written is None)
+        return part_of(snapshot.resumed.instead_of(snapshot.directory, epoch, self.places), self.places), written
 
 
 @dataclass(eq=False)
@@ -178,10 +182,11 @@ class SnapshotCursor:
     def __post_init__(self) -> None:
         self._finalizer = Finalizer(self, _remove, self._snapshot.directory, self._parts)
 
-    def resume(self) -> None:
+    def resume(self, *, is_trial: bool) -> None:
         """Go on in the middle: earlier parts are missing, so a pass that writes leaves no snapshot."""
         if self.source is not None:
             self.is_whole = False
+        if self.source is not None and not is_trial:
             self._snapshot.resumed.note(self._snapshot.directory, self._part)
 
     def pull(self) -> Run:

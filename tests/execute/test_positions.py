@@ -381,6 +381,52 @@ def test_positions_are_small_and_plain(name, tmp_path):
     same_elements(list(islice(again, 3)), list(islice(iterator, 3)), "after a checkpoint")
 
 
+ENDLESS = {
+    "filter": lambda: Dataset.range(60).filter(lambda x: x % 3 > 0).shuffle(20, seed=1).repeat().batch(10),
+    "shuffle of repeated": lambda: Dataset.range(60).map(lambda x: x).repeat().shuffle(90, seed=1).batch(1000),
+    "cache": lambda: Dataset.range(60).shuffle(9, seed=1).cache().repeat().batch(10),
+    "inner filter": lambda: Dataset.range(6).interleave(lambda x: generated(int(x)), 2, 1).repeat().batch(10),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_positions_in_endless_repetitions_stay_small(name):
+    make = ENDLESS[name]
+    iterator, sizes = begun(make, 0, Now), []
+    for _ in range(4):
+        list(islice(iterator, 300))
+        sizes.append(len(iterator.state_dict()["position"]))
+    assert max(sizes) < 9_000
+    again = begun(make, 0, Now)
+    again.load_state_dict(iterator.state_dict())
+    same_elements(list(islice(again, 50)), list(islice(iterator, 50)), "after many repetitions")
+
+
+def test_an_element_that_failed_is_behind():
+    def make():
+        return Dataset.range(30).filter(lambda x: 1 // (int(x) % 7 - 3) < 5).shuffle(4, seed=1).batch(3)
+
+    def events(iterator, number):
+        """The next elements and errors."""
+        found = []
+        while len(found) < number:
+            try:
+                found.append(next(iterator).tolist())
+            except StopIteration:
+                break
+            except errors.UserFunctionError as error:
+                found.append(str(error))
+        return found
+
+    whole = events(begun(make, 0, Now), 99)
+    assert sum(isinstance(event, str) for event in whole) == 4
+    for number in range(len(whole) + 1):
+        iterator, again = begun(make, 0, Now), begun(make, 0, Threads)
+        events(iterator, number)
+        again.load_state_dict(iterator.state_dict())
+        assert events(again, 99) == whole[number:], f"gone on from {number}"
+
+
 def test_in_another_process(tmp_path):
     program = (
         "import pickle, sys\n"

@@ -30,6 +30,7 @@ _MOST_FACT_BYTES: Final = 64
 _SMALL_FACT_BYTES: Final = 1024
 # Of the values carried through a chain, the most to keep; of the last ones none is left out.
 _MOST_CARRIED: Final = 32
+_MOST_MARKS: Final = 32
 
 
 class PathKey(NamedTuple):
@@ -56,9 +57,11 @@ class AnswerLog:
         For some calls of a chain, by number, a handle of the value that the call got, or ``Known`` of the value.
     values
         Values that an arrangement recorded.
+    marks
+        States of an arrangement, each with its place.
     """
 
-    __slots__ = ("carried", "cuts", "facts", "num_lengths", "order", "rows", "values")
+    __slots__ = ("carried", "cuts", "facts", "marks", "num_lengths", "order", "rows", "values")
 
     def __init__(self) -> None:
         self.cuts: list[int] = []
@@ -67,11 +70,12 @@ class AnswerLog:
         self.facts: list[Any] = []
         self.carried: dict[int, Any] = {}
         self.values: list[Any] = []
+        self.marks: list[tuple[int, Any]] = []
         # How many lengths were recorded.
         self.num_lengths = 0
 
     def __len__(self) -> int:
-        return sum(map(len, (self.cuts, self.rows, self.order, self.facts, self.carried, self.values)))
+        return sum(map(len, (self.cuts, self.rows, self.order, self.facts, self.carried, self.values, self.marks)))
 
     def cut(self, number: int) -> int | None:
         """Return the recorded cut of a call, or None."""
@@ -97,6 +101,12 @@ class AnswerLog:
             numbers = sorted(self.carried)
             for place in numbers[1 : _MOST_CARRIED // 2 : 2]:
                 del self.carried[place]
+
+    def note_mark(self, place: int, state: Any) -> None:
+        """Record a state at a place, if it is behind the last one; only the last ones are kept."""
+        if not self.marks or self.marks[-1][0] < place:
+            self.marks.append((place, state))
+            del self.marks[:-_MOST_MARKS]
 
     def value(self, number: int, make: Callable[[], Any]) -> Any:
         """Return a recorded value; if it is not recorded, record what ``make`` returns."""
@@ -138,22 +148,27 @@ class Answers:
         self._num_opened[path, epoch] += 1
         return self.logs.setdefault((path, epoch, number), AnswerLog())
 
+    def again(self) -> Answers:
+        """Return the same logs for another stream of the same elements."""
+        other = Answers()
+        other.logs = self.logs
+        return other
+
     def add(self, others: Answers, path: Path) -> None:
         """Add the logs of another stream, which is part of this one at a path."""
         for (its_path, epoch, number), log in others.logs.items():
             self.logs[(*path, *its_path), epoch, number] = log
 
-    @property
-    def size(self) -> int:
-        """The number of recorded answers."""
-        return sum(map(len, self.logs.values()))
-
     def drop(self, path: Path, epoch: Epoch, num_passes: int) -> None:
-        """Drop the logs of the first passes over the input of a repetition at ``path``, which are behind."""
+        """Drop the logs of the first passes over the input of a repetition at ``path``, which are behind.
+
+        If one is needed after all, for a cache that has to be filled again, its calls are made again.
+        """
 
         def is_behind(key: LogKey) -> bool:
             its_path, its_epoch, _ = key
-            if its_path[: len(path)] != path or len(its_path) <= len(path):
+            if its_path[: len(path)] != path or len(its_path) <= len(path) or self.logs[key].order:
+                # Blocks in the order in which they were done do not come in that order again.
                 return False
             # Within what an arrangement opened by itself, the pass is told by the first such step.
             inner = next((step.epoch for step in its_path[len(path) :] if isinstance(step, PathKey)), its_epoch)
@@ -169,17 +184,19 @@ class Answers:
             if len(log):
                 carried = [(place, result(handle)) for place, handle in log.carried.items()]
                 known = [[place, list(value)] for place, value in carried if value is not None and is_plain(value)]
-                entries.append([list(path), epoch, number, log.cuts, log.rows, log.order, log.facts, known, log.values])
+                entries.append(
+                    [list(path), epoch, number, log.cuts, log.rows, log.order, log.facts, known, log.values, log.marks]
+                )
         return entries
 
     @classmethod
     def of_plain(cls, entries: Sequence[Any]) -> Answers:
         """Return the answers that `as_plain` returned."""
         answers = cls()
-        for path, epoch, number, cuts, rows, order, facts, carried, values in entries:
+        for path, epoch, number, cuts, rows, order, facts, carried, values, marks in entries:
             steps = tuple([step if isinstance(step, int) else PathKey(*step) for step in path])
             log = answers.logs[steps, epoch, number] = AnswerLog()
-            log.cuts, log.rows, log.order, log.facts, log.values = cuts, rows, order, facts, values
+            log.cuts, log.rows, log.order, log.facts, log.values, log.marks = cuts, rows, order, facts, values, marks
             log.num_lengths = sum(log.rows[1::2])
             log.carried = {place: Known(tuple(value)) for place, value in carried}
         return answers

@@ -46,6 +46,10 @@ def real(handle: Handle) -> Handle:
     return deferred.handle
 
 
+class RefusedError(Exception):
+    """A call is needed where none is to be made."""
+
+
 class DeferringCaller:
     """A caller that puts calls off while a stream is advanced, and passes them on afterwards.
 
@@ -53,14 +57,25 @@ class DeferringCaller:
     ----------
     caller
         Makes the calls. Whatever else callers have is its own.
+    refuses
+        Whether calls that are needed raise `RefusedError` instead.
     """
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Caller, *, refuses: bool = False) -> None:
         self.caller = caller
+        self.refuses = refuses
         self.is_deferring = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.caller, name)
+
+    def stream(self, take: Callable[[], Any], worker: str | None = None, *, name: str) -> Handle:
+        self._check()
+        return self.caller.stream(take, worker, name=name)
+
+    def _check(self) -> None:
+        if self.refuses:
+            raise RefusedError
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
@@ -87,16 +102,21 @@ class DeferringCaller:
         return self.caller.upstream(graph, key, worker)
 
     def is_done(self, handle: Handle) -> bool:
+        self._check()
         return self.caller.is_done(real(handle))
 
     def wait_for_one(self, handles: Sequence[Handle]) -> None:
+        self._check()
         self.caller.wait_for_one(list(map(real, handles)))
 
     def report(self, handle: Handle, *, wait: bool) -> Any:
+        self._check()
         return self.caller.report(real(handle), wait=wait)
 
     def result(self, handle: Handle) -> Any:
+        self._check()
         return self.caller.result(real(handle))
 
     def results(self, handles: Sequence[Handle]) -> list[Any]:
+        self._check()
         return self.caller.results(list(map(real, handles)))

@@ -34,6 +34,8 @@ _BUILT_AT_ONCE = 3
 _FEW_STEPS = 4
 # The size of the first bundle if its blocks are available already: gathering it takes about as long as the call itself.
 _FIRST_BYTES = 2**20
+# The number of logs of cursors to keep at least, before those that are behind are looked for.
+_MOST_LOGS = 256
 
 
 @dataclass(slots=True)
@@ -157,6 +159,10 @@ class BundleBuilder:
         self.failure: Exception | None = None
         # The number of errors that were raised.
         self.num_errors = 0
+        self._primitive, self._epoch = primitive, epoch
+        # The number of elements in the bundles before the last one that was handed out, and in that one.
+        self._num_behind = self._num_last = 0
+        self._most_logs = _MOST_LOGS
 
     def move_to(
         self,
@@ -169,7 +175,8 @@ class BundleBuilder:
         is_exact: bool = False,
     ) -> None:
         """Go on from a position; the parameters are those of `Interpreter.open_at`."""
-        self.num_errors = num_errors
+        self._primitive, self._epoch = primitive, epoch
+        self._num_behind, self.num_errors = num_elements, num_errors
         open_at = self.interpreter.open_at
         self.source = open_at(primitive, epoch, answers, num_elements, num_errors, is_exact=is_exact)
 
@@ -192,12 +199,20 @@ class BundleBuilder:
         if self.ready:
             bundle = self.ready.popleft()
             self._num_used += len(bundle)
+            self._num_behind, self._num_last = self._num_behind + self._num_last, bundle.num_elements
+            if len(self.interpreter.answers.logs) > self._most_logs:
+                self._drop_answers_behind()
             return bundle
         failure, self.failure = self.failure, None
         if failure is None:
             raise Exhausted
         self.num_errors += 1
         raise failure if isinstance(failure, ClusterError) else of_element(failure)
+
+    def _drop_answers_behind(self) -> None:
+        if self._epoch is not None and not self.num_errors:
+            self.interpreter.drop_answers_behind(self._primitive, self._epoch, self._num_behind)
+        self._most_logs = max(_MOST_LOGS, 2 * len(self.interpreter.answers.logs))
 
     def _build_ahead(self) -> None:
         num_built = 0

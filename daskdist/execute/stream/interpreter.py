@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -27,7 +27,7 @@ from daskdist.core.primitive import (
 )
 from daskdist.core.selection.skipping import advance
 from daskdist.execute.resume.answers import AnswerLog, Answers, Path, PathKey
-from daskdist.execute.resume.deferring import DeferringCaller
+from daskdist.execute.resume.deferring import DeferringCaller, RefusedError
 from daskdist.execute.resume.skipping import SkippingCursor
 from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor, ReadCursor
 from daskdist.execute.stream.fact_cursor import FactCursor
@@ -62,8 +62,9 @@ class Interpreter(StreamRuntime):
             cursor = make(epoch)
             if self._advance is None or isinstance(cursor, SkippingCursor):
                 return cursor
-            if hasattr(cursor, "resume"):
-                self._advance.resumed.append(cursor)
+            if hasattr(cursor, "resume") and self._advance.is_half_way:
+                # Before it comes to its end, and keeps what it did not see all of.
+                cursor.resume(is_trial=self._advance.is_trial)
             return SkippingCursor(cursor, is_exact=self._advance.is_exact)
 
         return opener
@@ -77,6 +78,7 @@ class Interpreter(StreamRuntime):
         num_errors: int = 0,
         *,
         is_exact: bool = False,
+        is_trial: bool = False,
     ) -> Cursor:
         """Return a cursor over the rest of a stream, of which nothing behind is read.
 
@@ -90,6 +92,8 @@ class Interpreter(StreamRuntime):
             The number of elements, and of errors, that are behind.
         is_exact
             Whether errors were raised in what the stream is made of.
+        is_trial
+            Whether only the arithmetic is wanted: no call is made, and nothing outside of the stream changes.
 
         Raises
         ------
@@ -99,7 +103,8 @@ class Interpreter(StreamRuntime):
         self.answers = answers
         caller = self.caller if isinstance(self.caller, DeferringCaller) else DeferringCaller(self.caller)
         self.caller = caller
-        opened = self._advance = _Advance(is_exact=is_exact or num_errors > 0)
+        is_half_way = bool(num_elements or num_errors or answers.logs)
+        advance_now = self._advance = _Advance(is_exact or num_errors > 0, is_half_way, is_trial)
         before, self.waits = self.waits, True
         try:
             with caller.deferring():
@@ -107,10 +112,20 @@ class Interpreter(StreamRuntime):
                 advance(cursor, num_elements, num_errors)
         finally:
             self._advance, self.waits = None, before
-        if num_elements or num_errors or answers.logs:
-            for resumed in opened.resumed:
-                resumed.resume()
+        for behind in advance_now.behind:
+            answers.drop(*behind)
         return cursor  # type: ignore[no-any-return]
+
+    def note_behind(self, path: Path, epoch: Epoch, num_passes: int) -> None:
+        """Note that the first passes of a repetition are behind the position to which the stream is advanced."""
+        if self._advance is not None:
+            self._advance.note(path, epoch, num_passes)
+
+    def drop_answers_behind(self, primitive: Primitive, epoch: Epoch, num_elements: int) -> None:
+        """Drop the answers that no position after some elements needs: those of repetitions that are over."""
+        trial = Interpreter(DeferringCaller(self.caller, refuses=True))
+        with suppress(RefusedError):
+            trial.open_at(primitive, epoch, self.answers.again(), num_elements, is_trial=True)
 
     def _maker(self, primitive: Primitive, path: Path) -> Callable[[Epoch], Any]:
         match primitive:
@@ -131,9 +146,15 @@ class Interpreter(StreamRuntime):
 
 @dataclass
 class _Advance:
-    # A stream that is being advanced; and the cursors that were opened and need to be told that they begin half way.
+    # How a stream is being advanced; and the repetitions that are behind, as `Answers.drop` takes them.
     is_exact: bool
-    resumed: list[Any] = field(default_factory=list)
+    is_half_way: bool
+    is_trial: bool
+    behind: list[tuple[Path, Epoch, int]] = field(default_factory=list)
+
+    def note(self, path: Path, epoch: Epoch, num_passes: int) -> None:
+        """Note that the first passes of a repetition are behind."""
+        self.behind.append((path, epoch, num_passes))
 
 
 def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str, Any]:
@@ -184,6 +205,18 @@ class ArrangementContext:
     def note_length(self, number: int, length: int) -> None:
         """Record a length; see `daskdist.core.primitive.Context.note_length`."""
         self._log.note_length(number, length)
+
+    def note_behind(self, num_passes: int) -> None:
+        """Note passes that are behind; see `daskdist.core.primitive.Context.note_behind`."""
+        self._interpreter.note_behind(self._path, self._epoch, num_passes)
+
+    def note_mark(self, place: int, state: Any) -> None:
+        """Record the state at a place; see `daskdist.core.primitive.Context.note_mark`."""
+        self._log.note_mark(place, state)
+
+    def marks(self) -> list[tuple[int, Any]]:
+        """Return the recorded states; see `daskdist.core.primitive.Context.marks`."""
+        return list(self._log.marks)
 
     def lengths(self) -> list[tuple[int, int]]:
         """Return the recorded lengths; see `daskdist.core.primitive.Context.lengths`."""
