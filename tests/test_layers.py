@@ -377,6 +377,7 @@ ROOMS_WITH_PLAIN_NAMES = (
     "ops/",
     "passes/",
     "readers/",
+    "service/",
     "sharding/",
     "storage/",
     "tables/",

@@ -13,20 +13,20 @@ from distributed.deploy import Cluster
 
 from daskdist.errors import ArgumentError, ClusterError
 
-# What TensorFlow's programs have for its own protocol.
+# The scheme in addresses of TensorFlow's data service; taken as tcp.
 _PROTOCOLS: Final = {"grpc": "tcp", "grpc+local": "tcp"}
 
 
 @dataclass(frozen=True)
 class ServiceAddress:
-    """The scheduler that has the service.
+    """The address of the scheduler that runs the service, and how to connect to it.
 
     Parameters
     ----------
     address
-        Its address, such as ``"tcp://10.0.0.1:8786"``.
+        The address of the scheduler, such as ``"tcp://10.0.0.1:8786"``.
     security
-        How to connect to it; what Dask's configuration says if None.
+        The security of connections to it; if None, that of Dask's configuration.
     """
 
     address: str
@@ -51,9 +51,9 @@ def service_address(service: Any) -> ServiceAddress:
     Raises
     ------
     ArgumentError
-        It is none of these.
+        The service is none of these.
     ClusterError
-        It is None, and there is neither a client nor a worker; or the client is closed.
+        The service is None and there is neither a client nor a worker, or its client is closed.
     """
     if service is None:
         return _current()
@@ -61,13 +61,13 @@ def service_address(service: Any) -> ServiceAddress:
         return service
     if isinstance(service, Client):
         if service.scheduler is None:
-            raise ClusterError("the client that was given as the service is closed; give one that is connected")
+            raise ClusterError("the client given as the service is closed; give a connected client")
         return ServiceAddress(service.scheduler.address, service.security)
     if isinstance(service, Cluster):
         return ServiceAddress(service.scheduler_address, service.security)
     if isinstance(service, os.PathLike):
         return _of_file(os.fspath(service))
-    if isinstance(service, tuple) and len(service) == 2 and all(isinstance(each, str) for each in service):
+    if isinstance(service, tuple) and len(service) == 2 and all(isinstance(part, str) for part in service):
         protocol, rest = service
         return service_address(rest if "://" in rest else f"{protocol}://{rest}")
     if isinstance(service, str):
@@ -90,7 +90,7 @@ def _current() -> ServiceAddress:
         worker = get_worker()
     except ValueError:
         raise ClusterError(
-            "no service was given, and there is no Dask client; make one, or give the address of a scheduler, such as "
+            "no service was given and there is no Dask client; create one, or give the address of a scheduler, such as "
             "service='tcp://host:8786'"
         ) from None
     return ServiceAddress(worker.scheduler.address, worker.security)

@@ -1,4 +1,4 @@
-"""Compression of elements on their way to another host."""
+"""Compression of elements that are sent to another host."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from distributed.protocol.compression import compressions
 
 from daskdist.errors import ArgumentError
 
-# The quickest first.
+# The fastest first.
 _PREFERRED: Final = ("lz4", "zstd", "snappy")
 _PACKAGES: Final = {"lz4": "lz4", "zstd": "zstandard", "snappy": "python-snappy"}
 
 
 def readable(request: str | None, comm: Comm) -> tuple[str, ...]:
-    """Return the ways in which a consumer takes elements compressed, the preferred first; none if they are not to be.
+    """Return the compressions that a consumer accepts, the preferred one first; empty for no compression.
 
     Parameters
     ----------
     request
-        ``"AUTO"``: to another host, in the quickest of those that both have; a name; or None.
+        ``"AUTO"`` for the fastest one that both sides have, between hosts only; the name of a compression; or None.
     comm
-        Its connection to the worker.
+        The consumer's connection to the worker.
 
     Raises
     ------
     ArgumentError
-        What is asked for by its name is not installed.
+        The requested compression is not installed.
     """
     if request is None:
         return ()
@@ -36,11 +36,11 @@ def readable(request: str | None, comm: Comm) -> tuple[str, ...]:
     name = request.lower()
     if name not in compressions:
         raise ArgumentError(
-            f"compression is {request!r}, for which a package is missing here: pip install {_PACKAGES[name]}"
+            f"compression is {request!r}, which needs a package that is missing here: pip install {_PACKAGES[name]}"
         )
     return (name,)
 
 
 def compress(comm: Comm, names: tuple[str, ...]) -> None:
-    """Let a comm compress large messages, by the first of the given methods that is installed here."""
+    """Have a connection compress large messages with the first of the given compressions that is installed here."""
     comm.handshake_options["compression"] = next((name for name in names if name in compressions), None)

@@ -60,16 +60,16 @@ class Intervals:
         self._firsts[begin:end], self._stops[begin:end] = [first], [stop]
 
     def remove(self, first: int, stop: int) -> None:
-        """Remove the numbers from ``first`` to before ``stop`` that it has."""
+        """Remove the numbers from ``first`` to before ``stop`` from the set."""
         if first >= stop:
             return
         begin, end = bisect_right(self._stops, first), bisect_left(self._firsts, stop)
         if begin >= end:
             return
         rest = [(self._firsts[begin], first), (stop, self._stops[end - 1])]
-        rest = [(one, other) for one, other in rest if one < other]
-        self._num += sum(other - one for one, other in rest) - self._count(begin, end)
-        self._firsts[begin:end], self._stops[begin:end] = [one for one, _ in rest], [other for _, other in rest]
+        rest = [(low, high) for low, high in rest if low < high]
+        self._num += sum(high - low for low, high in rest) - self._count(begin, end)
+        self._firsts[begin:end], self._stops[begin:end] = [low for low, _ in rest], [high for _, high in rest]
 
     def update(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Add intervals."""
@@ -82,22 +82,22 @@ class Intervals:
             self.remove(first, stop)
 
     def within(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """Return the intervals of the numbers it has from ``first`` to before ``stop``."""
+        """Return the intervals of the set's numbers from ``first`` to before ``stop``."""
         begin, end = bisect_right(self._stops, first), bisect_left(self._firsts, stop)
         pairs = zip(self._firsts[begin:end], self._stops[begin:end], strict=True)
-        return [(max(one, first), min(other, stop)) for one, other in pairs]
+        return [(max(low, first), min(high, stop)) for low, high in pairs]
 
     def missing(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """Return the intervals of the numbers it lacks from ``first`` to before ``stop``."""
+        """Return the intervals of numbers from ``first`` to before ``stop`` that are not in the set."""
         lacks = []
-        for one, other in self.within(first, stop):
-            if first < one:
-                lacks.append((first, one))
-            first = other
+        for low, high in self.within(first, stop):
+            if first < low:
+                lacks.append((first, low))
+            first = high
         return [*lacks, (first, stop)] if first < stop else lacks
 
     def first_missing(self) -> int:
-        """Return the least number from 0 on that it lacks."""
+        """Return the smallest number from 0 on that is not in the set."""
         return self._stops[0] if self._firsts and self._firsts[0] == 0 else 0
 
     def pop_first(self, most: int) -> tuple[int, int]:

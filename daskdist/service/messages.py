@@ -1,4 +1,4 @@
-"""Messages of the connections of the service."""
+"""Messages over the connections of the service."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any, Final
 
 from distributed.comm import Comm
 
-# The operations by which comms are given to the service on the scheduler and on workers.
+# The operations of schedulers and workers that hand a connection to the service.
 DISPATCHER_OPERATION: Final = "daskdist_service"
 PRESENT_OPERATION: Final = "daskdist_service_present"
 READ_OPERATION: Final = "daskdist_service_read"
 REPORT_OPERATION: Final = "daskdist_service_report"
-# Between the scheduler and its workers, in Dask's own streams.
+# The operations of messages between the scheduler and its workers in Dask's streams.
 EVENT_OPERATION: Final = "daskdist-service-event"
 COMMAND_OPERATION: Final = "daskdist-service-command"
 
 
 async def send(comm: Comm, message: Any) -> None:
-    """Send a small message; a scheduler does not look into what Dask would serialize."""
+    """Send a small message, pickled here, since a scheduler does not deserialize what Dask serializes."""
     await comm.write({"m": pickle.dumps(message)})
 
 

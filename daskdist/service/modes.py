@@ -1,4 +1,4 @@
-"""Policies that share a job's elements among workers, by TensorFlow's names."""
+"""The policies that divide a dataset among the workers of a job, by TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class ShardingPolicy(enum.IntEnum):
     DYNAMIC = 1
     """The dataset is produced once, by all workers together, in any order: runs of elements are leased to workers."""
     FILE = 2
-    """Every worker produces what is in its share of the files."""
+    """Every worker produces the elements of its share of the files."""
     DATA = 3
-    """The dataset is produced once, in its order; all workers read and compute what one puts together."""
+    """The dataset is produced once, in its order: all workers read and compute, and one assembles the elements."""
     FILE_OR_DATA = 4
     """`FILE` where files can be shared out, else `DATA`."""
     HINT = 5
-    """Each ``shard(SHARD_HINT, SHARD_HINT)`` of the dataset becomes the worker's."""
+    """Each ``shard(SHARD_HINT, SHARD_HINT)`` of the dataset becomes the shard of the worker."""
 
 
 _BY_NAME: Final = {
@@ -39,7 +39,7 @@ def checked_mode(mode: Any) -> ShardingPolicy:
     Raises
     ------
     ArgumentError
-        It is neither a `ShardingPolicy` nor one of TensorFlow's names.
+        The mode is neither a `ShardingPolicy` nor one of TensorFlow's names.
     """
     if isinstance(mode, ShardingPolicy):
         return mode
@@ -51,15 +51,15 @@ def checked_mode(mode: Any) -> ShardingPolicy:
 
 @dataclass(frozen=True)
 class CrossTrainerCache:
-    """Has trainers that read one job share what the workers produce: each gets all of it, produced once.
+    """A cache on workers for trainers that read one job: each trainer gets all elements, which are produced once.
 
-    Workers keep the elements of late in memory, and each trainer reads there at its own pace. One that is slower than
-    the window passes over what has gone. The dataset must have no end, and the job a name.
+    Workers keep the latest elements in memory, and each trainer reads them at its own pace. A trainer that is too slow
+    misses the elements that have left the window. The dataset must have no end, and the job must have a name.
 
     Parameters
     ----------
     trainer_id
-        Names the trainer; readers of one name share its elements.
+        The name of the trainer; readers with the same name share its elements.
     """
 
     trainer_id: str

@@ -1,4 +1,4 @@
-"""Datasets that are registered with the service, and read by their names."""
+"""Datasets that are registered with the service and read by their ids."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ def register(
     Raises
     ------
     ArgumentError
-        The id has another dataset, or the dataset cannot be sent to workers.
+        Another dataset has the id, or the dataset cannot be sent to workers.
     ClusterError
         The service cannot be reached.
     """
-    own = fingerprint(node)
-    name = own if dataset_id is None else dataset_id
+    dataset_fingerprint = fingerprint(node)
+    name = dataset_fingerprint if dataset_id is None else dataset_id
     if not isinstance(name, str) or not name:
         raise ArgumentError(f"register_dataset: dataset_id is {dataset_id!r}; give a string that is not empty, or None")
-    (registered,) = ask(address, "register", entry_of(name, own, node, spec, checked_compression(compression)))
+    entry = entry_of(name, dataset_fingerprint, node, spec, checked_compression(compression))
+    (registered,) = ask(address, "register", entry)
     return str(registered)
 
 
@@ -44,32 +45,32 @@ def registered(dataset_id: str, element_spec: Any, request: ServiceRequest, addr
     Parameters
     ----------
     dataset_id
-        Its id.
+        The id of the dataset.
     element_spec
-        The spec to expect; that which was registered if None.
+        The expected spec; if None, the registered one.
     request
-        How it is read.
+        The options of the reader.
     address
-        Where the service is.
+        The address of the service.
 
     Raises
     ------
     ArgumentError
-        There is none of this id, its spec is another, or the request does not go with it.
+        No dataset has this id, it has another spec, or it does not allow the options.
     ClusterError
         The service cannot be reached.
     """
     entry_facts, *_ = ask(address, "hello", dataset_id)
     if entry_facts is None:
         raise ArgumentError(
-            f"no dataset is registered under the id {dataset_id!r}; give the one that register_dataset has returned"
+            f"no dataset is registered under the id {dataset_id!r}; give the id that register_dataset returned"
         )
     facts: DatasetFacts = cloudpickle.loads(entry_facts)
     if element_spec is not None:
         leaves, structure = Structure.of(element_spec)
         if facts.spec.most_general_common_spec(ElementSpec(structure, leaves)) is None:
             raise ArgumentError(
-                f"element_spec is {element_spec}, and the dataset {dataset_id!r} is of {facts.spec.packed}"
+                f"element_spec is {element_spec}, but that of the dataset {dataset_id!r} is {facts.spec.packed}"
             )
     check_endless(request, facts.cardinality)
     node = Served(

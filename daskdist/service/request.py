@@ -1,4 +1,4 @@
-"""Requests of a program to the service, checked."""
+"""Checked requests of a program to the service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ServiceRequest:
     Raises
     ------
     ArgumentError
-        An argument is none of those allowed, or does not go with another.
+        An argument is not allowed, or cannot be combined with another.
     """
 
     mode: ShardingPolicy
@@ -36,7 +36,7 @@ class ServiceRequest:
 
     @classmethod
     def of(cls, processing_mode: Any, **options: Any) -> ServiceRequest:
-        """Return the request of arguments as users give them."""
+        """Return the request for a user's arguments."""
         target = options.pop("target_workers")
         return cls(
             checked_mode(processing_mode),
@@ -61,13 +61,13 @@ class ServiceRequest:
             if not isinstance(cache, CrossTrainerCache):
                 raise ArgumentError(f"cross_trainer_cache is {cache!r}; give CrossTrainerCache(trainer_id)")
             if self.job_name is None:
-                raise ArgumentError("cross_trainer_cache needs a job_name, which all trainers have in common")
+                raise ArgumentError("cross_trainer_cache needs a job_name that all trainers share")
             if self.num_consumers is not None:
-                raise ArgumentError("cross_trainer_cache and num_consumers do not go together; give one of them")
+                raise ArgumentError("cross_trainer_cache and num_consumers cannot be combined; give only one of them")
 
     def _check_consumers(self) -> None:
         if (self.consumer_index is None) != (self.num_consumers is None):
-            raise ArgumentError("consumer_index and num_consumers are given together, or neither of them")
+            raise ArgumentError("give both consumer_index and num_consumers, or neither of them")
         if self.num_consumers is None or self.consumer_index is None:
             return
         whole_number("serve", "num_consumers", self.num_consumers, at_least=1)
@@ -78,16 +78,16 @@ class ServiceRequest:
                 f"{self.num_consumers - 1}"
             )
         if self.job_name is None:
-            raise ArgumentError("consumers that read in rounds need a job_name in common; give one")
+            raise ArgumentError("consumers that read in rounds must share a job_name; give one")
 
 
 def checked_compression(compression: Any) -> str | None:
-    """Return how elements are compressed, from what a user gives.
+    """Return the compression that a user requested, checked.
 
     Raises
     ------
     ArgumentError
-        It is none of those allowed.
+        The value is not allowed.
     """
     name = compression.upper() if isinstance(compression, str) else compression
     _check_one_of("compression", name, _COMPRESSIONS)

@@ -1,4 +1,4 @@
-"""``Dataset.serve``: a dataset that is read from the service."""
+"""Datasets that are read from the service, as by ``Dataset.serve``."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from daskdist.service.modes import ShardingPolicy
 from daskdist.service.request import ServiceRequest
 from daskdist.sharding import AutoShardPolicy
 
-# In rounds elements are sent one by one.
+# In rounds, elements are sent one by one.
 _AHEAD_IN_ROUNDS: Final = 16
-# Elements that are sorted together, for each consumer, where rounds are to be of similar lengths.
+# For rounds of batches of similar lengths: the elements that are sorted together, for each consumer.
 _SORTED_FOR_A_CONSUMER: Final = 1024
 _BY_FILE: Final = (ShardingPolicy.FILE, ShardingPolicy.FILE_OR_DATA)
 
 
 class IterationNumbers:
-    """Numbers the iterations of a served dataset, each repetition for itself, from 0 on.
+    """A counter of the iterations of a served dataset from 0 on, where each repetition counts as one.
 
-    A pickled copy counts for itself.
+    A pickled copy counts separately.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class IterationNumbers:
         self._lock = threading.Lock()
 
     def of(self, epoch: Epoch) -> int:
-        """Return the number of a pass; all who ask for one get the same."""
+        """Return the number of a pass, which is the same for all callers."""
         with self._lock:
             return self._numbers.setdefault(epoch, len(self._numbers))
 
@@ -59,24 +59,24 @@ class IterationNumbers:
 
 @dataclass(frozen=True, eq=False)
 class Served(CountingNode, Source):
-    """The elements of a dataset that the service produces.
+    """The node of a dataset whose elements come from the service.
 
     Parameters
     ----------
     request
-        How it is read.
+        The options of the reader.
     address
-        Where the service is.
+        The address of the service.
     dataset_id
-        Its name in the service.
+        The id of the dataset in the service.
     fingerprint
-        Of the pipeline that produces it.
+        The fingerprint of the pipeline that produces it.
     known_spec, known_cardinality
-        Those of the dataset.
+        The spec and cardinality of the dataset.
     pipeline
-        What is registered where the service does not have it; None where it is known by its name alone.
+        The pipeline to register if the service does not know it; None if only the id is known.
     file_objection
-        Why workers cannot each read some of its files, where it is known by its name alone; None if they can.
+        Why workers cannot each read a share of the files, if only the id is known; None if they can.
     """
 
     request: ServiceRequest
@@ -159,13 +159,13 @@ class Served(CountingNode, Source):
 
 
 def _never() -> Any:
-    raise ArgumentError("the elements of a served dataset come as rows")
+    raise ArgumentError("the elements of a served dataset are read as rows")
 
 
 def file_objection(node: Node) -> str | None:
-    """Return why workers cannot each read some of a dataset's files; None if they can."""
+    """Return why workers cannot each read a share of a dataset's files; None if they can."""
     try:
-        # One worker would read everything.
+        # Otherwise one worker would read everything.
         autoshard(node, AutoShardPolicy.FILE, 2)
     except ShardingError as error:
         return str(error)
@@ -174,18 +174,18 @@ def file_objection(node: Node) -> str | None:
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """The facts of a dataset that the service gives to those who know its id alone.
+    """The facts of a dataset that the service sends to readers who know only its id.
 
     Parameters
     ----------
     spec, cardinality
-        Those of the dataset.
+        The spec and cardinality of the dataset.
     fingerprint
-        Of its pipeline.
+        The fingerprint of its pipeline.
     file_objection
-        As `Served` has it.
+        As in `Served`.
     compression
-        As `ServiceRequest` has it.
+        As in `ServiceRequest`.
     """
 
     spec: ElementSpec
@@ -198,15 +198,15 @@ class DatasetFacts:
 def entry_of(
     dataset_id: str, fingerprint: str, node: Node, spec: ElementSpec, compression: str | None = "AUTO"
 ) -> DatasetEntry:
-    """Return what is registered of a dataset.
+    """Return the entry under which a dataset is registered.
 
     Raises
     ------
     ArgumentError
-        It cannot be sent to workers.
+        The dataset cannot be sent to workers.
     """
     facts = cloudpickle.dumps(DatasetFacts(spec, node.cardinality, fingerprint, file_objection(node), compression))
-    # Leases come in any order.
+    # Leases are produced in any order.
     pieces = None if merged_options(node).deterministic else pieces_of(node)
     leased = (pieces.num_units, pieces.grain) if pieces is not None and pieces.num_units else None
     return DatasetEntry(dataset_id, fingerprint, _pickled(node), facts, leased)
@@ -228,7 +228,7 @@ def served(node: Node, spec: ElementSpec, fingerprint: str, request: ServiceRequ
     Raises
     ------
     ArgumentError
-        The request does not go with the dataset.
+        The dataset does not allow an option of the request.
     """
     check_endless(request, node.cardinality)
     return shared_out(Served(request, address, fingerprint, fingerprint, spec, node.cardinality, node))
@@ -237,21 +237,21 @@ def served(node: Node, spec: ElementSpec, fingerprint: str, request: ServiceRequ
 def rounds_by_size(
     spec: ElementSpec, tokens_per_consumer: Any, length_fn: Any, request: ServiceRequest
 ) -> dict[str, Any]:
-    """Return the arguments of ``batch_by_size`` for a round of batches of similar lengths, one for each consumer.
+    """Return the arguments of ``batch_by_size`` for rounds of batches of similar lengths, one for each consumer.
 
     Raises
     ------
     ArgumentError
-        An argument does not go with others or the dataset.
+        An argument cannot be combined with others or with the dataset.
     """
     whole_number("serve", "tokens_per_consumer", tokens_per_consumer, at_least=1)
     num_consumers = request.num_consumers
     if num_consumers is None:
-        raise ArgumentError("tokens_per_consumer is for consumers that read in rounds; give num_consumers, too")
+        raise ArgumentError("tokens_per_consumer is for consumers that read in rounds; give num_consumers as well")
     if length_fn is None:
         if spec.structure != LONE or not spec.leaves[0].shape:
             raise ArgumentError(
-                f"tokens_per_consumer needs a length_fn where an element is not one array: it is {spec.packed}"
+                f"tokens_per_consumer needs a length_fn if elements are not single arrays; the spec is {spec.packed}"
             )
         length_fn = len
     return {
@@ -263,18 +263,18 @@ def rounds_by_size(
 
 
 def shared_out(node: Served) -> Node:
-    """Return the node, with options by which strategies leave it to a job of a name to share out its elements."""
+    """Return the node with options by which strategies let a named job divide its elements among readers."""
     off = Options(auto_shard_policy=AutoShardPolicy.OFF)
     return node if node.request.job_name is None else WithOptions(node, off)
 
 
 def check_endless(request: ServiceRequest, cardinality: int) -> None:
-    """Refuse a dataset that has an end where readers would wait for others at it.
+    """Refuse a finite dataset for readers that would wait for each other at its end.
 
     Raises
     ------
     ArgumentError
-        It has an end.
+        The dataset has an end.
     """
     if cardinality == INFINITE:
         return

@@ -1,4 +1,4 @@
-"""Schedulers and workers of Dask that a program starts in its own process, each in a thread of its own."""
+"""Dask schedulers and workers in the process of a program, each in a separate thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from daskdist.service.dispatcher.scheduler_plugin import ServiceOnScheduler
 
 logger: Final = logging.getLogger("daskdist")
 
-# Runs a server until the event is set, and tells its address and the server once it has started.
+# Runs a server until the event is set, and calls the function with the server once it has started.
 Serve = Callable[[asyncio.Event, Callable[[Any], None]], Awaitable[None]]
 
 _START_AGAIN_S: Final = 0.5
@@ -28,12 +28,12 @@ _ANSWER_WITHIN_S: Final = 0.5
 
 
 class ServerThread:
-    """A server in an event loop in a thread of its own.
+    """A server in an event loop in a separate thread.
 
     Parameters
     ----------
     serve
-        Runs the server.
+        The function that runs the server.
     """
 
     def __init__(self, serve: Serve) -> None:
@@ -44,12 +44,12 @@ class ServerThread:
         self.server: Any = None
 
     def start(self) -> None:
-        """Start the server, and wait until it has started; nothing is done where it runs.
+        """Start the server and wait until it has started; do nothing if it is running.
 
         Raises
         ------
         ClusterError
-            It cannot be started.
+            The server cannot be started.
         """
         if self._runner is not None:
             return
@@ -89,7 +89,7 @@ class ServerThread:
         self._has_ended.wait()
 
     def stop(self) -> None:
-        """End the server, and wait until it has ended."""
+        """Stop the server, and wait until it has ended."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.run_sync(self._end)
@@ -103,16 +103,16 @@ class ServerThread:
 
 @dataclass(frozen=True)
 class ServeScheduler:
-    """Runs a scheduler that has the data service.
+    """A function object that runs a scheduler with the data service.
 
     Parameters
     ----------
     host, port, protocol
-        Where it listens: at all addresses if ``host`` is None, at any port that is free if ``port`` is 0.
+        The address to listen on: all interfaces if ``host`` is None, any free port if ``port`` is 0.
     work_dir, gc_timeout_s
-        As of `ServiceOnScheduler`.
+        As in `ServiceOnScheduler`.
     worker_ttl_s
-        After how long a worker that is not heard of is lost; as Dask's configuration says if None.
+        The time without a message after which a worker is considered lost; if None, that of Dask's configuration.
     """
 
     host: str | None
@@ -139,16 +139,16 @@ class ServeScheduler:
 
 @dataclass(frozen=True)
 class ServeWorker:
-    """Runs a worker, and another one when the scheduler is lost and there again.
+    """A function object that runs a worker, and a new one each time that a lost scheduler is back.
 
     Parameters
     ----------
     address
-        The scheduler.
+        The address of the scheduler.
     host, port
-        Where it listens; where Dask chooses if None and 0.
+        The address to listen on; chosen by Dask if None and 0.
     reconnect_timeout_s
-        For how long it looks for a scheduler that was lost.
+        The time for which it tries to reach a lost scheduler.
     """
 
     address: ServiceAddress
@@ -173,7 +173,7 @@ class ServeWorker:
     async def _started(self, stop: asyncio.Event, timeout_s: float) -> Worker | None:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + timeout_s
-        # A Dask worker that finds no scheduler leaves a socket open when it gives up.
+        # A Dask worker that cannot reach its scheduler gives up without closing its socket.
         while not await self._answers() and not stop.is_set():
             if loop.time() >= give_up_at:
                 raise ClusterError(f"no scheduler answers at {self.address.address} within {timeout_s:g} s")
@@ -200,8 +200,8 @@ class ServeWorker:
 
 
 async def _first(*waiting: Awaitable[Any]) -> None:
-    """Wait until one of some is done, and cancel the others."""
-    tasks = [asyncio.ensure_future(each) for each in waiting]
+    """Wait until one of the awaitables is done, and cancel the others."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in waiting]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()

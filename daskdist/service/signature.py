@@ -1,4 +1,4 @@
-"""Functions that take options of another function, whose names, types and defaults are written there alone."""
+"""Functions that take the options of another function without repeating their names, types and defaults."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def with_parameters(
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Return a decorator that gives a function these parameters, in this order.
 
-    A parameter is the function's own, or else that of ``source``, which the function takes in its ``**options``.
-    Callers may give each by its place or by its name.
+    A parameter that the function does not have is one of ``source``, which the function takes in its ``**options``.
+    Callers may give each by position or by name.
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:

@@ -234,7 +234,7 @@ def test_rounds_within_a_budget(client, mode):
 @pytest.mark.parametrize(
     ("build", "arguments", "message"),
     [
-        (lambda ds: ds.map(np.atleast_1d), {"num_consumers": None, "consumer_index": None}, "give num_consumers, too"),
+        (lambda ds: ds.map(np.atleast_1d), {"num_consumers": None, "consumer_index": None}, "give num_consumers"),
         (lambda ds: ds.map(np.atleast_1d), {"tokens_per_consumer": 0}, "serve: tokens_per_consumer is 0"),
         (lambda ds: ds.map(np.atleast_1d), {"tokens_per_consumer": None, "length_fn": len}, "for tokens_per_consumer"),
         (lambda ds: ds.map(lambda x: {"x": x, "y": x}), {}, r"needs a length_fn .* \{'x': TensorSpec"),
@@ -267,7 +267,7 @@ def test_another_dataset_under_the_same_name_is_refused(client):
     name = job()
     iterator = iter(Dataset.range(5).serve(client, job_name=name))
     next(iterator)
-    with pytest.raises(errors.ArgumentError, match=r"has another dataset, of fingerprint \w+; this one's is \w+"):
+    with pytest.raises(errors.ArgumentError, match=r"has a dataset of fingerprint \w+; that of this one is \w+"):
         list(Dataset.range(6).serve(client, job_name=name))
     with pytest.raises(errors.ArgumentError, match="has mode DYNAMIC, this dataset OFF"):
         list(Dataset.range(5).serve(client, "parallel_epochs", name))
@@ -289,9 +289,9 @@ def test_a_wrong_address():
         ({"job_name": ""}, "job_name is ''"),
         ({"compression": "LZW"}, "compression is 'LZW'"),
         ({"target_workers": "MINE"}, "target_workers is 'MINE'"),
-        ({"consumer_index": 0}, "given together"),
+        ({"consumer_index": 0}, "give both"),
         ({"consumer_index": 2, "num_consumers": 2, "job_name": "j"}, "consumer_index is 2 of 2"),
-        ({"consumer_index": 0, "num_consumers": 2}, "need a job_name"),
+        ({"consumer_index": 0, "num_consumers": 2}, "must share a job_name"),
         ({"max_outstanding_requests": 0}, "max_outstanding_requests"),
         ({"cross_trainer_cache": CrossTrainerCache("a")}, "needs a job_name"),
         ({"service": "tcp://a://b:1"}, "service is 'tcp://a://b:1'"),

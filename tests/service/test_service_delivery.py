@@ -298,7 +298,7 @@ def test_an_iterator_is_not_for_a_forked_process(client):
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as told:
-        assert b"from which this one was forked" in told.read()
+        assert b"that this one was forked from" in told.read()
     os.waitpid(child, 0)
     assert len(list(iterator)) == 999
 

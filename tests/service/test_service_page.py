@@ -115,7 +115,7 @@ def test_the_name_of_a_finished_job_gives_no_elements(one_worker, caplog):
     began_at = time.monotonic()
     assert not list(Dataset.range(5).apply(distribute("parallel_epochs", one_worker, job_name=name)))
     assert time.monotonic() - began_at < 5
-    assert "was over before it was asked for" in caplog.text
+    assert "was over before it was requested" in caplog.text
 
 
 def test_jobs_without_a_name_are_owned_by_one(one_worker):

@@ -206,7 +206,7 @@ def test_registered_datasets(server):
 def test_registered_datasets_that_do_not_do(server):
     name = service.register_dataset(server, Dataset.range(3), dataset_id="three")
     assert name == "three"
-    with pytest.raises(errors.ArgumentError, match=r"of fingerprint \w+; this one's is \w+"):
+    with pytest.raises(errors.ArgumentError, match=r"fingerprint is \w+; that of this pipeline is \w+"):
         service.register_dataset(server, Dataset.range(4), dataset_id="three")
     with pytest.raises(errors.ArgumentError, match="no dataset is registered under the id 'four'"):
         service.from_dataset_id("one_epoch", server, "four")

@@ -1,4 +1,4 @@
-"""Connections to the dispatcher, and the event loop in which this process keeps them."""
+"""Connections to the dispatcher, and the event loop of this process that runs them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from daskdist.service.worker.worker_plugin import NAME
 
 
 async def connected(address: ServiceAddress) -> Comm:
-    """Connect to the dispatcher, and begin the service on a scheduler that has not got it.
+    """Connect to the dispatcher, starting the service on the scheduler where it does not run yet.
 
     Raises
     ------
     ClusterError
-        There is no scheduler, or it does not take the service from a program.
+        No scheduler answers, or it does not accept the service from a program.
     """
-    # What registers a plugin, a scheduler has to unpickle.
+    # A plugin is sent pickled, which a scheduler may refuse.
     from daskdist.service.dispatcher.scheduler_plugin import ServiceOnScheduler
 
     within_s = seconds("timeouts.connect")
@@ -56,7 +56,7 @@ async def _check_preloaded(comm: Comm, answer: dict[str, Any]) -> None:
     await comm.write({"op": PRESENT_OPERATION, "reply": True})
     if await comm.read() is not True:
         raise ClusterError(
-            f"the scheduler has no data service, and does not take it from a program ({answer.get('exception_text')}); "
+            f"the scheduler has no data service and accepts none from a program ({answer.get('exception_text')}); "
             "start it with `dask scheduler --preload daskdist.preload`, in an environment that has daskdist"
         )
 
@@ -67,9 +67,9 @@ def ask(address: ServiceAddress, *request: Any) -> tuple[Any, ...]:
     Raises
     ------
     ArgumentError
-        It does not take the request.
+        The dispatcher refuses the request.
     ClusterError
-        There is no dispatcher, or the connection was lost.
+        No dispatcher answers, or the connection was lost.
     """
     answer: tuple[Any, ...]
     kind, *answer = asyncio.run_coroutine_threadsafe(_asked(address, request), event_loop()).result()
@@ -105,7 +105,7 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _forget_loop() -> None:
-    # A process that was forked has no thread of its parent, also none that would let go of the lock.
+    # A forked process has no threads of its parent, so nothing would release the lock.
     global _runner, _starting
     _runner, _starting = None, threading.Lock()
 

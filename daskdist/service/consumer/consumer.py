@@ -1,4 +1,4 @@
-"""One consumer: it learns from the dispatcher which workers to read from, and reads from all of them at once."""
+"""One consumer, which learns from the dispatcher which workers to read from and reads from all of them at once."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from daskdist.service.messages import receive, send
 
 logger: Final = logging.getLogger("daskdist")
 
-# A scheduler that does not answer is not waited for longer.
+# How long to wait for an answer of the scheduler.
 _LEAVE_S: Final = 5.0
-# A scheduler that was lost is looked for so often.
+# The interval between attempts to reach a lost scheduler.
 _CONNECT_AGAIN_S: Final = 0.5
-# A connection to a worker that was cut is made again after so long, and after twice as long each time that it fails.
+# The delay before a broken connection to a worker is made again; it doubles with each failure.
 _RETRY_S: Final = 0.05
 _MOST_RETRY_S: Final = 2.0
 _WARN_AFTER: Final = 15
@@ -50,19 +50,19 @@ class ServiceReader:
     Parameters
     ----------
     address
-        Where the service is.
+        The address of the service.
     dataset_id
-        The name of the dataset in the service.
+        The id of the dataset in the service.
     entry
-        Returns what is registered where the service does not have the dataset; None where nothing is.
+        Returns the entry to register if the service does not know the dataset; None if it must know it.
     join
-        Returns what is asked for: ``join(name, host)``.
+        Returns the request of the consumer: ``join(name, host)``.
     joining
-        What producers are told of this consumer: arguments of `daskdist.service.worker.delivery.Consumer`.
+        The arguments of `daskdist.service.worker.delivery.Consumer` that producers are sent.
     in_turn
-        Whether one element of each task is taken in turn; else whatever has come first.
+        Whether one element of each task is taken in turn; otherwise elements are taken in order of arrival.
     compression
-        As of `daskdist.service.compression.readable`.
+        As in `daskdist.service.compression.readable`.
     """
 
     def __init__(
@@ -88,20 +88,20 @@ class ServiceReader:
         self.close = Finalizer(self, _close, self._loop, connection, arrived)
 
     def take(self, num_rows: int, *, wait: bool) -> Rows:
-        """Return the next elements, at most ``num_rows``; to ``wait`` means that all others are done with.
+        """Return the next elements, at most ``num_rows``; ``wait`` implies that all earlier ones have been used.
 
         Raises
         ------
         Exhausted
-            There are no more.
+            There are no more elements.
         NotReady
-            Not to wait, and none are there yet.
+            No elements have arrived, and ``wait`` is False.
         ClusterError
-            This process was forked from the one that began to read: both would get the same elements.
+            This process was forked from the one that began to read, so both would get the same elements.
         """
         if os.getpid() != self._process:
             raise ClusterError(
-                "this iterator of a served dataset is of another process, from which this one was forked; iterate over "
+                "this iterator of a served dataset belongs to the process that this one was forked from; iterate over "
                 "the dataset here"
             )
         arrived, pace = self._arrived, self._pace
@@ -130,21 +130,21 @@ class ServiceReader:
         raise Exhausted
 
     def take_exactly(self, num_rows: int) -> Rows:
-        """Refuse to go on from a position: what was read has gone.
+        """Refuse to resume from a position: elements that were read are not kept.
 
         Raises
         ------
         ArgumentError
-            Always.
+            The method was called.
         """
         raise ArgumentError(
-            "a dataset from the service cannot be read again from a position; a consumer that begins anew under the "
-            "same job_name gets what nobody has read"
+            "a dataset from the service cannot be resumed from a position; a consumer that starts again with the "
+            "same job_name gets the elements that no consumer has read"
         )
 
 
 def _close(loop: asyncio.AbstractEventLoop, connection: _Connection, arrived: Arrived) -> None:
-    # What the local pipeline has taken is done with; the rest goes to others.
+    # The elements that the local pipeline took count as used; the rest go to other consumers.
     with arrived.changed:
         in_hand = arrived.done_with()
         arrived.is_over = True
@@ -154,7 +154,7 @@ def _close(loop: asyncio.AbstractEventLoop, connection: _Connection, arrived: Ar
         loop.call_soon_threadsafe(connection.acknowledge, in_hand)
         loop.call_soon_threadsafe(connection.stop)
     if not threading.main_thread().is_alive():
-        # The program ends, and the event loop with it.
+        # The program is ending, and has already stopped the event loop.
         connection.has_left.wait(1)
 
 
@@ -184,20 +184,20 @@ class _Connection:
         self._reading = Reading(name, joining, arrived, self._to_worker, self._read_all, in_turn=in_turn)
         self._comm: Comm | None = None
         self._task: asyncio.Task[None] | None = None
-        # By the address of a worker; and how often connections were lost before anything came over them.
+        # By the address of a worker: its connection, and how often in a row it was lost before any message arrived.
         self._links: dict[str, Link] = {}
         self._num_failed: dict[str, int] = {}
-        # Workers to which it will connect again.
+        # The workers that are to be connected to again.
         self._is_cut: set[str] = set()
         self._sending: set[asyncio.Task[None]] = set()
         self._is_leaving = False
         self.has_left = threading.Event()
         self._has_joined = False
-        # Whether a scheduler that takes the place of a lost one knows of this consumer.
+        # Whether a replacement of a lost scheduler can know this consumer.
         self._is_kept = False
 
     def start(self) -> None:
-        """Begin."""
+        """Start to read."""
         self._task = asyncio.ensure_future(self._run())
 
     def stop(self) -> None:
@@ -206,7 +206,7 @@ class _Connection:
             self._task.cancel()
 
     def acknowledge(self, parts: Sequence[tuple[str, int, int]]) -> None:
-        """Note that elements are done with: of tasks, from a first one to before another."""
+        """Record that elements were used: ``(task, first, stop)``."""
         for task, first, stop in parts:
             self._reading.acknowledge(task, first, stop)
 
@@ -224,7 +224,7 @@ class _Connection:
             await self._leave()
 
     async def _session(self) -> bool:
-        # Return whether the iteration is over for the consumer; else the connection was lost.
+        # Return True when the iteration is over for the consumer, and False when the connection was lost.
         comm = self._comm = await self._connected()
         try:
             await self._enter(comm)
@@ -249,7 +249,7 @@ class _Connection:
                 await asyncio.sleep(_CONNECT_AGAIN_S)
 
     async def _leave(self) -> None:
-        # The dispatcher tells workers what is done with, also those to which the connection was cut.
+        # The dispatcher passes on which elements were used, also to workers that this consumer cannot reach.
         self._is_leaving = True
         try:
             if self._comm is not None:
@@ -296,11 +296,11 @@ class _Connection:
 
     def _on_end(self, was_over: bool) -> bool:
         if not was_over and self._reading.was_given_more():
-            # Others left it elements meanwhile: the end is told again behind those.
+            # The consumer got elements of others meanwhile; the end is sent again after those.
             return False
         if was_over:
             logger.warning(
-                "this iteration of the job was over before it was asked for, and gives no elements; use another "
+                "this iteration of the job was over before it was requested, so it has no elements; use another "
                 "job_name to read the dataset again"
             )
         self._arrived.end()
@@ -316,7 +316,7 @@ class _Connection:
             sending.add_done_callback(self._sent)
 
     def _sent(self, sending: asyncio.Task[None]) -> None:
-        # Where it failed, the dispatcher is gone, which is seen elsewhere.
+        # A failure means that the dispatcher is gone, which `_session` notices.
         self._sending.discard(sending)
         if not sending.cancelled():
             sending.exception()
@@ -329,7 +329,7 @@ class _Connection:
             link = self._links[worker] = Link(
                 worker, self._name, next(_numbers), self._address, self._compression, self._got, self._lost
             )
-        # What is not sent now, a further "join" tells.
+        # A message that cannot be sent now is covered by the next "join".
         if link is not None:
             link.append(message)
 
@@ -347,11 +347,11 @@ class _Connection:
             self._arrived.end(error)
             self.stop()
         elif not self._is_leaving:
-            # The dispatcher knows better than the connection whether the worker is gone, and where its tasks go.
+            # Only the dispatcher knows whether the worker is gone and which workers get its tasks.
             num_failed = self._num_failed[link.worker] = self._num_failed.get(link.worker, 0) + 1
             if num_failed == _WARN_AFTER:
                 logger.warning(
-                    "a dataset from the service cannot be read from the worker %s: connections to it are cut",
+                    "a dataset from the service cannot be read from the worker %s: connections to it break",
                     link.worker,
                 )
             self._is_cut.add(link.worker)

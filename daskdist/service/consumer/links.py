@@ -1,4 +1,4 @@
-"""The connection of a consumer to a worker."""
+"""The connection of a consumer to one worker."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Link:
     worker
         The address of the worker.
     name, number
-        The name of the consumer, and a number that is larger than those of its connections before.
+        The name of the consumer, and a number larger than those of its earlier connections.
     address
-        Where the service is, and how to connect.
+        The address of the service, and how to connect.
     compression
-        As of `daskdist.service.compression.readable`.
+        As in `daskdist.service.compression.readable`.
     got
-        Takes the messages of the worker: ``got(link, message)``.
+        Called with each message of the worker: ``got(link, message)``.
     lost
-        Called when the connection is gone: ``lost(link, error)``, where ``error`` is None if it was closed or cut.
+        Called when the connection ends: ``lost(link, error)``, where ``error`` is None if it was closed or broken.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Link:
         except (OSError, asyncio.CancelledError):
             pass
         except Exception as error:
-            # Elements that cannot be unpickled here, for one.
+            # For example, elements that cannot be unpickled here.
             failure = error
         finally:
             if writing is not None:

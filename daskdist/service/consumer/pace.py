@@ -1,4 +1,4 @@
-"""How many elements a local pipeline takes at a time from what has come."""
+"""The limit on the elements that a local pipeline takes ahead of its program."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-# A pipeline takes so many elements ahead of its program, or as many as that uses in so long if they are more.
+# A pipeline takes this many elements ahead of its program, or what the program uses in this time if that is more.
 FEW: Final = 4
 MOMENT_S: Final = 0.01
 
 
 class Pace:
-    """Bounds what a pipeline takes ahead of its program: that is lost to other consumers when its iterator is closed.
+    """A limit on the elements a pipeline takes ahead: they are lost to other consumers when its iterator is closed.
 
     Parameters
     ----------
     most
-        The most elements at a time; None for no limit.
+        The largest number of elements to take at a time; None for no limit.
     clock
         Returns the time, in seconds.
     """
@@ -26,12 +26,12 @@ class Pace:
         self._most = most
         self._clock = clock
         self._moment = FEW
-        # Elements taken since the program last waited for one, when that was, and those of them not waited for.
+        # The elements taken since the program last waited for one, the time of that, and those of them not waited for.
         self._num_taken = self._num_ahead = 0
         self._began_at = clock()
 
     def waits(self) -> None:
-        """Note that the program waits for the next element: it is done with those that were taken."""
+        """Record that the program waits for the next element, so it has used all that were taken."""
         used_s = self._clock() - self._began_at
         self._moment = FEW
         if self._num_taken:
@@ -44,7 +44,7 @@ class Pace:
         return allowed if self._most is None else min(allowed, self._most)
 
     def took(self, num_elements: int, *, wait: bool) -> None:
-        """Note that elements were taken."""
+        """Record that elements were taken."""
         if wait:
             self._began_at = self._clock()
         else:

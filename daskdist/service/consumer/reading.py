@@ -16,24 +16,24 @@ logger: Final = logging.getLogger("daskdist")
 
 Pairs = list[tuple[int, int]]
 
-# A program that has taken nothing for so long leaves the elements of new tasks to others.
+# A program that has taken nothing for this long leaves the elements of new tasks to other consumers.
 _IDLE_S: Final = 0.25
 
 
 class Arrived:
-    """The elements that have come, which the event loop adds and the program's thread takes.
+    """The elements that have arrived, which the event loop adds and the program's thread takes.
 
-    Its condition is held by those who use it.
+    Callers hold its condition.
     """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        # Parts that have come: the task, the number of the first element, and the elements.
+        # The parts that have arrived: the task, the number of the first element, and the elements.
         self.parts: deque[tuple[str, int, Rows]] = deque()
-        # The tasks from which elements are taken in turn, and the next one; in any order where there are none.
+        # The tasks whose elements are taken in turn, and the next one; without tasks, elements are taken in any order.
         self.turns: list[str] = []
         self.turn = 0
-        # Elements that were taken and are not done with: the task, the first, and before which they stop.
+        # The intervals of elements that were taken and are not used up: (task, first, stop).
         self.in_hand: list[tuple[str, int, int]] = []
         self.is_over = False
         self.failure: BaseException | None = None
@@ -41,19 +41,19 @@ class Arrived:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether elements wait for a program that has taken none for a while."""
+        """Return whether elements have waited for a while without the program taking any."""
         has_some = bool(self.parts or self.in_hand)
         return has_some and time.monotonic() - self._taken_at > _IDLE_S
 
     def place(self) -> int | None:
-        """Return the place of the part to take elements of; None where that has not come."""
+        """Return the index of the part to take elements from; None if it has not arrived."""
         if not self.turns:
             return 0 if self.parts else None
         task = self.turns[self.turn % len(self.turns)]
         return next((place for place, part in enumerate(self.parts) if part[0] == task), None)
 
     def take(self, place: int, most: int) -> Rows:
-        """Return elements of the part at a place, at most so many."""
+        """Return at most ``most`` elements of the part at an index."""
         self._taken_at = time.monotonic()
         task, first, rows = self.parts[place]
         if self.turns:
@@ -68,17 +68,17 @@ class Arrived:
         return rows
 
     def done_with(self) -> list[tuple[str, int, int]]:
-        """Return what was taken and has not been returned by this."""
+        """Return the intervals that were taken since the last call."""
         in_hand, self.in_hand = self.in_hand, []
         return in_hand
 
     def remove(self, task: str, unwanted: Intervals) -> Pairs:
-        """Drop elements of a task that were not taken yet; return those."""
+        """Drop elements of a task that were not taken yet, and return their intervals."""
         removed: Pairs = []
         parts, self.parts = self.parts, deque()
-        for each, first, rows in parts:
-            if each != task:
-                self.parts.append((each, first, rows))
+        for part_task, first, rows in parts:
+            if part_task != task:
+                self.parts.append((part_task, first, rows))
                 continue
             stop = first + len(rows)
             removed += unwanted.within(first, stop)
@@ -87,7 +87,7 @@ class Arrived:
         return removed
 
     def end(self, failure: BaseException | None = None) -> None:
-        """Note that nothing more comes."""
+        """Record that no more elements will arrive."""
         with self.changed:
             self.is_over = True
             self.failure = self.failure or failure
@@ -95,21 +95,21 @@ class Arrived:
 
 
 class Reading:
-    """The tasks that a consumer reads, and what it has of each.
+    """The tasks that a consumer reads, and the elements it has of each.
 
     Parameters
     ----------
     name
         The name of the consumer.
     joining
-        What producers are told of it: arguments of `Consumer` in `service.worker.delivery`. Its windows are of all
-        tasks together.
+        The arguments of `Consumer` in `service.worker.delivery` that producers are sent. The windows are totals over
+        all tasks.
     arrived
-        Where elements go.
+        The queue to which elements are added.
     send
         Sends a message to a worker: ``send(address, message)``.
     read_all
-        Tells the dispatcher that the tasks of its messages so far are at their end: ``read_all(number of the last)``.
+        Tells the dispatcher that all tasks up to its message of this number were read: ``read_all(number)``.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class Reading:
         self._send = send
         self._read_all = read_all
         self._in_turn = in_turn
-        # The number of the dispatcher's last message.
+        # The number of the last message of the dispatcher.
         self._told = 0
-        # By the id of a task: the attempt, and the worker; "" while none has it.
+        # By task id: the attempt, and the worker; "" while the task has none.
         self._tasks: dict[str, tuple[int, str]] = {}
         self._ended: set[str] = set()
-        # Tasks that came while the program took no elements: those of others go to whoever does.
+        # The tasks that came while the program took no elements, which are left to consumers that do.
         self._unjoined: set[str] = set()
-        # Of each task, the elements that came and are not acknowledged, and those that are.
+        # By task: the elements that arrived and are not acknowledged, and those that are acknowledged.
         self._held: defaultdict[str, Intervals] = defaultdict(Intervals)
         self._done: defaultdict[str, Intervals] = defaultdict(Intervals)
         self._windows = _Windows(joining["window_elements"], self._held, is_each_read=in_turn)
@@ -143,9 +143,9 @@ class Reading:
     # --- the dispatcher ---
 
     def tasks(self, tasks: tuple[tuple[str, int, str], ...], number: int) -> None:
-        """Read from these tasks from now on: each with its attempt and its worker, "" where it waits for one.
+        """Read exactly these tasks from now on: ``(task, attempt, worker)``, with "" while a task waits for a worker.
 
-        The dispatcher is told the ``number`` of its last message along with the end of all of them.
+        ``number`` is that of the dispatcher's message; it is sent back when all tasks were read to their end.
         """
         self._told = number
         now = {task: (attempt, worker) for task, attempt, worker in tasks}
@@ -157,7 +157,7 @@ class Reading:
         self._ended.difference_update(changed)
         for task in changed:
             self._windows.close(task)
-            # Elements of a task that has begun anew go to nobody before all have come.
+            # A restarted task sends no elements until all its consumers have joined again.
             if not now[task][0] and not self._in_turn and self._arrived.is_idle:
                 self._unjoined.add(task)
             else:
@@ -173,15 +173,15 @@ class Reading:
         self._tell_if_all_read()
 
     def begin_again(self) -> None:
-        """Note that another dispatcher may answer, which has told nothing yet."""
+        """Forget the messages of the dispatcher, since another one may answer from now on."""
         self._told = 0
 
     def done(self) -> dict[str, Pairs]:
-        """Return what is done with, by task."""
+        """Return the elements that were used, by task."""
         return {task: list(numbers) for task, numbers in self._done.items() if len(numbers)}
 
     def was_given_more(self) -> bool:
-        """Return whether elements have come since the end of all tasks; that is told once more when they are used."""
+        """Return whether elements arrived after the end of all tasks, which must then be reported again."""
         self._ends_late = any(map(len, self._held.values()))
         return self._ends_late
 
@@ -199,7 +199,7 @@ class Reading:
         return {worker for _, worker in self._tasks.values()} - {""}
 
     def connected_again(self, worker: str) -> None:
-        """Note that messages to and from a worker may have been lost: tell it all."""
+        """Send a worker everything again, since messages to and from it may have been lost."""
         for task, (_, its) in list(self._tasks.items()):
             if its == worker:
                 self._ended.discard(task)
@@ -217,7 +217,7 @@ class Reading:
             self._send(worker, ("join", task, attempt, joining, list(self._held[task]), list(self._done[task])))
 
     def got(self, worker: str, message: Any) -> None:
-        """Take a message of a worker; one about an attempt that is over says nothing."""
+        """Handle a message of a worker; ignore messages about earlier attempts."""
         kind, task, attempt, *args = message
         if self._tasks.get(task) == (attempt, worker):
             getattr(self, f"_on_{kind}")(task, *args)
@@ -240,12 +240,12 @@ class Reading:
 
     def _on_withdraw(self, task: str, pairs: Pairs) -> None:
         self._remove(task, Intervals(pairs))
-        # What is being used comes twice: this consumer was taken for lost.
+        # The consumer was considered lost, so elements that it is using were given to others as well.
         self._held[task].difference_update(pairs)
 
     def _on_passed(self, task: str, num_elements: int) -> None:
         logger.warning(
-            "a trainer was slower than the window of the shared cache and passed over %d elements; have the trainers "
+            "a trainer was slower than the window of the shared cache and missed %d elements; have the trainers "
             "keep the same pace, or set daskdist.service.cache-bytes higher",
             num_elements,
         )
@@ -266,15 +266,15 @@ class Reading:
     # --- the program ---
 
     def acknowledge(self, task: str, first: int, stop: int) -> None:
-        """Note that elements are done with."""
+        """Record that elements were used."""
         if task in self._tasks:
             self._held[task].remove(first, stop)
             self._done[task].add(first, stop)
             self._tell(task, "ack", [(first, stop)])
             unjoined, self._unjoined = self._unjoined, set()
             self._resize()
-            for each in unjoined:
-                self._join(each)
+            for other_task in unjoined:
+                self._join(other_task)
             if self._ends_late and not any(map(len, self._held.values())):
                 self._tell_if_all_read()
 
@@ -297,23 +297,23 @@ class Reading:
 
 
 class _Windows:
-    """Divides the elements that may be on their way to a consumer among the tasks that it reads.
+    """The division of a consumer's window, the elements that may be in flight to it, among the tasks it reads.
 
     Parameters
     ----------
     num_elements
-        The most, of all tasks together; None for no limit.
+        The window, a total over all tasks; None for no limit.
     held
-        Of each task the elements that came and are not acknowledged.
+        By task, the elements that arrived and are not acknowledged.
     is_each_read
-        Whether the consumer needs an element of each task, so that none is left without.
+        Whether the consumer needs an element of each task, so that each gets a window.
     """
 
     def __init__(self, num_elements: int | None, held: dict[str, Intervals], *, is_each_read: bool) -> None:
         self._num_elements = num_elements
         self._held = held
         self._least = int(is_each_read)
-        # Of each task that is open what its producer may go by, and what it was told last.
+        # By open task: the largest window that its producer may still use, and the one it was sent last.
         self._granted: dict[str, int] = {}
         self._told: dict[str, int] = {}
 
@@ -322,17 +322,17 @@ class _Windows:
         return _NO_LIMIT if self._num_elements is None else self._told.get(task, 0)
 
     def close(self, task: str) -> None:
-        """Note that nothing is sent from a task."""
+        """Record that a task sends nothing."""
         self._granted.pop(task, None)
         self._told.pop(task, None)
 
     def confirm(self, task: str, window: int) -> None:
-        """Note that the producer of a task goes by a window from now on."""
+        """Record that the producer of a task uses a window from now on."""
         if self._told.get(task) == window:
             self._granted[task] = window
 
     def changes(self, open_tasks: list[str]) -> list[tuple[str, int]]:
-        """Return the windows that are to change, of tasks from which elements may come."""
+        """Return the tasks whose windows are to change, and the new windows, among the tasks that may send elements."""
         if self._num_elements is None or not open_tasks:
             return []
         share, rest = divmod(self._num_elements, len(open_tasks))
@@ -349,7 +349,7 @@ class _Windows:
         return changed
 
     def _num_out(self) -> int:
-        # Of all tasks what came or may come.
+        # The elements of all tasks that arrived or may arrive.
         tasks = self._granted.keys() | self._held.keys()
         return sum(max(self._granted.get(task, 0), len(self._held.get(task, ()))) for task in tasks)
 

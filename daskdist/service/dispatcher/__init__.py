@@ -1,1 +1,1 @@
-"""The dispatcher of the data service: its state machine, and its place on the scheduler."""
+"""The dispatcher of the data service: its state machine, and the plugin that runs it on the scheduler."""

@@ -1,4 +1,4 @@
-"""Requests to the dispatcher of the data service, and the commands that it gives."""
+"""Requests to the dispatcher of the data service, and the commands that it returns."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class DatasetEntry:
     Parameters
     ----------
     id
-        Its name in the service.
+        The dataset's id in the service.
     fingerprint
-        Of its pipeline.
+        The fingerprint of its pipeline.
     pickle
-        The dataset.
+        The pickled dataset.
     facts
-        What consumers are told of it: its spec and cardinality, pickled.
+        The pickled `DatasetFacts` that consumers are sent.
     pieces
-        Its number of units and how many are worth a lease, where runs of units can be leased to workers; None where
-        one worker has to put the elements together.
+        The number of units and the number that is worth a lease, if runs of units can be leased to workers; None if
+        one worker has to assemble the elements.
     """
 
     id: str
@@ -36,20 +36,20 @@ class DatasetEntry:
 
 @dataclass(frozen=True)
 class JobOptions:
-    """Options that all consumers of a job must have in common.
+    """Options that must be the same for all consumers of a job.
 
     Parameters
     ----------
     mode
-        What each worker produces; `ShardingPolicy.FILE_OR_DATA` was decided by the first consumer.
+        The part that each worker produces; `ShardingPolicy.FILE_OR_DATA` is resolved by the first consumer.
     num_consumers
-        The consumers of coordinated reads; None where elements go to whoever asks first.
+        The number of consumers of coordinated reads; None if each element goes to the first consumer with room for it.
     cache_bytes
-        The window of a cache that trainers share on each worker; None where there is none.
+        The size of the window of the cache that trainers share on each worker; None without a cache.
     target
-        ``"ANY"``, or ``"LOCAL"`` for the workers on the consumer's host.
+        The workers to read from: ``"ANY"``, or ``"LOCAL"`` for those on the consumer's host.
     redelivers
-        Whether elements that a lost consumer has not acknowledged go to others.
+        Whether elements that a lost consumer has not acknowledged go to other consumers.
     """
 
     mode: ShardingPolicy
@@ -60,32 +60,32 @@ class JobOptions:
 
     @property
     def has_copies(self) -> bool:
-        """Return whether each worker produces the whole dataset, and consumers do not mind how many do."""
+        """Return whether each worker produces the whole dataset and consumers accept any number of copies."""
         return self.mode is ShardingPolicy.OFF and self.num_consumers is None
 
 
 @dataclass(frozen=True)
 class Join:
-    """A consumer's request.
+    """The request of a consumer to join a job.
 
     Parameters
     ----------
     name
-        Its own, which no other has.
+        The unique name of the consumer.
     dataset
         The id of the dataset.
     job
-        The name of the job; None for one of its own.
+        The name of the job; None for a job of this consumer alone.
     iteration
         The number of the iteration.
     options
-        Those of the job.
+        The options of the job.
     host
-        Its host.
+        The host of the consumer.
     index
-        Its place among the consumers of coordinated reads.
+        The index of the consumer in coordinated reads.
     is_again
-        Whether it had joined before, and has lost its connection.
+        Whether the consumer had joined before and lost its connection.
     """
 
     name: str
@@ -105,23 +105,23 @@ class TaskSpec:
     Parameters
     ----------
     id
-        Its name.
+        The unique name of the task.
     attempt
-        How often it was begun before: messages of earlier attempts do not count.
+        The number of earlier attempts, whose messages are ignored.
     dataset
         The id of the dataset.
     iteration
-        The number of the iteration, which is the number of the pass.
+        The number of the iteration, used as the epoch.
     options
-        Those of the job.
+        The options of the job.
     index, count
-        Which share of how many it is; which of the copies, where each is of the whole dataset.
+        The index and the number of shares, or of copies if each task produces the whole dataset.
     lease
-        The first of the units to produce, and before which to stop; None where it is no lease.
+        The interval of units to produce, as ``(first, stop)``; None if the task is not a lease.
     done
-        The elements that were acknowledged.
+        The elements that were acknowledged before.
     expected
-        The consumers of the attempt before, which may hold elements.
+        The consumers of the previous attempt, which may hold elements.
     """
 
     id: str
@@ -154,7 +154,7 @@ class StopTask:
 
 @dataclass(frozen=True)
 class LoseConsumer:
-    """Tell a worker that a consumer of a task is gone, and if it left what it was done with; None if it was lost."""
+    """Tell a worker that a consumer of a task is gone; ``done`` has what it used if it left, None if it was lost."""
 
     worker: str
     task: str
@@ -164,7 +164,7 @@ class LoseConsumer:
 
 @dataclass(frozen=True)
 class TellTasks:
-    """Tell a consumer all tasks that are not done, as ``(task, attempt, worker)``: "" while it waits for a worker."""
+    """Tell a consumer all unfinished tasks, as ``(task, attempt, worker)``; "" if a task waits for a worker."""
 
     consumer: str
     tasks: tuple[tuple[str, int, str], ...]
@@ -173,7 +173,7 @@ class TellTasks:
 
 @dataclass(frozen=True)
 class TellEnd:
-    """Tell a consumer that its iteration is over; ``was_over`` if it was before the consumer came."""
+    """Tell a consumer that its iteration is over; ``was_over`` if it was over before the consumer joined."""
 
     consumer: str
     was_over: bool = False
@@ -181,7 +181,7 @@ class TellEnd:
 
 @dataclass(frozen=True)
 class TellFailure:
-    """Tell a consumer why it gets no more elements: a message, or an error of a worker as it was pickled there."""
+    """Tell a consumer why it gets no more elements: a message, and the pickled error of a worker if there is one."""
 
     consumer: str
     message: str
@@ -190,7 +190,7 @@ class TellFailure:
 
 @dataclass(frozen=True)
 class TellWaiting:
-    """Tell a consumer what it has waited for."""
+    """Tell a consumer what it is waiting for."""
 
     consumer: str
     message: str

@@ -1,7 +1,7 @@
 """The dispatcher of the data service, as a state machine without I/O.
 
-It knows the datasets, the jobs, the iterations of those, the tasks of each iteration, the workers and the consumers.
-Its methods are told what has happened and return commands, which the extension of the scheduler carries out in order.
+It knows the datasets, the jobs and their iterations, the tasks of each iteration, the workers and the consumers. Each
+method reports an event and returns commands, which the scheduler plugin carries out in order.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from daskdist.service.dispatcher.jobs import (
 from daskdist.service.modes import ShardingPolicy
 
 Pairs = Iterable[tuple[int, int]]
-# Names what is kept: its kind, and which one.
+# The key of a value that is kept: its kind, and its name.
 Key = tuple[Any, ...]
 
-# A consumer that has waited for so long for a worker, or for other consumers, is told what it waits for.
+# A consumer that has waited this long for a worker or for other consumers is told the reason.
 WARN_AFTER_S: Final = 30.0
 _BY_WORKER: Final = (ShardingPolicy.OFF, ShardingPolicy.FILE, ShardingPolicy.HINT)
 _ORDER: Final = ("dataset", "job", "iteration")
 
 
-class Refused(ValueError):  # noqa: N818 - what a consumer is told
-    """A request that the dispatcher does not take; the message says why."""
+class Refused(ValueError):  # noqa: N818 - an answer to a consumer
+    """A request that the dispatcher refuses; the message says why."""
 
 
 class Dispatcher:
@@ -52,11 +52,11 @@ class Dispatcher:
     clock
         Returns the time, in seconds.
     gc_timeout_s
-        How long an iteration without consumers is kept.
+        The time for which an iteration without consumers is kept.
     reconnect_timeout_s
-        How long consumers of the dispatcher before are waited for.
+        The time to wait for the consumers of the previous dispatcher.
     is_kept
-        Whether `changes` is to tell what has changed.
+        Whether the state is kept, so that `changes` must report changes.
     """
 
     def __init__(
@@ -72,21 +72,21 @@ class Dispatcher:
         self._reconnect_timeout_s = reconnect_timeout_s
         self._is_kept = is_kept
         self.datasets: dict[str, DatasetEntry] = {}
-        # By address, the host.
+        # By worker address: the host.
         self.workers: dict[str, str] = {}
         self._jobs: dict[str, Job] = {}
         self._consumers: dict[str, JobConsumer] = {}
         self._tasks: dict[str, tuple[Iteration, Task]] = {}
         self._told = 0
-        # Consumers that a dispatcher before had, and since when they are waited for.
+        # The consumers of the previous dispatcher that have not come back, and the time of the restart.
         self._away: dict[str, float] = {}
-        # What has changed and is to be kept; None for what is no more.
+        # The changes to be kept, by key; None for a key that was removed.
         self._changed: dict[Key, Any] = {}
 
     # --- datasets ---
 
     def register(self, dataset: DatasetEntry) -> None:
-        """Add a dataset; one that is there under this id stays.
+        """Add a dataset; a dataset that is registered under this id already stays.
 
         Raises
         ------
@@ -99,35 +99,35 @@ class Dispatcher:
             self._note("dataset", dataset.id, value=dataset)
         elif known.fingerprint != dataset.fingerprint:
             raise Refused(
-                f"the dataset id {dataset.id!r} is registered with another pipeline, of fingerprint "
-                f"{known.fingerprint}; this one's is {dataset.fingerprint}. Register it under another id"
+                f"the dataset id {dataset.id!r} is registered with another pipeline, whose fingerprint is "
+                f"{known.fingerprint}; that of this pipeline is {dataset.fingerprint}. Register it under another id"
             )
 
     # --- workers ---
 
     def worker_joined(self, address: str, host: str) -> list[Command]:
-        """Note a worker: it takes tasks that wait for one, and copies of datasets that each worker has one of."""
+        """Add a worker, which gets tasks that wait for a worker and the datasets of which each worker has a copy."""
         self.workers[address] = host
-        # Others may have the leases of workers that were lost on top of their own: this one gets further ones.
+        # Other workers may still have leases of lost workers beside the usual number: this worker gets new leases.
         return [
             command
-            for each in self.iterations(only_running=True)
-            for command in self._assign(each, num_more=max(LEASES_A_WORKER - len(each.waiting), 0))
+            for iteration in self.iterations(only_running=True)
+            for command in self._assign(iteration, num_more=max(LEASES_A_WORKER - len(iteration.waiting), 0))
         ]
 
     def worker_left(self, address: str) -> list[Command]:
-        """Note that a worker is gone: its tasks begin anew on others, behind what was acknowledged."""
+        """Remove a worker; its tasks restart on other workers, after the elements that were acknowledged."""
         self.workers.pop(address, None)
         commands: list[Command] = []
         for iteration in self.iterations(only_running=True):
-            lost = [each for each in iteration.tasks.values() if each.worker == address and not each.is_done]
+            lost = [task for task in iteration.tasks.values() if task.worker == address and not task.is_done]
             for task in lost:
                 task.worker = None
-                others = [
-                    each for each in iteration.tasks.values() if each is not task and (each.worker or each.is_done)
+                other_tasks = [
+                    other for other in iteration.tasks.values() if other is not task and (other.worker or other.is_done)
                 ]
-                if iteration.job.options.has_copies and others:
-                    # Others produce the whole dataset.
+                if iteration.job.options.has_copies and other_tasks:
+                    # Other tasks produce the whole dataset.
                     del iteration.tasks[task.id], self._tasks[task.id]
             if lost:
                 commands += self._assign(iteration) + self._tell_tasks(iteration) + self._end_if_over(iteration)
@@ -136,22 +136,22 @@ class Dispatcher:
     # --- consumers ---
 
     def joined(self, join: Join) -> list[Command]:
-        """Add a consumer; begin its job and its iteration where they are new.
+        """Add a consumer, and start its job and its iteration if they are new.
 
         Raises
         ------
         Refused
-            It does not go with the job of that name, or its dataset is not registered.
+            The request does not match the job of that name, or its dataset is not registered.
         """
         if join.is_again and join.name not in self._consumers:
             raise Refused(
-                "this scheduler does not know the consumer: it was started anew without the state of the one before, "
-                "which is kept in the setting daskdist.service.work-dir, or took the consumer for lost"
+                "this scheduler does not know the consumer: it was restarted without the state of the previous one, "
+                "which is kept if the setting daskdist.service.work-dir is set, or it considers the consumer lost"
             )
         job = self._job_of(join)
         iteration = job.iterations.setdefault(join.iteration, Iteration(job, join.iteration, (0, self._clock())))
         if join.index is not None:
-            taken = [each for each in iteration.consumers.values() if each.join.index == join.index]
+            taken = [consumer for consumer in iteration.consumers.values() if consumer.join.index == join.index]
             if taken and taken[0].join.name != join.name:
                 raise Refused(f"consumer_index {join.index} is taken by another consumer of the job {job.name!r}")
         consumer = JobConsumer(join, iteration, self._clock())
@@ -166,14 +166,14 @@ class Dispatcher:
         return self._assign(iteration) + self._tell(consumer)
 
     def left(self, name: str, done: Mapping[str, Pairs] | None = None) -> list[Command]:
-        """Remove a consumer; a job without a name goes with it.
+        """Remove a consumer, and its job if that has no name.
 
         Parameters
         ----------
         name
-            Its name.
+            The name of the consumer.
         done
-            What it is done with, by task; None where it was lost.
+            The elements that it used, by task; None if it was lost.
         """
         consumer = self._consumers.pop(name, None)
         if consumer is None:
@@ -199,35 +199,35 @@ class Dispatcher:
         return name in self._consumers
 
     def read_all(self, name: str, told: int) -> list[Command]:
-        """Note that a consumer got the end of all tasks that it was told of, in the message of that number."""
+        """Record that a consumer reached the end of all tasks named in the message of this number."""
         consumer = self._consumers.get(name)
         if consumer is None or consumer.told != told:
-            # It is about to learn of others.
+            # A newer message with other tasks is on its way.
             return []
         iteration = consumer.iteration
         if iteration.can_lease:
-            # Others keep it waiting by what they have not acknowledged.
+            # It waits for elements that other consumers have not acknowledged.
             return self._assign(iteration, num_more=1)
         return [TellEnd(name)] if iteration.count and not iteration.waiting else []
 
     # --- tasks ---
 
     def progressed(self, task_id: str, attempt: int, pairs: Pairs) -> list[Command]:
-        """Note which elements of a task were acknowledged."""
-        found = self._current(task_id, attempt)
-        if found is None:
+        """Record that elements of a task were acknowledged."""
+        current = self._current(task_id, attempt)
+        if current is None:
             return []
-        iteration, task = found
+        iteration, task = current
         task.done.update(pairs)
         self._note_change(iteration)
         return []
 
     def task_done(self, task_id: str, attempt: int) -> list[Command]:
-        """Note that all elements of a task were acknowledged."""
-        found = self._current(task_id, attempt)
-        if found is None:
+        """Record that all elements of a task were acknowledged."""
+        current = self._current(task_id, attempt)
+        if current is None:
             return []
-        iteration, task = found
+        iteration, task = current
         iteration.finish(task)
         if task.id not in iteration.tasks:
             del self._tasks[task.id]
@@ -235,28 +235,28 @@ class Dispatcher:
         return self._assign(iteration) + self._end_if_over(iteration)
 
     def task_failed(self, task_id: str, attempt: int, message: str, error: Any) -> list[Command]:
-        """Note that a task failed: so does its iteration."""
-        found = self._current(task_id, attempt)
-        if found is None:
+        """Record that a task failed, which fails its iteration."""
+        current = self._current(task_id, attempt)
+        if current is None:
             return []
-        iteration, _ = found
+        iteration, _ = current
         iteration.failure = (message, error)
         self._note_change(iteration)
         commands: list[Command] = [TellFailure(name, message, error) for name in iteration.consumers]
         return self._stop(iteration) + commands
 
     def iterations(self, *, only_running: bool = False) -> list[Iteration]:
-        """Return the iterations of all jobs; without those that failed where ``only_running``."""
-        found = [each for job in self._jobs.values() for each in job.iterations.values()]
-        return [each for each in found if each.failure is None] if only_running else found
+        """Return the iterations of all jobs; without the failed ones if ``only_running``."""
+        iterations = [iteration for job in self._jobs.values() for iteration in job.iterations.values()]
+        return [iteration for iteration in iterations if iteration.failure is None] if only_running else iterations
 
     # --- time ---
 
     def tick(self) -> list[Command]:
-        """Remove jobs that nobody has read for long, and tell consumers what they have waited for."""
+        """Remove jobs that have had no consumer for long, and tell consumers what they are waiting for."""
         now, commands = self._clock(), []
         for job in list(self._jobs.values()):
-            idle = [each.idle_since for each in job.iterations.values()]
+            idle = [iteration.idle_since for iteration in job.iterations.values()]
             if all(since is not None and now - since >= self._gc_timeout_s for since in idle):
                 commands += self._remove(job)
         for name, since in list(self._away.items()):
@@ -281,11 +281,11 @@ class Dispatcher:
             return ""
         if not iteration.running:
             if not self.workers:
-                return "the cluster has no worker that could produce the dataset"
+                return "the cluster has no worker to produce the dataset"
             return "" if self._eligible(iteration.job) else f"no worker is on the host {iteration.job.host}"
         num_consumers = iteration.job.options.num_consumers
         if num_consumers is not None:
-            present = {each.join.index for each in iteration.consumers.values()}
+            present = {consumer.join.index for consumer in iteration.consumers.values()}
             missing = [str(index) for index in range(num_consumers) if index not in present]
             if missing:
                 return f"the consumers of consumer_index {', '.join(missing)} are missing"
@@ -294,16 +294,16 @@ class Dispatcher:
     # --- state that is kept ---
 
     def changes(self) -> dict[Key, Any]:
-        """Return what has changed since the last call and a new scheduler needs; None for what is no more."""
+        """Return the changes since the last call that a new scheduler needs; the value of a removed key is None."""
         changed, self._changed = self._changed, {}
-        return {key: each.saved() if isinstance(each, (Job, Iteration)) else each for key, each in changed.items()}
+        return {key: value.saved() if isinstance(value, (Job, Iteration)) else value for key, value in changed.items()}
 
     def note_unwritten(self, changes: Mapping[Key, Any]) -> None:
-        """Repeat the changes that were reported, except for what has changed since."""
+        """Report changes again in the next call of `changes`, where newer changes take precedence."""
         self._changed = {**changes, **self._changed}
 
     def restore(self, state: Mapping[Key, Any]) -> None:
-        """Go on from all changes that another dispatcher told, the latest of each key."""
+        """Continue from the state of another dispatcher: the latest of its changes for each key."""
         now = self._clock()
         for key, saved in sorted(state.items(), key=lambda item: _ORDER.index(item[0][0])):
             if key[0] == "dataset":
@@ -342,8 +342,8 @@ class Dispatcher:
         return job
 
     def _current(self, task_id: str, attempt: int) -> tuple[Iteration, Task] | None:
-        found = self._tasks.get(task_id)
-        return found if found is not None and found[1].attempt == attempt and not found[1].is_done else None
+        known = self._tasks.get(task_id)
+        return known if known is not None and known[1].attempt == attempt and not known[1].is_done else None
 
     def _eligible(self, job: Job) -> list[str]:
         if job.options.target == "LOCAL":
@@ -351,7 +351,7 @@ class Dispatcher:
         return list(self.workers)
 
     def _assign(self, iteration: Iteration, num_more: int = 0) -> list[Command]:
-        """Make the tasks of an iteration, and give those without a worker one; ``num_more`` leases than is usual."""
+        """Create tasks of an iteration and assign workers; ``num_more`` is the number of leases beside the usual."""
         workers = self._eligible(iteration.job)
         if not workers or iteration.failure is not None or iteration.is_over:
             return []
@@ -362,7 +362,7 @@ class Dispatcher:
             loads = dict.fromkeys(workers, 0)
             for other, its in self._tasks.values():
                 if its.worker in loads and not its.is_done:
-                    # Of its own iteration each worker has as many, where that is possible.
+                    # Balance the tasks of this iteration first, then those of all.
                     loads[its.worker] += 1000 if other is iteration else 1
             task.worker = min(workers, key=lambda worker: loads[worker])
             task.attempt += 1
@@ -384,22 +384,22 @@ class Dispatcher:
                 yield iteration.add_task()
         elif job.options.has_copies:
             with_task = {task.worker for task in iteration.tasks.values()}
-            num_without = sum(each not in with_task for each in workers)
+            num_without = sum(worker not in with_task for worker in workers)
             for _ in range(num_without - len(iteration.waiting)):
                 yield iteration.add_task()
 
     def _tell_tasks(self, iteration: Iteration) -> list[Command]:
-        return [command for each in iteration.consumers.values() for command in self._tell(each)]
+        return [command for consumer in iteration.consumers.values() for command in self._tell(consumer)]
 
     def _tell(self, consumer: JobConsumer) -> list[Command]:
-        # Also of those that wait for a worker: what a consumer has of them it must not forget.
-        tasks = [each for each in consumer.iteration.tasks.values() if not each.is_done]
-        # Not counted for each consumer: one may get what was meant for it before it lost its connection.
+        # Include tasks that wait for a worker: the consumer must keep what it has of them.
+        tasks = [task for task in consumer.iteration.tasks.values() if not task.is_done]
+        # Message numbers are unique among all consumers, since a reconnected one may get messages sent before.
         self._told += 1
         consumer.told = self._told
         return [
             TellTasks(
-                consumer.join.name, tuple((each.id, each.attempt, each.worker or "") for each in tasks), self._told
+                consumer.join.name, tuple((task.id, task.attempt, task.worker or "") for task in tasks), self._told
             )
         ]
 
@@ -418,4 +418,4 @@ class Dispatcher:
         self._note("job", job.key, value=None)
         for number in job.iterations:
             self._note("iteration", job.key, number, value=None)
-        return [command for each in job.iterations.values() for command in self._stop(each)]
+        return [command for iteration in job.iterations.values() for command in self._stop(iteration)]

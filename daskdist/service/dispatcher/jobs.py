@@ -1,4 +1,4 @@
-"""Jobs of the data service, their iterations, and the tasks of those."""
+"""Jobs of the data service, their iterations, and the tasks of each iteration."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from daskdist.service.dispatcher.commands import (
 from daskdist.service.intervals import Intervals
 from daskdist.service.modes import ShardingPolicy
 
-# A worker has so many leases of an iteration at a time: one is produced while the end of another is read.
+# The leases of an iteration that a worker has at a time: one is produced while the end of another is read.
 LEASES_A_WORKER: Final = 2
-# Leases get smaller towards the end: a share of what is left, which is one in so many a worker.
+# Leases get smaller towards the end: a lease is what is left, divided by this number for each worker.
 _SHARES_A_WORKER: Final = 4
-# No lease is smaller than one in so many a worker, so that there are not too many of them.
+# A bound on the number of leases: none is smaller than the whole, divided by this number for each worker.
 _MOST_LEASES_A_WORKER: Final = 16
-# The units of the first leases of what has no end, and how often they double.
+# The units of the first leases of an endless dataset, and the most doublings of that number.
 _FIRST_UNITS: Final = 16
 _MOST_DOUBLINGS: Final = 16
-# What was measured so long ago counts for half.
+# The half-life of measurements of the speed.
 _RATE_OVER_S: Final = 2.0
 
 
 @dataclass
 class Task:
-    """Some elements of an iteration, which one worker produces.
+    """A part of the elements of an iteration, which one worker produces.
 
     Parameters
     ----------
     id
-        Its name.
+        The unique name of the task.
     index
-        Its number among those of the iteration.
+        The number of the task in its iteration.
     lease
-        As `TaskSpec` has it.
+        The interval of units of the task, as in `TaskSpec`.
     worker
-        The address of its worker; None while it waits for one.
+        The address of the task's worker; None while the task waits for one.
     attempt
-        How often it was begun before; -1 before it is begun.
+        The number of earlier attempts; -1 before the first.
     is_done
-        Whether all its elements were acknowledged.
+        Whether all elements of the task were acknowledged.
     done
-        The elements that were.
+        The elements that were acknowledged.
     """
 
     id: str
@@ -66,17 +66,17 @@ class JobConsumer:
     Parameters
     ----------
     join
-        The request that it made.
+        The request of the consumer.
     iteration
-        The iteration.
+        The iteration that it reads.
     joined_at
-        The time at which it did so.
+        The time at which it joined.
     """
 
     join: Join
     iteration: Iteration
     joined_at: float
-    # The number of the message that told it its tasks; -1 before that.
+    # The number of the last message with its tasks; -1 before the first.
     told: int = -1
 
 
@@ -87,11 +87,11 @@ class Iteration:
     Parameters
     ----------
     job
-        The job.
+        The job of the iteration.
     number
-        Its number, from 0 on.
+        The number of the iteration, from 0 on.
     measured
-        The number of elements that were acknowledged at a time, and that time.
+        A time, and the number of elements that had been acknowledged by then.
     """
 
     job: Job
@@ -99,21 +99,21 @@ class Iteration:
     measured: tuple[int, float]
     tasks: dict[str, Task] = field(default_factory=dict)
     consumers: dict[str, JobConsumer] = field(default_factory=dict)
-    # The number of shares, where each worker has one; of leases, those that there were. 0 before there was a worker.
+    # The number of shares if each worker has one, otherwise the leases so far; 0 before the first worker.
     count: int = 0
-    # The first unit that was not leased, and of leases that are done the number of elements.
+    # The first unit that was not leased, and the number of elements of the finished leases.
     next_unit: int = 0
     num_done: int = 0
     failure: tuple[str, Any] | None = None
     idle_since: float | None = None
-    # What it waits for, and since when; None once that was told.
+    # The reason for waiting, and since when; no time once consumers were told.
     waits_for: str = ""
     waits_since: float | None = None
     elements_per_s: float = 0.0
 
     @property
     def key(self) -> str:
-        """Its name, which no other has."""
+        """The unique name of the iteration."""
         return f"{self.job.key}/{self.number}"
 
     @property
@@ -122,7 +122,7 @@ class Iteration:
         return self.num_done + sum(len(task.done) for task in self.tasks.values())
 
     def tick(self, now: float) -> None:
-        """Measure how many elements are acknowledged in a second."""
+        """Update the number of elements that are acknowledged in a second."""
         num_used, (before, since) = self.num_used, self.measured
         if now > since:
             share = 1 - 2 ** -((now - since) / _RATE_OVER_S)
@@ -138,19 +138,19 @@ class Iteration:
 
     @property
     def can_lease(self) -> bool:
-        """Return whether there are units that were not leased."""
+        """Return whether units are left to lease."""
         pieces = self.job.leased_pieces
         return pieces is not None and (pieces[0] == INFINITE or self.next_unit < pieces[0])
 
     @property
     def running(self) -> list[Task]:
         """The tasks that a worker has."""
-        return [each for each in self.tasks.values() if each.worker is not None and not each.is_done]
+        return [task for task in self.tasks.values() if task.worker is not None and not task.is_done]
 
     @property
     def waiting(self) -> list[Task]:
         """The tasks that wait for a worker."""
-        return [each for each in self.tasks.values() if each.worker is None and not each.is_done]
+        return [task for task in self.tasks.values() if task.worker is None and not task.is_done]
 
     def add_task(self, lease: tuple[int, int] | None = None) -> Task:
         """Add a task."""
@@ -180,14 +180,14 @@ class Iteration:
         return self.add_task((first, self.next_unit))
 
     def finish(self, task: Task) -> None:
-        """Note that all elements of a task were acknowledged."""
+        """Record that all elements of a task were acknowledged."""
         task.is_done = True
         if task.lease is not None:
             del self.tasks[task.id]
             self.num_done += len(task.done)
 
     def spec(self, task: Task) -> TaskSpec:
-        """Return what the worker of a task needs."""
+        """Return the description of a task for its worker."""
         expected = tuple(self.consumers) if task.attempt else ()
         job = self.job
         return TaskSpec(
@@ -204,13 +204,13 @@ class Iteration:
         )
 
     def saved(self) -> dict[str, Any]:
-        """Return what a new scheduler needs to go on with it."""
-        tasks = [replace(each, worker=None, done=list(each.done)) for each in self.tasks.values()]  # type: ignore[arg-type]
+        """Return the state that a new scheduler needs to continue the iteration."""
+        tasks = [replace(task, worker=None, done=list(task.done)) for task in self.tasks.values()]  # type: ignore[arg-type]
         return {
             "job": self.job.key,
             "number": self.number,
             "tasks": tasks,
-            "consumers": [each.join for each in self.consumers.values()],
+            "consumers": [consumer.join for consumer in self.consumers.values()],
             "count": self.count,
             "next_unit": self.next_unit,
             "num_done": self.num_done,
@@ -219,7 +219,7 @@ class Iteration:
 
     @classmethod
     def restored(cls, job: Job, saved: dict[str, Any], now: float) -> Iteration:
-        """Return what `saved` told, with consumers that are to come again and tasks that wait for workers."""
+        """Return the iteration of a state from `saved`: its consumers must join again, its tasks wait for workers."""
         iteration = cls(
             job,
             saved["number"],
@@ -229,9 +229,9 @@ class Iteration:
             num_done=saved["num_done"],
             failure=saved["failure"],
         )
-        iteration.tasks = {each.id: replace(each, done=Intervals(each.done)) for each in saved["tasks"]}
+        iteration.tasks = {task.id: replace(task, done=Intervals(task.done)) for task in saved["tasks"]}
         iteration.measured = iteration.num_used, now
-        iteration.consumers = {each.name: JobConsumer(each, iteration, now) for each in saved["consumers"]}
+        iteration.consumers = {join.name: JobConsumer(join, iteration, now) for join in saved["consumers"]}
         if not iteration.consumers:
             iteration.idle_since = now
         return iteration
@@ -244,13 +244,13 @@ class Job:
     Parameters
     ----------
     key
-        Its name among all jobs.
+        The unique key of the job.
     name
-        Its name as users give it; None where it has but one consumer.
+        The name that users gave it; None if it has a single consumer.
     dataset, options
-        The dataset, and how it is shared.
+        The dataset, and the options of the job.
     host
-        The host of its first consumer.
+        The host of the job's first consumer.
     """
 
     key: str
@@ -262,27 +262,27 @@ class Job:
 
     @property
     def leased_pieces(self) -> tuple[int, int] | None:
-        """The number of units, and how many are worth a lease, where workers are leased some; None where not."""
+        """The number of units and the number that is worth a lease; None if units are not leased to workers."""
         options = self.options
         is_shared = options.num_consumers is None and options.cache_bytes is None
         return self.dataset.pieces if options.mode is ShardingPolicy.DYNAMIC and is_shared else None
 
     def saved(self) -> dict[str, Any]:
-        """Return what a new scheduler needs to go on with it, without its iterations."""
+        """Return the state that a new scheduler needs to continue the job, without its iterations."""
         fields = {name: getattr(self, name) for name in ("key", "name", "options", "host")}
         return {"dataset": self.dataset.id, "fields": fields}
 
     def mismatch(self, join: Join, fingerprint: str) -> str | None:
-        """Return why a request does not go with it; None where it does."""
+        """Return why a request does not match the job; None if it does."""
         if self.dataset.fingerprint != fingerprint:
             return (
-                f"the job {join.job!r} has another dataset, of fingerprint {self.dataset.fingerprint}; this one's is "
+                f"the job {join.job!r} has a dataset of fingerprint {self.dataset.fingerprint}; that of this one is "
                 f"{fingerprint}. Use another job_name"
             )
         for name in ("mode", "num_consumers", "target", "cache_bytes", "redelivers"):
-            own, other = getattr(self.options, name), getattr(join.options, name)
-            if own != other:
-                return f"the job {join.job!r} has {name} {_shown(own)}, this dataset {_shown(other)}"
+            expected, requested = getattr(self.options, name), getattr(join.options, name)
+            if expected != requested:
+                return f"the job {join.job!r} has {name} {_shown(expected)}, this dataset {_shown(requested)}"
         return None
 
 

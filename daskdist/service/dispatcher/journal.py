@@ -1,4 +1,4 @@
-"""The state of a dispatcher in a directory, so that a new scheduler can go on with it."""
+"""The state of a dispatcher, kept in a directory so that a new scheduler can continue from it."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from daskdist.storage.filesystem import Storage
 logger: Final = logging.getLogger("daskdist")
 
 _SUFFIX: Final = ".daskdist-journal"
-# The length and the checksum of what follows.
+# The length and the checksum of the content.
 _HEADER: Final = struct.Struct("<QI")
-# After so many files all changes are written again as one.
+# After this number of files, the whole state is written as one file.
 _MOST_FILES: Final = 64
 
 Changes = Mapping[Any, Any]
 
 
 class Journal:
-    """Changes of a state of keys and values, kept as numbered files of a directory.
+    """Changes of a state of keys and values, kept as numbered files in a directory.
 
-    Each file is a header and some changes, where None stands for a key that is gone. Some files have the whole state:
-    those before them are deleted. Nothing is appended to, so that object stores can hold it. A file that is not whole,
-    because the scheduler was killed as it wrote it, is passed over if it is the last.
+    Each file is a header and some changes, where None stands for a removed key. Some files hold the whole state, and
+    the files before them are deleted. Files are never appended to, so that object stores can hold them. The last file
+    is ignored if it is incomplete because the scheduler was killed while writing it.
 
     Parameters
     ----------
     work_dir
-        The directory, local or of any file system that fsspec knows; it is created if it is not there.
+        The directory, local or of any file system that fsspec knows; it is created if it does not exist.
     """
 
     def __init__(self, work_dir: str) -> None:
@@ -45,12 +45,12 @@ class Journal:
         self._num_files = 0
 
     def load(self) -> dict[Any, Any]:
-        """Return the state, and write it as one file.
+        """Return the state, and rewrite it as one file.
 
         Raises
         ------
         FileError
-            A file is damaged, and is not the last.
+            A file other than the last is damaged.
         """
         names = self._names()
         for place, name in enumerate(names):
@@ -62,11 +62,11 @@ class Journal:
                 self._apply(changes)
             elif place < len(names) - 1:
                 raise FileError(
-                    f"the journal of the data service has a damaged file, {name}; delete {self.work_dir} to begin "
-                    "without the jobs that it tells of"
+                    f"the journal of the data service has a damaged file, {name}; delete {self.work_dir} to start "
+                    "without the jobs recorded in it"
                 )
             else:
-                logger.warning("passed over the last file of the journal, %s, which was not written to its end", name)
+                logger.warning("ignored the last file of the journal, %s, which is incomplete", name)
         if names:
             self._number = int(_stem(names[-1])) + 1
             self._write_whole()

@@ -1,4 +1,4 @@
-"""The service on the scheduler: what happens is told to the dispatcher, and its commands are carried out."""
+"""The service on the scheduler: it reports events to the dispatcher and carries out its commands."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ logger: Final = logging.getLogger("daskdist")
 
 _TICK_EVERY_S: Final = 1.0
 _REPORT_WITHIN_S: Final = 5.0
-# What could not be written is written again after so long.
+# The delay before a failed write of the state is tried again.
 _WRITE_AGAIN_S: Final = 1.0
 
 
 class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
-    """Makes a scheduler the dispatcher of the data service.
+    """A plugin that makes a scheduler the dispatcher of the data service.
 
     Parameters
     ----------
     work_dir
-        Where the state is kept for another scheduler; what the scheduler's setting ``daskdist.service.work-dir`` says
-        if None, and nowhere if that says nothing.
+        The directory in which the state is kept for another scheduler. If None, the scheduler's setting
+        ``daskdist.service.work-dir``; the state is not kept if that is None, too.
     gc_timeout_s
-        For how long a job without consumers is kept; as the setting ``daskdist.service.job-gc-timeout`` says if None.
+        The time for which a job without consumers is kept; if None, the setting ``daskdist.service.job-gc-timeout``.
     """
 
     name = NAME
@@ -70,10 +70,10 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         self._gc_timeout_s = gc_timeout_s
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Take connections of consumers, and have all workers, present and future, produce elements.
+        """Accept connections of consumers, and set up all present and future workers to produce elements.
 
-        Where the scheduler has the service already, from another program that began it at the same time, say, nothing
-        is done.
+        Do nothing if the scheduler has the service already, for example from another program that started it at the
+        same time.
         """
         if DISPATCHER_OPERATION in scheduler.handlers:
             return
@@ -87,14 +87,14 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         if self._journal is not None:
             self.dispatcher.restore(self._journal.load())
         if NAME not in scheduler.plugins:
-            # Dask would add it later, and another that was not started before it.
+            # Dask adds a plugin only after its start, by when another program may have started one as well.
             scheduler.add_plugin(self, name=NAME)
         scheduler.handlers[DISPATCHER_OPERATION] = self._serve
         self._comms: dict[str, asyncio.Queue[Any]] = {}
-        # The datasets that each worker has.
+        # By worker: the datasets that were sent to it.
         self._sent: defaultdict[str, set[str]] = defaultdict(set)
         self._is_closing = False
-        # Commands that wait for what has changed to be written.
+        # The commands that wait until the changes before them are written.
         self._commands: list[Command] = []
         self._has_changes = asyncio.Event()
         scheduler.handlers[PRESENT_OPERATION] = lambda: True
@@ -103,7 +103,7 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         await scheduler.register_worker_plugin(None, dumps(ServiceOnWorker()), name=NAME, idempotent=False)
 
     async def before_close(self) -> None:
-        """Keep the state as it is, before the scheduler closes the connections of consumers and workers."""
+        """Write the state before the scheduler closes the connections of consumers and workers."""
         self._is_closing = True
         for task in self._background:
             task.cancel()
@@ -111,7 +111,7 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         await self._write_changes()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Give the tasks of a worker that is gone to others."""
+        """Give the tasks of a removed worker to others."""
         self._sent.pop(worker, None)
         if not self._is_closing:
             self._carry_out(self.dispatcher.worker_left(worker))
@@ -122,7 +122,7 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             self._carry_out(self.dispatcher.tick())
 
     async def _keep(self) -> None:
-        # Nobody is told of what a new scheduler would not know.
+        # Commands are sent only after the changes they rest on are written, so that a new scheduler knows them.
         while True:
             await self._has_changes.wait()
             self._has_changes.clear()
@@ -152,7 +152,7 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         elif kind == "done":
             self._carry_out(self.dispatcher.task_done(*args))
         elif kind == "away" and not self.dispatcher.knows(*args):
-            # It was gone before the worker had heard of it.
+            # The consumer had left before the worker heard of it.
             self._to_worker(worker, "lose_all", *args)
 
     async def _serve(self, comm: Comm) -> Any:
@@ -174,7 +174,7 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         finally:
             writing.cancel()
             for name in names:
-                # It may have come again over another connection.
+                # The consumer may have reconnected.
                 if self._comms.get(name) is queue:
                     del self._comms[name]
                     if not self._is_closing:
@@ -187,11 +187,11 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             msg={"op": REPORT_OPERATION}, workers=list(self.dispatcher.workers), on_error="ignore"
         )
         reports: dict[str, Any] = {}
-        # Without those of a worker that does not answer.
+        # Leave out workers that do not answer.
         with contextlib.suppress(asyncio.TimeoutError):
             for report in (await asyncio.wait_for(asking, _REPORT_WITHIN_S)).values():
                 reports.update(report)
-        return [job_status(each, reports) for each in self.dispatcher.iterations()]
+        return [job_status(iteration, reports) for iteration in self.dispatcher.iterations()]
 
     def _request(self, kind: str, args: list[Any], queue: asyncio.Queue[Any], names: set[str]) -> None:
         dispatcher = self.dispatcher

@@ -1,4 +1,4 @@
-"""The status of a service: its jobs, who reads them, and how far they are."""
+"""The status of a service: its jobs, their consumers and their progress."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from daskdist.core.cardinality import INFINITE
 from daskdist.display.plan import size, table
 from daskdist.service.dispatcher.jobs import Iteration
 
-# What a worker tells of its tasks. Of each: the bytes that it keeps, and for each consumer the number and the bytes of
-# elements that were sent to it and that it has not used.
+# The reports of workers, by task: the bytes that are kept, and by consumer the number and the bytes of the elements
+# that were sent to it and that it has not used.
 Reports = Mapping[str, tuple[int, Mapping[str, tuple[int, int]]]]
 
 
@@ -22,11 +22,11 @@ class ConsumerStatus:
     Parameters
     ----------
     name
-        Its name: its host, and what no other has.
+        The unique name of the consumer, which begins with its host.
     num_waiting
-        Elements that were sent to it, and that it has not used: how far it lags behind.
+        The number of elements that were sent to it and that it has not used yet: its lag.
     waiting_bytes
-        Their bytes.
+        The size of these elements in bytes.
     """
 
     name: str
@@ -41,29 +41,29 @@ class JobStatus:
     Parameters
     ----------
     name
-        The name of the job; None where it is one consumer's own.
+        The name of the job; None for the unnamed job of one consumer.
     iteration
         The number of the iteration.
     mode
         The name of its `ShardingPolicy`.
     state
-        ``"running"``, ``"idle"`` while nobody reads it, ``"over"`` or ``"failed"``.
+        ``"running"``, ``"idle"`` while it has no consumer, ``"over"`` or ``"failed"``.
     unit
-        What is counted as pending, leased and done: ``"units"``, the elements, rows or splits that workers lease; or
-        ``"tasks"``, where they lease none.
+        The unit of the numbers pending, leased and done: ``"units"``, the elements, rows or splits that are leased to
+        workers; or ``"tasks"``, if none are leased.
     num_pending, num_leased, num_done
-        How many no worker has, how many workers have, and how many were used by consumers. Nothing is known of what is
-        pending where the dataset has no end: None.
+        The numbers of units that no worker has, that workers have, and that consumers have used. ``num_pending`` is
+        None if the dataset has no end.
     num_used
-        Elements that consumers have used.
+        The number of elements that consumers have used.
     elements_per_s
-        How many they use in a second, of late.
+        The number of elements that consumers used per second recently.
     buffered_bytes
-        The bytes of elements that workers keep for it.
+        The bytes of the elements that workers keep for it.
     workers
         The addresses of the workers that produce it.
     consumers
-        Its consumers.
+        The consumers of the iteration.
     """
 
     name: str | None
@@ -83,7 +83,7 @@ class JobStatus:
 
 @dataclass(frozen=True, repr=False)
 class ServiceStatus:
-    """The status of a service; printed, it is a table.
+    """The status of a service, printed as a table.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class ServiceStatus:
     workers
         The addresses of its workers.
     jobs
-        The iterations of its jobs.
+        The iterations of the service's jobs.
     """
 
     address: str
@@ -110,8 +110,8 @@ class ServiceStatus:
         titles = ("job", "mode", "state", "pending", "leased", "done", "used", "per s", "buffered", "consumers", "lag")
         rows: list[tuple[str, ...]] = [titles]
         for job in self.jobs:
-            lag = sum(each.num_waiting for each in job.consumers)
-            lag_bytes = sum(each.waiting_bytes for each in job.consumers)
+            lag = sum(consumer.num_waiting for consumer in job.consumers)
+            lag_bytes = sum(consumer.waiting_bytes for consumer in job.consumers)
             rows.append(
                 (
                     f"{job.name or '(its own)'} #{job.iteration}",
@@ -131,13 +131,13 @@ class ServiceStatus:
 
 
 def job_status(iteration: Iteration, reports: Reports) -> JobStatus:
-    """Return the status of an iteration, from what the dispatcher knows and workers have told."""
+    """Return the status of an iteration, from the dispatcher's state and the reports of workers."""
     job, running = iteration.job, iteration.running
-    own = [reports[task.id] for task in running if task.id in reports]
+    task_reports = [reports[task.id] for task in running if task.id in reports]
     if job.leased_pieces is not None:
         unit, num_units = "units", job.leased_pieces[0]
-        num_waiting = sum(stop - first for first, stop in (each.lease or (0, 0) for each in iteration.waiting))
-        num_leased = sum(stop - first for first, stop in (each.lease or (0, 0) for each in running))
+        num_waiting = sum(stop - first for first, stop in (task.lease or (0, 0) for task in iteration.waiting))
+        num_leased = sum(stop - first for first, stop in (task.lease or (0, 0) for task in running))
         num_pending = None if num_units == INFINITE else num_units - iteration.next_unit + num_waiting
         num_done = iteration.next_unit - num_leased - num_waiting
     else:
@@ -145,7 +145,7 @@ def job_status(iteration: Iteration, reports: Reports) -> JobStatus:
         num_done = iteration.count - num_leased - num_pending
     consumers = []
     for name in iteration.consumers:
-        lags = [told[name] for _, told in own if name in told]
+        lags = [told[name] for _, told in task_reports if name in told]
         consumers.append(ConsumerStatus(name, sum(lag[0] for lag in lags), sum(lag[1] for lag in lags)))
     return JobStatus(
         job.name,
@@ -158,8 +158,8 @@ def job_status(iteration: Iteration, reports: Reports) -> JobStatus:
         max(num_done, 0),
         iteration.num_used,
         iteration.elements_per_s,
-        sum(kept_bytes for kept_bytes, _ in own),
-        tuple(sorted({each.worker for each in running if each.worker is not None})),
+        sum(kept_bytes for kept_bytes, _ in task_reports),
+        tuple(sorted({task.worker for task in running if task.worker is not None})),
         tuple(consumers),
     )
 

@@ -1,1 +1,1 @@
-"""The workers of the data service: what produces elements, and which consumer gets which."""
+"""The workers of the data service: the production of elements and their delivery to consumers."""

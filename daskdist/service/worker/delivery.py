@@ -1,7 +1,7 @@
-"""Which consumer gets which elements of a task, as state machines without I/O.
+"""The delivery of a task's elements to consumers: the contract of its state machines, which do no I/O.
 
-The elements of a task are numbered from 0 on. A producer tells a delivery what it has produced and what consumers do,
-and carries out the actions that it is given. All calls are made in one thread.
+The elements of a task are numbered from 0 on. A producer reports to a delivery what it has produced and what consumers
+do, and carries out the actions that are returned. All calls are made in one thread.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Send:
 
 @dataclass(frozen=True)
 class Recall:
-    """Ask a consumer to give back the elements that it has not handed on."""
+    """Ask a consumer to give back the elements that it has not passed to its program."""
 
     consumer: str
 
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Tell a consumer that was away to drop elements that others were given meanwhile."""
+    """Tell a consumer that was away to drop elements that went to others meanwhile."""
 
     consumer: str
     pairs: tuple[tuple[int, int], ...]
@@ -42,7 +42,7 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class Passed:
-    """Tell a consumer that it was too slow for so many elements, which are gone."""
+    """Tell a consumer how many elements it missed because it was too slow."""
 
     consumer: str
     num_elements: int
@@ -50,14 +50,14 @@ class Passed:
 
 @dataclass(frozen=True)
 class End:
-    """Tell a consumer that no more elements come to it from this task."""
+    """Tell a consumer that it gets no more elements from this task."""
 
     consumer: str
 
 
 @dataclass(frozen=True)
 class Forget:
-    """Free the elements ``first`` to before ``stop``: nobody needs them any more."""
+    """Free the elements ``first`` to before ``stop``, which are no longer needed."""
 
     first: int
     stop: int
@@ -65,7 +65,7 @@ class Forget:
 
 @dataclass(frozen=True)
 class Done:
-    """The task is over: all its elements were acknowledged."""
+    """The end of the task: all its elements were acknowledged."""
 
 
 Action = Send | Recall | Withdraw | Passed | End | Forget | Done
@@ -76,7 +76,7 @@ class Delivery(Protocol):
 
     @property
     def is_wanted(self) -> bool:
-        """Return whether more elements are to be produced, as far as consumers are concerned."""
+        """Return whether consumers need more elements to be produced."""
         ...
 
     @property
@@ -85,58 +85,59 @@ class Delivery(Protocol):
         ...
 
     def produced(self, first: int, stop: int, num_bytes: int) -> list[Action]:
-        """Note that elements were produced, the next in order, and their size."""
+        """Record that the next elements in order were produced, and their size."""
         ...
 
     def finished(self) -> list[Action]:
-        """Note that no more are produced."""
+        """Record that no more elements will be produced."""
         ...
 
     def joined(self, consumer: Consumer, done: Pairs = ()) -> list[Action]:
-        """Add a consumer, or one that was away, and the elements that it has acknowledged before."""
+        """Add a new or returning consumer, and the elements that it acknowledged before."""
         ...
 
     def resized(self, name: str, window_elements: int) -> list[Action]:
-        """Note how many elements may be sent to a consumer and not acknowledged."""
+        """Set how many elements may be sent to a consumer and not acknowledged."""
         ...
 
     def away(self, name: str) -> None:
-        """Send a consumer nothing until it joins again; what it has stays with it."""
+        """Send a consumer nothing until it joins again; it keeps its elements."""
         ...
 
     def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
-        """Note that a consumer is done with elements."""
+        """Record that a consumer has used elements."""
         ...
 
     def returned(self, name: str, pairs: Pairs) -> list[Action]:
-        """Note what a consumer gives back after `Recall`."""
+        """Record the elements that a consumer gives back after `Recall`."""
         ...
 
     def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
-        """Remove a consumer and note what it was done with; the rest of what it had goes to others, or is given up."""
+        """Remove a consumer and record what it used; the rest of its elements go to others, or are given up."""
         ...
 
     def tick(self) -> list[Action]:
-        """Note that some time has passed."""
+        """Do what is due after some time has passed."""
         ...
 
 
 @dataclass
 class Consumer:
-    """A consumer, as a delivery knows it.
+    """The state of a consumer in a delivery.
 
     Parameters
     ----------
     name
-        Tells it from others.
+        The unique name of the consumer.
     window_elements, window_bytes
-        The most that may be sent to it and not acknowledged; one element is sent whatever its size.
+        The number and the bytes of elements that may be sent and not acknowledged; one element is sent whatever its
+        size.
     index
-        Its place among the consumers of coordinated reads.
+        The index of the consumer in coordinated reads.
     trainer
-        The trainer it is of, where trainers share a cache.
+        The trainer of the consumer, if trainers share a cache.
     held
-        Elements that it has of the task from before, which were not acknowledged.
+        Elements of the task that it has from before and that were not acknowledged.
     """
 
     name: str
@@ -147,26 +148,26 @@ class Consumer:
     held: Intervals = field(default_factory=Intervals)
     held_bytes: float = 0
     is_away: bool = False
-    # Whether it was asked to give back, and whether it has answered and nothing was sent to it since.
+    # Whether a `Recall` is open, and whether one was answered and nothing was sent since.
     is_recalled: bool = False
     has_answered: bool = False
     has_ended: bool = False
 
 
 class PartSizes:
-    """The average size of an element of each part that was produced."""
+    """The average element size of each part that was produced."""
 
     def __init__(self) -> None:
         self.firsts: list[int] = []
         self.sizes: list[float] = []
 
     def add(self, first: int, stop: int, num_bytes: int) -> None:
-        """Add a part, behind all others."""
+        """Add a part after all others."""
         self.firsts.append(first)
         self.sizes.append(num_bytes / (stop - first))
 
     def part_of(self, number: int) -> tuple[float, float]:
-        """Return the size of an element, and where the part begins that comes after its own."""
+        """Return the size of an element, and the first element of the next part."""
         place = bisect_right(self.firsts, number) - 1
         if place < 0:
             return 0.0, self.firsts[0] if self.firsts else float("inf")
@@ -174,7 +175,7 @@ class PartSizes:
         return self.sizes[place], after
 
     def total(self, first: int, stop: int) -> float:
-        """Return the size of some elements."""
+        """Return the total size of elements."""
         total = 0.0
         while first < stop:
             size, after = self.part_of(first)

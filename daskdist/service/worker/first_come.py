@@ -1,4 +1,4 @@
-"""Delivery of each element to one consumer: whoever has room."""
+"""Delivery of each element to one consumer with room for it."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from daskdist.service.worker.delivery import (
 
 
 class FirstCome:
-    """Each element goes to one consumer: whoever has room when it is there.
+    """Delivery of each element to one consumer that has room when the element is ready.
 
-    A consumer that is lost leaves what it has not acknowledged to the others. One that waits while others hold elements
-    that they have not handed on gets some of those. So every element is acknowledged by exactly one of the consumers
-    that live, and a slow one does not keep what others wait for.
+    The elements that a lost consumer has not acknowledged go to the others. A consumer without elements gets some that
+    others hold and have not passed to their programs. So every element is acknowledged by exactly one of the surviving
+    consumers, and a slow consumer does not keep elements that others wait for.
 
     Parameters
     ----------
     done
-        Elements that were acknowledged before, where the task begins anew.
+        The elements that were acknowledged in earlier attempts of the task.
     expected
-        The names of consumers of before, which may hold elements: nothing is sent before they have joined or are lost.
+        The names of the previous attempt's consumers, which may hold elements: nothing is sent until each has joined or
+        is lost.
     """
 
     def __init__(self, done: Pairs = (), expected: Collection[str] = ()) -> None:
         self.done = Intervals(done)
         self._expected = set(expected)
         self._consumers: dict[str, Consumer] = {}
-        # Elements that were produced, and are with nobody.
+        # The produced elements that no consumer has.
         self._ready = Intervals()
         self._sizes = PartSizes()
         self._num_produced = 0
@@ -70,9 +71,9 @@ class FirstCome:
     def joined(self, consumer: Consumer, done: Pairs = ()) -> list[Action]:
         self._expected.discard(consumer.name)
         before = self._consumers.pop(consumer.name, None)
-        # Acknowledgements may have been lost on their way, and so may elements.
+        # Acknowledgements and elements may have been lost in transit.
         actions = self._note_done(before, done)
-        # Others may have been given some of what it holds while it was taken for lost.
+        # Elements that it holds may have been given to others while it was considered lost.
         taken = [part for pair in consumer.held for part in self._taken_within(*pair)]
         consumer.held.difference_update(taken)
         if taken:
@@ -135,7 +136,7 @@ class FirstCome:
         return actions
 
     def _offer(self, pairs: Pairs) -> list[Action]:
-        # Elements that are still to be produced again come when they are; what another has acknowledged is over.
+        # Skip elements that another has acknowledged; those still to be reproduced are offered once they are.
         actions: list[Action] = []
         for first, stop in pairs:
             stop = min(stop, self._num_produced)
@@ -154,19 +155,19 @@ class FirstCome:
 
     def _take_back(self, consumer: Consumer, first: int, stop: int) -> None:
         consumer.held.remove(first, stop)
-        # It may hold elements of which the size is not known yet.
+        # It may hold elements that were not reproduced, whose size is unknown.
         consumer.held_bytes = max(consumer.held_bytes - self._sizes.total(first, stop), 0.0) if consumer.held else 0.0
 
     def _hand_out(self) -> list[Action]:
         if self._expected:
             return []
         actions: list[Action] = []
-        # Those that have least come first, and of those who has not just given elements back.
+        # Prefer the consumer with the fewest elements, then one that has not just given elements back.
         while len(self._ready):
-            with_room = [each for each in self._consumers.values() if has_room(each)]
+            with_room = [consumer for consumer in self._consumers.values() if has_room(consumer)]
             if not with_room:
                 return actions
-            consumer = min(with_room, key=lambda each: (len(each.held), each.has_answered))
+            consumer = min(with_room, key=lambda candidate: (len(candidate.held), candidate.has_answered))
             actions.append(self._send(consumer, -(-len(self._ready) // len(with_room))))
         return actions + self._at_the_end() if self._is_finished else actions
 
@@ -183,7 +184,7 @@ class FirstCome:
         return Send(consumer.name, first, stop)
 
     def _at_the_end(self) -> list[Action]:
-        # Nothing is ready and nothing is to come, but what consumers give back.
+        # Nothing is ready or still to be produced, so only elements that consumers give back can follow.
         actions: list[Action] = []
         if not self._unanswered():
             for consumer in self._waiting():
@@ -195,7 +196,7 @@ class FirstCome:
         return actions
 
     def tick(self) -> list[Action]:
-        # Not at once, or an element that no consumer has taken yet would go back and forth between them.
+        # Recalls wait for a tick, or an element that no program has taken would go back and forth between consumers.
         actions: list[Action] = []
         if self._is_finished and not len(self._ready) and self._waiting():
             for consumer in self._unanswered():
@@ -205,12 +206,12 @@ class FirstCome:
         return actions
 
     def _waiting(self) -> list[Consumer]:
-        waiting = [each for each in self._consumers.values() if not len(each.held)]
-        return [each for each in waiting if not each.has_ended and not each.is_away]
+        waiting = [consumer for consumer in self._consumers.values() if not len(consumer.held)]
+        return [consumer for consumer in waiting if not consumer.has_ended and not consumer.is_away]
 
     def _unanswered(self) -> list[Consumer]:
-        # They may give something back.
-        return [each for each in self._consumers.values() if len(each.held) and not each.has_answered]
+        # Consumers that may give elements back.
+        return [consumer for consumer in self._consumers.values() if len(consumer.held) and not consumer.has_answered]
 
     def _all_done(self) -> bool:
         return not self.done.missing(0, self._num_produced)

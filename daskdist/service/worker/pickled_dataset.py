@@ -1,4 +1,4 @@
-"""Datasets as they come to a worker."""
+"""Pickled datasets on a worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from daskdist.core.node import Node
 
 
 class PickledDataset:
-    """A dataset that is unpickled once for all tasks of a worker, when the first of them needs it.
+    """A dataset that is unpickled once for all tasks of a worker, when the first task needs it.
 
     Parameters
     ----------
@@ -24,12 +24,12 @@ class PickledDataset:
         self._lock = threading.Lock()
 
     def node(self) -> Node:
-        """Return the dataset's node; threads that ask at the same time get the same."""
+        """Return the dataset's node, which is the same for all threads."""
         with self._lock:
             if self._node is None:
                 self._node = cloudpickle.loads(self._data)
             return self._node
 
     def forget_node(self) -> None:
-        """Free what was unpickled: no task needs it for now."""
+        """Free the unpickled node, which no task needs for now."""
         self._node = None

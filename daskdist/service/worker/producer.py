@@ -1,4 +1,4 @@
-"""The producer of a task: it makes the elements, keeps them until they are acknowledged, and sends them."""
+"""The producer of a task, which computes elements, sends them, and keeps them until they are acknowledged."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _SHARED_OUT: Final = {ShardingPolicy.FILE: AutoShardPolicy.FILE, ShardingPolicy.
 
 
 def delivery_of(spec: TaskSpec) -> Delivery:
-    """Return the delivery of a task, by the options of its job."""
+    """Return the delivery for a task, chosen by the options of its job."""
     if spec.options.num_consumers is not None:
         return Rounds(spec.options.num_consumers, spec.done)
     if spec.options.cache_bytes is not None:
@@ -64,7 +64,7 @@ def delivery_of(spec: TaskSpec) -> Delivery:
 
 @dataclass
 class _Part:
-    """Elements that are kept."""
+    """A part of the kept elements."""
 
     first: int
     rows: Rows
@@ -73,22 +73,22 @@ class _Part:
 
 
 class Producer:
-    """Produces the elements of a task in a thread; all else is done in the worker's event loop.
+    """The producer of a task's elements: a thread computes them, the worker's event loop does everything else.
 
     Parameters
     ----------
     spec
-        The task.
+        The description of the task.
     dataset
         The dataset.
     make_client
-        Connects to the scheduler, where the elements are produced by all workers.
+        Connects to the scheduler, which is needed if all workers compute the elements.
     call_soon
-        Has a function called in the event loop.
+        Schedules a function call in the event loop.
     send
-        Sends a message to a consumer, by its name.
+        Sends a message to a consumer of a name.
     tell
-        Tells the dispatcher: ``("progress", pairs)`` or ``("done",)``.
+        Sends the dispatcher ``("progress", pairs)`` or ``("done",)``.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Producer:
         self._parts: dict[int, _Part] = {}
         self._firsts: list[int] = []
         self._limit_bytes = in_bytes("service.buffer-bytes")
-        # A cache keeps to its own window, which may be larger: then one part is produced at a time, where it is wanted.
+        # A cache has its own bound, which may be larger than the buffer: then parts are produced one by one on demand.
         self._is_cache = spec.options.cache_bytes is not None
         self._coming_bytes = 0
         self._room = threading.Condition()
@@ -126,13 +126,13 @@ class Producer:
         )
 
     def start(self) -> None:
-        """Begin to produce."""
+        """Start to produce."""
         self._thread.start()
 
     # --- in the thread that produces ---
 
     def wait_for_room(self) -> bool:
-        """Wait until more is to be produced; return whether that is so, and not stopped."""
+        """Wait until there is room for more elements; return False if the task was stopped."""
         with self._room:
             self._room.wait_for(lambda: self._is_stopped or (self._is_wanted and self._has_room))
             return not self._is_stopped
@@ -149,7 +149,7 @@ class Producer:
     # --- in the event loop ---
 
     def add(self, first: int, rows: Rows) -> None:
-        """Take rows that were produced, the first of them of a number."""
+        """Add produced rows, the first of which has the number ``first``."""
         stop, num_bytes = first + len(rows), rows.nbytes
         with self._room:
             self._coming_bytes -= num_bytes
@@ -159,12 +159,12 @@ class Producer:
         self._carry_out(self.delivery.produced(first, stop, num_bytes))
 
     def end(self, failure: Failure | None) -> None:
-        """Note that no more are produced."""
+        """Record that no more elements will be produced."""
         self.failure = failure
         self._carry_out(self.delivery.finished())
 
     def join(self, consumer: Consumer, done: list[tuple[int, int]]) -> None:
-        """Add a consumer, and what it has acknowledged before."""
+        """Add a consumer, and the elements that it acknowledged before."""
         self._unreported.update(done)
         try:
             actions = self.delivery.joined(consumer, done)
@@ -175,43 +175,43 @@ class Producer:
         self._carry_out(actions)
 
     def resize(self, name: str, window_elements: int) -> None:
-        """Note how many elements may be on their way to a consumer, and let it know."""
+        """Set how many elements may be in flight to a consumer, and confirm that to it."""
         self._tell_consumer(name, "window", window_elements)
         self._carry_out(self.delivery.resized(name, window_elements))
 
     def miss(self, name: str) -> None:
-        """Note that the connection of a consumer was cut: it may come again."""
+        """Record that the connection of a consumer broke; it may join again."""
         self.delivery.away(name)
         self._carry_out([])
 
     def acknowledge(self, name: str, pairs: list[tuple[int, int]]) -> None:
-        """Note what a consumer is done with."""
+        """Record the elements that a consumer has used."""
         self._unreported.update(pairs)
         self._carry_out(self.delivery.acknowledged(name, pairs))
 
     def take_back(self, name: str, pairs: list[tuple[int, int]]) -> None:
-        """Note what a consumer gives back."""
+        """Record the elements that a consumer gives back."""
         self._carry_out(self.delivery.returned(name, pairs))
 
     def lose(self, name: str, done: list[tuple[int, int]] | None = None) -> None:
-        """Remove a consumer: one that left, and has told what it was done with, or one that was lost."""
+        """Remove a consumer; ``done`` has the elements it used if it left, and is None if it was lost."""
         is_redelivered = done is not None or self.spec.options.redelivers
         self._unreported.update(done or ())
         self._carry_out(self.delivery.lost(name, done or (), redeliver=is_redelivered))
 
     def tick(self) -> None:
-        """Move elements from other consumers to those that wait, and report."""
+        """Move elements from other consumers to those that wait, and report progress."""
         self._carry_out(self.delivery.tick())
         self.report()
 
     def report(self) -> None:
-        """Tell the dispatcher what was acknowledged since the last time."""
+        """Tell the dispatcher which elements were acknowledged since the last report."""
         pairs, self._unreported = list(self._unreported), Intervals()
         if pairs and not self.is_done:
             self._tell("progress", self.spec, pairs)
 
     def stop(self) -> None:
-        """End the thread, and free everything; nothing is waited for."""
+        """Stop the thread and free all elements, without waiting."""
         self._is_stopped = True
         self._parts.clear()
         with self._room:
@@ -255,7 +255,7 @@ class Producer:
     def _parts_of(self, first: int, stop: int) -> list[_Part]:
         firsts = self._firsts
         parts = [
-            self._parts[each] for each in firsts[max(bisect_right(firsts, first) - 1, 0) : bisect_left(firsts, stop)]
+            self._parts[key] for key in firsts[max(bisect_right(firsts, first) - 1, 0) : bisect_left(firsts, stop)]
         ]
         return [part for part in parts if first < part.first + len(part.rows)]
 
@@ -275,7 +275,7 @@ class Producer:
 
 
 def _plain(rows: Rows) -> Rows:
-    """Return rows without the notes on where each came from, which need not travel."""
+    """Return rows without the notes on their origins, which need not be sent."""
     return Block(rows.structure, rows.leaves, rows.label) if isinstance(rows, Block) else rows
 
 
@@ -286,7 +286,7 @@ def _produce(
     make_client: Callable[[], Any],
     call_soon: Callable[..., Any],
 ) -> None:
-    # The producer may go away: the thread does not keep it.
+    # A weak reference, so that the thread does not keep the producer alive.
     failure: Failure | None = None
     client: Any = None
     try:
@@ -337,19 +337,19 @@ def _rows_of(node: Node, spec: TaskSpec, client: Any) -> Iterator[Rows]:
 
 
 def _planned(node: Node, spec: TaskSpec, client: Any) -> tuple[Primitive, Caller]:
-    # Element k is the same whoever produces it again.
+    # The order does not depend on the worker, so that another can reproduce the same elements.
     node = WithOptions(node, Options(deterministic=True))
     if spec.lease is not None:
         pieces = pieces_of(node)
         if pieces is None:
-            raise ArgumentError("the dataset cannot be cut on this worker, and could be where it was registered")
+            raise ArgumentError("the dataset cannot be split on this worker, but it could be where it was registered")
         node = pieces.cut(*spec.lease)
     policy = _SHARED_OUT.get(spec.options.mode)
     if policy is not None:
         _, shares = autoshard(node, policy, spec.count)
         node = shares[spec.index % len(shares)]
     if spec.options.mode is ShardingPolicy.OFF:
-        # Each copy in an order of its own.
+        # Each copy has a different order.
         node = with_drawn(node, [seed + spec.index for seed in drawn_seeds(node)])
     if client is not None:
         return plan(node), _OnAllWorkers(client)
@@ -357,11 +357,11 @@ def _planned(node: Node, spec: TaskSpec, client: Any) -> tuple[Primitive, Caller
 
 
 class _OnAllWorkers(Submit):
-    """Calls as tasks of whichever workers there are at the time."""
+    """A caller that submits calls as tasks to the present workers."""
 
     def __init__(self, client: Any) -> None:
         super().__init__(client, LiveWorkers(list(client.scheduler_info(n_workers=-1)["workers"])))
 
     def missing(self) -> list[str]:
-        """Return no worker: what was on one that is lost, Dask makes again on another."""
+        """Return no worker, since Dask recomputes results of lost workers on others."""
         return []

@@ -1,4 +1,4 @@
-"""The producers of a worker, and the consumers that read from them."""
+"""The producers of a worker, and the consumers connected to them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ Pairs = list[tuple[int, int]]
 
 
 class Producers:
-    """Brings together what the dispatcher has a worker produce and what consumers ask of it; without I/O.
+    """A state machine, without I/O, that connects the tasks of a worker with the consumers that read them.
 
     Parameters
     ----------
     make
-        Returns the producer of a task, which was not started: ``make(spec, dataset)``.
+        Returns a new producer of a task, not yet started: ``make(spec, dataset)``.
     """
 
     def __init__(self, make: Callable[[TaskSpec, PickledDataset], Producer]) -> None:
         self._make = make
         self._datasets: dict[str, PickledDataset] = {}
         self.producers: dict[str, Producer] = {}
-        # The consumers that are connected, and of those what they asked of tasks that have not begun here yet, by task
-        # and attempt.
+        # By connected consumer: its requests for tasks that have not started here yet, by task and attempt.
         self._connected: set[str] = set()
         self._early: dict[tuple[str, int], dict[str, tuple[Consumer, Pairs]]] = {}
 
     # --- the dispatcher ---
 
     def start(self, spec: TaskSpec, pickled: bytes | None) -> Producer:
-        """Begin a task, or a further attempt of it."""
+        """Start a task, or another attempt of it."""
         if pickled is not None:
             self._datasets[spec.dataset] = PickledDataset(pickled)
         self.stop(spec.id, spec.attempt)
@@ -45,7 +44,7 @@ class Producers:
         return producer
 
     def stop(self, task: str, attempt: int | None = None) -> None:
-        """End a task, and let go of what was asked of its attempts before one; of all if None."""
+        """End a task, and drop the requests for its attempts before ``attempt``; for all if None."""
         for key in [key for key in self._early if key[0] == task and (attempt is None or key[1] < attempt)]:
             del self._early[key]
         producer = self.producers.pop(task, None)
@@ -56,12 +55,12 @@ class Producers:
                 self._datasets[dataset].forget_node()
 
     def lose(self, task: str, consumer: str, done: Pairs | None = None) -> None:
-        """Note that a consumer of a task is gone for good, and if it left what it was done with."""
+        """Remove a consumer of a task; ``done`` has the elements it used if it left, and is None if it was lost."""
         if task in self.producers:
             self.producers[task].lose(consumer, done)
 
     def lose_all(self, consumer: str) -> None:
-        """Note that a consumer is gone for good which the dispatcher does not know."""
+        """Remove a consumer, which the dispatcher does not know, from all tasks."""
         if consumer not in self._connected:
             for task in list(self.producers):
                 self.lose(task, consumer, [])
@@ -69,12 +68,12 @@ class Producers:
     # --- consumers ---
 
     def connected(self, consumer: str) -> None:
-        """Note that a consumer has connected, maybe again: it is sent nothing before it has joined anew."""
+        """Record that a consumer has connected or reconnected: it is sent nothing until it joins."""
         self.disconnected(consumer)
         self._connected.add(consumer)
 
     def disconnected(self, consumer: str) -> None:
-        """Note that the connection of a consumer was cut."""
+        """Record that the connection of a consumer broke."""
         self._connected.discard(consumer)
         for key, asked in list(self._early.items()):
             asked.pop(consumer, None)
@@ -84,7 +83,7 @@ class Producers:
             producer.miss(consumer)
 
     def message(self, consumer: str, kind: str, task: str, attempt: int, *args: Any) -> None:
-        """Take a message of a consumer; one about an attempt that is over says nothing."""
+        """Handle a message of a consumer; ignore messages about earlier attempts."""
         producer = self.producers.get(task)
         is_there = producer is not None and producer.spec.attempt == attempt
         if kind == "join":
@@ -106,11 +105,14 @@ class Producers:
                 done += args[0]
 
     def reports(self) -> dict[str, tuple[int, dict[str, tuple[int, int]]]]:
-        """Return what `daskdist.service.dispatcher.status.Reports` has of the tasks."""
+        """Return the reports on the tasks, as in `daskdist.service.dispatcher.status.Reports`."""
         return {
             task: (
                 producer.kept_bytes,
-                {each.name: (len(each.held), int(each.held_bytes)) for each in producer.delivery.consumers},
+                {
+                    consumer.name: (len(consumer.held), int(consumer.held_bytes))
+                    for consumer in producer.delivery.consumers
+                },
             )
             for task, producer in self.producers.items()
         }
@@ -118,6 +120,6 @@ class Producers:
     # --- time ---
 
     def tick(self) -> None:
-        """Note that some time has passed."""
+        """Do what is due after some time has passed."""
         for producer in list(self.producers.values()):
             producer.tick()

@@ -1,4 +1,4 @@
-"""Delivery for coordinated reads."""
+"""Delivery for coordinated reads, in rounds."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from daskdist.service.worker.delivery import (
 
 
 class Rounds:
-    """Coordinated reads: of each ``num_consumers`` elements in a row, each consumer gets the one of its index.
+    """Delivery for coordinated reads: of every ``num_consumers`` elements, each consumer gets that at its index.
 
-    What a consumer that is lost has not acknowledged waits for another of its index.
+    The elements that a lost consumer has not acknowledged wait for another consumer of the same index.
 
     Parameters
     ----------
     num_consumers
-        How many there are.
+        The number of consumers.
     """
 
     def __init__(self, num_consumers: int, done: Pairs = ()) -> None:
         self.done = Intervals(done)
         self._num_consumers = num_consumers
         self._consumers: dict[int, Consumer] = {}
-        # Of each index, the next element to send.
+        # By index: the next element to send.
         self._next = list(range(num_consumers))
         self._sizes = PartSizes()
         self._num_produced = 0
@@ -48,7 +48,7 @@ class Rounds:
 
     @property
     def missing(self) -> list[int]:
-        """The indexes that no consumer has."""
+        """The indexes without a consumer."""
         return [index for index in range(self._num_consumers) if index not in self._consumers]
 
     def produced(self, first: int, stop: int, num_bytes: int) -> list[Action]:
@@ -65,7 +65,7 @@ class Rounds:
         other = self._consumers.get(consumer.index)
         if other is not None and other.name != consumer.name:
             raise ArgumentError(
-                f"consumer_index {consumer.index} is taken by the consumer {other.name}; give each its own"
+                f"consumer_index {consumer.index} is taken by the consumer {other.name}; give each another index"
             )
         actions = self._note_done(done)
         self._consumers[consumer.index] = consumer
@@ -117,7 +117,7 @@ class Rounds:
         return self._forget(new)
 
     def _forget(self, pairs: Pairs) -> list[Action]:
-        # Elements that are still to be produced again are forgotten then.
+        # Elements that are not reproduced yet are freed when they are.
         num_produced = self._num_produced
         return [Forget(first, min(stop, num_produced)) for first, stop in pairs if first < num_produced]
 
@@ -125,7 +125,7 @@ class Rounds:
         return []
 
     def _named(self, name: str) -> Consumer | None:
-        return next((each for each in self._consumers.values() if each.name == name), None)
+        return next((consumer for consumer in self._consumers.values() if consumer.name == name), None)
 
     def _send(self, consumer: Consumer) -> list[Action]:
         actions: list[Action] = []

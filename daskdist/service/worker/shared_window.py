@@ -1,4 +1,4 @@
-"""Delivery of the same elements to several trainers, from a window that slides."""
+"""Delivery of the same elements to several trainers, from a sliding window."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from daskdist.service.worker.delivery import (
 
 
 class SharedWindow:
-    """Each trainer gets all elements of late, at its own pace, from a window that slides.
+    """Delivery of all elements to each trainer, at its own pace, from a sliding window.
 
-    Elements are produced for the fastest trainer. One that is slower than the window passes over what has gone, and is
-    told so.
+    Elements are produced for the fastest trainer. A trainer that is too slow misses the elements that have left the
+    window, and is told how many.
 
     Parameters
     ----------
     window_bytes
-        The most bytes to keep; one part is kept whatever its size.
+        The largest number of bytes to keep; one part is kept whatever its size.
     """
 
     def __init__(self, window_bytes: int) -> None:
         self._window_bytes = window_bytes
         self._consumers: dict[str, Consumer] = {}
-        # Of each trainer the next element to send, and those to send once more: a consumer of it was lost with them.
+        # By trainer: the next element to send, and those to send again because a consumer was lost with them.
         self._next: dict[str, int] = {}
         self._again: defaultdict[str, Intervals] = defaultdict(Intervals)
         # The parts in the window: the first element of each, its stop, and its size.
@@ -46,7 +46,8 @@ class SharedWindow:
     @property
     def is_wanted(self) -> bool:
         return any(
-            self._next[each.trainer] >= self._num_produced and has_room(each) for each in self._consumers.values()
+            self._next[consumer.trainer] >= self._num_produced and has_room(consumer)
+            for consumer in self._consumers.values()
         )
 
     @property
@@ -66,7 +67,7 @@ class SharedWindow:
         return actions
 
     def finished(self) -> list[Action]:
-        # What has no end ends where it fails.
+        # The dataset has no end, so this is a failure.
         self._is_finished = True
         return [*map(End, self._consumers), Done()]
 
@@ -94,7 +95,7 @@ class SharedWindow:
             return []
         for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
             consumer.held.remove(first, stop)
-            # The sizes of those that have left the window are not known any more.
+            # The sizes of elements that have left the window are no longer known.
             consumer.held_bytes *= len(consumer.held) / (len(consumer.held) + stop - first)
         return self._send()
 
@@ -144,7 +145,7 @@ class SharedWindow:
         return actions
 
     def _sent(self, consumer: Consumer, first: int, most: int) -> int:
-        """Note that elements of one part are sent, as many as there is room for; return where they stop."""
+        """Record as sent the elements of one part that there is room for, and return where they stop."""
         place = bisect_right(self._firsts, first) - 1
         part_stop, num_bytes = self._parts[place]
         size = num_bytes / (part_stop - self._firsts[place])

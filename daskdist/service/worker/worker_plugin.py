@@ -21,21 +21,21 @@ from daskdist.service.worker.producer import Producer
 from daskdist.service.worker.producers import Producers
 
 NAME: Final = "daskdist-service"
-# What was acknowledged is told to the dispatcher so often, in case a worker and a consumer are lost together.
+# The interval of reports to the dispatcher, which limits the loss if a worker and a consumer are lost together.
 _TICK_EVERY_S: Final = 0.25
 
 
 class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
-    """Makes a worker produce the elements of tasks."""
+    """A plugin that makes a worker produce the elements of tasks."""
 
     name = NAME
 
     def setup(self, worker: Worker) -> None:
-        """Take commands of the dispatcher and consumers' connections."""
+        """Accept commands of the dispatcher and connections of consumers."""
         self._worker = worker
         self._loop = worker.loop.asyncio_loop
         self.tasks = Producers(self._producer)
-        # Of each consumer that is connected, the number of the connection, and where messages to it go.
+        # By connected consumer: the number of the connection, and the queue of messages to it.
         self._outboxes: dict[str, tuple[int, Outbox]] = {}
         worker.handlers[READ_OPERATION] = self._serve
         worker.handlers[REPORT_OPERATION] = self.tasks.reports
@@ -51,7 +51,7 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
 
     def _tell(self, event: Any) -> None:
         with contextlib.suppress(Exception):
-            # Not `batched_send`, which drops what is sent before the worker is registered.
+            # `batched_send` would drop messages that are sent before the worker is registered.
             self._worker.batched_stream.send({"op": EVENT_OPERATION, "event": pickle.dumps(event)})
 
     async def _tick(self) -> None:
@@ -109,7 +109,7 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         try:
             if self._number_of(consumer) < number:
                 await self._exchange(comm, consumer, number, compressions)
-            # Else it was cut before this was heard, and the consumer has connected again.
+            # Otherwise the consumer has already reconnected after this connection broke.
         finally:
             comm.abort()
         return Status.dont_reply
@@ -120,10 +120,10 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
     async def _exchange(self, comm: Comm, consumer: str, number: int, compressions: tuple[str, ...]) -> None:
         compress(comm, compressions)
         outbox = Outbox(comm)
-        # A connection of before is not heard any more.
+        # Messages of earlier connections are ignored from now on.
         self._outboxes[consumer] = number, outbox
         self.tasks.connected(consumer)
-        ends = [asyncio.ensure_future(each) for each in (outbox.write_all(), self._receive(comm, consumer, number))]
+        ends = [asyncio.ensure_future(end) for end in (outbox.write_all(), self._receive(comm, consumer, number))]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
