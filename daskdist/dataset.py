@@ -44,6 +44,7 @@ from daskdist.core.spec import (
 from daskdist.core.structure import Structure
 from daskdist.display import plan as display
 from daskdist.display.description import Description, Head, columns_table
+from daskdist.display.drawing import known_cardinality
 from daskdist.display.pages import dataset_page
 from daskdist.display.preview import Preview, show
 from daskdist.errors import ArgumentError, UnknownLengthError
@@ -2174,17 +2175,20 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return stages[stage]()
 
     def __repr__(self) -> str:
-        number = display.cardinality(self.cardinality())
-        try:
-            if self._spec.structure.num_leaves > _MOST_IN_A_LINE:
-                return f"<Dataset of {number} elements:\n{columns_table(self._spec)}\n{display.tree(self._node)}>"
-            spec = self._spec.packed
-        except ArgumentError:
-            spec = "of several kinds"
-        return f"<Dataset of {number} elements: {spec}\n{display.tree(self._node)}>"
+        known = known_cardinality(self._node)
+        number = display.cardinality(cardinality.UNKNOWN if known is None else known)
+        spec = self._spec_at_hand
+        if spec is None:
+            what = "of kinds that only data tells"
+        elif spec.structure.num_leaves > _MOST_IN_A_LINE:
+            return f"<Dataset of {number} elements:\n{columns_table(spec)}\n{display.tree(self._node)}>"
+        else:
+            what = spec.packed
+        return f"<Dataset of {number} elements: {what}\n{display.tree(self._node)}>"
 
     def _repr_html_(self) -> str | None:
-        return dataset_page(type(self).__name__, self._shown_node, lambda: self.explain("primitives"))
+        node, what_runs = self._shown_node, partial(self.explain, "primitives")
+        return dataset_page(type(self).__name__, node, self._spec_at_hand, what_runs)
 
     # --- as a Dask collection ---
 
@@ -2231,6 +2235,12 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         ((2, 2, 1),)
         """
         return to_dask_array(self._node, self._recorded, self._spec_by(self._caller), self._counted())
+
+    @property
+    def _spec_at_hand(self) -> ElementSpec | None:
+        # For displays, which compute no element: None where only elements tell, and nobody has asked for the spec.
+        spec = self.__dict__.get("_spec") or self._known_spec()
+        return None if isinstance(spec, SpecUnknown) else spec
 
     @property
     def _shown_node(self) -> Node:

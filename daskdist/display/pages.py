@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from daskdist.core.node import Node
-from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
+from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, TensorSpec
 from daskdist.display.drawing import cardinality_in_words, drawing, known_cardinality
 from daskdist.display.html import Box, PageTable, Section, TimePart, page, texts
 from daskdist.display.plan import Share, count, share_cells
 
 
-def dataset_page(title: str, node: Node, what_runs: Callable[[], str]) -> str | None:
+def dataset_page(title: str, node: Node, spec: ElementSpec | None, what_runs: Callable[[], str]) -> str | None:
     """Return the page of a dataset: its plan as a drawing, and its elements.
 
     Parameters
@@ -24,16 +24,18 @@ def dataset_page(title: str, node: Node, what_runs: Callable[[], str]) -> str | 
         The name of its class.
     node
         The pipeline.
+    spec
+        The spec of its elements; None where only data tells.
     what_runs
         Returns what the pipeline comes down to.
     """
     number = known_cardinality(node)
     facts = [cardinality_in_words(number)]
     sections = [Section("plan", drawing(node))]
-    try:
-        sections.append(spec_section(node.spec))
-    except SpecUnknown:
+    if spec is None:
         sections.append(Section("text", "What an element is depends on the data: look with ds.show()."))
+    else:
+        sections.append(spec_section(spec))
     if number is None:
         sections.append(Section("text", "ds.cardinality() counts the elements by the indexes of the files."))
     sections.append(Section("lines", what_runs(), "What runs", is_folded=True))

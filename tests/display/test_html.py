@@ -119,7 +119,23 @@ def test_an_element_that_only_data_tells():
     def unknown(row):
         raise ValueError("not for sample rows" if row == 0 else "nor for others")
 
-    assert "What an element is depends on the data" in text_of(Dataset.range(3).map(unknown))
+    dataset = Dataset.range(3).map(unknown)
+    assert "What an element is depends on the data" in text_of(dataset)
+    with never_run():
+        assert repr(dataset).startswith("<Dataset of 3 elements: of kinds that only data tells\n")
+
+
+def test_a_spec_that_was_asked_for_is_shown():
+    def fails_for_made_up_rows(row):
+        if row not in range(5, 8):
+            raise ValueError(row)
+        return row / 2
+
+    dataset = Dataset.range(5, 8).map(fails_for_made_up_rows)
+    assert "What an element is depends on the data" in text_of(dataset)
+    assert dataset.element_spec.dtype == np.float64
+    assert "(the element) () float64" in text_of(dataset)
+    assert "TensorSpec(shape=(), dtype=float64" in repr(dataset)
 
 
 def test_a_distributed_dataset_has_a_bar_for_each_worker(parquet_files):

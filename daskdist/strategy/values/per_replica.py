@@ -135,7 +135,7 @@ def _at_hand(value: Any) -> tuple[Any] | None:
 
 def _known_of(value: AsyncValue) -> Summary:
     spec = value.spec
-    return Summary("", "", "") if spec is None else Summary(str(spec.shape), str(spec.dtype), "")
+    return Summary("", "", "") if spec is None else Summary(str(spec.shape).replace("None", "?"), str(spec.dtype), "")
 
 
 def _persisted(
