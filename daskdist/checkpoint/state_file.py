@@ -39,8 +39,8 @@ from daskdist.checkpoint.nests import where
 from daskdist.core.json_codec import Path, nest_from_json, nest_to_json, typed
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.npy import header_of
+from daskdist.storage.atomic_file import atomic_file, remove_temporaries
 from daskdist.storage.filesystem import Storage, failures
-from daskdist.storage.whole_file import remove_temporaries, whole_file
 
 FORMAT: Final = "daskdist checkpoint"
 VERSION: Final = 1
@@ -80,7 +80,7 @@ def write_states(path: str, states: Mapping[str, Any], storage: Storage) -> None
     with failures(path, "cannot be written", (OSError,)):
         if path.endswith(("/", os.sep)) or fs.isdir(inner):
             raise ArgumentError(f"{path} is a directory; give the path of a file")
-    with whole_file(fs, inner) as file:
+    with atomic_file(fs, inner) as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             members = [_write_member(archive, number, array) for number, array in enumerate(arrays)]
             content = {"format": FORMAT, "version": VERSION, "members": members, "states": nodes}

@@ -24,11 +24,11 @@ from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.formats import WritableFormat
 from daskdist.formats.npy import npy_writer
 from daskdist.formats.zarr import UnfinishedStore, check_store, create_store
+from daskdist.storage.atomic_file import put, remove_temporaries, rename
 from daskdist.storage.compression import compression_of, without_suffix
 from daskdist.storage.filesystem import DAMAGE, Storage, is_remote
 from daskdist.storage.hidden_names import is_hidden
 from daskdist.storage.replace_directory import current, pointer_to
-from daskdist.storage.whole_file import put, remove_temporaries, rename
 from daskdist.storage.write_manifest import WriteManifest, manifest_name
 from daskdist.tables.to_arrow import no_rows
 

@@ -32,11 +32,11 @@ from daskdist.formats.stored_arrays import (
     names_in,
     rows_label,
 )
+from daskdist.storage.atomic_file import put
 from daskdist.storage.filesystem import Paths, Storage, failures, is_remote, local
 from daskdist.storage.hidden_names import is_hidden_from
 from daskdist.storage.replace_directory import current, pointed_from, pointer_to, replace_directory, temporary_beside
 from daskdist.storage.schema_check import FirstFile
-from daskdist.storage.whole_file import put
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _KINDS: Final = "biufcmMSUTO"

@@ -31,7 +31,7 @@ from daskdist.formats.saved.manifest import (
 from daskdist.formats.saved.saved_format import Saved
 from daskdist.formats.saved.store import write_part
 from daskdist.ops.read_files import ReadFiles
-from daskdist.storage.whole_file import located
+from daskdist.storage.atomic_file import located
 
 logger: Final = logging.getLogger("daskdist")
 

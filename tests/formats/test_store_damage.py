@@ -33,7 +33,7 @@ from daskdist.core.structure import Nested, Structure
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.saved.manifest import Manifest, exists, read_manifest, remove_unfinished, write_manifest
 from daskdist.formats.saved.store import SavedPart, read_part, take_rows, write_part
-from daskdist.storage.whole_file import writing
+from daskdist.storage.atomic_file import writing
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -451,7 +451,7 @@ def test_a_file_has_its_name_once_it_is_whole(tmp_path):
 
 def test_a_process_that_dies_while_it_writes(tmp_path):
     program = (
-        "import os, sys; from daskdist.storage.whole_file import writing\n"
+        "import os, sys; from daskdist.storage.atomic_file import writing\n"
         "managers = [writing(sys.argv[1], name) for name in ('a.arrow', 'manifest.json')]\n"
         "for file in [manager.__enter__() for manager in managers]: file.write(b'half'); file.flush()\n"
         "os._exit(1)"

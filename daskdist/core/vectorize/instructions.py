@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.vectorize import purity
+from daskdist.core.vectorize import allowlist
 from daskdist.core.vectorize.bytecode import slots_of, steps_of
 from daskdist.core.vectorize.tracer import NotVectorisable, Trace, Tracer, row_of
 
@@ -120,8 +120,8 @@ class Machine:
     def _load(self, value: Any, name: str) -> Any:
         """Return a value from outside of the run."""
         kind = type(value)
-        if kind not in purity.IMMUTABLE and id(value) not in self._checked and id(value) not in self._own:
-            reason = purity.impurity(value)
+        if kind not in allowlist.IMMUTABLE and id(value) not in self._checked and id(value) not in self._own:
+            reason = allowlist.impurity(value)
             if reason is not None:
                 raise self._refuse(f"it uses {name}, which {reason}")
             self._checked[id(value)] = value
@@ -130,9 +130,9 @@ class Machine:
     def _operand(self, value: Any, name: str = "") -> Any:
         """Check that Python and NumPy run no user code when they compute with a value."""
         kind = type(value)
-        if kind is type and value in purity.TYPES:
+        if kind is type and value in allowlist.TYPES:
             return value
-        if kind not in purity.OPERANDS and not purity.is_named_tuple(kind):
+        if kind not in allowlist.OPERANDS and not allowlist.is_named_tuple(kind):
             what = f"a {kind.__name__}" if not isinstance(value, type) else value.__name__
             raise self._refuse(f"it uses {name or what}, which is not plain data")
         return value
@@ -140,13 +140,13 @@ class Machine:
     def _item(self, value: Any) -> Any:
         """Check a value that goes into a container."""
         kind = type(value)
-        if kind not in purity.OPERANDS and kind not in purity.OPAQUE and not purity.is_named_tuple(kind):
+        if kind not in allowlist.OPERANDS and kind not in allowlist.OPAQUE and not allowlist.is_named_tuple(kind):
             raise self._refuse(f"it puts a {kind.__name__} into a container, which is not plain data")
         return value
 
     def _iterable(self, value: Any) -> Any:
         self._operand(value)
-        if type(value) in purity.ITERATORS and id(value) not in self._own:
+        if type(value) in allowlist.ITERATORS and id(value) not in self._own:
             raise self._refuse("it goes on with an iterator that all rows share")
         return value
 
@@ -254,7 +254,7 @@ class Machine:
     def _compare_op(self, frame: Frame, arg: Any) -> None:
         other = frame.stack.pop()
         value = frame.stack.pop()
-        if not (type(value) in purity.OPAQUE and type(other) in purity.OPAQUE):
+        if not (type(value) in allowlist.OPAQUE and type(other) in allowlist.OPAQUE):
             self._operand(value), self._operand(other)
         frame.stack.append(_COMPARE[arg](value, other))
 
@@ -318,7 +318,7 @@ class Machine:
 
     def _with_text(self, value: Any) -> Any:
         self._operand(value)
-        if type(value) in purity.CONTAINERS and any(type(item) not in purity.IMMUTABLE for item in value):
+        if type(value) in allowlist.CONTAINERS and any(type(item) not in allowlist.IMMUTABLE for item in value):
             raise self._refuse("it makes text of a value")
         return value
 
@@ -371,7 +371,7 @@ class Machine:
     def _get_iter(self, frame: Frame, arg: Any) -> None:
         values = iter(self._iterable(frame.stack.pop()))
         # A tracer's iterator would be a generator; an iterator over a list can be recognised.
-        frame.stack.append(self._made(values if type(values) in purity.ITERATORS else iter(list(values))))
+        frame.stack.append(self._made(values if type(values) in allowlist.ITERATORS else iter(list(values))))
 
     def _for_iter(self, frame: Frame, arg: int) -> int | None:
         value = next(frame.stack[-1], MISSING)
@@ -386,7 +386,7 @@ class Machine:
 
     def _truth(self, value: Any) -> bool:
         kind = type(value)
-        if kind in purity.OPAQUE or kind is types.MethodType:
+        if kind in allowlist.OPAQUE or kind is types.MethodType:
             return True
         return bool(self._operand(value))
 
@@ -491,7 +491,7 @@ class Machine:
     def _import_name(self, frame: Frame, arg: str) -> None:
         names = frame.stack.pop()
         level = frame.stack.pop()
-        if level or arg not in purity.MODULES or arg not in sys.modules:
+        if level or arg not in allowlist.MODULES or arg not in sys.modules:
             raise self._refuse(f"it imports {arg}")
         frame.stack.append(sys.modules[arg])
         del names

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.vectorize import purity
+from daskdist.core.vectorize import allowlist
 from daskdist.core.vectorize.bytecode import unknown_version
 from daskdist.core.vectorize.instructions import MISSING, Frame, Machine, program
 from daskdist.core.vectorize.tracer import Method, Tracer, column_of, row_of
@@ -52,7 +52,7 @@ class FunctionInterpreter(Machine):
         return self.call(function, list(element) if type(element) is tuple else [element], {}, "it")
 
     def _take(self, nest: Any) -> None:
-        if type(nest) in purity.CONTAINERS or purity.is_named_tuple(type(nest)):
+        if type(nest) in allowlist.CONTAINERS or allowlist.is_named_tuple(type(nest)):
             self._own[id(nest)] = nest
             for value in nest.values() if type(nest) is dict else nest:
                 self._take(value)
@@ -77,15 +77,15 @@ class FunctionInterpreter(Machine):
             if attribute is MISSING:
                 raise self._refuse(f"it uses {value.__name__}.{name}, which the module makes when it is asked for")
             return self._load(attribute, f"{value.__name__}.{name}")
-        if name in purity.ATTRIBUTES.get(kind, ()):
-            if kind is np.ufunc and value not in purity.CALLABLES:
+        if name in allowlist.ATTRIBUTES.get(kind, ()):
+            if kind is np.ufunc and value not in allowlist.CALLABLES:
                 raise self._refuse(f"it uses {value.__name__}, which is not known to be pure")
             return getattr(value, name)
-        if name in purity.CHANGES.get(kind, ()):
+        if name in allowlist.CHANGES.get(kind, ()):
             if id(value) not in self._own:
                 raise self._refuse(f"it changes a {kind.__name__} that all rows share, by .{name}")
             return getattr(value, name)
-        if kind in purity.OPERANDS or kind in purity.OPAQUE - {type}:
+        if kind in allowlist.OPERANDS or kind in allowlist.OPAQUE - {type}:
             raise self._refuse(f"it uses .{name} of a {kind.__name__}, which is not known to be pure")
         return self._attribute_of_type(value, name) if isinstance(value, type) else self._of_object(value, kind, name)
 
@@ -151,7 +151,7 @@ class FunctionInterpreter(Machine):
             return self._native(function, args, options)
         if isinstance(function, type):
             return self._construct(function, args, options)
-        if kind in _KINDS_OF_FUNCTIONS and _is_in(function, purity.CALLABLES):
+        if kind in _KINDS_OF_FUNCTIONS and _is_in(function, allowlist.CALLABLES):
             if kind is np.ufunc and len(args) > function.nin:
                 raise self._refuse(f"it calls {function.__name__} with an array to write to")
             return self._native(function, args, options)
@@ -165,24 +165,24 @@ class FunctionInterpreter(Machine):
     def _method(self, function: Any, args: list[Any], options: dict[str, Any]) -> Any:
         owner, name = function.__self__, function.__name__
         kind = type(owner)
-        if name in purity.ATTRIBUTES.get(kind, ()) and (kind is not np.ufunc or owner in purity.CALLABLES):
+        if name in allowlist.ATTRIBUTES.get(kind, ()) and (kind is not np.ufunc or owner in allowlist.CALLABLES):
             return self._native(function, args, options)
-        if name in purity.CHANGES.get(kind, ()) and id(owner) in self._own:
+        if name in allowlist.CHANGES.get(kind, ()) and id(owner) in self._own:
             for arg in args:
                 self._item(arg)
             return self._native(function, args, options, are_items=True)
-        if function is tuple.__new__ and args and purity.is_named_tuple(args[0]) and not options:
+        if function is tuple.__new__ and args and allowlist.is_named_tuple(args[0]) and not options:
             return tuple.__new__(args[0], [self._item(item) for item in self._operand(args[1])])
         raise self._refuse(f"it calls {_name_of(function, '')}, which is not known to be pure")
 
     def _construct(self, kind: type[Any], args: list[Any], options: dict[str, Any]) -> Any:
-        if kind in purity.NUMBERS and len(args) == 1 and type(args[0]) is Tracer and not options:
+        if kind in allowlist.NUMBERS and len(args) == 1 and type(args[0]) is Tracer and not options:
             if np.dtype(kind).kind != "f" and not np.can_cast(args[0].dtype, kind, "safe"):
                 raise self._refuse(f"it makes a {kind.__name__} of a value; .astype has a rule")
             return self.trace.apply("astype", kind, _conversion(np.dtype(kind)), (args[0],), {})
-        if kind in purity.TYPES:
+        if kind in allowlist.TYPES:
             return self._native(kind, args, options)
-        if purity.is_named_tuple(kind):
+        if allowlist.is_named_tuple(kind):
             new = vars(kind)["__new__"]
             return self.call(new.__func__ if type(new) is staticmethod else new, [kind, *args], options)
         raise self._refuse(f"it makes a {kind.__name__}, which is not known to be pure")
@@ -195,15 +195,15 @@ class FunctionInterpreter(Machine):
         named = {key: self._argument(arg) for key, arg in options.items()}
         result = function(*values, **named)
         kind = type(result)
-        if kind in (list, dict, set) or kind in purity.ITERATORS:
+        if kind in (list, dict, set) or kind in allowlist.ITERATORS:
             is_new = function in (sorted, divmod) or isinstance(function, type) or _is_copy(function)
-            if is_new or kind in purity.ITERATORS:
+            if is_new or kind in allowlist.ITERATORS:
                 self._made(result)
         return result
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, type):
-            if value not in purity.TYPES:
+            if value not in allowlist.TYPES:
                 raise self._refuse(f"it hands {value.__name__} to a function, which may do more than compute")
             return value
         self._operand(value)

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from daskdist.errors import FileError
 from daskdist.formats.saved.manifest import MANIFEST, SavedPart, exists, read_manifest
-from daskdist.storage.whole_file import located
+from daskdist.storage.atomic_file import located
 
 # The time for which a pass owns its parts after it wrote the last of them.
 LEASE_S: Final = 24 * 3600

@@ -15,7 +15,7 @@ from typing import Any, Final
 from daskdist.core.json_codec import spec_from_json, spec_to_json, typed
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
-from daskdist.storage.whole_file import TEMPORARY, located, writing
+from daskdist.storage.atomic_file import TEMPORARY, located, writing
 
 MANIFEST: Final = "manifest.json"
 VERSION: Final = 1

@@ -30,7 +30,7 @@ from daskdist.core.ragged import Ragged, concat
 from daskdist.core.structure import Leaves, Nested, Structure, as_array
 from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.formats.saved.manifest import KEY, SavedPart, codec
-from daskdist.storage.whole_file import located, writing
+from daskdist.storage.atomic_file import located, writing
 from daskdist.tables.to_arrow import columns_of
 
 # The approximate size of the pieces of a compressed file: to read a row, its piece is decompressed.

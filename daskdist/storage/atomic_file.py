@@ -1,4 +1,4 @@
-"""Files that get their name when they are complete, so that a reader never sees part of one."""
+"""Atomic writes of files: a file gets its name when it is complete, so that a reader never sees part of one."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def writing(directory: str, name: str) -> Iterator[Any]:
     because nothing waits for the disk.
     """
     fs, root = located(directory)
-    with whole_file(fs, f"{root}/{name}") as file:
+    with atomic_file(fs, f"{root}/{name}") as file:
         yield file
 
 
 @contextmanager
-def whole_file(fs: Any, path: str) -> Iterator[Any]:
+def atomic_file(fs: Any, path: str) -> Iterator[Any]:
     """Open a file for writing like `writing`, by a file system and a path within it."""
     root, _, name = path.rpartition("/")
     temporary = f"{root}/.{name}.{uuid.uuid4().hex}.tmp"
@@ -100,7 +100,7 @@ def put(fs: Any, path: str, data: bytes) -> None:
         # In an object store an object appears when it is complete.
         fs.pipe_file(path, data)
         return
-    with whole_file(fs, path) as file:
+    with atomic_file(fs, path) as file:
         file.write(data)
         file.flush()
         # Some file systems cannot flush to a disk.
