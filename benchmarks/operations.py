@@ -195,6 +195,11 @@ def _permuted_by_hand(data: Data) -> Iterator[Any]:
         yield data.rows.take(rows, axis=0)
 
 
+def _windows_by_hand(data: Data) -> Iterator[Any]:
+    windows = np.lib.stride_tricks.sliding_window_view(data.rows, 25, axis=0)
+    yield from _slices(np.ascontiguousarray(windows.transpose(0, 2, 1)))
+
+
 def _split_by_hand(data: Data) -> Iterator[Any]:
     order = np.random.default_rng(0).permutation(len(data))
     for rows in _slices(np.sort(order[: int(0.8 * len(data) + 0.5)])):
@@ -305,6 +310,14 @@ CASES: Final[dict[str, Case]] = {
         lambda data: _slices(data.rows, WINDOW),
         "NumPy slices",
         share=0.02,
+    ),
+    "sliding_window": Case(
+        "rows of 16, sliding_window(25), batch(256)",
+        lambda data: Dataset.from_tensor_slices(data.rows).sliding_window(25).batch(BATCH),
+        _windows_by_hand,
+        "NumPy sliding_window_view, copied, slices",
+        least_ratio=0.5,
+        share=0.1,
     ),
     "group_by_window": Case(
         "numbered rows of 16, group_by_window, 4 keys, to batches of 256",

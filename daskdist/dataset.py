@@ -100,6 +100,7 @@ from daskdist.ops.select import Select, columns_of_nest
 from daskdist.ops.shard import Shard
 from daskdist.ops.shuffle import Shuffle
 from daskdist.ops.skip import Skip
+from daskdist.ops.sliding_window import SlidingWindow
 from daskdist.ops.snapshot import Snapshot
 from daskdist.ops.split import shares_of, splitter
 from daskdist.ops.take import Take
@@ -1249,6 +1250,36 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         """
         shift = size if shift is None else shift
         return self._with(Window(self._node, size, shift, stride, drop_remainder, self._of_rows, label=name))
+
+    def sliding_window(
+        self, size: int, shift: int = 1, stride: int = 1, drop_remainder: bool = True, name: str | None = None
+    ) -> Dataset:
+        """Stack the elements of windows along a new first axis, as NumPy's ``sliding_window_view`` does.
+
+        ``window(size, shift, stride).flat_map(lambda window: window.batch(size))`` gives the same in the same way.
+
+        Parameters
+        ----------
+        size
+            The number of elements of a window.
+        shift
+            From the beginning of a window to that of the next.
+        stride
+            From an element of a window to the next.
+        drop_remainder
+            Whether windows at the end that are not full are left out.
+
+        Raises
+        ------
+        ArgumentError
+            A number is less than 1.
+        StackError
+            While iterating: elements of a window differ in shape or dtype.
+
+        >>> [window.tolist() for window in Dataset.range(5).sliding_window(3)]
+        [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+        """
+        return self._with(SlidingWindow(self._node, size, shift, stride, drop_remainder, label=name))
 
     def group_by_window(
         self,

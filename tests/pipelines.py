@@ -519,6 +519,9 @@ def _grow_window(draw, made, fixed):
     if made.kind.name in ("windows", "ragged", "uneven nest"):
         return None
     size, shift, stride = draw(st.integers(1, 4)), draw(st.sampled_from([None, 1, 2, 5])), draw(st.integers(1, 3))
+    if made.kind.name != "uneven" and draw(st.booleans()):
+        arguments = (size, shift or 1, stride, draw(st.booleans()))
+        return made.then("sliding_window", *arguments, num_axes=made.kind.num_axes + 1)
     windows = made.then("window", size, shift, stride, draw(st.booleans()), kind="windows", num_axes=0)
     what = draw(st.sampled_from(["whole", "number"] if fixed else ["whole", "number", "windows"]))
     if what == "whole" and made.kind.name != "uneven":

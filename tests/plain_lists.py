@@ -316,6 +316,11 @@ class Reference:
                 windows.append(Structure.flatten(members[0])[1].pack([Listed(column) for column in columns]))
         return windows
 
+    def _sliding_window(self, elements, size, shift=1, stride=1, drop_remainder=True):
+        last = (size - 1) * stride + 1
+        groups = [elements[start : start + last : stride] for start in range(0, len(elements), shift)]
+        return [self._stacked(group) for group in groups if len(group) == size or not drop_remainder]
+
     def _group_by_window(self, elements, key_of, reduce, size, size_of=None):
         sized = (lambda key: size) if size_of is None else lambda key: size_of(np.int64(key))
         groups = _grouped(elements, lambda each: call_with(key_of, each), sized, False)

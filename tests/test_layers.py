@@ -548,7 +548,7 @@ PUBLIC_METHODS = """
     take skip take_while shard repeat concatenate unique
     shuffle global_shuffle rejection_resample prefetch ignore_errors
     batch padded_batch ragged_batch unbatch rebatch window group_by_window bucket_by_sequence_length
-    batch_by_size
+    batch_by_size sliding_window
     cache snapshot save load to_parquet to_tfrecord to_npy to_zarr to_webdataset
     apply pipe serve with_options options
     head count describe

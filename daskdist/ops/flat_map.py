@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from daskdist.core.primitive import Arrange, Compute, Fact, Primitive, gathered
 from daskdist.ops.interleave import InterleaveRows
 from daskdist.ops.nested import ExpandRows, Expansion, elements_of
+from daskdist.ops.window_rows import batches_of_windows, stacked_windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,7 +16,17 @@ class FlatMap(Expansion):
 
     name = "flat_map"
 
+    @property
+    def note(self) -> str:
+        """Say whether windows are batched by arithmetic; nothing is read."""
+        return "" if batches_of_windows(self.source, self.function) is None else "windows stacked, no datasets made"
+
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        drop_remainder = batches_of_windows(self.source, self.function)
+        if drop_remainder is not None:
+            batches = stacked_windows(inputs[0], drop_remainder=drop_remainder)
+            if batches is not None:
+                return batches
         source, function = self._calls(inputs[0])
         if self.function.nested_spec(self.source).is_cheap:
             # Small datasets are created and read on the worker that has their elements, many in one call.

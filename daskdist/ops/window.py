@@ -23,25 +23,23 @@ _AT_ONCE = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class Window(Transformation):
+class WindowNode(Transformation):
     """Windows of ``size`` elements, ``stride`` apart; each begins ``shift`` elements after the previous one.
 
     Parameters
     ----------
-    make
-        Creates a dataset from rows and the spec of its elements.
+    size, shift, stride
+        As above.
+    drop_remainder
+        Whether windows at the end that are not full are left out.
     """
 
     size: int
     shift: int
     stride: int
     drop_remainder: bool
-    make: MakeDataset = field(repr=False)
 
     name = "window"
-    # The windows of a worker's share have other elements, and another number if they overlap; and a function may depend
-    # on the elements of its window.
-    facts = Facts(regroups=True, levels=1)
 
     def __post_init__(self) -> None:
         for name in ("size", "shift", "stride"):
@@ -53,22 +51,43 @@ class Window(Transformation):
         return self.drop_remainder
 
     @property
-    def spec(self) -> ElementSpec:
-        spec = self.source.spec
-        leaves = [DatasetSpec(element=ElementSpec(LONE, (leaf,)), make=self.make) for leaf in spec.leaves]
-        return spec.with_leaves(leaves)
-
-    @property
     def cardinality(self) -> int:
         number = self.source.cardinality
         if self.drop_remainder and number > 0:
             number = max(number - (self.size - 1) * self.stride, 0)
         return cardinality.divide(number, self.shift, drop_remainder=False)
 
-    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+    def windows(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        """Return the stream of windows that are not gathered yet."""
         rows = WindowRows(self.size, self.shift, self.stride, self.drop_remainder)
-        windows = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
-        return Compute(windows, OpenWindows(self.make, known_spec(self.source)), self.name, factor=1, unstacked=True)
+        return Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Window(WindowNode):
+    """Windows as nested datasets, one for each leaf.
+
+    Parameters
+    ----------
+    make
+        Creates a dataset from rows and the spec of its elements.
+    """
+
+    make: MakeDataset = field(repr=False)
+
+    # The windows of a worker's share have other elements, and another number if they overlap; and a function may depend
+    # on the elements of its window.
+    facts = Facts(regroups=True, levels=1)
+
+    @property
+    def spec(self) -> ElementSpec:
+        spec = self.source.spec
+        leaves = [DatasetSpec(element=ElementSpec(LONE, (leaf,)), make=self.make) for leaf in spec.leaves]
+        return spec.with_leaves(leaves)
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        function = OpenWindows(self.make, known_spec(self.source))
+        return Compute(self.windows(inputs), function, self.name, factor=1, unstacked=True)
 
 
 @dataclass(frozen=True)
@@ -148,11 +167,17 @@ class WindowCursor:
 
     def _windows(self, num_windows: int) -> Groups:
         rows, run = self.rows, concat(self.waiting)
-        places = np.arange(num_windows)[:, None] * rows.shift + np.arange(rows.size) * rows.stride
-        is_there = places < len(run)
-        bounds = np.concatenate([[0], np.cumsum(is_there.sum(axis=1))])
-        is_contiguous = rows.stride == 1 and rows.shift == rows.size
-        chosen = run[: int(bounds[-1])] if is_contiguous else run.take(places[is_there])
+        firsts = np.arange(num_windows) * rows.shift
+        if rows.stride == 1:
+            stops = np.minimum(firsts + rows.size, len(run))
+            bounds = np.concatenate([[0], np.cumsum(stops - firsts)])
+            is_contiguous = rows.shift == rows.size
+            chosen = run[: int(bounds[-1])] if is_contiguous else run.spans(firsts, stops)
+        else:
+            places = firsts[:, None] + np.arange(rows.size) * rows.stride
+            is_there = places < len(run)
+            bounds = np.concatenate([[0], np.cumsum(is_there.sum(axis=1))])
+            chosen = run.take(places[is_there])
         passed = num_windows * rows.shift
         self.to_skip = max(passed - len(run), 0)
         rest = run[passed:] if passed < len(run) else None

@@ -110,6 +110,24 @@ class TestSelect(NodeLaws):
         )
 
 
+class TestSlidingWindow(NodeLaws):
+    def nodes(self):
+        numbers = Dataset.range(11)
+        return nodes_of(
+            numbers.sliding_window(3),
+            numbers.sliding_window(3, 2),
+            numbers.sliding_window(3, 5),
+            numbers.sliding_window(3, 2, 2),
+            numbers.sliding_window(3, 2, drop_remainder=False),
+            numbers.sliding_window(20),
+            rows().sliding_window(9, 2),
+            rows().batch(2).sliding_window(2),
+            numbers.filter(lambda x: x % 2 == 0).sliding_window(2, drop_remainder=False),
+            numbers.window(3, 1).flat_map(lambda window: window.batch(3)),
+            numbers.window(3, 1).flat_map(lambda window: window.batch(3, drop_remainder=True)),
+        )
+
+
 class TestSplit(NodeLaws):
     def nodes(self):
         numbers = Dataset.range(20)

@@ -91,9 +91,15 @@ class Groups:
         StackError
             Batches in one batch differ in their number of rows.
         """
+        stops = self.bounds[bounds]
+        if self.inners is None and len(self) and (np.diff(bounds) > 0).all():
+            row_counts = np.diff(self.bounds)
+            if (row_counts == row_counts[0]).all():
+                inners = ((int(row_counts[0]),),) * (len(bounds) - 1)
+                return Groups(self.flat[: stops[-1]], stops, inners)
         lengths = self.lengths.tolist()
         shapes = [(length, *inner) for length, inner in zip(lengths, self.inners or [()] * len(self), strict=True)]
-        inners = []
+        inner_shapes = []
         for start, stop in pairwise(bounds.tolist()):
             distinct = set(shapes[start:stop])
             if len(distinct) > 1:
@@ -101,9 +107,8 @@ class Groups:
                 raise StackError(
                     f"batch: batches of {sizes} rows do not stack; use drop_remainder=True on the inner batch"
                 )
-            inners.append(next(iter(distinct), ()))
-        stops = self.bounds[bounds]
-        return Groups(self.flat[: stops[-1]], stops, tuple(inners))
+            inner_shapes.append(next(iter(distinct), ()))
+        return Groups(self.flat[: stops[-1]], stops, tuple(inner_shapes))
 
     def ungroup(self) -> Selection | Groups:
         """Return the elements of the batches: rows, or for batches of batches, batches."""
