@@ -166,7 +166,9 @@ class WindowCursor:
             self.num_waiting += len(run) - skipped
 
     def _windows(self, num_windows: int) -> Groups:
-        rows, run = self.rows, concat(self.waiting)
+        rows = self.rows
+        # Rows of blocks, as the input is gathered.
+        run: Any = concat(self.waiting)
         firsts = np.arange(num_windows) * rows.shift
         if rows.stride == 1:
             stops = np.minimum(firsts + rows.size, len(run))

@@ -23,7 +23,7 @@ from daskdist.ops.zip import Zip
 
 @dataclass(frozen=True, eq=False)
 class UnknownWindow(Source):
-    """The rows of a leaf of any window. It can be batched and zipped; whoever looks at its elements fails.
+    """The rows of a leaf of any window. It can be batched and zipped; to look at its elements fails.
 
     Parameters
     ----------
@@ -68,20 +68,20 @@ def batches_of_windows(node: Node, function: NestedFunction) -> bool | None:
         return None
     rows = [UnknownWindow(ElementSpec(LONE, (leaf,)), node.source.may_have_ragged_rows) for leaf in spec.leaves]
     try:
-        datasets: list[Any] = [node.make(Bundle(LONE, [], ""), each.spec) for each in rows]
+        datasets: list[Any] = [node.make(Bundle(LONE, [], ""), leaf.spec) for leaf in rows]
         window = spec.structure.pack(
-            [dataset.__replace__(node=each) for dataset, each in zip(datasets, rows, strict=True)]
+            [dataset.__replace__(node=leaf) for dataset, leaf in zip(datasets, rows, strict=True)]
         )
         result = node_of(function.dataset(window, where=lambda: "any window"))
     except Exception:
         # If it fails with real windows too, the error is raised there.
         return None
-    batch, structure, found = _batched(result)
+    batch, structure, sources = _batched(result)
     if batch is None or batch.batch_size < node.size or structure != spec.structure:
         return None
     # `Zip` asks once; a function that asks may do something else with shorter windows.
     num_asks = 0 if type(result) is Batch and result.source in rows else 1
-    if any(source is not each or len(each.asked) != num_asks for source, each in zip(found, rows, strict=True)):
+    if any(source is not leaf or len(leaf.asked) != num_asks for source, leaf in zip(sources, rows, strict=True)):
         return None
     if not batch.drop_remainder:
         return node.drop_remainder

@@ -54,6 +54,8 @@ class RowIntervals:
         """Return the rows between each start and its stop."""
         if len(self.starts) == len(starts) == 1 and starts[0] < stops[0]:
             return RowIntervals(self.block_index, self.starts + starts, np.array([0, stops[0] - starts[0]]))
+        if len(starts) == 1 and starts[0] < stops[0]:
+            return self._part(int(starts[0]), int(stops[0]))
         first = np.searchsorted(self.bounds, starts, "right") - 1
         counts = np.where(stops > starts, np.searchsorted(self.bounds, stops, "left") - first, 0)
         ends = np.cumsum(counts)
@@ -64,6 +66,15 @@ class RowIntervals:
         return RowIntervals(
             self.block_index[at], self.starts[at] + cut - begins, np.concatenate([[0], np.cumsum(lengths)])
         )
+
+    def _part(self, start: int, stop: int) -> RowIntervals:
+        # As `spans` of one, at least one row long, mostly of views.
+        first = int(np.searchsorted(self.bounds, start, "right")) - 1
+        last = int(np.searchsorted(self.bounds, stop, "left"))
+        starts, bounds = self.starts[first:last].copy(), self.bounds[first : last + 1] - start
+        starts[0] -= bounds[0]
+        bounds[0], bounds[-1] = 0, stop - start
+        return RowIntervals(self.block_index[first:last], starts, bounds)
 
     @staticmethod
     def concat(parts: Sequence[RowIntervals], numbers: Sequence[Index]) -> RowIntervals:
