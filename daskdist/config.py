@@ -18,53 +18,55 @@ import dask.config
 from dask.utils import parse_bytes, parse_timedelta
 
 DEFAULTS: Final[dict[str, Any]] = {
-    # Bytes of blocks and bundles that may be outstanding (asked for, not yet released) on one worker, or in
-    # this process where there is no cluster, of all iterators of this process together. Half is for what is read, half
-    # for what is batched. One iterator alone takes up to three quarters, so that one that comes later finds room.
+    # The most bytes of blocks and bundles that may be outstanding (requested, not yet released) on one worker, or in
+    # this process without a cluster, in total over all iterators of this process. Half is for reading, half for
+    # batching. A single iterator uses at most three quarters, so that a later one finds room.
     "window-bytes": "256 MiB",
-    # The size at which a source that can be cut is cut.
+    # The size of the splits of a source that can be split.
     "split-bytes": "16 MiB",
-    # The most that a line of text, a row, a record, or a file of JSON that is not in lines may have, decompressed;
-    # longer ones are an error, so that a file without newlines does not take all memory.
+    # The largest decompressed size of a line of text, a row, a record, or a JSON file that is not in lines; larger ones
+    # are an error, so that a file without newlines does not take all memory.
     "max-record-bytes": "1 GiB",
     # The size of the bundle of chunks that one task builds.
     "bundle-bytes": "16 MiB",
-    # The largest file that is read whole, into memory, from an HTTP server that does not serve ranges of files. Those
-    # that are kept have no more bytes together.
+    # The largest file that is read whole into memory from an HTTP server that does not serve ranges of files; also the
+    # total size of such files that are kept.
     "whole-file-bytes": "256 MiB",
-    # The arity of the tree by which values of several workers are reduced.
+    # The arity of the tree in which values of several workers are reduced.
     "split-every": 8,
-    # Threads that read ahead in this process; null means one a core.
+    # The number of threads that read ahead in this process; null means one per core.
     "num-threads": None,
-    # The seed of every operation that is given none; null means that each draws its own.
+    # The seed of every operation without a seed; null means that each operation draws one.
     "seed": None,
-    # How many calls of `run` may be under way before a further one waits for the oldest.
+    # The number of calls of `run` that may be in flight before another one waits for the oldest.
     "max-steps-in-flight": 256,
-    # Bytes of large arguments that may wait to be sent to one worker before a further call waits. Results are not
-    # counted: those of `max-steps-in-flight` calls, and those that the program refers to, are in the workers' memory.
+    # The bytes of large arguments that may wait to be sent to one worker before another call waits. Results are not
+    # counted: those of `max-steps-in-flight` calls, and those that the program refers to, stay in the workers' memory.
     "step-bytes": "256 MiB",
-    # Whether steps and their results go by way of the scheduler, and not straight between the program and the workers:
-    # true, false or "auto". The last is as the client's `direct_to_workers` says; if it says nothing, they do to each
-    # worker that cannot be connected to within three seconds.
+    # Whether steps and their results are sent through the scheduler rather than directly between the program and the
+    # workers: true, false or "auto". "auto" uses the client's `direct_to_workers`; if that is not set, only workers
+    # that cannot be connected to within three seconds are reached through the scheduler.
     "steps": {"relay": "auto"},
-    # Seconds to wait for a scheduler to answer, for its first worker, and for all replicas to make a call they make
-    # together. What the program has for the last one when it calls `run` goes along with that, and so counts on workers
-    # that were started before it was set; what is set in the function itself comes first. Where the program leaves it
-    # at the default, that of the workers counts. And seconds that one call of a replica may take while its result is
-    # waited for; loops over distributed datasets may take as long as they like. A worker that does not answer for so
-    # long, or for five minutes, is lost.
+    # Seconds to wait for a scheduler to answer (`connect`), for its first worker (`workers`), and for all replicas to
+    # join a collective call (`collective`). The program's value of the last one at a call of `run` is sent along, so it
+    # also applies on workers that were started earlier; a value set in the function itself takes precedence, and if the
+    # program has the default, the workers' value applies. `step` is the seconds that one call of a replica may take
+    # while its result is waited for; loops over distributed datasets may take any time. A worker that does not answer
+    # for that time, or for five minutes, is considered lost.
     "timeouts": {"connect": 8, "workers": 30, "collective": 300, "step": 3600},
-    # The data service: for how many seconds a job is kept that nobody reads; where the scheduler keeps the state of
-    # jobs, so that another can go on with them (a directory, local or of any file system of fsspec), nowhere if null;
-    # for how many seconds readers look for a scheduler that was lost, and it waits for them, where the state is kept;
-    # the most bytes of elements that a worker keeps of one task, produced and not acknowledged; the most that are on
-    # their way to one consumer from one worker; and the most that a cache which trainers share keeps on one worker.
     "service": {
+        # Seconds for which a job without consumers is kept.
         "job-gc-timeout": 600,
+        # The directory, local or of any file system of fsspec, in which the scheduler keeps the state of jobs, so that
+        # another scheduler can continue them; null means that it is not kept.
         "work-dir": None,
+        # Seconds for which consumers try to reach a lost scheduler, and for which a new one waits for them.
         "reconnect-timeout": 60,
+        # The most bytes of elements of one task that a worker keeps, produced and not acknowledged.
         "buffer-bytes": "64 MiB",
+        # The most bytes of elements in flight from one worker to one consumer.
         "window-bytes": "32 MiB",
+        # The most bytes that a cache shared by trainers keeps on one worker.
         "cache-bytes": "256 MiB",
     },
 }
@@ -73,7 +75,7 @@ dask.config.update_defaults({"daskdist": DEFAULTS})
 
 
 def in_bytes(name: str) -> int:
-    """Return a setting that is a size, as a number of bytes."""
+    """Return a setting that is a size, in bytes."""
     return _num_bytes(setting(name))
 
 
@@ -88,21 +90,21 @@ def setting(name: str) -> Any:
     parts = name.split(".")
     for part in parts:
         value = value.get(part) if isinstance(value, dict) else None
-    # Each step asks, and Dask's own `get` takes ten times as long.
+    # Looked up in every step; Dask's `get` takes ten times as long.
     if value is not None:
         return value
-    # Where one was set for a while before this module was imported, all of them go when that is over.
+    # If a setting was set temporarily before this module was imported, all defaults vanish when that ends.
     return dask.config.get(f"daskdist.{name}", functools.reduce(operator.getitem, parts, DEFAULTS))
 
 
-# In a call of a program on a worker, what the program has for `timeouts.collective`, and what the worker has.
+# In a program's call on a worker: the program's value of `timeouts.collective`, and that of the worker.
 _sent: Final[ContextVar[tuple[Any, Any] | None]] = ContextVar("daskdist settings", default=None)
 
 
 def collective_s() -> float:
-    """Seconds to wait for all replicas to make a call they make together."""
+    """Return the seconds to wait for all replicas to join a collective call."""
     configured, sent = setting("timeouts.collective"), _sent.get()
-    # What has changed since the call began was set by what is called.
+    # A value that has changed since the call began was set by the called function.
     return _in_seconds("timeouts.collective", configured if sent is None or configured != sent[1] else sent[0])
 
 
@@ -112,7 +114,7 @@ def seconds(name: str) -> float:
     Raises
     ------
     ValueError
-        It is none.
+        The setting is not a time.
     """
     return _in_seconds(name, setting(name))
 

@@ -1,22 +1,22 @@
-"""Every error daskdist raises of its own accord.
+"""All error types that daskdist raises.
 
 ::
 
     DaskdistError
     ├── ArgumentError          (ValueError)    an argument out of range, or a structure that does not fit
-    ├── StackError             (ValueError)    elements of different shapes meet where one array is made
-    ├── ShardingError          (ValueError)    a dataset cannot be sharded in the way asked for
+    ├── StackError             (ValueError)    elements of different shapes cannot form one array
+    ├── ShardingError          (ValueError)    a dataset cannot be sharded in the requested way
     ├── FileError              (OSError)       a file is missing, unreadable or unlike its siblings
     ├── UserFunctionError      (RuntimeError)  a function given to ``map``, ``filter`` or ``run`` raised
-    ├── UnknownLengthError     (TypeError)     a number of rows is needed and not known
-    ├── CardinalityError       (RuntimeError)  there are not as many elements as was stated
-    ├── UnknownDeviceError     (ValueError)    no such device here
-    ├── DeviceMemoryError      (MemoryError)   a device has no room for what is to be on it
-    ├── CollectiveError        (RuntimeError)  replicas that are to do something together do not
+    ├── UnknownLengthError     (TypeError)     a number of rows is needed, but unknown
+    ├── CardinalityError       (RuntimeError)  the number of elements is not the stated one
+    ├── UnknownDeviceError     (ValueError)    a device does not exist here
+    ├── DeviceMemoryError      (MemoryError)   a device has not enough memory
+    ├── CollectiveError        (RuntimeError)  replicas do not all take part in a joint operation
     ├── ClusterError           (ConnectionError) a scheduler or its workers cannot be used
     └── OutOfRangeError        (EOFError)      an iterator is at its end
 
-Each is also a subclass of the builtin that fits, so that code that knows nothing of daskdist can catch it.
+Each is also a subclass of a builtin error, so that code that does not know daskdist can catch it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def without_passwords(text: str) -> str:
 
 
 class DaskdistError(Exception):
-    """The root of the tree. Messages have no passwords of URLs."""
+    """The base class of all errors of daskdist, whose messages omit the passwords in URLs."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(without_passwords(value) if isinstance(value, str) else value for value in args))
 
 
 class _PasswordFilter(logging.Filter):
-    # Removes passwords of URLs from what is logged.
+    # Removes passwords in URLs from log records.
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
@@ -63,11 +63,11 @@ class ArgumentError(DaskdistError, ValueError):
 
 
 class StackError(DaskdistError, ValueError):
-    """Elements of different shapes meet where one array is made of them."""
+    """Elements of different shapes cannot form one array."""
 
 
 class ShardingError(DaskdistError, ValueError):
-    """A dataset cannot be sharded in the way asked for."""
+    """A dataset cannot be sharded in the requested way."""
 
 
 class FileError(DaskdistError, OSError):
@@ -75,23 +75,23 @@ class FileError(DaskdistError, OSError):
 
 
 class UserFunctionError(DaskdistError, RuntimeError):
-    """A function the user gave raised; the message says which, where and on what row."""
+    """A user's function raised an error; the message names the function, its place and the row."""
 
 
 class UnknownLengthError(DaskdistError, TypeError):
-    """A number of rows is needed and not known before the data is read."""
+    """A number of rows is needed, but is unknown before the data is read."""
 
 
 class CardinalityError(DaskdistError, RuntimeError):
-    """There are not as many elements as ``assert_cardinality`` states."""
+    """The number of elements is not the one stated with ``assert_cardinality``."""
 
 
 class UnknownDeviceError(DaskdistError, ValueError):
-    """No such device here."""
+    """A device does not exist here."""
 
 
 class DeviceMemoryError(DaskdistError, MemoryError):
-    """A device has no room for what is to be on it."""
+    """A device has not enough memory."""
 
 
 class ClusterError(DaskdistError, ConnectionError):
@@ -99,7 +99,7 @@ class ClusterError(DaskdistError, ConnectionError):
 
 
 class CollectiveError(DaskdistError, RuntimeError):
-    """Replicas that are to do something together do not: one is missing, lost, or does something else."""
+    """Replicas do not all take part in a joint operation: one is missing, lost, or does something else."""
 
 
 class OutOfRangeError(DaskdistError, EOFError):

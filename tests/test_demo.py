@@ -264,7 +264,7 @@ def test_missing_library(demo, monkeypatch, library):
         (["--batch-size", "0"], "--batch-size"),
         (["--loop", "worker"], "'driver', 'replicas'"),
         (["--embedded", "--workers", "2"], "--workers and --embedded exclude each other"),
-        (["--replicas", "2"], "--replicas goes with --embedded"),
+        (["--replicas", "2"], "--replicas needs --embedded"),
         (["--scheduler-file", "nowhere.json"], "nowhere.json"),
         (["--embedded", "--output", "nowhere/curve.png"], "there is no directory"),
     ],

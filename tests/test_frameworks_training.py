@@ -111,7 +111,7 @@ def test_a_model_that_goes_with_its_function_waits_for_nobody(torch, on_cluster)
 
 def test_a_group_is_of_replicas(torch):
     with (
-        pytest.raises(ArgumentError, match="torch_process_group: called outside of a replica"),
+        pytest.raises(ArgumentError, match="torch_process_group: called outside a replica"),
         daskdist.torch_process_group(),
     ):
         pass
@@ -120,7 +120,7 @@ def test_a_group_is_of_replicas(torch):
         with daskdist.torch_process_group():
             pass
 
-    with pytest.raises(ArgumentError, match="of 2 replicas several are in one process"):
+    with pytest.raises(ArgumentError, match="several of 2 replicas share a process"):
         mirrored(2).run(step)
 
 

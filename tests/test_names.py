@@ -176,7 +176,7 @@ def test_replicas_of_a_strategy_for_tpus_are_placed(client):
     for arguments in ({"experimental_device_assignment": assignment}, {"device_assignment": assignment}):
         with daskdist.distribute.TPUStrategy(client, **arguments) as strategy:
             assert strategy.extended.worker_devices == (f"{first}/CPU:0",)
-    with pytest.raises(errors.ArgumentError, match="device_assignment is given twice"):
+    with pytest.raises(errors.ArgumentError, match="and experimental_device_assignment are both given"):
         daskdist.distribute.TPUStrategy(client, assignment, device_assignment=assignment)
 
 

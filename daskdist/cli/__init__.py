@@ -12,7 +12,7 @@ import click
 
 from daskdist import __version__
 
-# Subcommand -> where it is.
+# Subcommand -> its module and attribute.
 COMMANDS: Final = {
     "bench": "daskdist.cli.bench_files:bench_files",
     "convert": "daskdist.cli.convert_files:convert_files",

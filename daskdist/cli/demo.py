@@ -1,4 +1,4 @@
-"""``daskdist demo``: real digits, real files, a real cluster, and a network trained on it in step."""
+"""``daskdist demo``: a network trained by synchronous steps on a cluster, on real digits in real files."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from daskdist.errors import ClusterError, DaskdistError, FileError
 from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.strategy import Strategy
 
-# Library -> the name it is installed by.
+# Import name of a library -> the name to install it by.
 _NEEDED: Final = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 _DEFAULT_WORKERS: Final = 2
 
 
 @dataclass(frozen=True)
 class DemoReplicas:
-    """The place of the replicas: a new cluster, one that is joined, or this process."""
+    """The place of the replicas: a new cluster, an existing cluster, or this process."""
 
     num_workers: int | None
     scheduler: str | None
@@ -53,11 +53,11 @@ class DemoReplicas:
         if len(named) > 1:
             raise click.UsageError(f"{' and '.join(named)} exclude each other; give one of them")
         if self.num_replicas is not None and not self.embedded:
-            raise click.UsageError("--replicas goes with --embedded; on a cluster each worker is one replica")
+            raise click.UsageError("--replicas needs --embedded; on a cluster, each worker is one replica")
 
     @property
     def is_joined(self) -> bool:
-        """True if somebody else started the cluster."""
+        """Return whether the demo joins an existing cluster."""
         return self.scheduler is not None or self.scheduler_file is not None
 
     def __str__(self) -> str:
@@ -70,11 +70,11 @@ class DemoReplicas:
 
     @contextlib.contextmanager
     def strategy(self) -> Iterator[Strategy]:
-        """Make the strategy; a cluster that was started is closed with the block."""
+        """Provide the strategy; a cluster that the demo started is closed after the block."""
         if self.embedded:
             yield MirroredStrategy([f"CPU:{k}" for k in range(self.num_replicas or 1)])
             return
-        # The cluster's library takes a second to import, and embedded replicas need none of it.
+        # Importing the cluster's library takes a second, and embedded replicas do not need it.
         from distributed import LocalCluster
 
         from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy
@@ -113,21 +113,21 @@ class TrainingSummary:
     Parameters
     ----------
     policy
-        How the data was sharded: as asked for, or what ``auto`` came to.
+        The policy by which the data was sharded, where ``auto`` is resolved.
     workers, replicas
-        How many there were; no workers where replicas are in this process.
+        The numbers of workers and replicas; no workers if the replicas are in this process.
     loop
-        Where the loop was: in this program or on the replicas.
+        The place of the loop: in this program or on the replicas.
     steps, rows
-        Steps of training, and rows of all of them.
+        The number of training steps, and of the rows in all of them.
     final_loss
-        The mean loss a row in the last epoch.
+        The mean loss per row in the last epoch.
     accuracy
         The share of the held-out digits that are recognised.
     seconds
         Time from the first batch to the last.
     rows_per_s
-        Rows trained on a second.
+        The number of rows trained on per second.
     losses
         The mean loss of each step.
     picture
@@ -179,14 +179,14 @@ class TrainingSummary:
     type=click.IntRange(1),
     default=128,
     show_default=True,
-    help="Rows a step, all replicas together.",
+    help="Rows per step, of all replicas together.",
 )
 @click.option(
     "--loop",
     type=click.Choice(list(job.LOOPS)),
     default="driver",
     show_default=True,
-    help="Where the loop of the training is: here, every step sent to the replicas, or whole on each of them.",
+    help="Where the training loop runs: in this program, which sends each step to the replicas, or on each replica.",
 )
 @click.option(
     "--seed",
@@ -194,13 +194,13 @@ class TrainingSummary:
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Fixes the order of the rows and the first weights.",
+    help="The seed of the order of the rows and of the initial weights.",
 )
 @click.option(
     "--data",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to write the Parquet files, and leave them.  [default: a temporary directory]",
+    help="Where to write the Parquet files, which are kept.  [default: a temporary directory]",
 )
 @click.option(
     "--output",
@@ -226,7 +226,7 @@ def demo(
     output: Path,
     as_json: bool,
 ) -> None:
-    """Train a small network on handwritten digits, on every worker of a Dask cluster in step.
+    """Train a small network on handwritten digits, by synchronous steps on all workers of a Dask cluster.
 
     Writes the 1,797 digits that come with scikit-learn as 8 Parquet files, starts a cluster of two worker
     processes on this machine, reads, shuffles, batches and shards the files there, and trains a network of one
@@ -236,8 +236,8 @@ def demo(
     The loop of the training is in this program; with --loop replicas it is on each replica, which sum their
     gradients among themselves. The losses are the same, and on a cluster it takes a fraction of the time.
 
-    Workers of a cluster that is joined read the files themselves. If they do not share this machine's file
-    system, name a directory with --data that they see under the same path.
+    The workers of an existing cluster read the files themselves. If they do not share this machine's file
+    system, give a directory with --data that they can access by the same path.
     """
     place = DemoReplicas(workers, scheduler, scheduler_file, embedded, replicas)
     _check_libraries()
@@ -247,12 +247,12 @@ def demo(
     try:
         summary = _run(place, Training(policy, epochs, batch_size, seed, loop), data, output, stream)
     except BrokenPipeError:
-        # Whoever reads the screen has gone; click knows how to end then.
+        # The reader of the output is gone, which click handles.
         raise
     except (DaskdistError, OSError) as error:
         hint = ""
         if isinstance(error, FileError) and place.is_joined:
-            hint = " (workers read the files themselves: give --data DIR, a directory they see too)"
+            hint = " (workers read the files themselves: give --data DIR, a directory that they can access)"
         raise click.ClickException(" ".join(str(error).split()) + hint) from error
     if as_json:
         click.echo(json.dumps(asdict(summary)))
@@ -264,7 +264,7 @@ def _run(place: DemoReplicas, training: Training, data: Path | None, output: Pat
 
     with contextlib.ExitStack() as stack:
         if data is None:
-            # Made before the cluster: its workers let go of the files before they are removed.
+            # Created before the cluster, so that workers have closed the files when they are removed.
             data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="daskdist-demo-")))
         say(f"{_bold('Cluster')}  {place}", ends=False)
         start_s = time.perf_counter()
@@ -354,7 +354,7 @@ def _address_in(scheduler_file: str) -> str:
         return str(json.loads(Path(scheduler_file).read_text())["address"])
     except (ValueError, KeyError, TypeError) as error:
         raise ClusterError(
-            f"{scheduler_file!r} is not a scheduler file; make one with: dask scheduler --scheduler-file FILE"
+            f"{scheduler_file!r} is not a scheduler file; create one with: dask scheduler --scheduler-file FILE"
         ) from error
 
 
@@ -365,7 +365,7 @@ def draw(
     held_out: job.Digits,
     predicted: job.Array,
 ) -> None:
-    """Save a picture: the loss of every step and epoch, and some held-out digits with what they are taken for."""
+    """Save a picture of the loss of every step and epoch, and of some held-out digits with their predictions."""
     from matplotlib.figure import Figure
 
     ink, right, wrong = "#1f3b57", "#2b7a4b", "#c0392b"
@@ -374,7 +374,7 @@ def draw(
     upper, lower = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     axes = upper.subplots()
     means = job.means_of_epochs(steps)
-    # Steps are spread evenly, so that the axis counts passes over the data.
+    # Space the steps evenly, so that the axis counts epochs.
     places = np.linspace(0, len(means), len(steps) + 1)[1:]
     axes.plot(places, summary.losses, color=ink, alpha=0.35, linewidth=1, label="each step")
     axes.plot(np.arange(len(means)) + 0.5, means, "o-", color=ink, markersize=4, label="mean of the epoch")
@@ -391,11 +391,11 @@ def draw(
         f"{summary.accuracy:.1%} of held-out digits recognised "
         f"({_counted(summary.replicas, 'replica', 'replicas')}{sharded})"
     )
-    # Mistakes first, for they tell more.
+    # Show mistakes first, since they tell more.
     is_wrong = predicted != held_out.y
     shown = np.argsort(~is_wrong, kind="stable")[:20]
-    lower.suptitle(f"Held-out digits and what they are taken for, the {is_wrong.sum()} mistakes first", fontsize=10)
-    # In one set of axes: to lay out twenty takes longer than the training.
+    lower.suptitle(f"Held-out digits and their predictions, the {is_wrong.sum()} mistakes first", fontsize=10)
+    # Use one set of axes: laying out twenty takes longer than the training.
     cells = lower.subplots()
     cells.set_axis_off()
     for place, example in enumerate(shown):

@@ -1,6 +1,6 @@
-"""The job of the demo: digits in files, a network of one hidden layer, and the two loops that train it.
+"""The training of the demo: digits in files, a network of one hidden layer, and two loops that train it.
 
-What runs on workers are functions of this module, so a worker needs daskdist and NumPy and nothing else.
+Only functions of this module run on workers, so a worker needs nothing but daskdist and NumPy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUM_HIDDEN: Final = 64
 PIXELS: Final = [f"pixel_{row}_{column}" for row in range(8) for column in range(8)]
 _MOST_INK: Final = 16.0
 _HOLD_OUT_EVERY: Final = 5
-# More than there are: every order is equally likely.
+# More than the number of rows, so that every order is equally likely.
 _SHUFFLE_ROWS: Final = 2048
 _LEARNING_RATE: Final = 0.2
 _MOMENTUM: Final = 0.9
@@ -43,9 +43,9 @@ class Digits:
     Parameters
     ----------
     x
-        Ink of each pixel, shape ``(num_rows, 64)``, float64 from 0 to 1.
+        The darkness of each pixel, shape ``(num_rows, 64)``, float64 from 0 to 1.
     y
-        Which digit it is, shape ``(num_rows,)``, int64.
+        The digits, shape ``(num_rows,)``, int64.
     """
 
     x: Array
@@ -62,11 +62,11 @@ class TrainingStep:
     Parameters
     ----------
     epoch
-        Which pass over the data it belongs to, from 0.
+        The number of the pass over the data, from 0 on.
     loss
         The mean cross-entropy of its rows.
     num_rows
-        The rows of all replicas.
+        The number of rows of all replicas.
     """
 
     epoch: int
@@ -89,7 +89,7 @@ def load() -> tuple[Digits, Digits]:
 
 
 def write_files(digits: Digits, directory: Path) -> list[Path]:
-    """Write digits as Parquet files, a column a pixel and one for the label, and give their paths."""
+    """Write digits as Parquet files, with a column for each pixel and one for the label, and return their paths."""
     import pyarrow
     import pyarrow.parquet
 
@@ -103,7 +103,7 @@ def write_files(digits: Digits, directory: Path) -> list[Path]:
 
 
 def read_batches(paths: Sequence[Path], batch_size: int, seed: int, policy: str) -> Dataset:
-    """Shuffled batches ``{"x": (batch, 64), "y": (batch,)}`` of the rows of files."""
+    """Return shuffled batches ``{"x": (batch, 64), "y": (batch,)}`` of the rows of files."""
     rows = read_parquet(paths, columns={"x": PIXELS, "y": "label"})
     options = Options(auto_shard_policy=policy_of(policy))
     return rows.shuffle(_SHUFFLE_ROWS, seed=seed).batch(batch_size).with_options(options)
@@ -135,7 +135,7 @@ def gradients(weights: Weights, batch: dict[str, Array]) -> tuple[Any, Any, Weig
     Returns
     -------
     loss, num_rows, gradients
-        Zeros where the replica has no rows.
+        Sums over the rows of the replica; zeros if it has none.
     """
     x, y = batch["x"], batch["y"]
     rows = np.arange(len(y))
@@ -159,37 +159,37 @@ def descended(weights: Weights, speeds: Weights, num_rows: Any, slopes: Weights)
     Parameters
     ----------
     weights, speeds
-        Those before it.
+        The weights and the velocity before the step.
     num_rows, slopes
-        What `gradients` gives, summed over the replicas.
+        The results of `gradients`, summed over the replicas.
     """
     speeds = {name: _MOMENTUM * speed - _LEARNING_RATE * slopes[name] / num_rows for name, speed in speeds.items()}
     return {name: weight + speeds[name] for name, weight in weights.items()}, speeds
 
 
 def train_on_driver(strategy: Strategy, batches: DistributedDataset, num_epochs: int, seed: int, tell: Tell) -> Weights:
-    """Train by a loop in this program, all replicas in step, the weights kept here.
+    """Train by a loop in this program, which keeps the weights and sends each step to all replicas.
 
     Parameters
     ----------
     strategy, batches
-        The replicas, and what they are given.
+        The strategy of the replicas, and the batches they train on.
     num_epochs, seed
-        Passes over that, and what the first weights are drawn by.
+        The number of passes over the batches, and the seed of the initial weights.
     tell
-        Called with the steps that are newly known.
+        Called with the steps whose results have become known.
 
     Returns
     -------
     weights
-        The network in the end.
+        The trained network.
     """
     weights = fresh_weights(seed)
     speeds = {name: np.zeros_like(weight) for name, weight in weights.items()}
     for epoch in range(num_epochs):
         for batch in batches:
             sums = strategy.reduce("SUM", strategy.run(gradients, args=(weights, batch)), axis=None)
-            # Together: one by one they would be fetched one by one.
+            # Fetch the losses together; one by one, each would be a request.
             loss, num_rows, slopes = strategy.local_results(sums)[0]
             weights, speeds = descended(weights, speeds, num_rows, slopes)
             tell([TrainingStep(epoch, float(loss / num_rows), int(num_rows))])
@@ -199,7 +199,7 @@ def train_on_driver(strategy: Strategy, batches: DistributedDataset, num_epochs:
 def train_on_replicas(
     strategy: Strategy, batches: DistributedDataset, num_epochs: int, seed: int, tell: Tell
 ) -> Weights:
-    """Train like `train_on_driver`, by a loop on each replica, whose weights stay equal to those of the others."""
+    """Train like `train_on_driver`, but by a loop on each replica, whose weights stay equal."""
     weights: Weights
     result = strategy.run(replica_loop, args=(batches, num_epochs, seed))
     epochs, losses, num_rows, weights = strategy.local_results(result)[0]
@@ -220,8 +220,8 @@ def replica_loop(
     Returns
     -------
     epochs, losses, num_rows, weights
-        Of each step the pass, the mean loss and the rows of all replicas, shape ``(num_steps,)``; and the network in
-        the end. The same on all replicas.
+        For each step the pass, the mean loss and the number of rows of all replicas, shape ``(num_steps,)``; and the
+        trained network. They are the same on all replicas.
     """
     context: Any = get_replica_context()
     weights = fresh_weights(seed)
@@ -229,7 +229,7 @@ def replica_loop(
     steps = []
     for epoch in range(num_epochs):
         for batch in batches:
-            # Loss and slopes together: each call is a message to the other workers.
+            # Reduce loss and gradients in one call, since each call is a message to the other workers.
             loss, num_rows, slopes = context.all_reduce("SUM", gradients(weights, batch))
             weights, speeds = descended(weights, speeds, num_rows, slopes)
             steps.append((epoch, loss / num_rows, num_rows))
@@ -237,12 +237,12 @@ def replica_loop(
     return epochs, losses, rows, weights
 
 
-# Where the loop is -> what trains so.
+# The place of the loop -> the function that trains.
 LOOPS: Final = {"driver": train_on_driver, "replicas": train_on_replicas}
 
 
 def means_of_epochs(steps: Sequence[TrainingStep]) -> list[float]:
-    """Return the mean loss a row of each pass over the data."""
+    """Return the mean loss per row of each pass over the data."""
     means = []
     for _, group in itertools.groupby(steps, lambda step: step.epoch):
         epoch = list(group)

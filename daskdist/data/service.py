@@ -32,7 +32,7 @@ __all__ = ["CrossTrainerCache", "ShardingPolicy", "distribute", "from_dataset_id
     "length_fn",
 )
 def distribute(processing_mode: Any, service: Any, **options: Any) -> Callable[[Dataset], Dataset]:
-    """Return what ``dataset.apply`` takes to have a dataset produced by the service; see `Dataset.serve`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.serve`."""
     return lambda dataset: dataset.serve(service, processing_mode, **options)
 
 
@@ -44,18 +44,18 @@ def register_dataset(
     Parameters
     ----------
     service
-        As of `Dataset.serve`.
+        As in `Dataset.serve`.
     dataset
         The dataset.
     compression
-        As of `Dataset.serve`, for all who read it.
+        As in `Dataset.serve`, for all readers.
     dataset_id
-        Its id; made of its pipeline if None, so that the same pipeline has the same id.
+        The id of the dataset; if None, the fingerprint of its pipeline, so that equal pipelines have the same id.
 
     Raises
     ------
     ArgumentError
-        The id has another dataset already, or the dataset cannot be sent to workers.
+        Another dataset has the id, or the dataset cannot be sent to workers.
     ClusterError
         The service cannot be reached.
     """
@@ -82,41 +82,41 @@ def register_dataset(
 def from_dataset_id(
     processing_mode: Any, service: Any, dataset_id: str, element_spec: Any = None, **options: Any
 ) -> Dataset:
-    """Return the elements of a dataset that is registered with the service.
+    """Return a dataset that is registered with the service.
 
     Parameters
     ----------
     dataset_id
-        What `register_dataset` has returned.
+        The id that `register_dataset` returned.
     element_spec
-        The spec to expect, in the structure of an element; that which was registered if None.
+        The expected spec, in the structure of an element; if None, the registered one.
     processing_mode, service, job_name, consumer_index, num_consumers, max_outstanding_requests
-        As of `Dataset.serve`.
+        As in `Dataset.serve`.
     cross_trainer_cache, target_workers, on_consumer_loss
-        As of `Dataset.serve`.
+        As in `Dataset.serve`.
 
     Raises
     ------
     ArgumentError
-        No dataset has the id, its spec is another, or an argument is none of those allowed.
+        No dataset has the id, it has another spec, or an argument is not allowed.
     ClusterError
         The service cannot be reached.
     """
     from daskdist.service.address import service_address
     from daskdist.service.registry import registered
 
-    # How they are compressed, they are registered with.
+    # The compression is registered with the dataset.
     request = ServiceRequest.of(processing_mode, compression=None, **options)
     return Dataset(registered(dataset_id, element_spec, request, service_address(service)))
 
 
 def status(service: Any = None) -> ServiceStatus:
-    """Return the jobs of a service, who reads them, and how far they are; printed, it is a table.
+    """Return the status of a service, printed as a table: its jobs, their consumers and their progress.
 
     Parameters
     ----------
     service
-        As of `Dataset.serve`; this program's client if None.
+        As in `Dataset.serve`; this program's client if None.
 
     Raises
     ------

@@ -32,8 +32,7 @@ from daskdist.storage.replace_directory import current, pointer_to
 from daskdist.storage.write_manifest import WriteManifest, manifest_name
 from daskdist.tables.to_arrow import no_rows
 
-# Attempts to remove a directory, to which calls that nobody waits for any more may still write, and seconds
-# between them.
+# The number of attempts to remove a directory to which abandoned calls may still write, and the seconds between them.
 _TRIES: Final = 5
 _AGAIN_AFTER_S: Final = 0.1
 
@@ -45,11 +44,11 @@ class Written:
     Parameters
     ----------
     name
-        The name of its file, where that waits.
+        The name of its file in the hidden directory.
     num_rows
-        Its elements.
+        The number of its elements.
     num_bytes
-        Their size, in memory or in the file, whichever is more.
+        The size of the elements, in memory or in the file, whichever is larger.
     """
 
     name: str
@@ -57,22 +56,22 @@ class Written:
     num_bytes: int
 
 
-# ``write(number, rows)`` writes the elements of a call, by its number, where they lie.
+# ``write(number, rows)`` writes the elements of the call of that number, on the worker that holds them.
 Write = Callable[[int, Rows], Written]
 
 
 @dataclass(frozen=True)
 class WriteFile:
-    """Elements written to a file of their own.
+    """A function object that writes the elements of each call to a separate file.
 
     Parameters
     ----------
     form
-        How.
+        The format of the file.
     directory
-        Where.
+        The directory to write to.
     storage
-        How files are opened.
+        The options with which files are opened.
     """
 
     form: WritableFormat
@@ -80,7 +79,7 @@ class WriteFile:
     storage: Storage
 
     def __call__(self, number: int, rows: Rows) -> Written:
-        # A call may be made again, while the first still goes on somewhere.
+        # A call may be repeated while the first attempt still runs somewhere.
         name = f"{number}-{uuid.uuid4().hex}.tmp"
         path = f"{self.directory}/{name}"
         with unwritable(path):
@@ -100,14 +99,14 @@ class WriteFile:
 
 @contextmanager
 def unwritable(path: str) -> Iterator[None]:
-    """Make what goes wrong inside a `FileError` that names what was to be written."""
+    """Raise errors of the block as a `FileError` that names the path to be written."""
     try:
         yield
     except DaskdistError:
         raise
     except FileNotFoundError as error:
         raise FileError(
-            f"{path}: cannot be written: there is no such directory; where workers write, give one that all of them "
+            f"{path}: cannot be written: there is no such directory; if workers write, give one that all of them "
             "and this process share"
         ) from error
     except DAMAGE as error:
@@ -116,20 +115,20 @@ def unwritable(path: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class DirectoryWriter:
-    """The files of a directory that a dataset is written to.
+    """The writer of a dataset to the files of a directory.
 
     Parameters
     ----------
     operation
-        What a message begins with.
+        The name of the function in error messages.
     form
         The format of the files.
     path
         The directory: an absolute local path or an fsspec URL.
     storage
-        How files are opened.
+        The options with which files are opened.
     overwrite
-        Whether files of the format that are there already give way.
+        Whether to replace existing files of the format.
     """
 
     operation: str
@@ -139,26 +138,26 @@ class DirectoryWriter:
     overwrite: bool
 
     def write(self, spec: ElementSpec, calls: Callable[[Write], Iterable[Written]]) -> list[str]:
-        """Write them.
+        """Write the dataset.
 
         Parameters
         ----------
         spec
             The spec of the elements.
         calls
-            Has ``write`` called for all elements, some at a time, and gives what came of each call, in order.
+            Runs ``write`` on all elements, in several calls, and returns the outcomes of the calls in order.
 
         Returns
         -------
         list of str
-            Their paths, in the order of the elements.
+            The paths of the files, in the order of the elements.
 
         Raises
         ------
         ArgumentError
-            The format does not hold such elements, or there are files of it already.
+            The format cannot hold the elements, or files of the format exist already.
         FileError
-            They cannot be written. Nothing is left of them then.
+            The files cannot be written; none of them is left then.
         """
         with _errors_of(self.operation):
             self.form.check(spec)
@@ -192,7 +191,7 @@ class DirectoryWriter:
         return f"{self._located[1]}/{manifest_name(self.form.name)}"
 
     def _there(self) -> tuple[dict[str, int], bytes | None]:
-        # The files that are to be replaced, with their sizes, and the manifest there is.
+        # The files to be replaced with their sizes, and the existing manifest.
         fs, root = self._located
         with unwritable(self.path):
             fs.invalidate_cache(root)
@@ -205,19 +204,19 @@ class DirectoryWriter:
         if old and not self.overwrite:
             raise ArgumentError(
                 f"{self.operation}: {self.path} has {next(iter(old))!r} already ({len(old)} such files in all); give "
-                "another directory, or overwrite=True to replace them once the new ones are whole"
+                "another directory, or overwrite=True to replace them once the new ones are complete"
             )
         below = next((name for name in old if "/" in name), None)
         if below is not None:
-            # Readers of the directory would take them for some of the new ones, and nobody asked for their removal.
+            # Readers of the directory would take these files for new ones, and ``overwrite`` does not cover them.
             raise ArgumentError(
-                f"{self.operation}: {self.path} has {below!r} in a directory below it, which overwrite=True leaves; "
+                f"{self.operation}: {self.path} has {below!r} in a directory below it, which overwrite=True keeps; "
                 "remove it first, or give another directory"
             )
         return old, before
 
     def _found(self) -> dict[str, int]:
-        # The files of the format that a reader would find if there were no manifest, and their sizes.
+        # The files of the format that a reader would find without a manifest, and their sizes.
         fs, root = self._located
         entries = fs.find(root, detail=True) if fs.isdir(root) else {}
         names = {str(path)[len(root) + 1 :]: int(info.get("size") or 0) for path, info in entries.items()}
@@ -232,7 +231,7 @@ class DirectoryWriter:
         return tuple(map(without_suffix, self.form.suffixes))
 
     def _named(self, waiting: str, names: Sequence[str], old: Mapping[str, int], before: bytes | None) -> list[str]:
-        # Until the second manifest is there the dataset is the old one.
+        # The dataset is the old one until the second manifest is written.
         fs, root = self._located
         sizes = self._sizes(waiting, names)
         finals = self._names(len(names), old)
@@ -246,12 +245,14 @@ class DirectoryWriter:
                     fs.rm_file(f"{root}/{name}")
             for name, target in zip(names, targets, strict=True):
                 if fs.exists(target):
-                    raise FileError(f"{target}: came while this was written; write to a place of your own")
+                    raise FileError(
+                        f"{target}: another program created it during this write; write to another directory"
+                    )
                 rename(fs, f"{waiting}/{name}", target)
                 renamed.append(target)
             put(fs, self._manifest, WriteManifest(dict(zip(finals, sizes, strict=True)), tuple(old)).to_bytes())
         except BaseException:
-            # Should it fail, the unfinished manifest says that what stays is no part of the dataset.
+            # If that fails, the unfinished manifest excludes the remaining files from the dataset.
             with suppress(Exception):
                 put(fs, self._manifest, unfinished)
                 for target in renamed:
@@ -269,13 +270,13 @@ class DirectoryWriter:
         sizes = {str(entry["name"]).rpartition("/")[2]: int(entry["size"]) for entry in fs.ls(waiting, detail=True)}
         if not sizes.keys() >= set(names):
             raise FileError(
-                f"{self.path}: what the workers have written is not there for this process; give a directory that "
+                f"{self.path}: this process does not see the files that the workers wrote; give a directory that "
                 "all of them share"
             )
         return [sizes[name] for name in names]
 
     def _names(self, number: int, old: Mapping[str, int]) -> list[str]:
-        # Other names than those of the files to be replaced, which stay until the new ones are listed.
+        # Avoid the names of the files to be replaced, which stay until the new ones are listed.
         num_digits = max(5, len(str(number - 1)))
         numbers = [f"part-{place:0{num_digits}d}" for place in range(number)]
         versions = chain([""], (f"-{version}" for version in count(1)))
@@ -283,7 +284,7 @@ class DirectoryWriter:
         return next(names for names in candidates if old.keys().isdisjoint(names))
 
     def _clean(self, waiting: str, old: Sequence[str]) -> None:
-        # Best effort, of what killed processes left too: whatever stays is hidden, or ignored by the manifest.
+        # Best effort, also for files of killed processes: whatever stays is hidden, or ignored by the manifest.
         fs, root = self._located
         with suppress(OSError):
             for name in old:
@@ -301,12 +302,12 @@ class DirectoryWriter:
 
 @dataclass(frozen=True)
 class WriteChunk:
-    """Elements written to a store, as the chunk of the number of the call.
+    """A function object that writes the elements of each call to a store, as the chunk of the call's number.
 
     Parameters
     ----------
     store
-        What is being written.
+        The store that is being written.
     """
 
     store: UnfinishedStore
@@ -318,20 +319,20 @@ class WriteChunk:
 
 @dataclass(frozen=True)
 class ZarrWriter:
-    """A Zarr store that a dataset is written to.
+    """The writer of a dataset to a Zarr store.
 
     Parameters
     ----------
     operation
-        What a message begins with.
+        The name of the function in error messages.
     path
         An absolute local path or an fsspec URL.
     chunk_rows
-        The elements of each call but the last.
+        The number of elements in each call but the last.
     storage
-        How it is opened.
+        The options with which the store is opened.
     overwrite
-        Whether a store that is there already gives way.
+        Whether to replace an existing store.
     """
 
     operation: str
@@ -341,7 +342,7 @@ class ZarrWriter:
     overwrite: bool
 
     def write(self, spec: ElementSpec, calls: Callable[[Write], Iterable[Written]]) -> list[str]:
-        """Write it; parameters, results and errors are those of `DirectoryWriter.write`."""
+        """Write the dataset; parameters, results and errors are those of `DirectoryWriter.write`."""
         with _errors_of(self.operation):
             check_store(spec)
         fs, root = self.storage.located(self.path)
@@ -365,46 +366,48 @@ class ZarrWriter:
     def _check_store(self, fs: Any, root: str) -> None:
         if not self.overwrite:
             raise ArgumentError(
-                f"{self.operation}: {self.path} is there already; give another path, or overwrite=True to replace it "
-                "once the new one is whole"
+                f"{self.operation}: {self.path} exists already; give another path, or overwrite=True to replace it "
+                "once the new one is complete"
             )
-        # Only a store may be removed, no directory of anything else.
+        # Only a store may be removed, not any other directory.
         if not any(fs.exists(f"{root}/{name}") for name in ("zarr.json", ".zgroup", ".zarray")):
             raise ArgumentError(
-                f"{self.operation}: {self.path} is no Zarr store, and overwrite=True replaces only such; give another "
-                "path"
+                f"{self.operation}: {self.path} is not a Zarr store, and overwrite=True replaces only those; give "
+                "another path"
             )
 
 
 def compression_to_write(operation: str, name: str | None) -> str | None:
-    """Return the compression that a user's name stands for, for files that are written.
+    """Return the compression of a user's name for it, for files to be written.
 
     Raises
     ------
     ArgumentError
-        There is no such name.
+        The name is unknown.
     """
     with _errors_of(operation):
         compression = compression_of(name)
         if compression == "infer":
-            raise ArgumentError("compression is 'infer', and there is no file yet to tell it by; give a name, or None")
+            raise ArgumentError(
+                "compression is 'infer', but there is no file yet to infer it from; give a name, or None"
+            )
     return compression
 
 
 def npy_to_write(operation: str, spec: ElementSpec) -> WritableFormat:
-    """Return NumPy's format that elements of a spec are written in.
+    """Return the format of NumPy files for elements of a spec.
 
     Raises
     ------
     ArgumentError
-        They are not; the message says which leaf, and what to do.
+        The elements cannot be written so; the message names the leaf and what to do.
     """
     with _errors_of(operation):
         return npy_writer(spec)
 
 
 def rows_of_chunk(spec: ElementSpec, num_rows: int) -> int:
-    """Return the default number of rows in a chunk: those of a call, at most all there are where that is known."""
+    """Return the default number of rows in a chunk: that of a call, limited by the number of all rows if known."""
     row_bytes = sum(prod(size or 1 for size in leaf.shape) * leaf.dtype.itemsize for leaf in spec.leaves)
     most = in_bytes("bundle-bytes") // max(row_bytes, 1)
     return max(1, min(most, num_rows) if num_rows >= 0 else most)
@@ -412,7 +415,7 @@ def rows_of_chunk(spec: ElementSpec, num_rows: int) -> int:
 
 @contextmanager
 def _errors_of(operation: str) -> Iterator[None]:
-    # Put the operation's name before the messages of errors in its arguments.
+    # Put the operation's name before the messages of argument errors.
     try:
         yield
     except ArgumentError as error:

@@ -1,5 +1,5 @@
-"""Other frameworks: their arrays made of ours, and what they train with fed by our datasets.
+"""Conversion of arrays and datasets to those of other frameworks.
 
-Each framework is one sibling file and an extra of its name. A framework is imported when a function of its file is
-called, never before.
+Each framework has a module here and an extra of its name. A framework is imported only when a function of its module
+is called.
 """

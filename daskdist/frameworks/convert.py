@@ -1,4 +1,4 @@
-"""Conversion of nests to arrays of other frameworks: checks and errors that all of them share."""
+"""Conversion of nests to arrays of other frameworks: the checks and errors that all frameworks share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.wiring import results_of
 
-# Of the package ml_dtypes: to NumPy they are of no kind of number.
+# The dtypes of the package ml_dtypes, which NumPy does not class as numbers.
 OF_ML_DTYPES: Final = frozenset({"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
 
 _RAGGED: Final = (
@@ -27,9 +27,9 @@ _RAGGED: Final = (
     "apart"
 )
 _DATASET: Final = "is a dataset: iterate over it, or batch its elements by flat_map"
-# What libraries raise where one does not share an array with another.
+# The errors that libraries raise when one does not share an array with another.
 _NOT_SHARED: Final = (BufferError, RuntimeError, TypeError, ValueError)
-# The host's memory, to DLPack.
+# The device type of host memory in DLPack.
 _OF_THE_HOST: Final = 1
 
 
@@ -43,12 +43,12 @@ def converted(operation: str, nest: Any, convert: Callable[[Any], Any]) -> Any:
     Parameters
     ----------
     operation
-        What errors call it.
+        The name of the function or framework in error messages.
     nest
         Tuples, named tuples, lists and dicts are structure; a `PerReplica` becomes one of converted values, and None
         stays.
     convert
-        Gives the new leaf, or raises `ConversionError`.
+        Returns the new leaf, or raises `ConversionError`.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def _converted(operation: str, nest: Any, convert: Callable[[Any], Any], where: 
                 path = where + treespec.accessors()[number].codify("")
                 on = f" of replica {replica}" if isinstance(leaf, PerReplica) else ""
                 raise ArgumentError(f"{operation}: leaf {path or '(the value)'}{on} {reason}") from None
-            # What a function returned may itself be a nest.
+            # The result of a function may itself be a nest.
             path = where + treespec.accessors()[number].codify("")
             parts.append(_converted(operation, value, convert, path))
         converted_leaves.append(PerReplica(parts) if isinstance(leaf, PerReplica) else parts[0])
@@ -90,8 +90,8 @@ def as_numbers(leaf: Any) -> np.ndarray[Any, Any]:
 
     Raises
     ------
-    Refused
-        It is none.
+    ConversionError
+        The leaf is not an array of numbers.
     """
     if type(leaf) is not np.ndarray:
         leaf = _as_array(leaf)
@@ -109,7 +109,7 @@ def _as_array(leaf: Any) -> np.ndarray[Any, Any]:
     if isinstance(leaf, np.ma.MaskedArray):
         raise ConversionError("is a masked array: map it to x.filled(value)")
     if not isinstance(leaf, (np.generic, bool, int, float, complex, str, bytes)) and not hasattr(leaf, "__array__"):
-        raise ConversionError(f"is of type {type(leaf).__name__}, which is no array and no number")
+        raise ConversionError(f"is of type {type(leaf).__name__}, which is neither an array nor a number")
     try:
         return np.asarray(as_array(leaf, narrow=True))
     except ArgumentError as error:
@@ -124,15 +124,15 @@ def handed_over(leaf: Any, framework: str, take: Callable[[Any], Any]) -> Any:
     leaf
         The array.
     framework
-        What errors call it.
+        The name of the function or framework in error messages.
     take
-        The framework's ``from_dlpack``. Where that does not take the array as it lies, it is given a copy without gaps,
-        made on the device that the array is on.
+        The framework's ``from_dlpack``. If it does not accept the memory layout of the array, it gets a contiguous copy
+        on the array's device.
 
     Raises
     ------
-    Refused
-        The two do not share it.
+    ConversionError
+        The framework does not accept the array.
     """
     device = device_of(leaf)
     with contextlib.nullcontext() if device is None else device.using():
@@ -144,12 +144,12 @@ def handed_over(leaf: Any, framework: str, take: Callable[[Any], Any]) -> Any:
             with contextlib.suppress(*_NOT_SHARED):
                 return take(_in_one_piece(leaf, device))
             raise ConversionError(
-                f"is of type {type(leaf).__name__}, which {framework} does not take: {error}"
+                f"is of type {type(leaf).__name__}, which {framework} does not accept: {error}"
             ) from None
 
 
 def _has_other_strides(array: Any) -> bool:
-    # Below 0, which end the whole process in PyTorch, or no whole numbers of items.
+    # Negative strides, which end the whole process in PyTorch, or strides that are not multiples of the item size.
     if not hasattr(array, "strides") and array.__dlpack_device__()[0] == _OF_THE_HOST:
         array = np.from_dlpack(array)
     return any(stride < 0 or stride % array.itemsize for stride in getattr(array, "strides", ()))
@@ -158,7 +158,7 @@ def _has_other_strides(array: Any) -> bool:
 def _in_one_piece(array: Any, device: Device | None) -> Any:
     if device is not None:
         return device.namespace.asarray(array, copy=True)
-    # As PyTorch has it.
+    # PyTorch's method.
     return array.contiguous() if hasattr(array, "contiguous") else array
 
 
@@ -169,13 +169,13 @@ def extremes(array: Any) -> tuple[int, int]:
         with device.using():
             return int(device.namespace.min(array)), int(device.namespace.max(array))
     if not isinstance(array, np.ndarray) and array.__dlpack_device__()[0] == _OF_THE_HOST:
-        # PyTorch does not compare unsigned ones.
+        # PyTorch does not compare unsigned integers.
         array = np.from_dlpack(array)
     return int(array.min()), int(array.max())
 
 
 def reason_against(dtype: np.dtype[Any]) -> str:
-    """Return why no other framework has a dtype; ``""`` where one has it."""
+    """Return why other frameworks do not have a dtype; ``""`` if one has it."""
     if dtype.kind in "biufc":
         if dtype.char in "gG":
             return f"is {dtype}: map it to x.astype({'complex128' if dtype.kind == 'c' else 'float64'!r})"
@@ -192,12 +192,12 @@ def reason_against(dtype: np.dtype[Any]) -> str:
 
 
 def check_spec(operation: str, element_spec: Any, *, needs_rows: bool = False) -> None:
-    """See that elements of a spec can be converted.
+    """Check that elements of a spec can be converted.
 
     Parameters
     ----------
     operation
-        What errors call it.
+        The name of the function or framework in error messages.
     element_spec
         The specs of the leaves, in the structure of an element.
     needs_rows
@@ -206,7 +206,7 @@ def check_spec(operation: str, element_spec: Any, *, needs_rows: bool = False) -
     Raises
     ------
     ArgumentError
-        They cannot be; the message has the path of the leaf.
+        A leaf cannot be converted; the message has its path.
     """
     specs, treespec = optree.tree_flatten(element_spec, none_is_leaf=True)
     for spec, accessor in zip(specs, treespec.accessors(), strict=True):
@@ -224,12 +224,12 @@ def check_spec(operation: str, element_spec: Any, *, needs_rows: bool = False) -
 
 
 def checked_source(operation: str, dataset: Any) -> Any:
-    """Return a dataset, distributed or not, after checking that it is one.
+    """Return an argument after checking that it is a dataset, distributed or not.
 
     Raises
     ------
     ArgumentError
-        It is none.
+        The argument is not a dataset.
     """
     if all(hasattr(type(dataset), name) for name in ("__iter__", "cardinality", "element_spec")):
         return dataset
@@ -242,17 +242,17 @@ def length_of(dataset: Any) -> int:
     Raises
     ------
     UnknownLengthError
-        It is endless, or not known.
+        The number is infinite or unknown.
     """
     number = int(dataset.cardinality())
     if number < 0:
         words = "endless" if number == INFINITE else "not known before they are read"
         raise UnknownLengthError(
-            f"the number of batches is {words}; where you know it, state it by assert_cardinality or take"
+            f"the number of batches is {words}; if you know it, state it with assert_cardinality or take"
         )
     return number
 
 
 def needs(operation: str, framework: str, extra: str, error: ImportError) -> ArgumentError:
-    """Return the error that says what to install."""
+    """Return the error that says which package to install."""
     return ArgumentError(f"{operation} needs {framework}: pip install 'daskdist[{extra}]' ({error})")

@@ -1,4 +1,4 @@
-"""JAX: its arrays made of ours."""
+"""Conversion to JAX arrays."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def to_jax(x: Any) -> Any:
     Raises
     ------
     ArgumentError
-        A leaf is no array of numbers (text, Python objects, dates, rows of different lengths, datasets), it has
-        integers that do not fit in what JAX makes of them, or JAX is not installed: ``pip install 'daskdist[jax]'``.
+        A leaf is not an array of numbers (text, Python objects, dates, rows of different lengths, datasets), it has
+        integers that do not fit in the dtype that JAX converts them to, or JAX is not installed: ``pip install
+        'daskdist[jax]'``.
 
     Notes
     -----
-    Unless ``jax_enable_x64`` is set, JAX has no types of 64 bits: float64 becomes float32, complex128 complex64, int64
-    int32 and uint64 uint32, each by a copy. Otherwise arrays, read-only ones too, are shared with the CPU's JAX where
-    their rows follow each other without gaps and they begin at a multiple of 64 bytes, as measured with JAX 0.10.
-    What is gathered, as rows that are shuffled, and columns of files that make one array begin there, and so do their
-    batches if they take a multiple of 64 bytes, such as 128 rows of 16 float32. NumPy begins a large array 16 bytes
-    after such a place: of arrays that a program gives, or that a mapped function returns, most batches are copied,
-    once. What is shared must not be written to by way of the NumPy array.
+    Unless ``jax_enable_x64`` is set, JAX has no 64-bit types: float64 becomes float32, complex128 complex64, int64
+    int32 and uint64 uint32, each by a copy. Other arrays, read-only ones too, are shared with JAX on the CPU if they
+    are contiguous and aligned to 64 bytes, as measured with JAX 0.10. Gathered rows, such as shuffled ones, and columns
+    of files that form one array are aligned, and so are their batches if these take a multiple of 64 bytes, such as 128
+    rows of 16 float32. NumPy begins a large array 16 bytes after a multiple of 64, so most batches of arrays that a
+    program gives or that a mapped function returns are copied, once. Do not write to the NumPy array of a shared one.
 
-    Arrays of a device stay there; their memory is used for later elements when JAX is done with them, too. JAX has none
-    with gaps between items, or that run backwards along an axis: such are copied, on the device.
+    Arrays on a device stay there, and their memory is reused for later elements only when JAX has finished with it. JAX
+    has no arrays with gaps between items or with negative strides; such arrays are copied on the device.
     """
     try:
         import jax
@@ -63,7 +63,7 @@ def to_jax(x: Any) -> Any:
             _check_range(leaf, jax_array)
             return jax_array
         array = as_numbers(leaf)
-        # Not by DLPack, as JAX takes no read-only array that way, nor one with gaps; this shares what that would.
+        # JAX's DLPack refuses read-only arrays and arrays with gaps; this shares memory in the same cases.
         jax_array = jax.device_put(array)
         _check_range(array, jax_array)
         return jax_array
@@ -72,15 +72,15 @@ def to_jax(x: Any) -> Any:
 
 
 def _wait_for_jax(device: Any) -> None:
-    # JAX computes on a device what it is given in the order in which it is given it, in a stream that it tells nobody.
-    # It lets go of arrays when it has been given what to do with them.
+    # JAX runs computations on a device in the order of their dispatch, in a stream that it does not expose, and frees
+    # arrays after the dispatch.
     import jax
 
     jax.block_until_ready(jax.numpy.add(jax.device_put(np.float32(0), device), 1))
 
 
 def _check_range(array: Any, jax_array: Any) -> None:
-    # Integers become narrower ones, whatever they are.
+    # JAX narrows integers without checking their values.
     if jax_array.dtype.kind not in "iu" or not jax_array.size:
         return
     dtype = dtype_of(array)
@@ -90,6 +90,6 @@ def _check_range(array: Any, jax_array: Any) -> None:
     least, most = extremes(array)
     if least < limits.min or most > limits.max:
         raise ConversionError(
-            f"has numbers that {jax_array.dtype} does not hold, which JAX makes of {dtype}: set "
+            f"has numbers that do not fit in {jax_array.dtype}, to which JAX converts {dtype}: set "
             "jax.config.update('jax_enable_x64', True), or map it to smaller numbers"
         )

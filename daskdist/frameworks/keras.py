@@ -24,9 +24,9 @@ def keras_data(dataset: Any) -> Any:
     Parameters
     ----------
     dataset
-        A `Dataset` of batches, or a `DistributedDataset`, whose replicas' parts are joined in order: Keras has the
-        whole batch. An element is ``(x, y)``, ``(x, y, sample_weight)`` or ``(x,)``, or anything else, which is x; each
-        of them may be a nest, as the model takes it.
+        A `Dataset` of batches, or a `DistributedDataset`, whose replicas' parts are joined in order, so that Keras gets
+        whole batches. An element is ``(x, y)``, ``(x, y, sample_weight)`` or ``(x,)``, or anything else, which is x;
+        each of these may be a nest, as the model expects.
 
     Returns
     -------
@@ -37,17 +37,17 @@ def keras_data(dataset: Any) -> Any:
     Raises
     ------
     ArgumentError
-        An element is a tuple of more than three, or a leaf is no array of numbers or has no rows; Keras is not
-        installed (``pip install 'daskdist[keras]'``) or cannot be imported, as where its backend is missing. When it is
-        used: the backend is TensorFlow.
+        An element is a tuple of more than three, or a leaf is not an array of numbers or has no rows; Keras is not
+        installed (``pip install 'daskdist[keras]'``) or cannot be imported, for example because its backend is missing.
+        When used: the backend is TensorFlow.
 
     Notes
     -----
-    Keras knows the number of steps where the dataset's is known. Where it is not, the first epoch tells, and Keras
-    warns when that ends: state it by `Dataset.assert_cardinality`. An endless dataset needs ``steps_per_epoch``, and
-    the next epoch goes on where the last ended, as it does for any dataset with ``steps_per_epoch``. Keras ignores
-    ``shuffle`` and ``class_weight`` here: shuffle the dataset, and give weights as third part of an element. To build a
-    model, Keras takes one batch of a pass of its own.
+    Keras knows the number of steps if that of the dataset is known. Otherwise it counts them in the first epoch and
+    warns at its end; state the number with `Dataset.assert_cardinality`. An endless dataset needs ``steps_per_epoch``,
+    and each epoch then continues where the previous one ended, as for any dataset with ``steps_per_epoch``. Keras
+    ignores ``shuffle`` and ``class_weight`` here: shuffle the dataset, and give weights as the third part of an
+    element. To build a model, Keras takes one batch of a separate pass.
     """
     data_adapter = _data_adapter()
     element_spec = checked_source("keras_data", dataset).element_spec
@@ -77,7 +77,7 @@ def joined(step: Any) -> Any:
 
 def _data_adapter() -> Any:
     try:
-        # Keras has no public name for it, and takes it in place of data all the same.
+        # Keras has no public name for this class, but accepts its instances as data.
         from keras.src.trainers.data_adapters.data_adapter import DataAdapter
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "keras":

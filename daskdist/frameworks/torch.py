@@ -34,12 +34,12 @@ from daskdist.strategy.current import get_replica_context, has_strategy
 _ENCRYPTED: Final = frozenset({"tls", "wss"})
 # The interfaces on which gloo and NCCL listen.
 _INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-# The time that the threads of a process group are given at its end; what they still have to do takes microseconds.
+# The time to wait for the threads of a process group at its end, which need microseconds.
 _SETTLE_S: Final = 0.1
 
 
 def to_torch(x: Any) -> Any:
-    """Return a nest of arrays as one of PyTorch tensors, which share their memory where nobody else has it.
+    """Convert a nest of arrays to PyTorch tensors, which share the memory of writable arrays.
 
     Parameters
     ----------
@@ -51,24 +51,23 @@ def to_torch(x: Any) -> Any:
     -------
     nest
         The same structure, with a tensor for each leaf, and a `PerReplica` of tensors for a `PerReplica`. Python's
-        numbers become float32, and int32 where that holds them.
+        numbers become float32, or int32 if they fit.
 
     Raises
     ------
     ArgumentError
-        A leaf is no array of numbers (text, Python objects, dates, rows of different lengths, datasets), or PyTorch
+        A leaf is not an array of numbers (text, Python objects, dates, rows of different lengths, datasets), or PyTorch
         is not installed: ``pip install 'daskdist[torch]'``.
 
     Notes
     -----
-    Arrays that can be written into go over by DLPack and are not copied: the tensor and the array are the same memory.
-    Read-only arrays are copied, as PyTorch knows no read-only tensors. Of what datasets hand out, batches that were put
-    together for this pass (after ``shuffle``, or of rows of several blocks) are shared; views of a source, of a cached
-    or persisted block, and what a mapped function returned are read-only, and copied. Copied are also arrays that run
-    backwards along an axis, whose bytes are in the other order, or whose steps are no whole numbers of
-    items, as in a field of a structured array: there are no such tensors. Arrays of a device stay there, and are copied
-    there where they have to be; the stream in which PyTorch computes when it is given one is waited for before its
-    memory is used for later elements.
+    Writable arrays are passed by DLPack without a copy: the tensor and the array share their memory. Read-only arrays
+    are copied, since PyTorch has no read-only tensors. Batches of a dataset that were assembled in this pass (after
+    ``shuffle``, or from rows of several blocks) are shared; views of a source or of a cached or persisted block, and
+    results of a mapped function, are read-only and copied. Arrays with negative strides, of the other byte order, or
+    whose strides are not multiples of the item size, such as a field of a structured array, are copied as well, since
+    there are no such tensors. Arrays on a device stay there, also if they must be copied. Their memory is reused for
+    later elements only after the stream that was PyTorch's current one at the conversion.
     """
     torch = _torch("to_torch")
 
@@ -82,11 +81,10 @@ def to_torch(x: Any) -> Any:
             return tensor
         array = as_numbers(leaf)
         itemsize = array.itemsize
-        # PyTorch writes into what it is given, and whoever else has a read-only array would see that. Strides below 0
-        # end the whole process in PyTorch.
+        # PyTorch would write into read-only arrays, which others may share, and negative strides end the whole process.
         if not array.flags.writeable or any(stride < 0 or stride % itemsize for stride in array.strides):
             array = array.copy()
-        # What NumPy has not of its own; the name is slow to ask for.
+        # A dtype that is not NumPy's own; its name is slow to compute.
         if array.dtype.isbuiltin != 1 and array.dtype.name in OF_ML_DTYPES:
             return torch.from_dlpack(array.view(f"u{itemsize}")).view(getattr(torch, array.dtype.name))
         return torch.from_dlpack(array)
@@ -95,7 +93,7 @@ def to_torch(x: Any) -> Any:
 
 
 def _mind_torch_on(device: Device) -> None:
-    # Memory that was copied to is used for other steps once nobody holds it: not before PyTorch is done with it too.
+    # Memory is reused for other steps once nothing refers to it, but not before PyTorch has finished with it.
     stream = torch_stream(device.index)
     if stream is not None and stream != device.current_stream():
         channel_of(name_of(device)).add_consumer(stream)
@@ -107,23 +105,23 @@ def torch_loader(dataset: Any) -> Any:
     Parameters
     ----------
     dataset
-        A `Dataset`, or a `DistributedDataset`, of which each step gives a `PerReplica` of tensors a leaf.
+        A `Dataset`, or a `DistributedDataset`, whose steps have a `PerReplica` of tensors for each leaf.
 
     Returns
     -------
     torch.utils.data.IterableDataset
-        Each pass over it is a pass over the dataset, reshuffled if the dataset shuffles, whose elements `to_torch`
-        converts; ``len`` is their number, or raises a `TypeError` if it is unknown.
+        An iterable whose passes are passes over the dataset, reshuffled if the dataset shuffles, with elements
+        converted by `to_torch`; ``len`` is their number, or raises a `TypeError` if it is unknown.
 
     Raises
     ------
     ArgumentError
-        The elements are no arrays of numbers, or PyTorch is not installed: ``pip install 'daskdist[torch]'``.
+        The elements are not arrays of numbers, or PyTorch is not installed: ``pip install 'daskdist[torch]'``.
 
     Notes
     -----
-    Where a ``DataLoader`` is asked for: ``DataLoader(loader, batch_size=None)``. Its own worker processes
-    (``num_workers``) are refused: each would read everything. What reads ahead here are threads, or a cluster.
+    If an interface requires a ``DataLoader``, use ``DataLoader(loader, batch_size=None)``. Its worker processes
+    (``num_workers``) are refused, since each would read everything; daskdist reads ahead by threads or a cluster.
     """
     _torch("torch_loader")
     check_spec("torch_loader", checked_source("torch_loader", dataset).element_spec)
@@ -132,41 +130,43 @@ def torch_loader(dataset: Any) -> Any:
 
 @contextlib.contextmanager
 def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0, insecure: bool = False) -> Iterator[Any]:
-    """Make the replicas the processes of a ``torch.distributed`` group, in a ``with`` block of what they run.
+    """Join the replicas in a ``torch.distributed`` process group, in a ``with`` block of a replica function.
 
     Parameters
     ----------
     backend
-        What goes between them: ``"gloo"``, ``"nccl"`` or another one that PyTorch has.
+        The backend of the group: ``"gloo"``, ``"nccl"`` or another that PyTorch has.
     timeout_s
-        Seconds after which an operation of the group fails that not all of them do.
+        Seconds after which an operation of the group fails if not all replicas take part.
     insecure
-        Allow it on a cluster that encrypts its connections: PyTorch's are neither encrypted nor authenticated.
+        Allow a group on a cluster with encrypted connections: those of PyTorch are neither encrypted nor authenticated.
 
     Yields
     ------
     module
-        ``torch.distributed``, with the default group made: ``DistributedDataParallel`` finds it. The rank is the
-        replica's number.
+        ``torch.distributed``, whose default group is the new one, so that ``DistributedDataParallel`` uses it. The rank
+        is the number of the replica.
 
     Raises
     ------
     ArgumentError
-        It is called outside of a replica, two replicas are in one process, the cluster encrypts its connections and
-        ``insecure`` is not set, or PyTorch is not installed: ``pip install 'daskdist[torch]'``.
+        The function is called outside a replica, two replicas are in one process, the cluster encrypts its connections
+        and ``insecure`` is not set, or PyTorch is not installed: ``pip install 'daskdist[torch]'``.
     CollectiveError
-        Another replica does not call it.
+        Another replica does not call the function.
 
     Notes
     -----
-    All replicas call it. They find each other by way of the first one, at a port that is free there, by the name or
-    address by which its worker is known to the cluster. Each listens at its worker's address only.
+    All replicas must call the function. They connect through the first one, at a free port and the host name or address
+    under which the cluster knows its worker. Each replica listens only at its worker's address.
     """
     torch = _torch("torch_process_group")
     context = get_replica_context()
     strategy = None if context is None else context.strategy
     if context is None or strategy is None or not has_strategy():
-        raise ArgumentError("torch_process_group: called outside of a replica; call it in a function that run is given")
+        raise ArgumentError(
+            "torch_process_group: called outside a replica; call it in a function that strategy.run runs"
+        )
     workers = [replica.worker or "" for replica in strategy.replicas]
     if not insecure and any(urlsplit(worker).scheme in _ENCRYPTED for worker in workers):
         raise ArgumentError(
@@ -179,13 +179,13 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0, inse
     processes = list(zip(hosts, context.all_gather(np.array([os.getpid()]), axis=0).tolist(), strict=True))
     if len(set(processes)) < num_replicas:
         raise ArgumentError(
-            f"torch_process_group: of {num_replicas} replicas several are in one process, and PyTorch has one group a "
+            f"torch_process_group: several of {num_replicas} replicas share a process, and PyTorch has one group per "
             "process; use one replica on each worker"
         )
     within = datetime.timedelta(seconds=timeout_s)
     port, store = 0, None
     if number == 0:
-        # A socket of ours, so that it listens where the cluster does and nowhere else.
+        # Pass a socket, so that the store listens only at the address that the cluster uses.
         listening = socket.create_server((hosts[0], 0))
         port = listening.getsockname()[1]
         store = torch.distributed.TCPStore(
@@ -196,27 +196,27 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0, inse
         store = torch.distributed.TCPStore(hosts[0], port, num_replicas, False, within)
     options = {"store": store, "rank": number, "world_size": num_replicas, "timeout": within}
     if backend == "nccl":
-        # Otherwise PyTorch guesses the device by the rank.
+        # Otherwise PyTorch guesses the device from the rank.
         options["device_id"] = torch.device("cuda", torch.cuda.current_device())
     with _on_the_interface_of(hosts[number]):
         torch.distributed.init_process_group(backend, **options)
     try:
         yield torch.distributed
     finally:
-        # What has just been done is let go of by threads of the group, which need the interpreter's lock for that. Who
-        # drops a model that is on the group holds the lock, and waits for those threads to end.
+        # The group's threads need the GIL to release finished work, while dropping a model of the group waits for these
+        # threads with the GIL held, which would be a deadlock.
         time.sleep(_SETTLE_S)
         torch.distributed.destroy_process_group()
 
 
 def _host_of(worker: str | None) -> str:
-    # Of an address such as tcp://10.0.0.1:40000; in this process there is none.
+    # The host in an address such as tcp://10.0.0.1:40000; None is a replica in this process.
     return "127.0.0.1" if worker is None else urlsplit(worker).hostname or "127.0.0.1"
 
 
 @contextlib.contextmanager
 def _on_the_interface_of(host: str) -> Iterator[None]:
-    # Gloo and NCCL listen where the name of the machine leads, which may be another interface than the worker's.
+    # Gloo and NCCL listen where the machine's name resolves to, which may be another interface than the worker's.
     import psutil
 
     addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
@@ -252,7 +252,7 @@ def _loader() -> Any:
         def __iter__(self) -> Iterator[Any]:
             if get_worker_info() is not None:
                 raise ArgumentError(
-                    "torch_loader: in a worker process of a DataLoader, each of which would read everything; give "
+                    "torch_loader: used in worker processes of a DataLoader, each of which would read everything; give "
                     "num_workers=0: daskdist reads ahead by itself"
                 )
             return map(to_torch, self._dataset)

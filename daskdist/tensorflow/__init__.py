@@ -1,4 +1,4 @@
-"""TensorFlow's spellings, shown by its module names.
+"""TensorFlow's names for this package's functions and classes.
 
-They are `daskdist.data`, `daskdist.distribute`, `daskdist.tpu` and `daskdist.experimental`.
+They are public as `daskdist.data`, `daskdist.distribute`, `daskdist.tpu` and `daskdist.experimental`.
 """

@@ -1,4 +1,4 @@
-"""Names of TensorFlow's that this package does not have, and what to use. One table for each module that has them."""
+"""Tables, one for each module, of TensorFlow's names that this package lacks and of what to use instead."""
 
 from typing import Final
 

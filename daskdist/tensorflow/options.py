@@ -1,4 +1,4 @@
-"""`DistributeOptions`: the part of TensorFlow's options that says how a dataset is sharded."""
+"""`DistributeOptions`: the sharding options among TensorFlow's options."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class DistributeOptions(Options):
     ----------
     auto_shard
         Whether a dataset is sharded over the workers of a cluster. False is `AutoShardPolicy.OFF`: each worker reads
-        the whole of it.
+        the whole dataset.
     auto_shard_policy
-        How it is sharded: an `AutoShardPolicy` or its name.
+        An `AutoShardPolicy` or its name.
 
     Raises
     ------
@@ -34,7 +34,7 @@ class DistributeOptions(Options):
         if auto_shard is not None:
             self.auto_shard = auto_shard
         if auto_shard_policy is not None:
-            # The check turns names and numbers into the policy.
+            # The check of the field converts names and numbers to the policy.
             self.auto_shard_policy = auto_shard_policy  # type: ignore[assignment]
             if auto_shard is False and self.auto_shard:
                 raise ArgumentError(

@@ -1,4 +1,4 @@
-"""`DispatchServer` and `WorkerServer`: a Dask scheduler and a Dask worker that a program starts in its own process."""
+"""`DispatchServer` and `WorkerServer`: a Dask scheduler and a Dask worker in the process of a program."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class DispatcherConfig(NamedTuple):
     Parameters
     ----------
     port
-        Where it listens; any port that is free if 0.
+        The port to listen on; any free port if 0.
     protocol
         ``"tcp"``, also called ``"grpc"``, or ``"tls"`` with the certificates of Dask's configuration; tcp if None.
     work_dir
         A directory, local or of any file system that fsspec knows, for ``fault_tolerant_mode``.
     fault_tolerant_mode
-        Whether jobs are kept in ``work_dir``, so that another server goes on with them.
+        Whether jobs are kept in ``work_dir``, so that another server can continue them.
     worker_addresses
-        Not used: workers are known once they are there.
+        Not used: workers are known once they connect.
     job_gc_check_interval_ms
-        Not used: unused jobs are looked for each second.
+        Not used: the server looks for unused jobs each second.
     job_gc_timeout_ms
-        For how long a job is kept that nobody reads, and without end if -1; as the setting
-        ``daskdist.service.job-gc-timeout`` says if None.
+        The time for which a job without consumers is kept, without limit if -1; if None, the setting
+        ``daskdist.service.job-gc-timeout``.
     worker_timeout_ms
-        After how long a worker that is not heard of is lost; as Dask's configuration says if None.
+        The time without a message after which a worker is considered lost; if None, that of Dask's configuration.
     worker_max_concurrent_snapshots
         Not used.
     host
-        The address to listen at; all of this machine if None.
+        The address to listen on; all interfaces of this machine if None.
     """
 
     port: int = 0
@@ -61,18 +61,18 @@ class WorkerConfig(NamedTuple):
     dispatcher_address
         The address of the `DispatchServer`, with or without its protocol.
     worker_address
-        The address to listen at, such as ``"10.0.0.2"`` or ``"localhost:%port%"``; chosen by Dask if None.
+        The address to listen on, such as ``"10.0.0.2"`` or ``"localhost:%port%"``; chosen by Dask if None.
     port
-        Where it listens; any port that is free if 0.
+        The port to listen on; any free port if 0.
     protocol
-        As of `DispatcherConfig`.
+        As in `DispatcherConfig`.
     heartbeat_interval_ms
         Not used: Dask chooses it.
     dispatcher_timeout_ms
-        For how long it looks for a dispatcher that was lost; as the setting ``daskdist.service.reconnect-timeout`` says
-        if None.
+        The time for which it tries to reach a lost dispatcher; if None, the setting
+        ``daskdist.service.reconnect-timeout``.
     data_transfer_protocol, data_transfer_address
-        Not used: elements go over Dask's connections.
+        Not used: elements are sent over Dask's connections.
     """
 
     dispatcher_address: str
@@ -88,7 +88,7 @@ class WorkerConfig(NamedTuple):
 class _Server:
     def __init__(self, serve: Serve, *, start: bool) -> None:
         self._thread = ServerThread(serve)
-        # Nobody has to stop it.
+        # The server stops when nothing refers to this object, without a call of `stop`.
         self._finalizer = Finalizer(self, self._thread.stop)
         if start:
             self.start()
@@ -99,16 +99,16 @@ class _Server:
         Raises
         ------
         ClusterError
-            It cannot be started.
+            The server cannot be started.
         """
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the server has ended: for ever, unless it is stopped from another thread."""
+        """Wait until the server has ended, which it does only if another thread stops it."""
         self._thread.join()
 
     def stop(self) -> None:
-        """End the server, and wait until it has ended; it can be started again."""
+        """Stop the server and wait until it has ended; it can be started again."""
         self._thread.stop()
 
     def _bound_address(self) -> str:
@@ -120,22 +120,22 @@ class _Server:
 class DispatchServer(_Server):
     """The dispatcher of a data service: a Dask scheduler in this process.
 
-    It ends with the last reference to it. ``dask scheduler --preload daskdist.preload`` is the same in a process of its
-    own, and any scheduler becomes one when the first program serves a dataset.
+    It stops when nothing refers to it any more. ``dask scheduler --preload daskdist.preload`` is the same in a separate
+    process, and any scheduler becomes a dispatcher when the first program serves a dataset.
 
     Parameters
     ----------
     config
-        How it runs; by the defaults of `DispatcherConfig` if None.
+        The options of the server; the defaults of `DispatcherConfig` if None.
     start
-        Whether it is started now; `start` does it later.
+        Whether to start the server now; otherwise call `start`.
 
     Raises
     ------
     ArgumentError
-        A value of the configuration is not allowed, or it is to be fault tolerant without a directory.
+        A value of the configuration is not allowed, or ``fault_tolerant_mode`` is set without ``work_dir``.
     ClusterError
-        It cannot be started: its port is taken, say.
+        The server cannot be started, for example because its port is in use.
     """
 
     def __init__(self, config: DispatcherConfig | None = None, start: bool = True) -> None:
@@ -162,7 +162,7 @@ class DispatchServer(_Server):
 
     @property
     def address(self) -> str:
-        """The same without the protocol."""
+        """The address without the protocol."""
         return self.target.partition("://")[2]
 
     @property
@@ -172,17 +172,17 @@ class DispatchServer(_Server):
 
 
 class WorkerServer(_Server):
-    """A worker of a data service: a Dask worker in this process, with a thread a core.
+    """A worker of a data service: a Dask worker in this process, with a thread for each core.
 
-    It ends with the last reference to it. When its dispatcher is lost, it waits for it. ``dask worker ADDRESS`` is the
-    same in a process of its own, but that ends with its scheduler.
+    It stops when nothing refers to it any more. If its dispatcher is lost, it waits for it. ``dask worker ADDRESS`` is
+    the same in a separate process, but ends with its scheduler.
 
     Parameters
     ----------
     config
-        How it runs.
+        The options of the server.
     start
-        Whether it is started now; `start` does it later.
+        Whether to start the server now; otherwise call `start`.
 
     Raises
     ------
@@ -205,7 +205,7 @@ class WorkerServer(_Server):
 
     @property
     def address(self) -> str:
-        """Its address, without the protocol."""
+        """The address of the worker, without the protocol."""
         return self._bound_address().partition("://")[2]
 
 

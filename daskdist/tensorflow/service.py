@@ -30,9 +30,10 @@ from daskdist.service.signature import with_parameters
 def distribute(
     processing_mode: Any, service: Any, data_transfer_protocol: str | None = None, **options: Any
 ) -> Callable[[Dataset], Dataset]:
-    """Return what ``dataset.apply`` takes to have a dataset produced by the service; see `Dataset.serve`.
+    """Return a function for `Dataset.apply` that calls `Dataset.serve`.
 
-    Elements go over Dask's connections: ``data_transfer_protocol`` is None, ``"grpc"`` or ``"tcp"``, which are alike.
+    Elements are sent over Dask's connections, so ``data_transfer_protocol`` must be None, ``"grpc"`` or ``"tcp"``,
+    which have no effect.
     """
     _check_protocol(data_transfer_protocol)
     return lambda dataset: dataset.serve(service, processing_mode, **options)
@@ -67,7 +68,7 @@ def from_dataset_id(
     data_transfer_protocol: str | None = None,
     **options: Any,
 ) -> TensorFlowDataset:
-    """Return the elements of a dataset that is registered; see `daskdist.data.service.from_dataset_id`."""
+    """Return a dataset that is registered with the service; see `daskdist.data.service.from_dataset_id`."""
     _check_protocol(data_transfer_protocol)
     request = ServiceRequest.of(processing_mode, compression=None, on_consumer_loss="redeliver", **options)
     return TensorFlowDataset(registered(dataset_id, element_spec, request, service_address(service)))
@@ -76,5 +77,5 @@ def from_dataset_id(
 def _check_protocol(protocol: str | None) -> None:
     if protocol not in (None, "grpc", "tcp"):
         raise ArgumentError(
-            f"data_transfer_protocol is {protocol!r}; give None: elements go over connections of the service's protocol"
+            f"data_transfer_protocol is {protocol!r}; give None: elements are sent by the service's own protocol"
         )

@@ -11,19 +11,19 @@ from daskdist.strategy.placement.device_assignment import DeviceAssignment
 
 
 class TPUClusterResolver(ClusterResolver):
-    """A Dask cluster, by the name under which TensorFlow finds TPUs.
+    """A resolver of a Dask cluster, under the name of TensorFlow's resolver of TPUs.
 
     Parameters
     ----------
     tpu
-        What `ClusterResolver` takes as ``cluster``. ``""`` and ``"local"`` stand for None.
+        The ``cluster`` of `ClusterResolver`; ``""`` and ``"local"`` stand for None.
     security, num_workers, timeout
-        As `ClusterResolver` has them.
+        As in `ClusterResolver`.
 
     Raises
     ------
     ArgumentError
-        As `ClusterResolver` does.
+        For the same reasons as `ClusterResolver`.
 
     >>> TPUClusterResolver("tcp://10.0.0.1:8786").cluster
     'tcp://10.0.0.1:8786'
@@ -42,22 +42,22 @@ class TPUClusterResolver(ClusterResolver):
 
 
 class TPUStrategy(MultiWorkerMirroredStrategy):
-    """`MultiWorkerMirroredStrategy`, by the name and with the arguments of TensorFlow's strategy for TPUs.
+    """`MultiWorkerMirroredStrategy` with the name and the arguments of TensorFlow's strategy for TPUs.
 
     Parameters
     ----------
     tpu_cluster_resolver
-        A `TPUClusterResolver`, or what `MultiWorkerMirroredStrategy` takes as ``cluster``. Replicas are on the
-        cluster's devices: its GPUs, or its processors where it has none.
+        A `TPUClusterResolver`, or a ``cluster`` of `MultiWorkerMirroredStrategy`. Replicas are on the cluster's
+        devices: its GPUs, or its CPUs if it has none.
     experimental_device_assignment, device_assignment
-        Which worker and device each replica is on: a `DeviceAssignment`. The two are one argument by two names.
+        A `DeviceAssignment`, which names the worker and the device of each replica. Both names are the same argument.
 
     Raises
     ------
     ArgumentError
-        The device assignment is given by both names; and as `MultiWorkerMirroredStrategy` does.
+        Both names of the device assignment are given; or for the reasons of `MultiWorkerMirroredStrategy`.
     ClusterError
-        As `MultiWorkerMirroredStrategy` does.
+        For the same reasons as `MultiWorkerMirroredStrategy`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TPUStrategy(MultiWorkerMirroredStrategy):
     ) -> None:
         if experimental_device_assignment is not None and device_assignment is not None:
             raise ArgumentError(
-                "TPUStrategy: device_assignment is given twice, as experimental_device_assignment too; give one of them"
+                "TPUStrategy: device_assignment and experimental_device_assignment are both given; give one of them"
             )
         super().__init__(
             tpu_cluster_resolver,

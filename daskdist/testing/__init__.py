@@ -1,4 +1,4 @@
-r"""Law suites for authors of nodes, formats, devices, sharding policies and backends, and proof that nothing runs.
+r"""Law suites for authors of nodes, formats, devices, sharding policies and backends, and `never_run`.
 
 A suite is a class of tests. Subclass it in a test file, override the methods that provide the objects under test, and
 run pytest::

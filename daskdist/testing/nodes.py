@@ -243,7 +243,7 @@ class NodeLaws:
                 same_elements(came, elements[:count] if keeps else elements[count:], f"{node} with count={count}")
 
     def test_fact_per_worker(self) -> None:
-        # A grouping of a share of the rows forms other groups, and so is left out.
+        # Grouping a share of the rows forms other groups, so groupings are left out.
         for node, elements in self._with_inputs():
             if not node.facts.per_worker or node.facts.regroups or not _spec(node):
                 continue

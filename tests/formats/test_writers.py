@@ -321,7 +321,7 @@ def test_options_are_checked(tmp_path):
         (lambda: ds.to_parquet(tmp_path, rows_per_file=0), "to_parquet: rows_per_file is 0; give 1 or more"),
         (lambda: ds.to_npy(tmp_path, rows_per_file=1.5), "to_npy: rows_per_file is 1.5; give a whole number"),
         (lambda: ds.to_tfrecord(tmp_path, overwrite="yes"), "to_tfrecord: overwrite is 'yes'; give True or False"),
-        (lambda: ds.to_tfrecord(tmp_path, compression="infer"), "to_tfrecord: compression is 'infer', and there is no"),
+        (lambda: ds.to_tfrecord(tmp_path, compression="infer"), "to_tfrecord: compression is 'infer', but there is no"),
         (lambda: ds.to_tfrecord(tmp_path, compression="rar"), "to_tfrecord: compression is 'rar'"),
         (lambda: ds.to_zarr(tmp_path / "z", chunk_rows=0), "to_zarr: chunk_rows is 0; give 1 or more"),
         (lambda: ds.to_zarr(tmp_path / "z", overwrite=1), "to_zarr: overwrite is 1; give True or False"),
@@ -695,7 +695,7 @@ def test_a_name_that_is_taken_meanwhile(tmp_path, split_small):
 
     old = Dataset.range(5).to_parquet(tmp_path)
     ds = Dataset.range(30).map(takes, vectorized=False)
-    with pytest.raises(errors.FileError, match=r"part-00002-1\.parquet: came while this was written"):
+    with pytest.raises(errors.FileError, match=r"part-00002-1\.parquet: another program created it during this write"):
         ds.to_parquet(tmp_path, rows_per_file=10, overwrite=True)
     # What was there is there again.
     assert names_in(tmp_path) == ["part-00000.parquet", "part-00002-1.parquet"]
@@ -716,7 +716,7 @@ def test_a_store_of_chunks(tmp_path):
 
 def test_a_store_is_replaced_only_if_it_is_one(tmp_path):
     Dataset.range(10).to_zarr(tmp_path / "a.zarr", chunk_rows=4)
-    with pytest.raises(errors.ArgumentError, match=r"to_zarr: .*a\.zarr is there already; .*overwrite=True"):
+    with pytest.raises(errors.ArgumentError, match=r"to_zarr: .*a\.zarr exists already; .*overwrite=True"):
         Dataset.range(3).to_zarr(tmp_path / "a.zarr")
     with pytest.raises(errors.UserFunctionError):
         Dataset.range(10).map(fails_at(9), vectorized=False).to_zarr(tmp_path / "a.zarr", overwrite=True)
@@ -724,7 +724,7 @@ def test_a_store_is_replaced_only_if_it_is_one(tmp_path):
     Dataset.range(3).to_zarr(tmp_path / "a.zarr", overwrite=True)
     assert [int(x) for x in daskdist.read_zarr(tmp_path / "a.zarr")] == [0, 1, 2]
     (tmp_path / "precious").mkdir()
-    with pytest.raises(errors.ArgumentError, match="is no Zarr store, and overwrite=True replaces only such"):
+    with pytest.raises(errors.ArgumentError, match="is not a Zarr store, and overwrite=True replaces only those"):
         Dataset.range(3).to_zarr(tmp_path / "precious", overwrite=True)
     assert sorted(os.listdir(tmp_path)) == ["a.zarr", "precious"]
 
@@ -809,7 +809,7 @@ def test_nothing_is_left_where_a_worker_fails(tmp_path, on_cluster, split_small)
 @pytest.mark.cluster
 def test_a_directory_that_is_not_shared(on_cluster):
     # The memory of a worker is not that of this process.
-    with pytest.raises(errors.FileError, match="what the workers have written is not there for this process; give a d"):
+    with pytest.raises(errors.FileError, match="this process does not see the files that the workers wrote; give a d"):
         samples(10).to_parquet("memory://not-shared", strategy=on_cluster)
 
 

@@ -1,6 +1,6 @@
-"""TensorFlow's older spellings of what `daskdist.Dataset` has as methods.
+"""TensorFlow's older functions for what are methods of `daskdist.Dataset`.
 
-A function that stands for a transformation gives what ``apply`` takes:
+A function for a transformation returns a function for `Dataset.apply`:
 
 >>> from daskdist.data import Dataset, experimental
 >>> list(Dataset.range(4).apply(experimental.take_while(lambda x: x < 2)))
@@ -102,10 +102,10 @@ def RandomDataset(seed: int | None = None, rerandomize_each_iteration: bool | No
 def SqlDataset(  # noqa: N802
     driver_name: str, data_source_name: str, query: str, output_types: Sequence[Any]
 ) -> Dataset:
-    """Read the rows of a query of a SQLite file as tuples, in the query's order; `daskdist.read_sql` has more.
+    """Read the rows of a query of a SQLite file as tuples, in the query's order; `daskdist.read_sql` has more options.
 
-    Types are NumPy's, ``bytes`` and ``str``. A null is 0, False or empty. A value that its type cannot hold is an
-    error, where TensorFlow's is another value.
+    Types are those of NumPy, ``bytes`` and ``str``. A null becomes 0, False or empty. A value that does not fit its
+    type is an error, where TensorFlow returns another value.
     """
     if driver_name != "sqlite":
         raise ArgumentError(f"SqlDataset: driver_name is {driver_name!r}; give 'sqlite', or use daskdist.read_sql")
@@ -138,7 +138,7 @@ def sample_from_datasets(
 
 
 def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
-    """Make a dataset of the items of a list: nests of one structure, whose leaves stack.
+    """Create a dataset of the items of a list: nests of one structure, whose leaves stack.
 
     >>> list(from_list([(1, "a"), (2, "b")]))
     [(np.int32(1), 'a'), (np.int32(2), 'b')]
@@ -268,7 +268,7 @@ def unique() -> Transformation:
     return lambda ds: ds.unique()
 
 
-# --- what is asked of datasets ---
+# --- properties of datasets ---
 
 
 def cardinality(dataset: Dataset) -> int:
