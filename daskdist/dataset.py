@@ -113,12 +113,14 @@ from daskdist.ops.zip import Zip
 from daskdist.passes.count import counted_by, number_of_batches
 from daskdist.passes.numbering import begin_pass, note_pass
 from daskdist.passes.plan import plan
+from daskdist.passes.remainders import looks_like_batches
 from daskdist.passes.row_by_row import row_by_row
 from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn, with_new_fingerprints
 from daskdist.passes.simplify import simplify
 from daskdist.service.request import ServiceRequest
 from daskdist.storage.filesystem import Paths, Storage, is_remote, local
 from daskdist.tables.describe import PartStatistics, count_rows, describe_rows
+from daskdist.tables.to_arrow import check_columns, frame_of
 
 if TYPE_CHECKING:
     from daskdist.service.modes import CrossTrainerCache
@@ -2276,6 +2278,41 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     @property
     def _shown_node(self) -> Node:
         return row_by_row(self._node) if self.options().vectorize is False else self._node
+
+    def to_pandas(self, *, unbatch: bool | None = None) -> Any:
+        """Return the elements as a pandas ``DataFrame`` of a row each, computed in this process.
+
+        Columns are those of `to_parquet`: a lone leaf is a column ``"value"``.
+
+        Parameters
+        ----------
+        unbatch
+            Whether elements are batches, whose rows become rows. If None they are no batches, and what looks like such
+            is refused: elements made after `batch` whose leaves all have a first axis of any length or of its size.
+
+        Raises
+        ------
+        UnknownLengthError
+            The dataset is endless.
+        ArgumentError
+            Elements look like batches, or have a leaf that makes no column.
+
+        >>> ds = Dataset.from_tensor_slices({"a": [1, 2, 3], "b": [0.5, 1.5, 2.5]}).batch(2)
+        >>> ds.map(lambda batch: {**batch, "c": batch["a"] * 10}).to_pandas(unbatch=True)
+           a    b   c
+        0  1  0.5  10
+        1  2  1.5  20
+        2  3  2.5  30
+        """
+        rows = self.unbatch() if unbatch else self
+        spec = rows._spec_to_write("to_pandas", None)
+        if unbatch is None and looks_like_batches(self._node, spec):
+            raise ArgumentError(
+                "to_pandas: elements look like batches; give unbatch=True for a row of each of their rows, or "
+                "unbatch=False for a row of each batch"
+            )
+        check_columns(spec)
+        return frame_of(rows_of(rows._current_primitive(), rows._caller()), spec)
 
     # --- for the functions of `daskdist.core.dataset_base` and the one below ---
 

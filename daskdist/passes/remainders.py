@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.node import Node
+from daskdist.core.node import Node, walk
+from daskdist.core.spec import ElementSpec
 from daskdist.errors import FileError
 from daskdist.sharding import Remainder
 
@@ -22,6 +23,19 @@ def level(node: Node) -> int:
     1
     """
     return max(max(map(level, node.inputs), default=0) + node.facts.levels, 0)
+
+
+def looks_like_batches(node: Node, spec: ElementSpec) -> bool:
+    """Return whether elements may be batches: they are made of such, and all leaves have a first axis that fits.
+
+    >>> from daskdist import Dataset
+    >>> from daskdist.core.dataset_base import node_of
+    >>> batches = node_of(Dataset.range(8).batch(2).map(lambda x: x + 1))
+    >>> looks_like_batches(batches, batches.spec)
+    True
+    """
+    sizes = {None, *(upstream.group_size for upstream in walk(node))}
+    return level(node) > 0 and all(leaf.shape and leaf.shape[0] in sizes for leaf in spec.leaves)
 
 
 def drops_groups(node: Node, *, skips_errors: bool) -> bool:

@@ -19,7 +19,7 @@ structs. The column of an element that is a single leaf is called ``value``. NaT
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -203,6 +203,14 @@ def table_of(rows: Rows, spec: ElementSpec | None = None) -> Any:
         except (pa.ArrowException, ValueError, OverflowError) as error:
             raise ArgumentError(f"{called(path)}, {leaf}, cannot become a column: {error}") from None
     return pa.table(_named(spec.structure.treespec, iter(arrays)))
+
+
+def frame_of(parts: Iterable[Rows], spec: ElementSpec) -> Any:
+    """Return elements as a pandas ``DataFrame`` with a row for each."""
+    import pyarrow as pa
+
+    tables = [table_of(rows, spec) for rows in parts if len(rows)] or [table_of(no_rows(spec), spec)]
+    return pa.concat_tables(tables).to_pandas()
 
 
 def _named(treespec: Any, leaves: Iterator[Any]) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""`to_pandas`: rows as a frame, in their order."""
+
+from __future__ import annotations
+
+import dask
+import numpy as np
+import pandas as pd
+import pytest
+
+from daskdist import Dataset, errors
+
+
+def frame(number=20):
+    return pd.DataFrame(
+        {
+            "day": pd.date_range("2020-01-01", periods=number).astype("datetime64[ns]"),
+            "flag": np.arange(number) % 3 == 0,
+            "name": [f"row {k}" for k in range(number)],
+            "x": np.where(np.arange(number) % 4 == 0, np.nan, np.arange(number) / 2),
+        }
+    )
+
+
+def dataset(number=20):
+    data = frame(number)
+    return Dataset.from_tensor_slices(
+        {name: data[name].tolist() if name == "name" else data[name].to_numpy() for name in data}
+    )
+
+
+def check_rows(ds, **arguments):
+    with dask.config.set({"daskdist.split-bytes": 60}):
+        found = ds.to_pandas(**arguments)
+    pd.testing.assert_frame_equal(found[list(frame())], frame())
+
+
+def test_rows_come_back():
+    check_rows(dataset())
+    check_rows(dataset().prefetch(2), unbatch=False)
+    check_rows(dataset().batch(3), unbatch=True)
+    check_rows(dataset().batch(3).map(lambda batch: batch), unbatch=True)
+    check_rows(dataset().batch(3).unbatch())
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda ds: ds.batch(3),
+        lambda ds: ds.batch(4, drop_remainder=True).prefetch(1),
+        lambda ds: ds.batch(3).map(lambda batch: batch["x"] * 2),
+        lambda ds: ds.batch(2, drop_remainder=True).batch(2),
+    ],
+)
+def test_batches_are_no_rows_without_a_word(build):
+    with pytest.raises(errors.ArgumentError, match="unbatch=True"):
+        build(dataset()).to_pandas()
+    assert len(build(dataset()).to_pandas(unbatch=False)) == len(list(build(dataset())))
+
+
+def test_what_is_made_of_batches_may_be_rows():
+    means = Dataset.from_tensor_slices(np.ones((9, 5))).batch(3).map(lambda batch: batch.mean(axis=0)).to_pandas()
+    assert [mean.tolist() for mean in means["value"]] == [[1.0] * 5] * 3
+    assert Dataset.range(9).batch(3).map(lambda batch: batch.sum()).to_pandas()["value"].tolist() == [3, 12, 21]
+
+
+def test_predictions_are_in_the_order_of_the_rows():
+    predicted = Dataset.range(10).batch(4).map(lambda x: {"x": x, "y": x * 2}).to_pandas(unbatch=True)
+    assert predicted["y"].tolist() == [2 * k for k in range(10)]
+
+
+def test_columns():
+    assert Dataset.range(3).to_pandas()["value"].tolist() == [0, 1, 2]
+    assert list(Dataset.range(3).map(lambda x: (x, x)).to_pandas()) == ["0", "1"]
+    images = Dataset.from_tensor_slices(np.zeros((3, 2))).to_pandas()
+    assert [image.tolist() for image in images["value"]] == [[0, 0]] * 3
+    empty = dataset().filter(lambda row: row["x"] > 100).to_pandas()
+    assert len(empty) == 0
+    assert list(empty) == list(dataset().columns)
+
+
+def test_what_makes_no_frame():
+    with pytest.raises(errors.UnknownLengthError, match="to_pandas: the dataset is endless"):
+        Dataset.counter().to_pandas()
+    with pytest.raises(errors.ArgumentError):
+        Dataset.range(3).window(2).to_pandas()
