@@ -50,7 +50,7 @@ from daskdist.display.preview import Preview, show
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.caller import Caller, WritingStrategy
 from daskdist.execute.callers.choose import client_caller, local_caller
-from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array
+from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array, to_delayed
 from daskdist.execute.callers.graph import FromGraph, Recorded, record, scheduler_of
 from daskdist.execute.messages.send_functions import check_recorded
 from daskdist.execute.resume.position import PipelineIdentity
@@ -2278,6 +2278,19 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     @property
     def _shown_node(self) -> Node:
         return row_by_row(self._node) if self.options().vectorize is False else self._node
+
+    def to_delayed(self) -> list[Any]:
+        """Return a Dask ``Delayed`` for each element: of batches, one a batch.
+
+        Raises
+        ------
+        UnknownLengthError
+            The number of elements is not known before the data is read, or endless.
+
+        >>> [part.compute() for part in Dataset.range(5).batch(3).to_delayed()]
+        [array([0, 1, 2]), array([3, 4])]
+        """
+        return to_delayed("to_delayed", self._node, self._recorded, self._counted())
 
     def to_pandas(self, *, unbatch: bool | None = None) -> Any:
         """Return the elements as a pandas ``DataFrame`` of a row each, computed in this process.

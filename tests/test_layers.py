@@ -553,7 +553,7 @@ PUBLIC_METHODS = """
     apply pipe serve with_options options
     head count describe
     as_numpy_iterator get_single_element element_spec cardinality assert_cardinality fingerprint show explain
-    compute persist visualize to_dask_array to_pandas
+    compute persist visualize to_dask_array to_delayed to_pandas
 """
 
 

@@ -1,4 +1,4 @@
-"""`to_pandas`: rows as a frame, in their order."""
+"""`to_pandas` and `to_delayed`: elements for pandas and Dask, in their order."""
 
 from __future__ import annotations
 
@@ -83,3 +83,19 @@ def test_what_makes_no_frame():
         Dataset.counter().to_pandas()
     with pytest.raises(errors.ArgumentError):
         Dataset.range(3).window(2).to_pandas()
+
+
+def test_to_delayed():
+    ds = Dataset.range(10).shuffle(10, seed=1).batch(3)
+    parts = ds.to_delayed()
+    assert len(parts) == 4
+    first = list(Dataset.range(10).shuffle(10, seed=1).batch(3))
+    assert [part.tolist() for part in dask.compute(*parts)] == [batch.tolist() for batch in first]
+    total = sum(part.sum() for part in parts)
+    assert total.compute() == 45
+    some = Dataset.range(10).filter(lambda x: x % 3 == 0)
+    assert list(dask.compute(*some.assert_cardinality(4).to_delayed())) == [0, 3, 6, 9]
+    with pytest.raises(errors.UnknownLengthError, match="to_delayed: the number of elements is unknown"):
+        some.to_delayed()
+    with pytest.raises(errors.UnknownLengthError, match="endless"):
+        Dataset.counter().to_delayed()

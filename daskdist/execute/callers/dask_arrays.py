@@ -19,16 +19,11 @@ def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec, num_element
     Chunk lengths are known if the sizes of batches are; otherwise they are NaN, as is Dask's convention.
     """
     import dask.array as da
-    from dask.delayed import Delayed
 
-    if not recorded.is_split:
-        if num_elements < 0:
-            raise UnknownLengthError(f"to_dask_array: the number of batches is unknown; {how_to_count(node)}")
-        recorded = recorded.split(num_elements)
+    parts = to_delayed("to_dask_array", node, recorded, num_elements)
     for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
         if not leaf.shape or None in leaf.shape[1:]:
             raise ArgumentError(f"to_dask_array: leaf {path or '(the element)'} is {leaf}; batch it, in one shape")
-    parts = [Delayed(key, recorded.graph) for key in recorded.keys]
     lengths = batch_lengths(node, len(parts))
     structure = spec.structure
 
@@ -40,6 +35,23 @@ def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec, num_element
         return da.concatenate(blocks) if blocks else da.zeros((0, *leaf.shape[1:]), leaf.dtype)
 
     return structure.pack([array(number, leaf) for number, leaf in enumerate(spec.leaves)])
+
+
+def to_delayed(operation: str, node: Node, recorded: Recorded, num_elements: int) -> list[Any]:
+    """Return a delayed value for each element.
+
+    Raises
+    ------
+    UnknownLengthError
+        Their number is unknown.
+    """
+    from dask.delayed import Delayed
+
+    if not recorded.is_split:
+        if num_elements < 0:
+            raise UnknownLengthError(f"{operation}: the number of elements is unknown; {how_to_count(node)}")
+        recorded = recorded.split(num_elements)
+    return [Delayed(key, recorded.graph) for key in recorded.keys]
 
 
 def how_to_count(node: Node) -> str:
