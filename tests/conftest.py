@@ -1,4 +1,4 @@
-"""What tests share: Dask clusters of real processes, and small Parquet files."""
+"""Fixtures that tests share: Dask clusters of real processes, and small Parquet files."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    # What the other files import need not be installed.
+    # The libraries that the other files import need not be installed.
     if collection_path.suffix == ".py" and _is_for_gpus(config) and "mark.gpu" not in collection_path.read_text():
         return True
     return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Long ones first, so that no process of several is left with one at the end.
+    # Run long tests first, so that no test process is left with one at the end.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
-# The tests and what they import are half a million objects. Looking through all of them whenever a test wants to see
-# that something is gone took a tenth of the time.
+# The tests and their imports are half a million objects. Searching all of them in each test that checks that objects
+# were freed took a tenth of the time.
 _FREEZE_EVERY = 500
 _num_ended = itertools.count()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    # Here, as an error of another hook would end the whole run.
+    # Done in this hook, since an error in another one would end the whole run.
     if next(_num_ended) % _FREEZE_EVERY == 0:
         gc.collect()
         gc.freeze()
@@ -78,7 +78,7 @@ def _encodable(value: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Iterator[None]:
-    # A failure whose text has half of a surrogate pair cannot be sent by xdist, which ended the whole run.
+    # xdist cannot send a failure whose text has half of a surrogate pair, which would end the whole run.
     return _encodable((yield))
 
 
@@ -90,16 +90,16 @@ def pytest_internalerror(excrepr: object) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    # The first one is the cause, and its text is far above the end of what was printed.
+    # The first error is the cause, and is printed far above the end of the output.
     terminal = config.pluginmanager.getplugin("terminalreporter")
     if _internal_errors and terminal is not None:
         terminal.section("the internal error that ended the run")
         terminal.write_line(_internal_errors[0])
 
 
-# Clusters started in this process do not watch themselves while they have nothing to do, which takes a third of a core;
-# and their workers are forked from a process that has imported what they need, as starting each anew takes a second.
-# The way of starting them that is the default is in the tests that run programs: the demo, the notebooks.
+# Idle clusters of this process do not monitor themselves, which would take a third of a core, and their workers are
+# forked from a process that has done the imports, since starting a new process takes a second. The tests that run
+# programs, such as the demo and the notebooks, start clusters in the default way.
 _FRUGAL_CLUSTERS = {
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.monitor-interval": "1s",
@@ -114,15 +114,15 @@ _IMPORTED_BY_WORKERS = ["daskdist.readers.parquet", "daskdist.strategy.multi_wor
 
 @pytest.fixture(scope="session", autouse=True)
 def _frugal_clusters() -> Iterator[None]:
-    # Not into a file of pytest's, which is closed while threads of Dask may still be logging.
+    # Do not log to a file of pytest, which is closed while Dask's threads may still log.
     for handler in itertools.chain.from_iterable(logging.getLogger(name).handlers for name in _LOGGERS_OF_DASK):
         if type(handler) is logging.StreamHandler:
             handler.setStream(sys.__stderr__)
     with dask.config.set(_FRUGAL_CLUSTERS):
-        # The first who asks for this gets Dask's own list of imports, which is replaced.
+        # The first call returns Dask's list of imports, which is replaced.
         get_mp_context().set_forkserver_preload(["distributed", *_IMPORTED_BY_WORKERS])
         yield
-    # They would be closed at the end of the process, when nobody reads what is wrong.
+    # Otherwise they would be closed at the end of the process, where errors are not reported.
     left_open = [cluster for cluster in SpecCluster._instances if cluster.status is Status.running]
     for cluster in left_open:
         cluster.close(timeout=10)
@@ -131,14 +131,17 @@ def _frugal_clusters() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def start_cluster() -> Iterator[StartCluster]:
-    """Gives a client of a cluster of so many worker processes, of so many threads each; those used last stay open."""
+    """Return a function that gives a client of a cluster of some worker processes with some threads each.
+
+    The clusters that were used last stay open.
+    """
     started: dict[tuple[int, int], tuple[Client, contextlib.ExitStack]] = {}
     with contextlib.ExitStack() as all_opened:
 
         def start(num_workers: int, num_threads: int = 1) -> Client:
             shape = (num_workers, num_threads)
             if shape not in started:
-                # Workers that have nothing to do take a two-hundredth of a core each.
+                # Idle workers take a two-hundredth of a core each.
                 others = [other for other in started if other != _USED_BY_MOST]
                 for other in others[:-1] if shape != _USED_BY_MOST else []:
                     started.pop(other)[1].close()
@@ -160,19 +163,19 @@ def start_cluster() -> Iterator[StartCluster]:
 
 @pytest.fixture(scope="session")
 def client(start_cluster: StartCluster) -> Client:
-    """A client of two worker processes of one thread each."""
+    """Return a client of two worker processes of one thread each."""
     return start_cluster(*_USED_BY_MOST)
 
 
 @pytest.fixture(scope="session")
 def cluster(client: Client) -> LocalCluster:
-    """Those two worker processes."""
+    """Return the addresses of the two worker processes of `client`."""
     return client.cluster
 
 
 @pytest.fixture
 def on_cluster(client: Client) -> Iterator[daskdist.MultiWorkerMirroredStrategy]:
-    """A strategy of two replicas, each in a process of its own."""
+    """Return a strategy of two replicas in separate processes."""
     strategy = daskdist.MultiWorkerMirroredStrategy(client)
     yield strategy
     strategy.close()
@@ -180,10 +183,10 @@ def on_cluster(client: Client) -> Iterator[daskdist.MultiWorkerMirroredStrategy]
 
 @pytest.fixture
 def parquet_files(tmp_path: Path) -> ParquetFiles:
-    """Writes files ``part-0.parquet``, ... and gives their paths.
+    """Return a function that writes files ``part-0.parquet``, ... and returns their paths.
 
-    Rows have a number ``id``, counted through all files, and a feature ``x`` that is half of it; ``rows`` is
-    the rows of every file, or a list of the rows of each, and ``row_group`` the most rows of a group.
+    Rows have a number ``id``, counted through all files, and a feature ``x`` that is half of it; ``rows`` is the
+    number of rows of all files, or a list with that of each, and ``row_group`` the most rows of a group.
     """
 
     import pyarrow as pa
@@ -231,19 +234,19 @@ def every_pair(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def threads_of_passes() -> set[threading.Thread]:
-    """Return the threads of passes in this process, without those that look after the whole process."""
+    """Return the threads of passes in this process, without those that serve the whole process."""
     closed, owner = threading.Event(), type("Owner", (), {})()
     Finalizer(owner, closed.set)
     del owner
-    # What was dropped before is closed by now.
+    # Let iterators that were dropped before close now.
     assert closed.wait(30)
-    # Spare memory, and whether calls take long: they go a while after whoever had them come, in whichever test.
+    # These threads end some time after their users, possibly in a later test.
     others = ("daskdist-closing", "daskdist-memory", "daskdist watch")
     return {each for each in threading.enumerate() if each.name.startswith("daskdist") and each.name not in others}
 
 
 def eventually(is_so, within_s=20.0):
-    """Wait until something is so, and return what it is."""
+    """Wait until a function returns something true, and return that."""
     until = time.monotonic() + within_s
     while not (found := is_so()):
         assert time.monotonic() < until
@@ -252,13 +255,13 @@ def eventually(is_so, within_s=20.0):
 
 
 def mirrored(num_replicas: int) -> daskdist.MirroredStrategy:
-    """A strategy of replicas in this process."""
+    """Return a strategy of replicas in this process."""
     return daskdist.MirroredStrategy([f"CPU:{k}" for k in range(num_replicas)])
 
 
 @contextlib.contextmanager
 def messages_sent(strategy: daskdist.MultiWorkerMirroredStrategy) -> Iterator[list[tuple[Any, ...]]]:
-    """The messages that a strategy sends to its workers meanwhile, each behind the address of its worker."""
+    """Record the messages that a strategy sends to its workers in the block, each after the address of its worker."""
     found: list[tuple[Any, ...]] = []
     streams = list(strategy.internals.backend.streams._streams.values())
 
@@ -279,5 +282,5 @@ def messages_sent(strategy: daskdist.MultiWorkerMirroredStrategy) -> Iterator[li
 
 
 def of_kind(messages: Sequence[tuple[Any, ...]], kind: str) -> list[tuple[Any, ...]]:
-    """The messages of a kind, such as ``"run"``, ``"call"`` and ``"push"``."""
+    """Return the messages of a kind, such as ``"run"``, ``"call"`` and ``"push"``."""
     return [message for message in messages if message[1] == kind]

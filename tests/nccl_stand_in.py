@@ -1,8 +1,8 @@
-"""NCCL, and as much of CuPy as is asked of where it is used, in memory of the host: as strict as the real ones.
+"""A replacement of NCCL, and of the parts of CuPy used with it, in host memory and as strict as the real ones.
 
-Arrays are NumPy's that say which GPU they are on. Calls take place when their group ends, of the memory at the
-addresses that were given, and only if all of a communicator's ranks have made them; where NCCL would wait for ever, or
-go beyond an array, is an error.
+Arrays are NumPy arrays that know their GPU. Calls are executed at the end of their group, on the memory at the given
+addresses, and only if all ranks of a communicator have made them; a call for which NCCL would wait for ever or exceed
+an array is an error.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class NcclCommunicator:
         current.calls.append((self, sendbuf, recvbuf, (count, datatype, op, root)))
 
 
-# By address, the bytes of arrays whose address was asked for.
+# By address: the bytes of the arrays whose addresses were requested.
 _EXTENTS = {}
 
 
@@ -145,7 +145,7 @@ def _ascontiguousarray(array):
 
 
 def modules():
-    """What is to be in ``sys.modules``."""
+    """Return the modules to put in ``sys.modules``."""
     cuda, cupy, nccl = ModuleType("cupy.cuda"), ModuleType("cupy"), ModuleType("cupy.cuda.nccl")
     cuda.Device = lambda number: _Entered(current.devices, number)
     cupy.cuda, cupy.ascontiguousarray = cuda, _ascontiguousarray

@@ -1,4 +1,4 @@
-"""What replicas on devices do, whatever kind those are: on their devices, in their streams, as on processors."""
+"""Laws of replicas on devices of any kind: they compute on their devices, in their streams, with the CPU's results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from daskdist.devices import device_of, is_on_device, name_of, named, on_host, s
 from daskdist.testing import afresh
 
 DTYPES = ["?", "i1", "u2", "i4", "i8", "f2", "f4", "f8", "c8", "c16"]
-# As many bytes are reduced by a library, where there is one that goes from device to device.
+# From this number of bytes on, a library reduces between devices, if there is one.
 LARGE = 2**21
 
 
 def current_index(kind):
-    """The index of the device that this thread is on."""
+    """Return the index of this thread's current device."""
     if kind == "GPU":
         import cupy
 
@@ -30,27 +30,27 @@ def current_index(kind):
 
 
 def check_own(device):
-    """That this thread is on a device, in the stream of its replica."""
+    """Check that this thread is on a device, in the stream of its replica."""
     index, stream = current_index(device.kind), device.current_stream()
     if index != device.index:
-        raise RuntimeError(f"this is to be on {name_of(device)}, and is on device {index}")
+        raise RuntimeError(f"expected to be on {name_of(device)}, but on device {index}")
     if stream != stream_of(device):
-        raise RuntimeError(f"this is to be in the stream of {name_of(device)}, and is in {stream}")
+        raise RuntimeError(f"expected to be in the stream of {name_of(device)}, but in {stream}")
 
 
 def is_here(x):
-    """Whether an array is on the device of the replica that asks."""
+    """Return whether an array is on the device of the calling replica."""
     return device_of(x) == named(daskdist.get_replica_context().devices[0])
 
 
 def checked(x):
-    """A replica's function that must be on its device."""
+    """Add one to an array, checking that the replica is on its device."""
     check_own(named(daskdist.get_replica_context().devices[0]))
     return x + 1
 
 
 def checked_together(x):
-    """The same, once another has been waited for."""
+    """Do the same around an all-reduce, which waits for the other replicas."""
     context = daskdist.get_replica_context()
     checked(x)
     total = context.all_reduce("SUM", x)
@@ -59,7 +59,7 @@ def checked_together(x):
 
 
 def checked_loop(iterator):
-    """The same in a loop, of whatever it is given."""
+    """Do the same in a loop over the elements of an iterator."""
     found = []
     for x in iterator:
         checked(x)
@@ -68,7 +68,7 @@ def checked_loop(iterator):
 
 
 def checked_plus(a, b):
-    """A reduce function that must be where its arrays are."""
+    """Add two arrays, checking that the call is on their device."""
     device = device_of(a)
     check_own(device)
     if device_of(b) != device:
@@ -96,7 +96,7 @@ def of_dtype(dtype, shape, seed=0):
 
 @contextlib.contextmanager
 def own_streams(devices):
-    """In a stream of each that the replicas have not."""
+    """Enter a new stream of each device, other than those of the replicas."""
     with contextlib.ExitStack() as opened:
         for device in devices:
             opened.enter_context(device.using(device.stream()))
@@ -104,14 +104,14 @@ def own_streams(devices):
 
 
 class StreamLaws:
-    """Laws of what is made in streams of their own. Subclass it, and say which replicas there are."""
+    """Laws of values that are made in other streams than the replicas'; a subclass defines the replicas."""
 
     def names(self):
-        """The names of one device or two."""
+        """Return the names of one device or two."""
         raise NotImplementedError
 
     def hold_up(self, device):
-        """Have the current stream of a device do something that takes long."""
+        """Keep the current stream of a device busy for long."""
         raise NotImplementedError
 
     def strategy(self):
@@ -150,7 +150,7 @@ class StreamLaws:
         assert [np.unique(each).tolist() for each in found] == [[7]] * len(devices)
 
     def copied(self, device, source, target, value=7):
-        """Numbers, copied in the current stream of a device, late."""
+        """Return numbers that are copied late in the current stream of a device."""
         source[:] = value
         self.hold_up(device)
         device.copy(source, target, device.current_stream())
@@ -235,7 +235,7 @@ class ReplicaLaws(StreamLaws):
             assert list(map(str, values_of(found))) == ["[[1, 2], [5, 6]]", "[[3, 4], [7, 8]]"]
             values = PerReplica([np.ones(2), np.zeros(2)])
             assert lists_of(strategy.run(checked_together, args=(values,))) == [[1, 1]] * 2
-            # Of what two workers have one, it comes together on the host.
+            # Arrays of two workers are gathered on the host.
             assert lists_of(strategy.reduce("SUM", strategy.run(checked, args=(values,)), axis=0)) == [6]
 
     def test_what_is_assigned_between_replicas_is_on_their_devices(self):
@@ -276,16 +276,16 @@ class ReplicaLaws(StreamLaws):
 
 
 class PairLaws(ReplicaLaws):
-    """Laws of two of them."""
+    """Laws of replicas on two devices."""
 
-    # Other values each time: memory that is used again has those of the last.
+    # Use other values each time, since reused memory has the previous ones.
     @pytest.mark.parametrize(("how", "value"), [("gather", 1), ("reduce", 2), ("run", 3)])
     def test_what_the_caller_computes_on_one_is_there_on_the_other(self, how, value):
         devices = list(map(named, self.names()))
         pairs = [(device.pinned(1000), device.empty((1000,), np.uint8)) for device in devices]
         strategy = self.strategy()
         with own_streams(devices):
-            # Only the other one is late: to wait for the first one is not enough.
+            # Only the second is late, so that waiting for the first is not enough.
             pairs[0][0][:] = value
             devices[0].copy(*pairs[0], devices[0].current_stream())
             self.copied(devices[1], *pairs[1], value)
@@ -293,7 +293,7 @@ class PairLaws(ReplicaLaws):
             found = {
                 "gather": lambda: strategy.gather(targets, axis=0),
                 "reduce": lambda: strategy.reduce("MAX", targets, axis=None),
-                # Where nothing is called on the other one.
+                # Nothing is called on the other device.
                 "run": lambda: MirroredStrategy(self.names()[:1]).run(lambda x: x, args=(pairs[1][1],)),
             }[how]()
             assert np.unique(on_host(found)).tolist() == [value]
@@ -310,5 +310,5 @@ class PairLaws(ReplicaLaws):
         assert device_of(found) == named(self.names()[0])
         wanted = self.cpus().reduce(how, PerReplica(values), axis=None)
         assert on_host(found).dtype == wanted.dtype
-        # Of two there is one order, and so the same bits.
+        # Two values have only one order of summation, so the bits are equal.
         assert np.array_equal(on_host(found), wanted)

@@ -33,7 +33,7 @@ CLOSED = ("closed",)
 
 
 class Link:
-    """A connection of a consumer to a worker: what is on its way up to the worker, and down from it."""
+    """A connection of a consumer to a worker, with the messages in transit to the worker and from it."""
 
     def __init__(self, consumer: SimulatedConsumer, worker: str, number: int) -> None:
         self.consumer = consumer
@@ -41,11 +41,11 @@ class Link:
         self.worker = worker
         self.up: deque[Any] = deque([("connect",)])
         self.down: deque[Any] = deque()
-        # What the writer of either end wrote after that comes nowhere.
+        # Messages that either end writes after that are lost.
         self.is_cut = False
 
     def cut(self, num_kept: int = 0) -> None:
-        """Lose all but the first messages that are on their way."""
+        """Lose all but the first messages in transit."""
         if not self.is_cut:
             self.is_cut = True
             for queue in (self.up, self.down):
@@ -62,7 +62,7 @@ class SimulatedWorker:
         self.address = address
         self.producers = Producers(self._producer)
         self.links: dict[str, Link] = {}
-        # Of each task and attempt, how many elements were produced.
+        # By task and attempt: the number of elements that were produced.
         self.positions: dict[tuple[str, int], int] = {}
         self.commands: deque[Any] = deque()
         self.events: deque[Any] = deque([("ready",)])
@@ -142,7 +142,7 @@ class SimulatedConsumer:
         self.is_cut: set[str] = set()
         self.asked: deque[Any] = deque()
         self.told: deque[Any] = deque()
-        # What the program and timers have the event loop do.
+        # The actions that the program and timers have requested of the event loop.
         self.calls: deque[Any] = deque()
         self.taken: list[int] = []
         self.is_alive, self.is_leaving = True, False
@@ -158,9 +158,9 @@ class SimulatedConsumer:
         self.asked.append(("read_all", self.name, num_told))
 
     def take(self, most: int, *, is_ahead: bool = False) -> bool:
-        """Have the program take elements, if there are any; return whether it did anything.
+        """Let the program take elements, if there are any; return whether it did anything.
 
-        With ``is_ahead`` it is not done with those that it took before.
+        With ``is_ahead``, it has not used up those that it took before.
         """
         in_hand = [] if is_ahead else self._done_with()
         place = self.arrived.place()
@@ -174,14 +174,14 @@ class SimulatedConsumer:
         return in_hand
 
     def close(self) -> None:
-        """Have the program close its iterator."""
+        """Let the program close its iterator."""
         self._done_with()
         self.arrived.parts.clear()
         self.arrived.is_over = True
         self.calls.append(("leave",))
 
     def call(self, kind: str, *args: Any) -> None:
-        """Do in the event loop what was asked for."""
+        """Run the requested actions in the event loop."""
         if kind == "acknowledge":
             self.reading.acknowledge(*args)
         elif kind == "leave":
@@ -222,14 +222,14 @@ class SimulatedConsumer:
 
     @property
     def is_reading(self) -> bool:
-        """Whether its program goes on."""
+        """Return whether the program of the consumer continues."""
         return self.is_alive and not self.arrived.is_over
 
     @property
     def num_out(self) -> int:
-        """The elements that are on their way to it, or came and were not taken, of tasks that it reads.
+        """Return the elements of the consumer's tasks that are in transit to it, or that arrived and were not taken.
 
-        What a task has left over by others after its end comes on top of the window.
+        Elements that other consumers leave to it after the end of a task exceed the window.
         """
         places = {task: place for task, place in self.reading._tasks.items() if task not in self.reading._ended}
         here = sum(len(rows) for task, _, rows in self.arrived.parts if task in places)
@@ -240,18 +240,18 @@ class SimulatedConsumer:
 
 
 class Simulation:
-    """A dispatcher, workers, consumers, and what is on its way between them.
+    """A dispatcher, workers and consumers, and the messages in transit between them.
 
     Parameters
     ----------
     mode
-        That of the job.
+        The mode of the job.
     num_elements
-        Those of the dataset.
+        The number of elements of the dataset.
     is_leased
         Whether runs of elements are leased to workers.
     redelivers
-        What becomes of the elements of a consumer that is lost.
+        Whether the unacknowledged elements of a lost consumer go to others.
     """
 
     def __init__(
@@ -270,14 +270,14 @@ class Simulation:
         self._sent: defaultdict[str, set[str]] = defaultdict(set)
 
     def numbers_of(self, spec: Any) -> range:
-        """Return the numbers that are the elements of a task."""
+        """Return the elements of a task, which are numbers."""
         if spec.lease is not None:
             return range(*spec.lease)
         if self.options.mode is ShardingPolicy.FILE:
             return range(spec.index, self.num_elements, spec.count)
         return range(self.num_elements)
 
-    # --- what happens ---
+    # --- events ---
 
     def add_worker(self) -> None:
         """Start a worker."""
@@ -312,7 +312,7 @@ class Simulation:
                 link.down.clear()
 
     def connect(self, consumer: SimulatedConsumer, worker: str) -> Link:
-        """Return a new connection; to a worker that is gone, one that is cut."""
+        """Return a new connection; a broken one if the worker is gone."""
         link = Link(consumer, worker, next(self._names))
         self.links.append(link)
         if not self.workers[worker].is_alive:
@@ -323,7 +323,7 @@ class Simulation:
     # --- messages ---
 
     def steps(self) -> list[Any]:
-        """Return functions of which each delivers a message that is the next of its connection."""
+        """Return functions that each deliver the next message of a connection."""
         steps: list[Any] = []
         self.links = [link for link in self.links if link.up or link.down or not link.is_cut]
         for link in self.links:
@@ -389,14 +389,14 @@ class Simulation:
     # --- the end ---
 
     def finish(self) -> None:
-        """Let everything go on until all consumers are at the end, and read what others have left."""
+        """Continue until all consumers are at the end, then read the elements that others have left."""
         if not any(worker.is_alive for worker in self.workers.values()):
             self.add_worker()
         self._settle()
         left_out = [each.name for each in self.consumers.values() if each.is_reading]
         if left_out:
             raise AssertionError(f"{left_out} wait without end")
-        # There may be elements of which those that died had kept some for too long.
+        # Consumers that died may have kept some elements too long.
         self.add_consumer()
         self._settle()
 
@@ -414,7 +414,7 @@ class Simulation:
                 worker.producers.tick()
             if not self.steps():
                 return
-        raise AssertionError("it goes on without end")
+        raise AssertionError("the iteration does not end")
 
     def counts(self, *, of_living: bool) -> Counter[int]:
         """Return how often each element was taken."""

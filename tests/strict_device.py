@@ -1,7 +1,7 @@
-"""A device of arrays that have what the array API standard has, and nothing else of NumPy's.
+"""A device whose arrays have only what the array API standard requires, and nothing else of NumPy.
 
-Its streams are threads: what is copied in one is there only when that has come to it, as on a GPU, so that whoever
-does not wait for it, or uses the source for something else before, gets other values.
+Its streams are threads: as on a GPU, a copy is complete only when its stream has reached it, so code that does not wait
+for it, or reuses the source before, gets wrong values.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from daskdist.devices.borrowed import Borrowed
 from daskdist.errors import ArgumentError
 
 KIND = "STRICT"
-# Where the arrays of each device are, by its index: those of two do not go together, and only those of the first, on
-# which is too what is made without saying where, can become NumPy's by accident.
+# By index, the device of ``array_api_strict`` that holds the arrays: those of different devices cannot be combined, and
+# only those of the first, the default device, can be converted to NumPy's by accident.
 _PLACES = [array_api_strict.Device(name) for name in ("CPU_DEVICE", "device1", "device2")]
-# Bytes that arrays of the device may take, and that they do; by index.
+# By index: the bytes that arrays of the device may take, and the bytes they take.
 LIMITS: dict[int, int] = {}
 TAKEN: dict[int, int] = {}
-# Memory that was lent and came back: whoever asks for as much is lent it again at once, as it was left.
+# Returned memory, which is lent again at once to a request of the same size, with its old contents.
 _BACK: dict[tuple[int, int], list[np.ndarray[Any, Any]]] = {}
 _TOTAL = 2**30
 _lock = threading.RLock()
@@ -39,10 +39,10 @@ _current = threading.local()
 
 
 def register(num_devices: int = 2, uuids: Sequence[str] = ()) -> None:
-    """Make the kind known in this process.
+    """Register the kind of device in this process.
 
-    With ``uuids`` the process sees just those devices; without, it has some and is not said to see any, so that who
-    asks for none gets none.
+    With ``uuids``, the process sees exactly those devices; otherwise none of its devices is listed as visible, so that
+    a request without names gets none.
     """
     devices.KINDS[KIND] = ("strict_device:StrictDevice", "array_api_strict")
     StrictDevice.num_devices = len(uuids) or num_devices
@@ -56,20 +56,20 @@ def unregister() -> None:
 
 
 class StrictMemoryError(MemoryError):
-    """There is no more."""
+    """An error for exhausted memory."""
 
 
 def reads_late(array: Any, found: list[bytes], begin: Any = None, stream: Any = None) -> None:
-    """Have a stream, this thread's or another, read an array's memory later, as a GPU does, whoever has that by then.
+    """Let a stream read an array's memory later, as a GPU does, whatever uses that memory by then.
 
-    Before that it waits for ``begin``, an event.
+    The stream is this thread's if none is given. Before it reads, it waits for the event ``begin``.
     """
     memory = array._array
     address, num_bytes = memory.ctypes.data, memory.nbytes
 
     def kernel() -> None:
         if begin is not None and not begin.wait(30):
-            raise TimeoutError("nobody lets a kernel begin")
+            raise TimeoutError("a kernel was not allowed to begin")
         found.append(ctypes.string_at(address, num_bytes))
 
     (stream or StrictDevice(index=StrictDevice.index_of(array)).current_stream()).give(kernel)
@@ -91,7 +91,7 @@ class StrictEvent:
 
     def synchronize(self) -> None:
         if not self._over.wait(30):
-            raise TimeoutError("a stream does not come to an event")
+            raise TimeoutError("a stream does not reach an event")
 
     def seconds_since(self, earlier: StrictEvent) -> float:
         if not (self._is_timed and earlier._is_timed):
@@ -100,9 +100,9 @@ class StrictEvent:
 
 
 class StrictStream:
-    """A thread that copies; what is computed is computed by who asks for it, and so waits here for what it needs."""
+    """A thread that copies. Computations run in the calling thread, which waits here for their inputs."""
 
-    # Before each copy the thread waits for so long.
+    # The delay of the thread before each copy.
     delay_s = 0.0
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class StrictStream:
 
     # Set by tests: work is captured as a graph, and waiting for it is an error.
     is_capturing = False
-    # Set by tests: it was destroyed by whoever made it.
+    # Set by tests: the library that created the stream has destroyed it.
     is_destroyed = False
 
     def record(self, *, is_timed: bool = False) -> StrictEvent:
@@ -128,7 +128,7 @@ class StrictStream:
 
     def wait(self, event: Any) -> None:
         self.give(event.synchronize)
-        # Who lets go of memory computes nothing with it.
+        # Releasing memory computes nothing with it.
         if not getattr(_current, "is_letting_go", False):
             event.synchronize()
 
@@ -213,7 +213,7 @@ class StrictDevice:
         found = np.empty(shape, dtype)
         _take(self.index, found.nbytes)
         weakref.finalize(found, _given_back, self.index, found.nbytes)
-        # What was there before is not what anybody wants.
+        # Overwrite the old contents, which no caller should see.
         np.ndarray((found.nbytes,), np.uint8, found)[...] = 0xA5
         return found
 
@@ -243,7 +243,7 @@ class StrictDevice:
 
     def copy(self, source: Any, target: Any, stream: Any) -> None:
         if not self.is_pinned(source):
-            raise TypeError("only what is pinned can be copied in a stream")
+            raise TypeError("only pinned memory can be copied in a stream")
         if source.nbytes != target._array.nbytes:
             raise ArgumentError(f"{source.nbytes} bytes cannot be copied to {target._array.nbytes}")
 
@@ -261,7 +261,7 @@ class StrictDevice:
         return StrictStream()
 
     def current_stream(self) -> Any:
-        # Of each device a thread has one, as it has of GPUs.
+        # Each thread has one current stream for each device, as for GPUs.
         streams = _current.__dict__.setdefault("streams", {})
         if self.index not in streams:
             streams[self.index] = StrictStream()
@@ -306,7 +306,7 @@ class StrictDevice:
 
 
 class _Memory:
-    """Memory that is lent; when nobody has it the next who asks for as much is given it, whatever computes with it."""
+    """Memory that is lent and, once unreferenced, lent again to a request of the same size, even if still in use."""
 
     def __init__(self, index: int, num_bytes: int) -> None:
         self._key = index, num_bytes
@@ -343,5 +343,5 @@ def _given_back(index: int, num_bytes: int) -> None:
 
 
 def current_device() -> Any:
-    """The device that this thread is said to be on."""
+    """Return the current device of this thread."""
     return getattr(_current, "device", None)

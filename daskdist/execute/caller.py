@@ -79,7 +79,7 @@ class Caller(Protocol):
     bundle_chunks: int
     # True if extra calls are worth making to free memory early.
     compacts: bool
-    # True if a report costs no call of its own.
+    # True if a report needs no separate call.
     reports_freely: bool
     # True if divisible splits are divided, so that the first elements arrive soon.
     divides: bool

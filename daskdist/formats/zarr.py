@@ -40,7 +40,7 @@ from daskdist.storage.schema_check import FirstFile
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _KINDS: Final = "biufcmMSUTO"
-_ADVICE: Final = "make it numbers, times, text or bytes with map(...)"
+_ADVICE: Final = "convert it to numbers, times, text or bytes with map(...)"
 # The length of an array while it is written, which no complete array has.
 _OPEN_END: Final = 2**48
 # The names of the metadata files of arrays in v3 and in v2.
@@ -131,11 +131,11 @@ class Zarr:
 
     def _found(self, path: str, first: FirstFile | None) -> tuple[StoredArrays, dict[str, str]]:
         zarr, stamps = _library(), {}
-        with self._opened(path) as store, failures(path, "not a Zarr store, or a damaged one", (Exception,)):
+        with self._opened(path) as store, failures(path, "not a Zarr store, or damaged", (Exception,)):
             try:
                 node = zarr.open(store, mode="r")
             except FileNotFoundError:
-                raise FileError(f"{path}: not a Zarr store: there is no group and no array") from None
+                raise FileError(f"{path}: not a Zarr store: it has neither a group nor an array") from None
             if isinstance(node, zarr.Array):
                 columns = chosen(self.arrays, [LONE_NAME], path, first)
             else:
@@ -195,7 +195,7 @@ def stores(paths: Paths, storage: Storage) -> tuple[str, ...]:
         raise FileError("the list of stores is empty; give a path or URL, a glob, or a list of them")
     for path in several:
         if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentError(f"the list of stores has {path!r:.80}; give paths, URLs and globs")
+            raise ArgumentError(f"the list of stores contains {path!r:.80}; give paths, URLs and globs")
     store_paths: list[str] = []
     for path in map(os.fspath, several):
         matches = _stores_of(path, storage)
@@ -257,7 +257,7 @@ def _is_bytes(array: Any) -> bool:
 def _values(array: Any, start: int, stop: int) -> Any:
     values = np.asarray(array[start:stop])
     if len(values) != stop - start:
-        raise EOFError(f"rows {start} to {stop} were to be read, and there are {len(values)}")
+        raise EOFError(f"expected rows {start} to {stop}, but got {len(values)} rows")
     return values
 
 
@@ -306,7 +306,7 @@ class UnfinishedStore:
             The store cannot be written to.
         """
         if len(rows) > self.chunk_rows:
-            raise ArgumentError(f"part {number} of {self.path} has {len(rows)} rows, and a chunk {self.chunk_rows}")
+            raise ArgumentError(f"part {number} of {self.path} has {len(rows)} rows, but a chunk has {self.chunk_rows}")
         start = number * self.chunk_rows
         leaves = columns_of(rows)
         with failures(self.path, "cannot be written", (Exception,)), self._opened() as store:
@@ -351,7 +351,7 @@ class UnfinishedStore:
     def _check_free(self) -> None:
         fs, final = self.storage.located(self.path)
         if fs.exists(final) or fs.exists(pointer_to(final)):
-            raise FileError(f"{self.path}: there is something of that name; remove it, or write to another")
+            raise FileError(f"{self.path} exists already; remove it, or write to another path")
 
     def abandon(self) -> None:
         """Remove the unfinished store, unless it already replaced the old one."""
@@ -385,14 +385,14 @@ def _fitting(leaf: Any, array: Any, label: str, name: str) -> Any:
         fits = bool((leaf.astype(held) == leaf).all())
     if not fits or leaf.shape[1:] != array.shape[1:]:
         raise ArgumentError(
-            f"{what} is {held}{list(array.shape[1:])}, as element_spec says, and elements are "
-            f"{leaf_dtype}{list(leaf.shape[1:])}; make all of them one with map(...)"
+            f"{what} is {held}{list(array.shape[1:])} in element_spec, but elements are "
+            f"{leaf_dtype}{list(leaf.shape[1:])}; convert all of them to one with map(...)"
         )
     if leaf_dtype.kind != "O":
         return leaf
     invalid = [value for value in leaf.ravel() if not isinstance(value, bytes)]
     if invalid:
-        raise ArgumentError(f"{what} holds bytes, and a value is {invalid[0]!r:.80}; give bytes, or text")
+        raise ArgumentError(f"{what} holds bytes, but a value is {invalid[0]!r:.80}; give bytes or text")
     # Its codec takes only what it could write to.
     return leaf.copy()
 

@@ -494,7 +494,7 @@ def test_what_stays_on_the_host_is_told() -> None:
     numbers = Dataset.range(4).batch(2)
     assert describe_row_order(plan(node_of(numbers)), node_of(numbers).spec) == "rows are put in order on the devices"
     mapped = numbers.map(lambda x: x)
-    assert "on the host, because map computes" in describe_row_order(plan(node_of(mapped)), node_of(mapped).spec)
+    assert "on the host, because map then computes" in describe_row_order(plan(node_of(mapped)), node_of(mapped).spec)
 
 
 def _strategy_steps(distributed: Any) -> list[Any]:
@@ -554,8 +554,7 @@ class TestStrategies:
         mapped = _shuffled(True).map(lambda row: row["id"])
         said = strategy.distribute_dataset(mapped).explain()
         assert (
-            "shuffle_on_device: rows are put in order on the host, because map computes elements of them after that"
-            in said
+            "shuffle_on_device: rows are put in order on the host, because map then computes elements from them" in said
         )
         on_cpus = MirroredStrategy(["CPU:0"]).distribute_dataset(_shuffled(True)).explain()
         assert "shuffle_on_device: of no effect, as all replicas are on the host" in on_cpus

@@ -323,14 +323,14 @@ def test_json_that_is_not_as_the_first(tmp_path):
     many = [{"a": 1}] * 70
     assert [float(x["a"]) for x in read_webdataset(path_of({"a": 1}, {"a": 2.5}), "json")] == [1, 2.5]
     for other, reason in [
-        ({"a": 1.5}, r"sample 70 is .*'a' is 1\.5, where int64 is expected"),
+        ({"a": 1.5}, r"sample 70 is .*'a' is 1\.5, but int64 is expected"),
         ({"a": "x"}, "'a' is 'x'"),
         ({"a": True}, "'a' is True"),
         ({"a": None}, "'a' is None"),
         ({"a": 2**63}, "sample 70"),
         ({}, "it lacks 'a'"),
         ({"a": 1, "b": 2}, r"it has 'b' besides \['a'\]"),
-        ([1], r"it is \[1\], where an object is expected"),
+        ([1], r"it is \[1\], but an object is expected"),
     ]:
         path = path_of(*many, other, {"a": 3})
         with pytest.raises(errors.FileError, match=rf"{reason}.*decode=\{{'json': 'text'\}}"):
@@ -340,7 +340,9 @@ def test_json_that_is_not_as_the_first(tmp_path):
         assert iterator.stats()["num_skipped"] == 1
         assert len(list(read_webdataset(path, decode={"json": "text"}))) == 72
     for first in ({}, [{"a": 1}], [1, "x"]):
-        with pytest.raises(errors.FileError, match=r"field 'json' makes no arrays.*decode=\{'json': 'text'\}"):
+        with pytest.raises(
+            errors.FileError, match=r"field 'json' cannot be converted to arrays.*decode=\{'json': 'text'\}"
+        ):
             read_webdataset(path_of(first))
 
 
@@ -349,11 +351,13 @@ def test_arrays_of_another_dtype_or_rank(tmp_path):
         arrays = [np.zeros(3, np.float32)] * 64 + [other]
         path = save(tmp_path, [(f"{k:02d}.npy", npy(array)) for k, array in enumerate(arrays)])
         with pytest.raises(
-            errors.FileError, match=rf"'64.npy' is {said}, those of the first samples float32 of 1 axes"
+            errors.FileError, match=rf"'64.npy' is {said}, but those of the first samples are float32 with 1 axes"
         ):
             list(read_webdataset(path))
     path = save(tmp_path, [("0.npy", npy(np.zeros(1))), ("1.npy", npy(np.arange(2)))])
-    with pytest.raises(errors.FileError, match=r"the field 'npy' is float64 of 1 axes, int64 of 1 axes; have bytes by"):
+    with pytest.raises(
+        errors.FileError, match=r"the field 'npy' is float64 of 1 axes, int64 of 1 axes; get bytes with"
+    ):
         read_webdataset(path)
 
 
@@ -397,9 +401,9 @@ def test_what_stands_for_members_of_every_kind(tmp_path):
     assert (int(rows[1]["cls"]), rows[1]["txt"], rows[1]["bin"], rows[0]["never"]) == (4, "", b"", b"at all")
     assert (int(rows[1]["json"]["n"]), len(rows[1]["json"]["box"]["tags"]), len(rows[1]["npy"])) == (0, 0, 0)
     for name, value in [("cls", "x"), ("png", np.zeros((1, 3))), ("txt", 3), ("json", {"m": 1}), ("npy", b"x")]:
-        with pytest.raises(errors.ArgumentError, match=f"missing: .* cannot stand for '{name}'"):
+        with pytest.raises(errors.ArgumentError, match=f"missing: .* cannot be a value of '{name}'"):
             read_webdataset(path, [name], missing={name: value})
-    with pytest.raises(errors.ArgumentError, match=r"missing: no sample that was looked at has 'other.npy'"):
+    with pytest.raises(errors.ArgumentError, match=r"missing: none of the first samples has 'other.npy'"):
         read_webdataset(path, missing={"other.npy": 1})
 
 
@@ -416,7 +420,7 @@ def test_columns_that_are_none(tmp_path):
     path = save(tmp_path, members_of(1))
     with pytest.raises(errors.ArgumentError, match="no column 'jpg'; there are '__key__', 'png'"):
         read_webdataset(path, ["jpg"])
-    with pytest.raises(errors.ArgumentError, match="only fields of whole numbers make up an array"):
+    with pytest.raises(errors.ArgumentError, match="only integer fields can be joined in an array"):
         read_webdataset(path, {"x": ["cls", "bin"]})
     for options, said in [
         ({"image_mode": "P"}, "the mode of images is 'P'"),
@@ -431,12 +435,12 @@ def test_columns_that_are_none(tmp_path):
 def test_archives_without_samples(tmp_path):
     empty, full = save(tmp_path, [], "a.tar"), save(tmp_path, [("b.cls", b"1")], "b.tar")
     (tmp_path / "c.tar").write_bytes(b"")
-    with pytest.raises(errors.FileError, match=r"a\.tar: has no samples, which would tell"):
+    with pytest.raises(errors.FileError, match=r"a\.tar: has no samples to infer the fields"):
         read_webdataset(empty)
     assert [int(row["cls"]) for row in read_webdataset([empty, full])] == [1]
     assert [int(cls) for cls in read_webdataset([empty, full], "cls")] == [1]
     assert [int(row["cls"]) for row in read_webdataset([full, empty])] == [1]
-    with pytest.raises(errors.FileError, match=r"c\.tar: has 0 bytes, and an archive"):
+    with pytest.raises(errors.FileError, match=r"c\.tar: has 0 bytes; an archive"):
         list(read_webdataset([full, tmp_path / "c.tar"]))
 
 
@@ -594,7 +598,7 @@ def test_keys_that_are_made(tmp_path):
 @pytest.mark.parametrize(
     ("element", "why"),
     [
-        ((np.zeros(2), 1), "an element is .*map it to one first"),
+        ((np.zeros(2), 1), "an element is .*map it to a dict first"),
         ({"x": np.zeros(2, np.float32)}, "'x' .* a field of that name is bytes; call it 'x.npy'"),
         ({"x": np.int64(1)}, "call it 'x.cls'"),
         ({"x": "text"}, "call it 'x.txt'"),
@@ -604,8 +608,8 @@ def test_keys_that_are_made(tmp_path):
         ({"png": np.zeros((2, 2, 3), np.float32)}, "an image is uint8 of shape"),
         ({"jpg": np.zeros((2, 2, 4), np.uint8)}, "such an image has 1 or 3 channels"),
         ({"gif": np.zeros((2, 2, 3), np.uint8)}, "which can be written as png, .*call it 'gif.png'"),
-        ({"a/b": b""}, "'a/b' cannot end the name of a member"),
-        ({"PNG": b""}, "'PNG' cannot end the name of a member"),
+        ({"a/b": b""}, "'a/b' is not a file extension"),
+        ({"PNG": b""}, "'PNG' is not a file extension"),
         ({"__key__": 1, "cls": 1}, "'__key__' is .*keys are text"),
         ({"__key__": "a"}, "no fields besides its key"),
         ({"npy": "a"}, "a field of that name is an array of numbers; call it 'npy.txt'"),
@@ -619,11 +623,11 @@ def test_elements_that_are_no_samples(element, why):
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        (["a", "a"], "row 1 has the key 'a', which is none: another row has it too"),
-        (["a.b", "c"], r"row 0 has the key 'a\.b', which is none: it is empty after the last slash, has a dot"),
-        (["", "c"], "row 0 has the key '', which is none"),
+        (["a", "a"], "row 1 has the invalid key 'a': another row has the same key"),
+        (["a.b", "c"], r"row 0 has the invalid key 'a\.b': it is empty or has a dot after the last slash"),
+        (["", "c"], "row 0 has the invalid key ''"),
         (["/a", "c"], "row 0 .*absolute"),
-        (["a/../../b", "c"], "row 0 .*leads out"),
+        (["a/../../b", "c"], "row 0 .*points outside"),
     ],
 )
 def test_keys_that_are_none(tmp_path, keys, why):

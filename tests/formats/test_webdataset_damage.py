@@ -34,10 +34,10 @@ def link(name, kind=tarfile.SYMTYPE, target="/etc/passwd"):
         ("\\x.cls", "has an absolute name"),
         ("C:/x.cls", "has an absolute name"),
         ("c:x.cls", "has an absolute name"),
-        ("../x.cls", "leads out of the archive"),
-        ("a/../../x.cls", "leads out of the archive"),
-        ("a\\..\\x.cls", "leads out of the archive"),
-        ("..", "leads out of the archive"),
+        ("../x.cls", "points outside the archive"),
+        ("a/../../x.cls", "points outside the archive"),
+        ("a\\..\\x.cls", "points outside the archive"),
+        ("..", "points outside the archive"),
         ("/README", "has an absolute name"),
         (link("x.cls"), "is a symbolic link"),
         (link("x.cls", tarfile.LNKTYPE), "is a hard link"),
@@ -65,9 +65,9 @@ def test_hostile_members(tmp_path, name, why):
 
 def test_names_that_headers_of_their_own_hold(tmp_path):
     for name, why in [
-        ("a\0b.cls", "with a NUL in it"),
+        ("a\0b.cls", "that contains a NUL"),
         ("b\udcff.cls", "that is not UTF-8"),
-        ("x/../y.cls", "leads out"),
+        ("x/../y.cls", "points outside"),
     ]:
         plain = tarfile.TarInfo("plain.cls")
         plain.pax_headers = {"path": name}
@@ -85,7 +85,7 @@ def test_sparse_members_and_two_of_one_field(tmp_path):
         list(read_webdataset(path))
     assert [int(cls) for cls in read_webdataset(path, "cls").ignore_errors()] == [1, 2]
     path = save(tmp_path, [("c.cls", b"4"), ("c.CLS", b"5")])
-    with pytest.raises(errors.FileError, match=r"the member 'c.CLS' is the second for the field 'cls'"):
+    with pytest.raises(errors.FileError, match=r"the member 'c.CLS' is a second one for the field 'cls'"):
         read_webdataset(path)
 
 
@@ -98,13 +98,13 @@ def test_a_damaged_header_costs_its_sample(tmp_path, split_bytes):
     Path(path).write_bytes(content)
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
         ds = read_webdataset(path)
-        with pytest.raises(errors.FileError, match=r"its checksum does not fit|has no field 'bin'"):
+        with pytest.raises(errors.FileError, match=r"the checksum does not match|has no field 'bin'"):
             list(ds)
         iterator = iter(ds.ignore_errors())
         assert [row["__key__"] for row in iterator] == ["0", "1", "2", "4", "5"]
         assert iterator.stats()["num_skipped"] >= 2
         first = next(split for split in node_of(ds).splits() if split.payload.range.stop > at)
-        with pytest.raises(errors.FileError, match=f"at byte {at}: there is no header of a member|lacks|has no field"):
+        with pytest.raises(errors.FileError, match=f"at byte {at}: a member has no valid header|lacks|has no field"):
             node_of(ds).format.read(first)
 
 
@@ -118,7 +118,7 @@ def test_an_archive_cut_short(tmp_path, cut, split_bytes):
     num_whole = len(whole[:cut]) // (2 * 1536)
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
         if not num_whole:
-            with pytest.raises(errors.FileError, match=r"a\.tar: not a tar archive, or one that is damaged"):
+            with pytest.raises(errors.FileError, match=r"a\.tar: not a tar archive, or damaged"):
                 read_webdataset(path)
             return
         ds = read_webdataset(path)
@@ -147,7 +147,7 @@ def test_a_compressed_archive_cut_short(tmp_path, compress):
 
 def test_what_is_no_archive(tmp_path):
     (tmp_path / "a.tar").write_text("words " * 1000)
-    with pytest.raises(errors.FileError, match=r"a\.tar: not a tar archive, or one that is damaged.*checksum"):
+    with pytest.raises(errors.FileError, match=r"a\.tar: not a tar archive, or damaged.*checksum"):
         read_webdataset(tmp_path / "a.tar")
     (tmp_path / "b.tgz").write_bytes(gzip.compress(archive([("a.cls", b"1")]))[:-20] + b"garbage")
     with pytest.raises(errors.FileError, match=r"b\.tgz"):

@@ -445,6 +445,6 @@ def of_default_client() -> Submit | None:
     if client.asynchronous or client.status != "running":
         return None
     workers = LiveWorkers(tuple(client.nthreads()))
-    # Nobody has tried whether workers can be reached from here.
+    # It is unknown whether workers can be connected to directly from here.
     workers.is_direct = False
     return Submit(client, workers) if workers.present else None

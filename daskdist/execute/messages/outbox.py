@@ -58,7 +58,7 @@ class Outbox:
         self._is_idle = False
         # A second descriptor, so that a thread that sends never has one that the event loop has closed meanwhile.
         self._socket: socket.socket | None = None
-        # What `kick` leaves to the writer: the rest of a batch, or an error to be raised.
+        # Left by `kick` to the writer: the rest of a batch, or an error to be raised.
         self._rest: list[Any] = []
         self._error: Exception | None = None
         # Bytes of large values added so far, and bytes written so far. Each counter is changed by one thread at a time.
@@ -110,7 +110,7 @@ class Outbox:
         return not self._rest and self._error is None and not self.num_bytes
 
     def _next_parts(self) -> list[Any]:
-        # What is to be written: pieces of memory, or one message of Dask's.
+        # Return the next data to write: pieces of memory, or one Dask message.
         messages = [self._messages.popleft() for _ in range(len(self._messages))]
         pickled, buffers = _pickled(messages, self._comm)
         if not self._is_framed:
@@ -210,7 +210,7 @@ class BatchReader:
             await stream.read_into(taken[num_there:])
             return taken
         while len(buffer) < num_bytes:
-            # Whatever there is: tornado registers the stream anew with the event loop if part of it is left there.
+            # Read all available bytes: if some were left, tornado would register the stream with the event loop again.
             buffer += await stream.read_bytes(_READ_BYTES, partial=True)
         first = buffer[:num_bytes]
         del buffer[:num_bytes]
@@ -220,8 +220,8 @@ class BatchReader:
 def can_be_framed(comm: Comm) -> bool:
     """Return whether batches can be written straight to the stream of a comm, as they can with TCP and TLS.
 
-    That takes half the time of a message of Dask's. It is possible where the other end can do it too and nothing
-    between the two, such as a relay, reads the messages.
+    This takes half the time of a Dask message. It requires that the other end supports it and that nothing in between,
+    such as a relay, reads the messages.
     """
     return getattr(comm, "stream", None) is not None
 
@@ -240,7 +240,7 @@ def _second_socket(comm: Comm) -> socket.socket | None:
 
 
 def _sent_now(sock: socket.socket, data: bytes) -> int:
-    # How many bytes the operating system took.
+    # Return the number of bytes that the operating system accepted.
     try:
         return sock.send(data)
     except BlockingIOError:

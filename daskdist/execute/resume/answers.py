@@ -16,9 +16,10 @@ import numpy as np
 from daskdist.core.primitive import Epoch
 from daskdist.execute.resume.packing import is_plain
 
-# The path from the end of a pipeline to a primitive: the numbers of inputs, and keys of what arrangements opened.
+# The path from the end of a pipeline to a primitive: the numbers of inputs, and the keys of streams that arrangements
+# opened.
 Path = tuple[Any, ...]
-# Where a log belongs: the primitive's path, the pass, and how many logs of both there were before.
+# The key of a log: the primitive's path, the pass, and the number of earlier logs with both.
 LogKey = tuple[Path, Epoch, int]
 
 # In place of a number of rows: the block has failed elements, and is made again to learn which.
@@ -28,7 +29,7 @@ RAISED: Final = -1
 # Facts of up to so many bytes per element are recorded. Larger ones are asked for again.
 _MOST_FACT_BYTES: Final = 64
 _SMALL_FACT_BYTES: Final = 1024
-# Of the values carried through a chain, the most to keep; of the last ones none is left out.
+# The largest number of values carried through a chain to keep; none of the last ones is left out.
 _MOST_CARRIED: Final = 32
 _MOST_MARKS: Final = 32
 
@@ -71,7 +72,7 @@ class AnswerLog:
         self.carried: dict[int, Any] = {}
         self.values: list[Any] = []
         self.marks: list[tuple[int, Any]] = []
-        # How many lengths were recorded.
+        # The number of recorded lengths.
         self.num_lengths = 0
 
     def __len__(self) -> int:
@@ -170,7 +171,7 @@ class Answers:
             if its_path[: len(path)] != path or len(its_path) <= len(path) or self.logs[key].order:
                 # Blocks in the order in which they were done do not come in that order again.
                 return False
-            # Within what an arrangement opened by itself, the pass is told by the first such step.
+            # In a stream that an arrangement opened, the first such step has the pass.
             inner = next((step.epoch for step in its_path[len(path) :] if isinstance(step, PathKey)), its_epoch)
             return inner[: len(epoch)] == epoch and len(inner) > len(epoch) and inner[len(epoch)] < num_passes
 

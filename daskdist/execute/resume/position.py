@@ -58,7 +58,7 @@ class StreamPosition:
 
 
 def _value_of(handle: Any, caller: Caller) -> Any:
-    # Values that are not there yet, or cost a call to get, are computed again from one before.
+    # Values that are not available yet, or need a call to fetch, are recomputed from an earlier one.
     if isinstance(handle, Known):
         return handle.value
     if isinstance(handle, Deferred) and not handle.is_made:
@@ -71,7 +71,7 @@ def _value_of(handle: Any, caller: Caller) -> Any:
 
 @dataclass(frozen=True)
 class PipelineIdentity:
-    """What tells a pipeline from others.
+    """The identity of a pipeline, by which a position recognises it.
 
     Parameters
     ----------

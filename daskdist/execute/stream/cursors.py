@@ -265,7 +265,7 @@ class ReadCursor(BlockCursor):
         return ref
 
     def _is_known(self, split: Split) -> bool:
-        # Whether how the split is cut, and how many rows there are, matters to nobody or is known without reading.
+        # Return whether the cuts and the number of rows of a split are known without reading it, or do not matter.
         return self.in_order and self.factor is not None and split.num_rows is not None
 
     def _pass_to(self, split: Split, stop: int | None) -> None:

@@ -63,7 +63,7 @@ class Interpreter(StreamRuntime):
             if self._advance is None or isinstance(cursor, SkippingCursor):
                 return cursor
             if hasattr(cursor, "resume") and self._advance.is_half_way:
-                # Before it comes to its end, and keeps what it did not see all of.
+                # Call this before the cursor reaches its end, where it would keep elements of which it saw only some.
                 cursor.resume(is_trial=self._advance.is_trial)
             return SkippingCursor(cursor, is_exact=self._advance.is_exact)
 
@@ -91,7 +91,7 @@ class Interpreter(StreamRuntime):
         num_elements, num_errors
             The number of elements, and of errors, that are behind.
         is_exact
-            Whether errors were raised in what the stream is made of.
+            Whether errors were raised in parts of the stream.
         is_trial
             Whether only the arithmetic is wanted: no call is made, and nothing outside of the stream changes.
 
@@ -146,7 +146,7 @@ class Interpreter(StreamRuntime):
 
 @dataclass
 class _Advance:
-    # How a stream is being advanced; and the repetitions that are behind, as `Answers.drop` takes them.
+    # The way in which a stream is advanced, and the repetitions that were passed, as in `Answers.drop`.
     is_exact: bool
     is_half_way: bool
     is_trial: bool

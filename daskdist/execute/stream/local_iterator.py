@@ -168,9 +168,9 @@ class ElementIterator(Iterator[Any]):
         Returns
         -------
         dict
-            A version, what the pipeline is, the number of elements, and bytes: what `Checkpoint` takes, without any
+            A version, the identity of the pipeline, the number of elements, and bytes, for `Checkpoint`, without any
             pickled object. It has no data of the elements, except the value that ``scan`` carries over and what
-            operations such as ``unique`` and ``group_by_window`` go by.
+            operations such as ``unique`` and ``group_by_window`` keep.
 
         Raises
         ------

@@ -109,7 +109,7 @@ class StreamRuntime:
         # The number of elements left out because reading or computing them failed, in total and by file.
         self.num_skipped = 0
         self.skipped_of: Counter[str] = Counter()
-        # What calls have told about the order of elements, for positions.
+        # Answers of calls about the order of elements, which positions need.
         self.answers = Answers()
         self._turns = cycle(workers)
         self._readers: WeakSet[RowReader] = WeakSet()

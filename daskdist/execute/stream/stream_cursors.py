@@ -35,8 +35,8 @@ _MOST_AT_FIRST = 64
 class StreamCursor(BlockCursor):
     """A cursor over a stream that runs in this process; each block has the elements available when it was requested.
 
-    Its log has the number of elements so far, and whether these are all. If the stream is opened again, it runs again
-    from its start once one of those elements is needed, or a later one.
+    Its log has the number of elements so far, and whether these are all. A stream that is opened again runs from its
+    start as soon as one of those elements or a later one is needed.
     """
 
     def __init__(self, runtime: StreamRuntime, stream: Stream, path: Path, epoch: Epoch) -> None:

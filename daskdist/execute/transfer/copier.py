@@ -129,7 +129,7 @@ class Channel:
         # Make a writer wait for the work that a consumer has so far.
         try:
             event = consumer.record()
-        # The stream was destroyed by the library that it is of, which each reports by an error of its own.
+        # The library that owns the stream destroyed it; each library raises a different error for that.
         except Exception:
             logger.warning("a stream of %s was destroyed while its memory was in use", name_of(self._device))
             self._device.synchronize()

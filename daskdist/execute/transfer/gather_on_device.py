@@ -501,7 +501,7 @@ def device_gathers(devices: Sequence[Device | None], primitive: Primitive) -> li
 def describe_row_order(primitive: Primitive, spec: ElementSpec) -> str:
     """Return the line of a plan that says which leaves are put in order on devices."""
     if not isinstance(primitive, Arrange):
-        return f"rows are put in order on the host, because {primitive.name} computes elements of them after that"
+        return f"rows are put in order on the host, because {primitive.name} then computes elements from them"
     paths = [
         path or "(the element)"
         for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True)

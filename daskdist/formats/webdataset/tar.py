@@ -134,7 +134,7 @@ def samples_of(data: bytes) -> list[Sample]:
             samples.append(current)
         current.end = step.end
         if name in current.members or name == KEY:
-            refused = refused or f"the member {step.name!r} is the second for the field {name!r}"
+            refused = refused or f"the member {step.name!r} is a second one for the field {name!r}"
         current.broken = current.broken or refused
         current.members[name] = step
     return samples
@@ -161,13 +161,13 @@ def why_refused(step: TarEntry) -> str:
     if name.startswith(("/", "\\")) or _DRIVE.match(name):
         why = "has an absolute name"
     elif ".." in re.split(r"[/\\]", name):
-        why = "has a name that leads out of the archive"
+        why = "has a name that points outside the archive"
     elif "\0" in name:
-        why = "has a name with a NUL in it"
+        why = "has a name that contains a NUL"
     elif not _is_text(name):
         why = "has a name that is not UTF-8"
     elif step.kind == _SPARSE:
-        why = "is a sparse file; write it whole"
+        why = "is a sparse file; write it as a plain file"
     elif step.kind != _DIRECTORY and step.kind not in _FILES:
         why = f"is {_EMPTY.get(step.kind) or f'of the type {step.kind!r}'}; only plain files are read"
     return f"the member {name!r} {why}" if why else ""
@@ -176,7 +176,7 @@ def why_refused(step: TarEntry) -> str:
 def why_no_key(key: str) -> str:
     """Return why a key is invalid; empty if it is valid."""
     if parts_of(f"{key}.x") != (key, "x"):
-        return "it is empty after the last slash, has a dot there, or begins with a folder named __...__"
+        return "it is empty or has a dot after the last slash, or begins with a folder named __...__"
     return why_refused(TarEntry(0, 0, f"{key}.x", "0"))
 
 
@@ -203,11 +203,11 @@ def _boundary(read: Read, at: int, at_least: int, num_bytes: int, *, is_end: boo
     if not is_end:
         return None
     if end > num_bytes:
-        raise BrokenRecord(record, f"the member {name!r} goes on for {end - num_bytes} bytes after the end of the file")
+        raise BrokenRecord(record, f"the member {name!r} extends {end - num_bytes} bytes beyond the end of the file")
     if end < num_bytes and not (was_zeros and not read(end, num_bytes).strip(b"\0")):
         raise BrokenRecord(end, f"the header of a member is cut off after {num_bytes - end} bytes")
     if not was_zeros:
-        raise BrokenRecord(num_bytes, "the file ends without the zeros that end an archive: it was cut short")
+        raise BrokenRecord(num_bytes, "the file is cut short: it lacks the zeros at the end of an archive")
     return num_bytes
 
 
@@ -256,14 +256,14 @@ def _step(read: Read, begin: int) -> TarEntry | None:
             return TarEntry(begin, at + _BLOCK)
         header = _header(block)
         if header is None:
-            what = "extended headers have no member after them" if at > begin else "there is no header of a member"
-            return TarEntry(begin, at + _BLOCK, broken=f"{what}: its checksum does not fit")
+            what = "extended headers are not followed by a member" if at > begin else "a member has no valid header"
+            return TarEntry(begin, at + _BLOCK, broken=f"{what}: the checksum does not match")
         said, length, typeflag = header
         start = at + _BLOCK
         if typeflag not in _PAX + _PAX_OF_ALL + _LONG_NAME + _LONG_LINK:
             break
         if length > _MOST_EXTENDED:
-            return TarEntry(begin, start, broken=f"an extended header says that it has {length} bytes")
+            return TarEntry(begin, start, broken=f"an extended header has an invalid length of {length} bytes")
         content = read(start, start + length)
         if len(content) < length:
             return None
@@ -273,7 +273,7 @@ def _step(read: Read, begin: int) -> TarEntry | None:
         elif typeflag != _LONG_LINK:
             records = _records(content)
             if records is None or (typeflag == _PAX_OF_ALL and not records.keys().isdisjoint(("path", "size"))):
-                return TarEntry(begin, at, broken="an extended header is not as those are")
+                return TarEntry(begin, at, broken="an extended header is malformed")
             if typeflag == _PAX_OF_ALL:
                 continue
             name = records.get("path", name)

@@ -108,22 +108,22 @@ class WebDataset:
             named = [] if self.columns is None else optree.tree_leaves(self.columns)
             if not named or any(name != KEY and decoding.spec(name) is None for name in named if isinstance(name, str)):
                 raise FileError(
-                    f"{path}: has no samples, which would tell what fields an element has; leave it out, or name "
-                    "those that are wanted, json and npy not among them, by columns=[...]"
+                    f"{path}: has no samples to infer the fields of an element from; leave the file out, or name the "
+                    "fields, other than json and npy ones, with columns=[...]"
                 )
             known = [name for name in named if isinstance(name, str)]
         for name in self.missing or ():
             if name not in members and decoding.spec(name) is None:
-                raise ArgumentError(f"missing: no sample that was looked at has {name!r}; there are {members}")
+                raise ArgumentError(f"missing: none of the first samples has {name!r}; they have {members}")
         try:
             columns = Columns.of(self.columns, known)
         except ArgumentError as error:
             if is_sound:
                 raise
-            raise FileError(f"{path}: damaged or cut short: {error}, in what can be read of it") from None
+            raise FileError(f"{path}: damaged or cut short: {error}, in the readable part") from None
         for leaf in columns.leaves:
             if isinstance(leaf, tuple) and any(name == KEY or decoding.kind(name) != "int" for name in leaf):
-                raise ArgumentError(f"columns: {list(leaf)}: only fields of whole numbers make up an array together")
+                raise ArgumentError(f"columns: {list(leaf)}: only integer fields can be joined in an array")
         if any(name != KEY and decoding.kind(name) == "image" for name in columns.names):
             pillow()
         specs = {name: self._field_spec(name, samples, path) for name in columns.names}
@@ -136,7 +136,7 @@ class WebDataset:
         has_images = any(name != KEY and decoding.kind(name) == "image" for name in names)
         listed = self._ranges.list(path, file, _GROWTH if has_images else 1)
         if not listed:
-            raise FileError(f"{path}: has 0 bytes, and an archive at least 1024, zeros where it has no members")
+            raise FileError(f"{path}: has 0 bytes; an archive without members has at least 1024 zeros")
         return [replace(split, payload=WebDatasetSplit(split.payload, first.spec)) for split in listed]
 
     def read(self, split: Split) -> Block | Bundle:
@@ -169,23 +169,23 @@ class WebDataset:
         element = spec.packed
         if not isinstance(element, dict):
             raise ArgumentError(
-                f"an element is {element}, and a sample a dict by the ends of names: "
-                'map it to one first, {"png": image, "cls": label}'
+                f"an element is {element}, but a sample is a dict whose keys are file extensions: "
+                'map it to a dict first, such as {"png": image, "cls": label}'
             )
         decoding = self._decoding()
         for name, nest in element.items():
             leaves, structure = Structure.of(nest)
             here = ElementSpec(structure, leaves)
             if name == KEY:
-                why = "" if here == _KEY_SPEC else f"is {here.packed}, and keys are text"
+                why = "" if here == _KEY_SPEC else f"is {here.packed}, but keys are text"
             elif not isinstance(name, str) or parts_of(f"0.{name}") != ("0", name):
-                why = "cannot end the name of a member; give small letters without a slash"
+                why = "is not a file extension; give lower-case letters without a slash"
             else:
                 why = decoding.why_not(name, here)
             if why:
                 raise ArgumentError(f"the field {name!r} {why}")
         if not element.keys() - {KEY}:
-            raise ArgumentError("an element has no fields besides its key, and a sample has one member or more")
+            raise ArgumentError("an element has no fields besides its key, but a sample needs at least one member")
 
     def write(self, rows: Rows, file: IO[bytes]) -> None:
         decoding, keys = self._decoding(), set()
@@ -195,9 +195,9 @@ class WebDataset:
                     name: _encoded(decoding, name, value, number) for name, value in element.items() if name != KEY
                 }
                 key = str(element[KEY]) if KEY in element else _key_of(number, members)
-                why = why_no_key(key) or ("another row has it too" if key in keys else "")
+                why = why_no_key(key) or ("another row has the same key" if key in keys else "")
                 if why:
-                    raise ArgumentError(f"row {number} has the key {key!r}, which is none: {why}")
+                    raise ArgumentError(f"row {number} has the invalid key {key!r}: {why}")
                 keys.add(key)
                 for name, content in members.items():
                     member = tarfile.TarInfo(f"{key}.{name}")
@@ -232,7 +232,7 @@ class WebDataset:
             is_sound = len(sound) == len(whole) and not (is_all and data[-_END_BYTES:].strip(b"\0"))
             return sound[:_MOST_SAMPLES], is_sound
         why = whole[0].broken if whole else f"it has {len(data)} bytes"
-        raise FileError(f"{path}: not a tar archive, or one that is damaged or cut short: {why}")
+        raise FileError(f"{path}: not a tar archive, or damaged or cut short: {why}")
 
     def _field_spec(self, name: str, samples: list[tuple[Sample, bytes]], path: str) -> ElementSpec:
         if name == KEY:
@@ -269,7 +269,7 @@ class WebDataset:
                 return value
             (leaf,) = spec.conform(value)
         except (ArgumentError, FileError, ValueError, TypeError) as error:
-            raise ArgumentError(f"missing: {value!r:.80} cannot stand for {name!r}: {error}") from None
+            raise ArgumentError(f"missing: {value!r:.80} cannot be a value of {name!r}: {error}") from None
         return leaf if kind in ("image", "npy") else leaf[()]
 
 
@@ -310,8 +310,8 @@ class _Reading:
             for name in sample.members:
                 if name not in self._specs:
                     raise FileError(
-                        f"{where}: has a field {name!r}, which the first samples of the first file have not; "
-                        f"name the fields that are wanted by columns=[...], of {sorted(self._specs)}"
+                        f"{where}: has a field {name!r}, which the first samples of the first file do not have; "
+                        f"select fields with columns=[...], of {sorted(self._specs)}"
                     )
         return {name: self._value(sample, name, where) for name in self._specs}
 
@@ -323,8 +323,8 @@ class _Reading:
             if name in self._stand_ins:
                 return self._stand_ins[name]
             raise FileError(
-                f"{where}: has no field {name!r}, only {sorted(sample.members)}; say what stands for it by "
-                f"missing={{{name!r}: ...}}, or leave the field out by columns=[...]"
+                f"{where}: has no field {name!r}, only {sorted(sample.members)}; give a value for it with "
+                f"missing={{{name!r}: ...}}, or leave the field out with columns=[...]"
             )
         try:
             value = self._decoding.decode(name, self._piece.data[member.start : member.stop])
@@ -336,8 +336,8 @@ class _Reading:
             spec = self._specs[name].leaves[0]
             if value.dtype != spec.dtype or value.ndim != len(spec.shape):
                 raise FileError(
-                    f"{where}: the array {member.name!r} is {value.dtype}{list(value.shape)}, those of the first "
-                    f"samples {spec.dtype} of {len(spec.shape)} axes; {_as_bytes(name)}"
+                    f"{where}: the array {member.name!r} is {value.dtype}{list(value.shape)}, but those of the first "
+                    f"samples are {spec.dtype} with {len(spec.shape)} axes; {_as_bytes(name)}"
                 )
         return value
 
@@ -380,7 +380,7 @@ class _Reading:
                     _leaves_of_json([value], spec)
                 except Exception as error:
                     raise FileError(
-                        f"{self.label}: the field {name!r} of its sample {number} is {value!r:.200}, and not as "
+                        f"{self.label}: the field {name!r} of sample {number} is {value!r:.200}, which does not match "
                         f"those of the first samples, {spec.packed}: {error}; {_as_text(name)}"
                     ) from error
             raise FileError(f"{self.label}: the field {name!r}: {whole}; {_as_text(name)}") from whole
@@ -404,11 +404,11 @@ def _unreadable(label: str, key: str, member: str | None, begin: int, error: Exc
 
 
 def _as_bytes(name: str) -> str:
-    return f"have bytes by decode={{{name!r}: 'raw'}}, or leave the field out by columns=[...]"
+    return f"get bytes with decode={{{name!r}: 'raw'}}, or leave the field out with columns=[...]"
 
 
 def _as_text(name: str) -> str:
-    return f"have text by decode={{{name!r}: 'text'}}, or leave the field out by columns=[...]"
+    return f"get text with decode={{{name!r}: 'text'}}, or leave the field out with columns=[...]"
 
 
 def _encoded(decoding: Decoding, name: str, value: Any, number: int) -> bytes:
@@ -436,7 +436,7 @@ def _spec_of_json(values: Sequence[Any], where: str, name: str) -> ElementSpec:
         return spec_of(pa.array(values).type, where)
     except (FileError, ValueError, TypeError, OverflowError, RecursionError) as error:
         reason = str(error).removeprefix(f"{where} ")
-        raise FileError(f"{where} makes no arrays: {reason}; {_as_text(name)}") from error
+        raise FileError(f"{where} cannot be converted to arrays: {reason}; {_as_text(name)}") from error
 
 
 def _leaves_of_json(values: Sequence[Any], spec: ElementSpec) -> list[Any]:
@@ -451,7 +451,7 @@ def _refuse_others(value: Any, packed: Any, rank: int, name: str) -> None:
     # Refuse values that Arrow would silently round or leave out.
     if isinstance(packed, dict):
         if not isinstance(value, dict):
-            raise ValueError(f"{name} is {value!r:.60}, where an object is expected")
+            raise ValueError(f"{name} is {value!r:.60}, but an object is expected")
         for key in packed:
             if key not in value:
                 raise ValueError(f"{name} lacks {key!r}")
@@ -461,11 +461,11 @@ def _refuse_others(value: Any, packed: Any, rank: int, name: str) -> None:
             _refuse_others(item, packed[key], len(getattr(packed[key], "shape", ())), repr(key))
     elif rank:
         if not isinstance(value, list):
-            raise ValueError(f"{name} is {value!r:.60}, where a list is expected")
+            raise ValueError(f"{name} is {value!r:.60}, but a list is expected")
         for item in value:
             _refuse_others(item, packed, rank - 1, f"a value in {name}")
     elif not _FITS[packed.dtype.kind](value):
-        raise ValueError(f"{name} is {value!r:.60}, where {packed.dtype} is expected")
+        raise ValueError(f"{name} is {value!r:.60}, but {packed.dtype} is expected")
 
 
 # Kind of a dtype -> whether it can hold a JSON value.
