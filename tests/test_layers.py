@@ -380,6 +380,8 @@ ROOMS_WITH_PLAIN_NAMES = (
     "service/",
     "sharding/",
     "storage/",
+    "strategy/reduce/",
+    "strategy/values/",
     "tables/",
     "tensorflow/",
     "testing/",

@@ -453,7 +453,7 @@ def gathered(x, axis):
         (
             lambda k: np.ones((k + 1, 4 if k else 3)),
             0,
-            r"all_gather\(axis=0\): what replicas give differs in shape: replica 0 gives \(1, 3\), replica 1 gives "
+            r"all_gather\(axis=0\): values of replicas differ in shape: replica 0 gives \(1, 3\), replica 1 gives "
             r"\(2, 4\); they may differ along axis 0 only",
         ),
         (
@@ -464,7 +464,7 @@ def gathered(x, axis):
         (
             lambda k: np.ones((2,) * (1 + (k > 0))),
             0,
-            r"all_gather\(axis=0\): what replicas give differs in .* shape: replica 0 gives \(2,\), replica \d gives "
+            r"all_gather\(axis=0\): values of replicas differ in .* shape: replica 0 gives \(2,\), replica \d gives "
             r"\(2, 2\)",
         ),
         (float, 0, r"all_gather\(axis=0\): replica 0 gives .*0.0.*, a scalar, which has no axis 0; give x\[None\]"),

@@ -177,7 +177,7 @@ def test_a_number_comes_of_it():
 def test_no_rows_at_all(op):
     values = [np.zeros((0, 2), np.float32), np.zeros((0, 2), np.float32)]
     if op in ("MIN", "MAX"):
-        with pytest.raises(errors.ArgumentError, match=f"no replica has a row along axis 0, and {op} of none"):
+        with pytest.raises(errors.ArgumentError, match=f"no replica has a row along axis 0, and {op} of no rows"):
             both(op, values, 0)
         return
     found, wanted = both(op, values, 0)
@@ -259,7 +259,7 @@ def test_a_reduction_of_ones_own_is_given_arrays_of_the_device():
     ("op", "values", "axis", "words"),
     [
         ("MIN", [np.ones(2), np.ones(3)], None, "shapes differ over the replicas: \\(2,\\), \\(3,\\)"),
-        ("SUM", [np.ones((2, 2)), np.ones((2, 3))], 0, "once reduced along axis 0, the values' shapes differ"),
+        ("SUM", [np.ones((2, 2)), np.ones((2, 3))], 0, "after the reduction along axis 0, the values' shapes differ"),
         ("SUM", [np.ones(2), np.ones(2)], 1, "axis 1 of a value of shape \\(2,\\)"),
         ("SUM", [np.ones((2, 2))] * 2, (0, -2), "names an axis twice"),
     ],

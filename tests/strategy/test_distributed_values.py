@@ -147,7 +147,11 @@ def test_a_plain_value_is_gathered_as_it_is(strategy):
         (arrays([1], [2]), None, "axis is None; give a whole number"),
         (arrays(np.ones((1, 2)), np.ones((1, 3))), 0, r"0 gives \(1, 2\), replica 1 gives \(1, 3\); they may"),
         (arrays([1], [[2]]), 0, r"replica 0 gives \(1,\), replica 1 gives \(1, 1\)"),
-        (PerReplica([Ragged(np.arange(1), [0, 1])] * 2), 1, "rows of different lengths are put together along axis 0"),
+        (
+            PerReplica([Ragged(np.arange(1), [0, 1])] * 2),
+            1,
+            "rows of different lengths can only be concatenated along axis 0",
+        ),
         (arrays([1], np.array(["2020"], "datetime64[D]")), 0, "int64, datetime64.* do not go together"),
         (arrays([1], [2], [3]), 0, "of 3 values meets a strategy of 2 replicas"),
     ],

@@ -86,7 +86,7 @@ def test_it_is_what_numpy_gives_for_all_rows(case):
     try:
         expected = together(op, values, axis)
     except ValueError:
-        with pytest.raises(errors.ArgumentError, match=rf"no replica has a row.*{op} of none"):
+        with pytest.raises(errors.ArgumentError, match=rf"no replica has a row.*{op} of no rows"):
             mirrored(len(values)).reduce(op, PerReplica(values), axis=axis)
         return
     found = mirrored(len(values)).reduce(op, PerReplica(values), axis=axis)
@@ -218,7 +218,7 @@ def test_rows_of_different_lengths(strategy):
     (both,) = strategy.local_results(strategy.reduce(lambda a, b: Ragged.concat([a, b]), pieces, axis=None))
     assert [row.tolist() for row in both] == [[1, 2], [3], [4]]
     for op, axis in [("SUM", 0), ("MAX", None), (np.logaddexp, 0), (max, 0)]:
-        with pytest.raises(errors.ArgumentError, match=r"rows of different lengths; reduce what is in them.*rows\.val"):
+        with pytest.raises(errors.ArgumentError, match=r"rows of different lengths; reduce its flat values.*rows\.val"):
             np.asarray(strategy.reduce(op, pieces, axis=axis))
     assert int(strategy.reduce("SUM", strategy.run(lambda rows: rows.values, args=(pieces,)), axis=0)) == 10
 
@@ -271,7 +271,7 @@ def test_a_record_of_no_rows(strategy):
 def test_an_identity_of_another_structure():
     broken = Reduction(_moments, _add_moments, _variance, identity=0)
     with pytest.raises(
-        errors.ArgumentError, match=r"identity of the reduction is 0, and its chunk gives.*value, value, value"
+        errors.ArgumentError, match=r"identity of the reduction is 0, and its chunk returns.*value, value, value"
     ):
         mirrored(2).reduce(broken, arrays([], []), axis=0)
 
@@ -516,12 +516,12 @@ def test_one_replica_reduces_a_plain_value(op, expected):
 @pytest.mark.parametrize(
     ("op", "says"),
     [
-        ("MEDIAN", r"'MEDIAN' is not a reduction; there are SUM, MEAN, MIN, MAX, PROD.*function.*Reduction"),
+        ("MEDIAN", r"'MEDIAN' is not a reduction; give SUM, MEAN, MIN, MAX, PROD.*function.*Reduction"),
         (None, "None is not a reduction"),
         (3, "3 is not a reduction"),
         (int, "is not a reduction"),
-        (np.sin, r"np\.sin makes 1 of 1 values; give a function that makes one of two"),
-        (np.divmod, r"np\.divmod makes 2 of 2 values"),
+        (np.sin, r"np\.sin returns 1 of 1 values; give a function that returns one of two"),
+        (np.divmod, r"np\.divmod returns 2 of 2 values"),
     ],
 )
 def test_what_is_no_reduction(op, says):
@@ -579,7 +579,7 @@ def test_a_last_batch_whose_inner_shape_only_some_know(strategy):
 
 
 def test_zero_rows_of_another_shape():
-    with pytest.raises(errors.ArgumentError, match=r"once reduced along axis 0.*\(3,\), \(2,\)"):
+    with pytest.raises(errors.ArgumentError, match=r"after the reduction along axis 0.*\(3,\), \(2,\)"):
         mirrored(2).reduce("SUM", PerReplica([np.ones((4, 3)), np.ones((0, 2))]), axis=0)
 
 
@@ -588,7 +588,9 @@ def test_the_largest_of_nothing(strategy, op):
     if op is np.gcd:
         assert int(strategy.reduce(op, arrays([], [], dtype=int), axis=0)) == 0
         return
-    with pytest.raises(errors.ArgumentError, match=r"no replica has a row along axis 0, and \w+ of none is no value"):
+    with pytest.raises(
+        errors.ArgumentError, match=r"no replica has a row along axis 0, and \w+ of no rows has no value"
+    ):
         np.asarray(strategy.reduce(op, arrays([], []), axis=0))
 
 
@@ -599,9 +601,13 @@ def test_text(op, says):
 
 
 def test_what_makes_no_array():
-    with pytest.raises(errors.ArgumentError, match=r"reduce: a value is a list that makes no array: .*inhomogeneous"):
+    with pytest.raises(
+        errors.ArgumentError, match=r"reduce: a value is a list, which does not convert to an array: .*inhomogeneous"
+    ):
         mirrored(2).reduce("SUM", PerReplica([[1, [2]], [3, 4]]), axis=0)
-    with pytest.raises(errors.ArgumentError, match=r"gather: a value is a list that makes no array: .*inhomogeneous"):
+    with pytest.raises(
+        errors.ArgumentError, match=r"gather: a value is a list, which does not convert to an array: .*inhomogeneous"
+    ):
         mirrored(2).gather(PerReplica([[1, [2]], [3, 4]]), axis=0)
 
 

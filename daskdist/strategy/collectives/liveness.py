@@ -79,7 +79,7 @@ class PeerQueries:
         # The last time as long as it takes: what is asked later is known later.
         is_last = rest <= 2 * _SOON_S
         most = max(rest, 0.1) if is_last else _SOON_S
-        own = self._silent[address] = _Silence(since, now + most + _NANNY_WITHIN_S)
+        silence = self._silent[address] = _Silence(since, now + most + _NANNY_WITHIN_S)
         # Asked afterwards, it would take its time after the last.
         nanny = asyncio.ensure_future(self._ask_nanny(address, max(most, _NANNY_WITHIN_S))) if is_last else None
         try:
@@ -90,7 +90,7 @@ class PeerQueries:
                 is_there, answer = await (nanny or self._ask_nanny(address, _NANNY_WITHIN_S))
         except asyncio.CancelledError:
             # It tells nothing.
-            if self._silent.get(address) is own:
+            if self._silent.get(address) is silence:
                 if before is None:
                     del self._silent[address]
                 else:
@@ -192,7 +192,7 @@ class StepStatusQuery:
         CollectiveError
             A worker that is waited for is lost, a replica on it has left, or the call has failed somewhere.
         """
-        found = None
+        missing = None
         if self._asked is not None and self.is_answered:
             answers, self._asked = self._asked.result(), None
             absent = self._judged(answers, waited_for)
@@ -201,11 +201,11 @@ class StepStatusQuery:
             if self._begun < end:
                 self.next_at = min(self.next_at, max(end, time.monotonic()))
             elif not self._suspects:
-                found = absent
+                missing = absent
         now = time.monotonic()
         if self._asked is None and now >= self.next_at:
-            own = self._worker.address
-            asked = waited_for if now < end else [each for each in self._group.workers if each != own]
+            own_address = self._worker.address
+            asked = waited_for if now < end else [address for address in self._group.workers if address != own_address]
             self._begun = now
             self.next_at = now + _LOST_AFTER_S
             self._asked = asyncio.run_coroutine_threadsafe(
@@ -214,7 +214,7 @@ class StepStatusQuery:
             if self._on_answer is not None:
                 on_answer = self._on_answer
                 self._asked.add_done_callback(lambda _: on_answer())
-        return found
+        return missing
 
     def _judged(self, answers: Mapping[str, Any], waited_for: Sequence[str]) -> list[int]:
         absent: list[int] = []

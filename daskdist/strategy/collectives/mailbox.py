@@ -90,7 +90,7 @@ class Mailbox:
             members = () if group is None else group.members(self.worker.address)
             absent, failed = (members, None) if rendezvous is None else rendezvous.state(turn)
             # A replica that is over will not come, reported or not.
-            absent = [each for each in absent if each not in over]
+            absent = [number for number in absent if number not in over]
             if (key, asker) in self._on_its_way:
                 over, failed = {}, None
             return StepStatus(list(over.items()), absent, failed)
@@ -109,26 +109,26 @@ class Mailbox:
 
     def group(self, token: str) -> ReplicaGroup:
         """Return the replicas of a strategy; raise if it is not known."""
-        found = self.groups.get(token)
-        if found is None:
+        group = self.groups.get(token)
+        if group is None:
             raise CollectiveError(
                 f"{self.worker.address} does not know the strategy whose replica this is; make a new strategy"
             )
-        return found
+        return group
 
     def rendezvous(self, token: str, step: int) -> Rendezvous:
         """Return the rendezvous of a call."""
         with self.changed:
-            found = self._rendezvous.get((token, step))
-            if found is None:
+            rendezvous = self._rendezvous.get((token, step))
+            if rendezvous is None:
                 group = self.group(token)
                 exchange = Transport(self, group, step) if len(group.workers) > 1 else None
                 members = group.members(self.worker.address)
-                found = self._rendezvous[token, step] = Rendezvous(members, exchange)
+                rendezvous = self._rendezvous[token, step] = Rendezvous(members, exchange)
                 for number, how in self._how_over((token, step)).items():
                     # It had left before anybody waited.
-                    found.leave(number, how)
-            return found
+                    rendezvous.leave(number, how)
+            return rendezvous
 
     def store(self, token: str) -> Any:
         """Return the store of the replicas of a strategy on this worker; None if the strategy is not known."""
@@ -165,8 +165,8 @@ class Mailbox:
             if before is None or store is None:
                 self.stores[group.token] = new_store(group.token)
                 return
-            own, token = self.worker.address, group.token
-            numbers = dict(zip(before.members(own), group.members(own), strict=True))
+            address, token = self.worker.address, group.token
+            numbers = dict(zip(before.members(address), group.members(address), strict=True))
             store.renumber(numbers)
             store.lost = ()
             ended = {(token, new): self._ended.pop((token, old), -1) for old, new in numbers.items()}
@@ -178,7 +178,7 @@ class Mailbox:
             store = self.store(token)
             if store is not None:
                 store.lost = tuple(lost)
-            for key in [each for each in self._rendezvous if each[0] == token]:
+            for key in [known_key for known_key in self._rendezvous if known_key[0] == token]:
                 self._unsent.setdefault(key, {}).update(dict.fromkeys(lost, "its stream was closed"))
             self.changed.notify_all()
 
@@ -189,7 +189,7 @@ class Mailbox:
             self.stores.pop(token, None)
             for number in () if group is None else group.members(self.worker.address):
                 self._ended.pop((token, number), None)
-            for key in [each for each in (*self._mail, *self._unsent) if each[0] == token]:
+            for key in [known_key for known_key in (*self._mail, *self._unsent) if known_key[0] == token]:
                 self._forget(key)
             for key, rendezvous in self._rendezvous.items():
                 if key[0] == token:
@@ -256,12 +256,12 @@ class Mailbox:
                         return [mail.pop((turn, part, sender)) for sender in senders]
                     if unsent := self._unsent.get(key):
                         raise lost_worker_error(name, group, *next(iter(unsent.items())))
-                    others = {each: mail[each] for each in mail if each[0] == turn and each not in seen}
-                    if not others and not (inquiry is not None and inquiry.is_answered):
+                    unexpected = {label: mail[label] for label in mail if label[0] == turn and label not in seen}
+                    if not unexpected and not (inquiry is not None and inquiry.is_answered):
                         self.changed.wait(look - time.monotonic())
                         missing = [sender for sender in senders if (turn, part, sender) not in mail]
-                seen.update(others)
-                for (_, other, _), data in others.items():
+                seen.update(unexpected)
+                for (_, other, _), data in unexpected.items():
                     if other != part:
                         refuse(other, data)
                 if missing and (inquiry is not None or time.monotonic() >= look):
@@ -335,7 +335,7 @@ _lock: Final = threading.Lock()
 def mailbox_of(worker: Worker) -> Mailbox:
     """Return the mailbox of a worker."""
     with _lock:
-        found = _mailboxes.get(worker)
-        if found is None:
-            found = _mailboxes[worker] = Mailbox(worker)
-        return found
+        mailbox = _mailboxes.get(worker)
+        if mailbox is None:
+            mailbox = _mailboxes[worker] = Mailbox(worker)
+        return mailbox

@@ -43,8 +43,8 @@ def _of_name(op: str | ReduceOp) -> AllReduce:
     return AllReduce(checked_op(op))
 
 
-def _shapes_of(given: tuple[list[Any], Any]) -> Any:
-    leaves, treespec = given
+def _shapes_of(contribution: tuple[list[Any], Any]) -> Any:
+    leaves, treespec = contribution
     shapes = [() if type(leaf) in _NUMBERS else np.shape(leaf) for leaf in leaves]
     return shapes[0] if treespec.is_leaf() else (str(treespec), shapes)
 
@@ -59,11 +59,11 @@ class AllReduce:
     def name(self) -> str:
         return f"all_reduce({name_of(self.op)})"
 
-    def shapes(self, given: tuple[list[Any], Any]) -> Any:
-        return _shapes_of(given)
+    def shapes(self, contribution: tuple[list[Any], Any]) -> Any:
+        return _shapes_of(contribution)
 
-    def partial(self, given: Mapping[int, tuple[list[Any], Any]]) -> Any:
-        replicas = [leaves for leaves, _ in given.values()]
+    def partial(self, contributions: Mapping[int, tuple[list[Any], Any]]) -> Any:
+        replicas = [leaves for leaves, _ in contributions.values()]
         kinds = [type(leaf) for leaves in replicas for leaf in leaves]
         # As `Fold` has it, in a fraction of the time: loops reduce a loss or two, and how many, in each step.
         if self._of_floats is not None and _FLOATS.issuperset(kinds):
@@ -78,9 +78,9 @@ class AllReduce:
 
     def _partial_of_numbers(self, numbers: Sequence[Any]) -> Any:
         reduction: Any = self._of_numbers
-        partials = [each if (known := _NUMBERS[type(each)]) is None else known(each) for each in numbers]
+        partials = [number if (known := _NUMBERS[type(number)]) is None else known(number) for number in numbers]
         if not NAMED[self.op].has_own_partials:
-            partials = [reduction.chunk(each, None) for each in partials]
+            partials = [reduction.chunk(number, None) for number in partials]
         return functools.reduce(reduction.combine, partials)
 
     def combined(self, partials: Sequence[Any]) -> Any:
@@ -127,37 +127,37 @@ class AllReduce:
         function: Any = NAMED[self.op].of_two
         # An array that a replica gave twice was received once.
         times = Counter(id(_array(value)) for _, value in partials[received])
-        found = []
-        for (shape, one), (_, other) in zip(*partials, strict=True):
-            a, b = _array(one), _array(other)
+        combined = []
+        for (shape, first), (_, other) in zip(*partials, strict=True):
+            a, b = _array(first), _array(other)
             out = (a, b)[received]
             is_free = times[id(out)] == 1 and out.flags.writeable
-            if a.dtype == b.dtype and is_free and not isinstance(one, tuple):
-                found.append((shape, function(a, b, out=out)))
+            if a.dtype == b.dtype and is_free and not isinstance(first, tuple):
+                combined.append((shape, function(a, b, out=out)))
             else:
-                found += self._fold.partials([[(shape, one)], [(shape, other)]])
-        return found
+                combined += self._fold.partials([[(shape, first)], [(shape, other)]])
+        return combined
 
     def cut(self, partial: Any, num_parts: int) -> list[Any]:
         """Cut a large partial result into parts, each with a stretch of every array."""
-        flat = [np.ascontiguousarray(_array(each)).reshape(-1) for _, each in partial]
+        flat = [np.ascontiguousarray(_array(value)).reshape(-1) for _, value in partial]
         parts = []
         for part in range(num_parts):
             cuts = [array[len(array) * part // num_parts : len(array) * (part + 1) // num_parts] for array in flat]
-            parts.append([(cut.shape, _with(each, cut)) for (_, each), cut in zip(partial, cuts, strict=True)])
+            parts.append([(cut.shape, _with(value, cut)) for (_, value), cut in zip(partial, cuts, strict=True)])
         return parts
 
     def joined(self, parts: Sequence[Any], like: Any) -> Any:
         """Join parts to the partial result that they were cut from."""
-        found = []
+        joined = []
         for place, (shape, _) in enumerate(like):
             arrays = [_array(part[place][1]) for part in parts]
             whole = np.empty(math.prod(shape), arrays[0].dtype)
             ends = list(accumulate(map(len, arrays)))
             for array, end in zip(arrays, ends, strict=True):
                 whole[end - len(array) : end] = array
-            found.append((shape, _with(parts[0][place][1], whole.reshape(shape))))
-        return found
+            joined.append((shape, _with(parts[0][place][1], whole.reshape(shape))))
+        return joined
 
 
 def _array(partial: Any) -> Any:
@@ -190,20 +190,20 @@ class AllGather:
     def name(self) -> str:
         return f"all_gather(axis={self.axis})"
 
-    def shapes(self, given: tuple[list[Any], Any]) -> Any:
-        leaves, treespec = given
+    def shapes(self, contribution: tuple[list[Any], Any]) -> Any:
+        leaves, treespec = contribution
         # Lengths along the axis are checked when the values are concatenated.
         shapes = [_Axes(np.ndim(leaf), np.shape(leaf)) for leaf in leaves]
         return shapes[0] if treespec.is_leaf() else (str(treespec), shapes)
 
-    def partial(self, given: Mapping[int, tuple[list[Any], Any]]) -> Any:
-        return [(number, leaves) for number, (leaves, _) in given.items()]
+    def partial(self, contributions: Mapping[int, tuple[list[Any], Any]]) -> Any:
+        return [(number, leaves) for number, (leaves, _) in contributions.items()]
 
     def combined(self, partials: Sequence[Any]) -> Any:
         return list(chain.from_iterable(partials))
 
     def final(self, partial: Any) -> list[Any]:
-        rows = [leaves for _, leaves in sorted(partial, key=lambda each: each[0])]
+        rows = [leaves for _, leaves in sorted(partial, key=lambda entry: entry[0])]
         return [concatenated(values, self.axis, self.name) for values in zip(*rows, strict=True)]
 
 
@@ -219,14 +219,14 @@ class First:
 
     name: str
 
-    def shapes(self, given: Any) -> Any:
+    def shapes(self, contribution: Any) -> Any:
         return None
 
-    def partial(self, given: Mapping[int, Any]) -> Any:
-        return given.get(0)
+    def partial(self, contributions: Mapping[int, Any]) -> Any:
+        return contributions.get(0)
 
     def combined(self, partials: Sequence[Any]) -> Any:
-        return next((each for each in partials if each is not None), None)
+        return next((partial for partial in partials if partial is not None), None)
 
     def final(self, partial: Any) -> Any:
         return partial
@@ -247,11 +247,11 @@ class Agreed:
     name: str
     advice: str
 
-    def shapes(self, given: Any) -> Any:
-        return _shapes_of(given)
+    def shapes(self, contribution: Any) -> Any:
+        return _shapes_of(contribution)
 
-    def partial(self, given: Mapping[int, Any]) -> Any:
-        return [(number, _digest(leaves)) for number, (leaves, _) in given.items()]
+    def partial(self, contributions: Mapping[int, Any]) -> Any:
+        return [(number, _digest(leaves)) for number, (leaves, _) in contributions.items()]
 
     def combined(self, partials: Sequence[Any]) -> Any:
         return list(chain.from_iterable(partials))
@@ -273,16 +273,16 @@ class Agreed:
 
 
 def _digest(leaves: Sequence[Any]) -> bytes:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for leaf in leaves:
         array = np.ascontiguousarray(host_array(leaf))
-        found.update(f"{array.dtype!r} {array.shape}".encode())
-        found.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
-    return found.digest()
+        digest.update(f"{array.dtype!r} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
+    return digest.digest()
 
 
-def _merged(given: Sequence[Any]) -> Any:
-    leaves, treespec = optree.tree_flatten(regroup(given, always=True), none_is_leaf=True)
+def _merged(arguments: Sequence[Any]) -> Any:
+    leaves, treespec = optree.tree_flatten(regroup(arguments, always=True), none_is_leaf=True)
     return optree.tree_unflatten(treespec, [leaf.values[0] if _is_one(leaf.values) else leaf for leaf in leaves])
 
 
@@ -291,9 +291,9 @@ def _is_one(values: Sequence[Any]) -> bool:
     first, *rest = values
     if hasattr(type(first), "read_value"):
         # Others may give arrays.
-        return all(type(each) is type(first) and each.key.number == first.key.number for each in rest)
+        return all(type(value) is type(first) and value.key.number == first.key.number for value in rest)
     return isinstance(first, (str, bytes, type(None))) and all(
-        type(each) is type(first) and each == first for each in rest
+        type(value) is type(first) and value == first for value in rest
     )
 
 
@@ -321,20 +321,20 @@ class Merge:
     def name(self) -> str:
         return f"merge_call({getattr(self.fn, '__qualname__', self.fn)})"
 
-    def shapes(self, given: Any) -> Any:
+    def shapes(self, contribution: Any) -> Any:
         return None
 
-    def partial(self, given: Mapping[int, Any]) -> Any:
-        return list(given.items())
+    def partial(self, contributions: Mapping[int, Any]) -> Any:
+        return list(contributions.items())
 
     def combined(self, partials: Sequence[Any]) -> Any:
         return list(chain.from_iterable(partials))
 
     def final(self, partial: Any) -> Any:
         """Call the function; return for each replica its part of the result, and its changes."""
-        given, along = zip(*[each for _, each in sorted(partial, key=lambda each: each[0])], strict=True)
-        result, news = self.call(self.fn, given[0] if len(given) == 1 else _merged(given), along)
-        parts = [(component(result, number), news[number]) for number in range(len(given))]
+        arguments, along = zip(*[entry for _, entry in sorted(partial, key=lambda entry: entry[0])], strict=True)
+        result, news = self.call(self.fn, arguments[0] if len(arguments) == 1 else _merged(arguments), along)
+        parts = [(component(result, number), news[number]) for number in range(len(arguments))]
         # Computed in whichever stream the function did so; replicas look at it in theirs.
         synchronize(parts)
         return parts

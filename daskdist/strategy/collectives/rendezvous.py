@@ -30,10 +30,10 @@ class Collective(Protocol):
     def name(self) -> str:
         """Return the name in messages, the same on all replicas."""
 
-    def shapes(self, given: Any) -> Any:
+    def shapes(self, contribution: Any) -> Any:
         """Return the parts of a replica's value that must be the same on all replicas."""
 
-    def partial(self, given: Mapping[int, Any]) -> Any:
+    def partial(self, contributions: Mapping[int, Any]) -> Any:
         """Return a partial result of the values of some replicas, by their numbers."""
 
     def combined(self, partials: Sequence[Any]) -> Any:
@@ -92,14 +92,14 @@ class CallSignature:
             )
         if self.shapes != other.shapes:
             raise CollectiveError(
-                f"{self.name}: what replicas give differs in structure or shape: replica {self.number} gives "
+                f"{self.name}: values of replicas differ in structure or shape: replica {self.number} gives "
                 f"{self.shapes}, replica {other.number} gives {other.shapes}"
             )
 
 
 @dataclass(eq=False)
 class _Round:
-    given: dict[int, tuple[Collective, Any]] = field(default_factory=dict)
+    contributions: dict[int, tuple[Collective, Any]] = field(default_factory=dict)
     # One pre-acquired lock per waiter; releasing it wakes that waiter. Quicker than a condition, which
     # all would have to take in turn when it is told of.
     gates: list[Any] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Rendezvous:
         self._failed_here: dict[int, str] = {}
         self._is_closed = False
 
-    def meet(self, number: int, collective: Collective, given: Any) -> tuple[Any, bool]:
+    def meet(self, number: int, collective: Collective, contribution: Any) -> tuple[Any, bool]:
         """Take part in a call of all replicas; return its result, and whether nobody else has the same object.
 
         Raises
@@ -153,8 +153,8 @@ class Rendezvous:
             self._counts[number] = turn + 1
             self._orders[number].append(collective)
             turn_round = self._rounds.get(turn) or self._rounds.setdefault(turn, _Round())
-            turn_round.given[number] = (collective, given)
-            is_last = len(turn_round.given) == len(self.members)
+            turn_round.contributions[number] = (collective, contribution)
+            is_last = len(turn_round.contributions) == len(self.members)
             if is_last:
                 del self._rounds[turn]
             else:
@@ -204,14 +204,19 @@ class Rendezvous:
 
     def _hold(self, turn_round: _Round, turn: int) -> None:
         try:
-            given = {number: turn_round.given[number] for number in self.members}
-            (first, values), *rest = given.values()
+            contributions = {number: turn_round.contributions[number] for number in self.members}
+            (first, values), *rest = contributions.values()
             shapes = first.shapes(values)
-            if any(each.name != first.name or each.shapes(others) != shapes for each, others in rest):
-                one, *more = [self._signature(number, *each) for number, each in given.items()]
-                for each in more:
-                    one.check(each)
-            partial = first.partial({number: value for number, (_, value) in given.items()})
+            if any(
+                collective.name != first.name or collective.shapes(contribution) != shapes
+                for collective, contribution in rest
+            ):
+                first_signature, *more = [
+                    self._signature(number, *contribution) for number, contribution in contributions.items()
+                ]
+                for other in more:
+                    first_signature.check(other)
+            partial = first.partial({number: value for number, (_, value) in contributions.items()})
             if self._exchange is None:
                 turn_round.result = first.final(partial)
             else:
@@ -222,15 +227,15 @@ class Rendezvous:
             if isinstance(error, CollectiveError):
                 self._failed[turn] = str(error)
             else:
-                name = turn_round.given[self.members[0]][0].name
+                name = turn_round.contributions[self.members[0]][0].name
                 self._failed_here[turn] = f"{name}: {_named(self.members)} raised {type(error).__name__}: {error}"
         with self._lock:
             turn_round.is_over = True
             _open(turn_round)
 
-    def _signature(self, number: int, collective: Collective, given: Any) -> CallSignature:
-        order = tuple([each.name for each in self._orders[number]])
-        return CallSignature(number, collective.name, collective.shapes(given), order)
+    def _signature(self, number: int, collective: Collective, contribution: Any) -> CallSignature:
+        order = tuple([collective.name for collective in self._orders[number]])
+        return CallSignature(number, collective.name, collective.shapes(contribution), order)
 
     def _await(self, number: int, turn_round: _Round, turn: int, collective: Collective, gate: Any) -> None:
         since = time.monotonic()
@@ -247,7 +252,7 @@ class Rendezvous:
         elsewhere: Sequence[int] | None = ()
         while not turn_round.is_over:
             with self._lock:
-                missing = [other for other in self.members if other not in turn_round.given]
+                missing = [other for other in self.members if other not in turn_round.contributions]
                 gone = {other: self._left[other] for other in missing if other in self._left}
             if gone:
                 raise left_error(collective.name, gone)
@@ -274,13 +279,13 @@ def _open(turn_round: _Round) -> None:
 def left_error(name: str, errors: Mapping[int, BaseException | str | None]) -> CollectiveError:
     """Return the error of replicas that do not come because they are over."""
     failed = {number: text for number, error in errors.items() if (text := _failure(error)) is not None}
-    own = {number: error for number, error in errors.items() if number not in failed}
-    if failed and all(error is None or error == HAS_ENDED for error in own.values()):
+    direct = {number: error for number, error in errors.items() if number not in failed}
+    if failed and all(error is None or error == HAS_ENDED for error in direct.values()):
         # All replicas are told the same failure.
         return CollectiveError(next(iter(failed.values())))
     told = []
     # Not what others met with because of those.
-    for number, error in own.items():
+    for number, error in direct.items():
         if isinstance(error, BaseException):
             error = f"raised {type(error).__name__}: {error}"
         told.append(f"replica {number} {error or HAS_ENDED}")

@@ -87,9 +87,9 @@ class Transport:
 
     def absent(self, turn: int, name: str) -> Callable[[float], list[int] | None]:
         """Return a getter of the replicas elsewhere that are still to come; see `StepStatusQuery.absent`."""
-        own = self._mailbox.worker
+        worker = self._mailbox.worker
         inquiry = StepStatusQuery(self._mailbox.queries, self._key, turn, name, self._group, _LOOK_EVERY_S)
-        others = [each for each in self._group.workers if each != own.address]
+        others = [address for address in self._group.workers if address != worker.address]
         return lambda end: inquiry.absent(others, end)
 
     def _at_once(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
@@ -100,10 +100,10 @@ class Transport:
         if isinstance(collective, AllReduce) and collective.is_large(partial):
             if num_workers <= _MOST_WHOLE:
                 (sent,) = self._post(turn, "values", others, signature, partial, is_kept=True)
-                found = self._combined(turn, "values", collective, signature, partial, range(num_workers))
+                result = self._combined(turn, "values", collective, signature, partial, range(num_workers))
                 # The replica may change what it has given as soon as it has a result.
                 self._await_sent(sent, others[0], signature)
-                return found
+                return result
             parts = collective.cut(partial, num_workers)
             for number in others:
                 # Nobody sends the second part before the first has come: until then there is no result.
@@ -111,12 +111,12 @@ class Transport:
         else:
             self._post(turn, "values", others, signature, partial)
         here = partial if parts is None else parts[self._own]
-        found = self._combined(turn, "values", collective, signature, here, range(num_workers))
+        result = self._combined(turn, "values", collective, signature, here, range(num_workers))
         if parts is None or not isinstance(collective, AllReduce):
-            return found
-        self._post(turn, "part", others, signature, found, is_kept=True)
+            return result
+        self._post(turn, "part", others, signature, result, is_kept=True)
         came = dict(zip(others, self._take(turn, "part", others, signature), strict=True))
-        return collective.joined([found if k == self._own else came[k] for k in range(num_workers)], partial)
+        return collective.joined([result if k == self._own else came[k] for k in range(num_workers)], partial)
 
     def _await_sent(self, sent: ThreadFuture[None], number: int, signature: CallSignature) -> None:
         most = collective_s()
@@ -131,7 +131,13 @@ class Transport:
             ) from None
 
     def _combined(
-        self, turn: int, part: str, collective: Collective, signature: CallSignature, own: Any, numbers: Sequence[int]
+        self,
+        turn: int,
+        part: str,
+        collective: Collective,
+        signature: CallSignature,
+        partial: Any,
+        numbers: Sequence[int],
     ) -> Any:
         others = [number for number in numbers if number != self._own]
         came = dict(zip(others, self._take(turn, part, others, signature), strict=True))
@@ -140,36 +146,38 @@ class Transport:
             if isinstance(value, Failure):
                 raise value.error()
             _check(signature, other)
-        values = [own if number == self._own else came[number][1] for number in numbers]
-        if len(values) == 2 and isinstance(collective, AllReduce) and collective.is_large(own):
+        values = [partial if number == self._own else came[number][1] for number in numbers]
+        if len(values) == 2 and isinstance(collective, AllReduce) and collective.is_large(partial):
             # Received arrays belong to nobody else.
             return collective.combined_in_place(values, numbers.index(others[0]))
         return collective.combined(values)
 
     def _in_a_tree(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
-        found = partial
+        result = partial
         numbers: Sequence[int] = range(len(self._group.workers))
         led: list[Sequence[int]] = []
         above = 0
         while len(numbers) > 1:
             groups = [numbers[k : k + _MOST_AT_ONCE] for k in range(0, len(numbers), _MOST_AT_ONCE)]
-            group = next(each for each in groups if self._own in each)
+            group = next(group for group in groups if self._own in group)
             above = group[0]
             if above != self._own:
-                self._post(turn, f"up {len(led)}", [above], signature, found)
+                self._post(turn, f"up {len(led)}", [above], signature, result)
                 break
-            found = _outcome(self._combined, turn, f"up {len(led)}", collective, signature, found, group, before=found)
+            result = _outcome(
+                self._combined, turn, f"up {len(led)}", collective, signature, result, group, before=result
+            )
             led.append(group)
-            numbers = [each[0] for each in groups]
+            numbers = [group[0] for group in groups]
         if above == self._own:
-            found = _outcome(collective.final, found, before=found)
+            result = _outcome(collective.final, result, before=result)
         else:
-            (found,) = self._take(turn, f"down {len(led)}", [above], signature)
+            (result,) = self._take(turn, f"down {len(led)}", [above], signature)
         for level, group in reversed(list(enumerate(led))):
-            self._post(turn, f"down {level}", group[1:], signature, found)
-        if isinstance(found, Failure):
-            raise found.error()
-        return found
+            self._post(turn, f"down {level}", group[1:], signature, result)
+        if isinstance(result, Failure):
+            raise result.error()
+        return result
 
     def _post(
         self,
@@ -196,8 +204,12 @@ class Transport:
         for address in [self._group.workers[number] for number in numbers]:
             # Another worker of this process would be given the very memory.
             is_apart = not address.startswith("inproc://")
-            own = [to_serialize(each) if is_apart and len(each) >= _SMALL_BYTES else bytes(each) for each in frames]
-            sent.append(self._mailbox.send(address, token=token, step=step, turn=turn, part=part, data=(pickled, own)))
+            payload = [
+                to_serialize(frame) if is_apart and len(frame) >= _SMALL_BYTES else bytes(frame) for frame in frames
+            ]
+            sent.append(
+                self._mailbox.send(address, token=token, step=step, turn=turn, part=part, data=(pickled, payload))
+            )
         return sent
 
     def _take(self, turn: int, part: str, numbers: Sequence[int], signature: CallSignature) -> list[Any]:
@@ -216,11 +228,11 @@ class Transport:
 
 def _unpickled(data: Any) -> Any:
     pickled, frames = data
-    return pickle.loads(pickled, buffers=[bytearray(each) if type(each) is bytes else each for each in frames])
+    return pickle.loads(pickled, buffers=[bytearray(frame) if type(frame) is bytes else frame for frame in frames])
 
 
-def _check(one: CallSignature, other: CallSignature) -> None:
-    first, second = sorted((one, other), key=lambda each: each.number)
+def _check(signature: CallSignature, other: CallSignature) -> None:
+    first, second = sorted((signature, other), key=lambda signature: signature.number)
     first.check(second)
 
 

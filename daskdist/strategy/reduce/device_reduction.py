@@ -1,6 +1,6 @@
-"""Reductions of arrays of devices, on those: as `reduction` has them for NumPy's, of the same dtypes.
+"""Reductions of device arrays on their devices, with the dtypes of the reductions of NumPy arrays.
 
-Only what the array API standard has is asked of the arrays' namespace.
+They only use functions of the array API standard from the arrays' namespace.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from daskdist.strategy.reduce.reductions import (
     without,
 )
 
-# Arrays of so many rows, and so many times as many rows as columns, are reduced in this number of groups of rows.
+# Arrays with at least this many rows, and this many times as many rows as columns, are reduced in this many groups.
 _TALL_ROWS: Final = 2**16
 _TALL_RATIO: Final = 32
 _NUM_GROUPS: Final = 1024
 
 
 def reduction_on(device: Device, op: Op) -> Reduction:
-    """Return the record of a reduction for arrays of a device.
+    """Return the record of a reduction for the arrays of a device.
 
     Raises
     ------
     ArgumentError
-        It is a function of NumPy's that those arrays have no counterpart of.
+        It is a NumPy function that has no counterpart for those arrays.
     """
     if isinstance(op, ReduceOp):
         return _named(device, op)  # type: ignore[arg-type]  # devices are values
@@ -77,12 +77,12 @@ def _reduction_on(device: Device, op: Op) -> Reduction:
 
 @functools.lru_cache(maxsize=256)
 def _named(device: Any, op: ReduceOp) -> Reduction:
-    # For each step the same.
+    # Cached, as every step uses the same record.
     return _reduction_on(device, op)
 
 
 def combined_by_library(device: Device, op: Op, partials: Sequence[Any]) -> Any:
-    """Combine partial results of several devices on the first of those by its library; return None if it cannot."""
+    """Combine partial results of several devices on the first by its library; return None if that cannot."""
     if not isinstance(op, ReduceOp):
         return None
     name = NAMED[op].on_device
@@ -97,19 +97,19 @@ def combined_by_library(device: Device, op: Op, partials: Sequence[Any]) -> Any:
 
 def _by_library(device: Device, how: str, arrays: Sequence[Any]) -> Any:
     first = arrays[0]
-    if any(each.dtype != first.dtype or each.shape != first.shape for each in arrays):
+    if any(array.dtype != first.dtype or array.shape != first.shape for array in arrays):
         return None
     return device.combined(how, arrays)
 
 
 def cast(xp: Any, array: Any, dtype: np.dtype[Any]) -> Any:
-    """Return an array of a namespace in one of NumPy's dtypes; the same object if it has that dtype."""
+    """Return an array of a namespace cast to a NumPy dtype; the same object if it has that dtype."""
     return array if dtype_of(array) == dtype else xp.astype(array, getattr(xp, dtype.name))
 
 
 @dataclass(frozen=True)
 class _Promoted:
-    # A function of two arrays, of the dtype that NumPy's would be: namespaces need not agree on that.
+    # A function of two arrays whose result has NumPy's dtype, as namespaces may promote differently.
     xp: Any
     function: Callable[[Any, Any], Any]
 
@@ -130,7 +130,7 @@ class _Total:
 
 
 def _totalled(xp: Any, function: Any, array: Any, axis: Axis, wide: np.dtype[Any]) -> Any:
-    # Without a copy of the whole in the wider dtype.
+    # Avoids a copy of the whole array in the wider dtype.
     dtype = dtype_of(array)
     if dtype.kind == "b":
         array = xp.astype(array, xp.uint8)
@@ -140,7 +140,7 @@ def _totalled(xp: Any, function: Any, array: Any, axis: Axis, wide: np.dtype[Any
 
 
 def _along_rows(xp: Any, function: Callable[..., Any], array: Any, axis: Axis) -> Any:
-    # Reduce tall and narrow arrays in groups of rows, then the groups: CuPy uses one block of threads for each few
+    # Reduce tall and narrow arrays in groups of rows, then reduce the groups: CuPy uses one block of threads for a few
     # columns, which would take some 60 ms for 256 MB instead of 0.1.
     shape = array.shape
     is_tall = len(shape) > 1 and shape[0] >= _TALL_ROWS and shape[0] >= _TALL_RATIO * math.prod(shape[1:])
@@ -155,7 +155,7 @@ def _along_rows(xp: Any, function: Callable[..., Any], array: Any, axis: Axis) -
 
 
 def _is_contiguous(array: Any) -> bool:
-    # CuPy's arrays have flags; the array API standard has none.
+    # CuPy arrays have flags, which the array API standard does not.
     return not hasattr(array, "flags") or bool(array.flags.c_contiguous)
 
 
@@ -169,7 +169,7 @@ class _Extreme:
         if axis is None:
             return array
         if 0 in array.shape:
-            # It has rows, and nothing is in them, which not all namespaces reduce.
+            # The rows are empty; not all namespaces can reduce those.
             return self.device.empty(without(array.shape, axis), dtype_of(array))
         if kind == "b":
             return (xp.any if self.is_most else xp.all)(array, axis=axis)
@@ -188,7 +188,7 @@ class _Extreme:
         return (xp.maximum if self.is_most else xp.minimum)(a, b)
 
     def _of_complex(self, a: Any, b: Any) -> Any:
-        # In NumPy's order, which the standard does not have: by the real parts, then by the imaginary ones.
+        # NumPy's order, which the standard does not define: by the real part, then the imaginary part.
         xp = self.device.namespace
         (low, high) = (b, a) if self.is_most else (a, b)
         real, other = xp.real(low), xp.real(high)
@@ -205,7 +205,7 @@ class _SumAndCount:
         wide = np.dtype(np.float32) if dtype == np.float16 else dtype
         result = dtype if dtype.kind in "fc" else np.dtype(np.float64)
         if dtype.kind in "biu":
-            # No rows of small integers are so many that their total would not fit 64 bits.
+            # The total of any number of small integers fits 64 bits.
             wide = wide_dtype(dtype) if axis is not None and dtype.itemsize < 8 else result
         if axis is None:
             return cast(xp, array, wide), 1, result
@@ -230,14 +230,14 @@ class _Mean:
     def __call__(self, partial: tuple[Any, int, Any]) -> Any:
         total, count, dtype = partial
         if dtype.kind == "c":
-            # NumPy divides complex numbers in this width.
+            # NumPy divides complex numbers in this precision.
             total = cast(self.xp, total, np.dtype(np.complex128))
         return cast(self.xp, total / float(count), dtype)
 
 
 @dataclass(frozen=True)
 class _Elementwise:
-    # One of NumPy's functions of two arguments, by that of the namespace.
+    # The namespace's counterpart of a NumPy function of two arguments.
     xp: Any
     ufunc: np.ufunc
     function: Callable[[Any, Any], Any]
@@ -246,10 +246,10 @@ class _Elementwise:
         xp = self.xp
         identity = self.ufunc.identity
         if axis is not None or identity is not None:
-            # Of the dtype that it is of NumPy's: bool, of `logical_and` of numbers.
+            # The result has NumPy's dtype, for example bool for `logical_and` of numbers.
             array = cast(xp, array, self.ufunc.reduce(np.ones((1, 1), dtype_of(array)), axis=0).dtype)
         if identity is not None and (axis is None or num_rows(array.shape, axis) == 1):
-            # A lone value too is what NumPy makes of it: of `hypot` its size.
+            # NumPy also applies the function to a single value: `hypot` returns its absolute value.
             first = np.asarray(identity).astype(dtype_of(array)).item()
             array = self.function(xp.full_like(array, first), array)
         return array if axis is None else _by_halves(xp, self.function, array, axis)
@@ -257,7 +257,7 @@ class _Elementwise:
 
 @dataclass(frozen=True)
 class _RowByRow:
-    # Any associative function, which need not be elementwise.
+    # An associative function that need not be elementwise.
     xp: Any
     function: Callable[[Any, Any], Any]
 
@@ -269,15 +269,15 @@ class _RowByRow:
 
 
 def _rows_first(xp: Any, array: Any, axis: int | tuple[int, ...]) -> Any:
-    # With the axes reduced along as the first.
-    axes = sorted(each % array.ndim for each in (axis if isinstance(axis, tuple) else (axis,)))
-    rest = [each for each in range(array.ndim) if each not in axes]
+    # Move the reduced axes to the front.
+    axes = sorted(number % array.ndim for number in (axis if isinstance(axis, tuple) else (axis,)))
+    rest = [number for number in range(array.ndim) if number not in axes]
     shape = (num_rows(array.shape, axis), *without(array.shape, axis))
     return xp.reshape(xp.permute_dims(array, (*axes, *rest)), shape)
 
 
 def _by_halves(xp: Any, function: Callable[[Any, Any], Any], array: Any, axis: int | tuple[int, ...]) -> Any:
-    # All rows in pairs at once, then what came of those.
+    # Combine all rows in pairs at once, then the results in pairs, and so on.
     rows = _rows_first(xp, array, axis)
     while (number := rows.shape[0]) > 1:
         even = number - number % 2

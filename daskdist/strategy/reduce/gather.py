@@ -1,4 +1,4 @@
-"""Gathering: the values of all replicas put together as one."""
+"""Gathering: concatenation of the values of all replicas."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from daskdist.strategy.values.wiring import filled
 
 @dataclass(frozen=True)
 class Gather:
-    """The function that concatenates values along an axis on the worker they are brought to.
+    """The function that concatenates values along an axis on the worker that collects them.
 
     Parameters
     ----------
     axis
-        The axis, 0 being the rows.
+        The axis; 0 for the rows.
     """
 
     axis: int
@@ -33,7 +33,7 @@ class Gather:
     def __call__(
         self, results: Sequence[Any], picks: Sequence[tuple[int, Extract]], leaves: list[list[Any]]
     ) -> FlatResult:
-        """Concatenate wired values: for each leaf those of the replicas, in order."""
+        """Concatenate the wired values of the replicas, in order, for each leaf."""
         return FlatResult.of([concatenated(values, self.axis) for values in filled(results, picks, leaves)])
 
 
@@ -43,7 +43,7 @@ def concatenated(values: Sequence[Any], axis: int, operation: str = "gather") ->
     Raises
     ------
     ArgumentError
-        One has no such axis, or their shapes differ along another.
+        An array lacks the axis, or the shapes differ along another axis.
 
     >>> concatenated([np.array([1, 2, 3]), np.array([5])], 0)
     array([1, 2, 3, 5])
@@ -65,7 +65,7 @@ def concatenated(values: Sequence[Any], axis: int, operation: str = "gather") ->
     for number, array in enumerate(arrays):
         if _without(array.shape, axis) != _without(shape, axis):
             raise ArgumentError(
-                f"{operation}: what replicas give differs in shape: replica 0 gives {shape}, replica {number} gives "
+                f"{operation}: values of replicas differ in shape: replica 0 gives {shape}, replica {number} gives "
                 f"{array.shape}; they may differ along axis {axis} only"
             )
     if home is not None:
@@ -73,7 +73,7 @@ def concatenated(values: Sequence[Any], axis: int, operation: str = "gather") ->
     if any(isinstance(array, Ragged) for array in arrays):
         if axis or not all(isinstance(array, Ragged) for array in arrays):
             raise ArgumentError(
-                f"{operation}: rows of different lengths are put together along axis 0, and with their like"
+                f"{operation}: rows of different lengths can only be concatenated along axis 0 and with other such rows"
             )
         return concat(arrays)
     put_together: Any = np.concatenate
@@ -83,7 +83,7 @@ def concatenated(values: Sequence[Any], axis: int, operation: str = "gather") ->
         return put_together(arrays, axis)
     except TypeError as error:
         kinds = ", ".join(str(array.dtype) for array in arrays)
-        raise ArgumentError(f"{operation}: values of {kinds} do not go together: {error}") from None
+        raise ArgumentError(f"{operation}: values of {kinds} cannot be concatenated: {error}") from None
 
 
 def _check_axis(arrays: Sequence[Any], axis: int, operation: str) -> None:
@@ -91,7 +91,7 @@ def _check_axis(arrays: Sequence[Any], axis: int, operation: str) -> None:
         if not array.ndim:
             raise ArgumentError(
                 f"{operation}: replica {number} gives {array[()]!r:.80}, a scalar, which has no axis {axis}; give "
-                "x[None], or see those of all with local_results"
+                "x[None], or get the values of all replicas with local_results"
             )
         if axis >= array.ndim:
             most = f"0 to {array.ndim - 1}" if array.ndim > 1 else "0"
@@ -101,7 +101,7 @@ def _check_axis(arrays: Sequence[Any], axis: int, operation: str) -> None:
 
 
 def _together_on(device: Device, arrays: Sequence[Any], axis: int) -> Any:
-    # Arrays of devices, on the first one's.
+    # Concatenate device arrays on the device of the first.
     xp = device.namespace
     dtype = np.result_type(*map(dtype_of, arrays))
     with in_stream_of(device):
@@ -115,11 +115,13 @@ def _as_array(value: Any, operation: str) -> Any:
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{operation}: a value is a {type(value).__name__} that makes no array: {error}") from error
+        raise ArgumentError(
+            f"{operation}: a value is a {type(value).__name__}, which does not convert to an array: {error}"
+        ) from error
 
 
 def _of_known_shape(arrays: Sequence[Any]) -> list[Any]:
-    # A dimension that nobody knows is 0 where there are no rows to know it by.
+    # An unknown dimension is 0 in arrays without rows.
     shape = next((array.shape[1:] for array in arrays if array.shape[0] or 0 not in array.shape[1:]), ())
     return [
         np.empty((0, *shape), dtype_of(array))

@@ -1,4 +1,4 @@
-"""Reductions: a partial result on each replica, the combination of two, and the result made of the last."""
+"""Reductions: a partial result on each replica, the combination of two, and the final result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from daskdist.errors import ArgumentError
 from daskdist.strategy.reduce.pairwise import reduce_rows
 
 Axis: TypeAlias = int | tuple[int, ...] | None
-# A reduction in any of the forms it is given in.
+# A reduction in any form that is accepted.
 Op: TypeAlias = "ReduceOp | Reduction | Callable[[Any, Any], Any]"
 
 
@@ -33,52 +33,53 @@ class ReduceOp(enum.Enum):
     MAX = "MAX"
     PROD = "PROD"
 
-    # Each step looks for its record several times, and the hash of `enum` is a function of Python's.
+    # Every step looks up its record several times, and the hash of `enum` is a slow Python function.
     __hash__ = object.__hash__
 
     @classmethod
     def of(cls, value: object) -> ReduceOp:
-        """Return an operation from itself or its name in any case."""
+        """Return the operation of a name, in any case, or the given operation itself."""
         if isinstance(value, cls):
             return value
-        if isinstance(value, str) and (found := cls._member_map_.get(value.upper())) is not None:
-            return found  # type: ignore[return-value]
+        if isinstance(value, str) and (member := cls._member_map_.get(value.upper())) is not None:
+            return member  # type: ignore[return-value]
         raise ArgumentError(
-            f"{value!r:.80} is not a reduction; there are {', '.join(cls.__members__)}, any associative function of "
-            "two values, and Reduction"
+            f"{value!r:.80} is not a reduction; give {', '.join(cls.__members__)}, an associative function of "
+            "two values, or a Reduction"
         )
 
 
 def as_it_is(partial: Any) -> Any:
-    """Return the last partial result, which most reductions return as it is."""
+    """Return the last partial result unchanged, as most reductions do."""
     return partial
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One way to reduce, for `Strategy.reduce`.
+    """A custom reduction for `Strategy.reduce`.
 
     Parameters
     ----------
     chunk
-        ``chunk(array, axis)`` makes a replica's array its partial result: a number, an array, or a nest of some. The
-        axis is a number or a tuple of some, as it was given; None to reduce over replicas only.
+        ``chunk(array, axis)`` returns the partial result of a replica's array: a number, an array, or a nest of those.
+        The axis is a number or a tuple of numbers, as given; None to reduce over replicas only.
     combine
-        ``combine(a, b)`` makes two partial results one. It is associative.
+        ``combine(a, b)`` combines two partial results. It must be associative.
     finalize
-        ``finalize(partial)`` makes the last partial result the result.
+        ``finalize(partial)`` returns the result from the last partial result.
     identity
-        The partial result of no rows, which combined with another changes nothing; the numbers in it stand for arrays
-        of them where partial results are arrays. None if there is none: where no replica has a row, there is no result.
+        The partial result of no rows, which does not change others that it is combined with. If partial results are
+        arrays, its numbers stand for arrays filled with them. None if there is none: a reduction in which no replica
+        has a row then raises an error.
 
     Raises
     ------
     ArgumentError
-        A part that is to be a function is none.
+        ``chunk``, ``combine`` or ``finalize`` is not a function.
 
     Notes
     -----
-    Of replicas without rows nothing is asked where others have some.
+    The functions are not called for replicas without rows if others have rows.
 
     >>> import daskdist
     >>> norm = Reduction(lambda x, axis: np.sum(x * x, axis=axis), np.add, np.sqrt, identity=0)
@@ -107,7 +108,7 @@ class Ufunc:
     function
         The function.
     widens
-        Whether small integers and bools become wide ones over replicas too, as NumPy's sum makes them over rows.
+        Whether small integers and bools are widened over replicas too, as NumPy's sum does over rows.
     """
 
     function: Any
@@ -120,7 +121,7 @@ class Ufunc:
             return array.astype(wide_dtype(array.dtype), copy=False) if array.dtype.kind in "biu" else array
         if self.function.identity is None or not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
             return array
-        # One replica gives the same dtype as several: bool for `logical_and` of numbers.
+        # One replica's result has the same dtype as several: bool for `logical_and` of numbers.
         return self.function.reduce(array[None], axis=0)
 
 
@@ -132,14 +133,14 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class RowByRow:
-    """The partial result of a replica's array by any associative function: of pairs of rows, then of results."""
+    """The partial result of a replica's array by an associative function of pairs of rows, then pairs of results."""
 
     function: Callable[[Any, Any], Any]
 
     def __call__(self, array: Any, axis: Axis) -> Any:
         if axis is None:
             return array
-        axes = sorted(each % array.ndim for each in (axis if isinstance(axis, tuple) else (axis,)))
+        axes = sorted(number % array.ndim for number in (axis if isinstance(axis, tuple) else (axis,)))
         shape = (num_rows(array.shape, axis), *without(array.shape, axis))
         return in_pairs(self.function, list(np.moveaxis(array, axes, range(len(axes))).reshape(shape)))
 
@@ -161,20 +162,20 @@ def without(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, .
     if isinstance(axis, int):
         axis = axis % len(shape)
         return shape[:axis] + shape[axis + 1 :]
-    gone = {each % len(shape) for each in axis}
+    gone = {number % len(shape) for number in axis}
     return tuple(size for place, size in enumerate(shape) if place not in gone)
 
 
 def num_rows(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> int:
     """Return the number of rows of a shape along axes."""
-    return shape[axis] if isinstance(axis, int) else math.prod([shape[each] for each in axis])
+    return shape[axis] if isinstance(axis, int) else math.prod([shape[number] for number in axis])
 
 
 def _sum_and_count(array: Any, axis: Axis) -> tuple[Any, int, Any]:
-    # The total, of how many, and the dtype of their mean.
+    # Return the total, the count, and the dtype of the mean.
     dtype = array.dtype
     if dtype == np.float16:
-        # NumPy's mean does the same: a total overflows long before the mean would.
+        # As NumPy's mean does: the total overflows long before the mean would.
         array = array.astype(np.float32)
     if dtype.kind not in "fc":
         dtype = np.dtype(np.float64)
@@ -184,7 +185,7 @@ def _sum_and_count(array: Any, axis: Axis) -> tuple[Any, int, Any]:
         return array, 1, dtype
     total = reduce_rows(np.add, array, axis)
     if total.dtype.kind in "iu":
-        # No rows of small integers are so many that their total would not fit 64 bits.
+        # The total of any number of small integers fits 64 bits.
         total = total.astype(np.float64)
     return total, num_rows(array.shape, axis), dtype
 
@@ -195,32 +196,32 @@ def _add_up(a: tuple[Any, int, Any], b: tuple[Any, int, Any]) -> tuple[Any, int,
 
 def _mean(partial: tuple[Any, int, Any]) -> Any:
     total, count, dtype = partial
-    # No rows at all: 0/0, which is NaN, as NumPy's mean of nothing is; without its warning on a worker.
+    # The mean of no rows is NaN, as in NumPy, but without NumPy's warning.
     if not count:
         return np.full_like(total, np.nan, dtype=dtype)
-    # NumPy divides complex numbers in this width; the result is not exact otherwise.
+    # NumPy divides complex numbers in this precision; otherwise the result would differ.
     mean = total / (np.int64(count) if dtype.kind == "c" else total.dtype.type(count))
     return mean if mean.dtype == dtype else mean.astype(dtype)
 
 
 @dataclass(frozen=True)
 class NamedReduction:
-    """All there is to know of a reduction that has a name.
+    """The definition of a named reduction.
 
     Parameters
     ----------
     reduction
-        The reduction of NumPy's arrays.
+        The reduction of NumPy arrays.
     of_two
-        NumPy's function that combines the arrays of two partial results; None where there is no such function.
+        The NumPy function that combines the arrays of two partial results; None if there is no such function.
     on_device
-        The function of the array API standard that reduces arrays of devices; None to call ``reduction`` with them.
+        The function of the array API standard that reduces device arrays; None to call ``reduction`` with them.
     has_own_partials
-        Whether the partial result of a number is that number.
+        Whether the partial result of a number is the number itself.
     needs_order
-        Whether values have to have an order; else they have to add up.
+        Whether values must be ordered; otherwise it must be possible to add them.
     keeps_equal
-        Whether the result of one value that all replicas have is that value.
+        Whether the reduction of equal values is that value.
     """
 
     reduction: Reduction
@@ -258,7 +259,7 @@ NAMED: Final[dict[Any, NamedReduction]] = {
         Reduction(Ufunc(np.multiply, widens=True), np.multiply, identity=1), np.multiply, "prod", has_own_partials=True
     ),
 }
-# NumPy's own functions of names.
+# NumPy function -> its named reduction.
 _OF_UFUNC: Final = {record.of_two: op for op, record in NAMED.items() if record.has_own_partials}
 
 
@@ -268,7 +269,7 @@ def checked_op(value: object) -> Op:
     Raises
     ------
     ArgumentError
-        It is none.
+        It is not a reduction.
     """
     if isinstance(value, (str, ReduceOp)):
         return ReduceOp.of(value)
@@ -277,7 +278,7 @@ def checked_op(value: object) -> Op:
     if isinstance(value, np.ufunc):
         if value.nin != 2 or value.nout != 1 or value.signature is not None:
             raise ArgumentError(
-                f"reduce: np.{value.__name__} makes {value.nout} of {value.nin} values; give a function that makes "
+                f"reduce: np.{value.__name__} returns {value.nout} of {value.nin} values; give a function that returns "
                 "one of two, such as np.logaddexp"
             )
         return _OF_UFUNC.get(value) or value
@@ -305,18 +306,18 @@ def name_of(op: Op) -> str:
 
 
 def checked_axis(axis: Any) -> Axis:
-    """Check the axis or axes of a reduction and return them; None for no axes.
+    """Return the checked axis or axes of a reduction; None for no axes.
 
     Raises
     ------
     ArgumentError
-        It is no whole number, or one is given twice.
+        An axis is not a whole number, or is given twice.
     """
     if axis is None or type(axis) is int:
         return axis
     if not isinstance(axis, (list, tuple)):
         return whole_number("reduce", "axis", axis)
-    axes = tuple(whole_number("reduce", f"axis[{place}]", each) for place, each in enumerate(axis))
+    axes = tuple(whole_number("reduce", f"axis[{place}]", number) for place, number in enumerate(axis))
     if len(set(axes)) < len(axes):
         raise ArgumentError(f"reduce: axis {axes} names an axis twice")
     return axes or None

@@ -1,7 +1,7 @@
-"""The tree in which partial results of replicas combine.
+"""The tree in which the partial results of replicas are combined.
 
-It is of fixed shape: the replicas of a worker first, in order, then workers, so many at a time, in order. So a result
-does not depend on which part was ready first, to the last bit.
+Its shape is fixed: first the replicas of each worker, in order, then the workers, a few at a time, in order. So results
+are equal to the last bit, whichever part is ready first.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from daskdist.strategy.values.extract import Extract, ExtractFromResult, FlatRes
 from daskdist.strategy.values.flat import check_is_no_dict
 from daskdist.strategy.values.wiring import Wiring, fill
 
-# What adds up, and what has an order.
+# The kinds of dtypes that can be added, and those that are ordered.
 _NUMBERS: Final = "biufc"
 _ORDERED: Final = "biufcmM"
-# What a function is given as it is, where an array of it would be something else.
+# Types passed to functions unchanged, as converting them to arrays would change their meaning.
 _COMBINED_AS_THEY_ARE: Final = (str, bytes, Ragged)
-# Arrays of at most so many bytes are combined in a fraction of a millisecond.
+# Arrays of at most this many bytes are combined in a fraction of a millisecond.
 _SMALL_BYTES: Final = 2**16
 
 
@@ -58,11 +58,11 @@ class NoRows:
     Parameters
     ----------
     one_row
-        The shape of its value, had that a row.
+        The shape of its value if that had one row.
     dtype
-        Of its value.
+        The dtype of its value.
     device
-        What that is on; None for the host.
+        The device of its value; None for the host.
     """
 
     one_row: tuple[int, ...]
@@ -78,8 +78,8 @@ class NoRows:
             values = treespec.flatten_up_to(reduction.identity)
         except ValueError:
             raise ArgumentError(
-                f"reduce: the identity of the reduction is {reduction.identity!r:.80}, and its chunk gives "
-                f"{describe_nesting(treespec)}; they must nest their values alike"
+                f"reduce: the identity of the reduction is {reduction.identity!r:.80}, and its chunk returns "
+                f"{describe_nesting(treespec)}; they must have the same structure"
             ) from None
         return optree.tree_unflatten(treespec, list(map(_full, parts, values)))
 
@@ -87,15 +87,15 @@ class NoRows:
 def _full(like: Any, value: Any) -> Any:
     if value is None:
         return like
-    # The identity of `bitwise_and` is -1 for unsigned dtypes too.
+    # The identity of `bitwise_and` is -1, also for unsigned dtypes.
     full = np.full_like(like, np.asarray(value).astype(np.asarray(like).dtype))
-    # A number, where chunk gives one.
+    # A number if chunk returns a number.
     return full if isinstance(like, np.ndarray) else full[()]
 
 
 @dataclass(frozen=True)
 class Fold:
-    """One node of the tree: chunks of some replicas, or partial results, made one.
+    """One node of the tree, which combines the chunks of some replicas, or partial results.
 
     Parameters
     ----------
@@ -104,11 +104,11 @@ class Fold:
     axis
         The axis or axes of each array to reduce along; None for none.
     is_final
-        Whether the result is wanted, and not a partial one.
+        Whether the node returns the final result instead of a partial one.
     stays
-        Whether partial results do not leave this process: then they stay on their device.
+        Whether partial results do not leave this process, so that they stay on their device.
     operation
-        What messages call it.
+        The name of the operation in messages.
     """
 
     op: Op
@@ -135,7 +135,7 @@ class Fold:
         return self._fold(reduction_of(self.op), zip(*results, strict=True))
 
     def _chunk(self, reduction: Reduction, value: Any) -> tuple[tuple[int, ...], Any]:
-        # With the shape that is left, which all must agree on.
+        # Also return the remaining shape, which must be the same for all replicas.
         if type(value) not in _HERE:
             value = adopted(value)
             if (device := device_of(value)) is not None:
@@ -143,7 +143,7 @@ class Fold:
         array = self._checked(value)
         axis = self.axis
         if axis is None:
-            # A value that is no array has no shape to compare.
+            # Only arrays have a shape to compare.
             shape = array.shape if isinstance(array, np.ndarray) else ()
             return shape, self._called(reduction.chunk, array, None)
         shape = without(array.shape, axis)
@@ -152,7 +152,7 @@ class Fold:
         return shape, self._called(reduction.chunk, array, axis)
 
     def _chunk_there(self, array: Any, device: Device) -> tuple[tuple[int, ...], Any]:
-        # Looked at where it is: nothing of it comes to the host.
+        # Reduced on its device: nothing is copied to the host.
         shape, dtype, axis = tuple(array.shape), dtype_of(array), self.axis
         self._check_dtype(dtype)
         self._check_axes(shape)
@@ -175,19 +175,19 @@ class Fold:
                 return value
             array = _as_array(value, self.operation)
         if not array.flags.aligned:
-            # Arrays from a message may be unaligned: NumPy adds those in another order, with other bits.
+            # Arrays from a message may be unaligned: NumPy adds those in another order, with another rounding.
             array = np.require(array, requirements="A")
         if isinstance(op, ReduceOp):
             if kind not in _HERE:
                 check_is_no_dict(value, self.operation)
                 if isinstance(array, np.ma.MaskedArray):
                     raise ArgumentError(
-                        f"{self.operation}: a value is a masked array; say what is to stand for what is masked, with "
-                        "filled(0) say"
+                        f"{self.operation}: a value is a masked array; replace the masked elements first, for example "
+                        "with filled(0)"
                     )
             self._check_dtype(array.dtype)
         elif axis is None and array.dtype.hasobject:
-            # A value that is no array is combined as it is.
+            # Other values are combined as they are.
             return value
         if axis is not None:
             self._check_axes(array.shape)
@@ -207,19 +207,19 @@ class Fold:
         if axis is None:
             return
         axes = axis if isinstance(axis, tuple) else (axis,)
-        for each in axes:
-            if not -ndim <= each < ndim:
+        for number in axes:
+            if not -ndim <= number < ndim:
                 raise ArgumentError(
-                    f"reduce: axis {each} of a value of shape {shape}; use axis=None to reduce over replicas only"
+                    f"reduce: axis {number} of a value of shape {shape}; use axis=None to reduce over replicas only"
                 )
-        if len(axes) > 1 and len({each % ndim for each in axes}) < len(axes):
+        if len(axes) > 1 and len({number % ndim for number in axes}) < len(axes):
             raise ArgumentError(f"reduce: axis {axis} of a value of shape {shape} names an axis twice")
 
     def _fold(self, reduction: Reduction, columns: Iterable[Sequence[tuple[tuple[int, ...], Any]]]) -> Any:
         folded = [self._combined(reduction, column) for column in columns]
         if not self.is_final:
             return folded if self.stays else [(shape, _here(partial)) for shape, partial in folded]
-        leaves = [self._final(reduction, *each) for each in folded]
+        leaves = [self._final(reduction, *entry) for entry in folded]
         return FlatResult(leaves, list_spec(len(leaves)))
 
     def _combined(self, reduction: Reduction, column: Sequence[tuple[tuple[int, ...], Any]]) -> tuple[Any, Any]:
@@ -228,57 +228,57 @@ class Fold:
         if NoRows not in kinds and Placed not in kinds:
             for other in column:
                 if other[0] != shape:
-                    # NumPy would stretch the smaller to the larger where it can.
-                    check_shapes([each[0] for each in column], self.axis)
+                    # NumPy would broadcast the arrays.
+                    check_shapes([entry[0] for entry in column], self.axis)
             for _, other in column[1:]:
                 partial = self._called(reduction.combine, partial, other)
             return shape, partial
         telling = with_rows = column
         if NoRows in kinds:
-            with_rows = [each for each in column if type(each[1]) is not NoRows]
-            # A dimension that nobody knows is 0 where there are no rows to know it by.
-            telling = [*with_rows, *(each for each in column if type(each[1]) is NoRows and 0 not in each[0])]
+            with_rows = [entry for entry in column if type(entry[1]) is not NoRows]
+            # An unknown dimension is 0 in arrays without rows.
+            telling = [*with_rows, *(entry for entry in column if type(entry[1]) is NoRows and 0 not in entry[0])]
         shape, partial = (telling or column)[0]
-        if any(each[0] != shape for each in telling):
-            check_shapes([each[0] for each in column], self.axis)
+        if any(entry[0] != shape for entry in telling):
+            check_shapes([entry[0] for entry in column], self.axis)
         if NoRows in kinds and len(kinds) == 1:
-            return shape, replace(partial, device=home_of([each[1].device for each in column]))
+            return shape, replace(partial, device=home_of([entry[1].device for entry in column]))
         if Placed in kinds:
-            return shape, self._combined_there(reduction, [each[1] for each in with_rows])
+            return shape, self._combined_there(reduction, [entry[1] for entry in with_rows])
         for _, other in with_rows[1:]:
             partial = self._called(reduction.combine, partial, other)
         return shape, partial
 
     def _combined_there(self, reduction: Reduction, partials: Sequence[Any]) -> Any:
-        # On the device of the first; on the host where one is there.
-        home = home_of([each.device if type(each) is Placed else None for each in partials])
+        # On the device of the first, or on the host if any partial result is there.
+        home = home_of([partial.device if type(partial) is Placed else None for partial in partials])
         if home is None:
-            found = _here(partials[0])
+            combined = _here(partials[0])
             for other in partials[1:]:
-                found = self._called(reduction.combine, found, _here(other))
-            return found
-        found, *others = [each.partial for each in partials]
+                combined = self._called(reduction.combine, combined, _here(other))
+            return combined
+        combined, *others = [partial.partial for partial in partials]
         if not others:
             return partials[0]
         with contextlib.ExitStack() as streams:
-            # A library reads in the stream of each and waits for none: what the callers' streams do with that memory
-            # next comes after it.
-            for device in reversed(dict.fromkeys(each.device for each in partials)):
+            # A library reads in every device's stream without waiting: the callers' streams must not reuse that memory
+            # before it has.
+            for device in reversed(dict.fromkeys(partial.device for partial in partials)):
                 streams.enter_context(in_stream_of(device))
-            at_once = combined_by_library(home, self.op, [found, *others])
+            at_once = combined_by_library(home, self.op, [combined, *others])
             if at_once is not None:
                 return Placed(home, at_once)
             combine = reduction_on(home, self.op).combine
             for other in others:
-                found = self._called(combine, found, moved_nest(other, home))
-        return Placed(home, found)
+                combined = self._called(combine, combined, moved_nest(other, home))
+        return Placed(home, combined)
 
     def _final(self, reduction: Reduction, shape: tuple[int, ...], partial: Any) -> Any:
         if type(partial) is NoRows:
             if reduction.identity is None and 0 not in shape:
                 name = name_of(self.op)
                 raise ArgumentError(
-                    f"reduce: no replica has a row along axis {self.axis}, and {name} of none is no value; leave "
+                    f"reduce: no replica has a row along axis {self.axis}, and {name} of no rows has no value; leave "
                     "such a step out, or use a Reduction with an identity"
                 )
             if partial.device is not None:
@@ -288,16 +288,16 @@ class Fold:
         if type(partial) is Placed:
             finalize = reduction_on(partial.device, self.op).finalize
             if finalize is as_it_is:
-                # To be in a device's stream takes it longer than many a reduction.
+                # Making a device's stream current takes longer than many reductions.
                 return partial.partial
             with in_stream_of(partial.device):
                 return self._called(finalize, partial.partial)
         result = self._called(reduction.finalize, partial)
-        # A scalar, as NumPy's reductions return it.
+        # Return a scalar, as NumPy's reductions do.
         return result[()] if type(result) is np.ndarray and not result.ndim else result
 
     def _final_there(self, reduction: Reduction, no_rows: NoRows, device: Device) -> Any:
-        # The result of no rows on a device. A user's Reduction is called with arrays of the device.
+        # Return the result of no rows on a device. A user's Reduction is called with device arrays.
         is_own = isinstance(self.op, Reduction)
         with in_stream_of(device), np.errstate(all="ignore"):
             partial = (no_rows if is_own else replace(no_rows, device=None)).partial(reduction, self.axis)
@@ -311,13 +311,13 @@ class Fold:
             return function(*args)
         except Exception as error:
             add_context(
-                error, f"raised by {name_of(self.op)}, by which {self.operation} combines the values of replicas"
+                error, f"raised by {name_of(self.op)}, with which {self.operation} combines the values of replicas"
             )
             raise
 
 
 def _here(partial: Any) -> Any:
-    # The partial result in a form that can leave the process.
+    # Return the partial result in a form that can leave the process.
     if type(partial) is NoRows and partial.device is not None:
         return replace(partial, device=None)
     return partial.here() if type(partial) is Placed else partial
@@ -325,32 +325,34 @@ def _here(partial: Any) -> Any:
 
 def _one_row(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, ...]:
     axes = axis if isinstance(axis, tuple) else (axis,)
-    once = {each % len(shape) for each in axes}
+    once = {number % len(shape) for number in axes}
     return tuple(1 if k in once else n for k, n in enumerate(shape))
 
 
 def _as_array(value: Any, operation: str) -> np.ndarray[Any, Any]:
     if isinstance(value, Ragged):
         raise ArgumentError(
-            f"{operation}: a value has rows of different lengths; reduce what is in them, its values, which "
-            "run(lambda rows: rows.values, args=(value,)) gives"
+            f"{operation}: a value has rows of different lengths; reduce its flat values, which "
+            "run(lambda rows: rows.values, args=(value,)) returns"
         )
     try:
-        # Python's numbers are as wide here as they are in Python.
+        # Python numbers keep their full precision.
         return np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{operation}: a value is a {type(value).__name__} that makes no array: {error}") from error
+        raise ArgumentError(
+            f"{operation}: a value is a {type(value).__name__}, which does not convert to an array: {error}"
+        ) from error
 
 
 def check_shapes(shapes: Sequence[tuple[int, ...]], axis: Axis) -> None:
-    """Refuse values whose shapes, without the axes reduced along, differ."""
+    """Raise an error if the shapes of values, without the reduced axes, differ."""
     if len(set(shapes)) == 1:
         return
     differ = f"the values' shapes differ over the replicas: {', '.join(map(str, shapes))}"
     if axis is None:
         advice = "Give axis=0 to reduce along the rows too; a last batch need not be full"
         raise ArgumentError(f"reduce: {differ}. {advice}")
-    raise ArgumentError(f"reduce: once reduced along axis {axis}, {differ}; they must be one shape")
+    raise ArgumentError(f"reduce: after the reduction along axis {axis}, {differ}; they must be equal")
 
 
 @functools.lru_cache(maxsize=64)
@@ -359,7 +361,7 @@ def list_spec(num_leaves: int) -> Any:
     return optree.tree_structure([0] * num_leaves, none_is_leaf=True)
 
 
-# Never asynchronous, and nests of nothing.
+# Types that are never asynchronous and never nests.
 _HERE: Final = frozenset({np.ndarray, int, float, bool, complex, np.float32, np.float64, np.int32, np.int64})
 
 
@@ -367,22 +369,22 @@ _HERE: Final = frozenset({np.ndarray, int, float, bool, complex, np.float32, np.
 def groups_of(
     workers: tuple[str | None, ...], *, in_order: bool, at_once: int = 1
 ) -> tuple[tuple[str | None, tuple[int, ...]], ...]:
-    """Return the groups of replicas that are combined first: for each its worker and the numbers of the replicas.
+    """Return the groups of replicas that are combined first, each as its worker and the numbers of its replicas.
 
     Parameters
     ----------
     workers
-        For each replica its worker.
+        The worker of each replica.
     in_order
-        Whether replicas may only be combined with their neighbours, though further ones be on one worker.
+        Whether only neighbouring replicas may be combined, even if others are on the same worker.
     at_once
-        How many workers are one group, on the first of them, where each has but one replica.
+        The number of workers that form one group, on the first of them, if each has only one replica.
     """
     numbered = list(enumerate(workers))
     if not in_order:
         first = {worker: number for number, worker in reversed(numbered)}
-        numbered.sort(key=lambda each: first[each[1]])
-    runs = itertools.groupby(numbered, lambda each: each[1])
+        numbered.sort(key=lambda pair: first[pair[1]])
+    runs = itertools.groupby(numbered, lambda pair: pair[1])
     groups = [(worker, tuple(number for number, _ in run)) for worker, run in runs]
     if at_once > 1 and all(len(numbers) == 1 for _, numbers in groups):
         parts = (groups[k : k + at_once] for k in range(0, len(groups), at_once))
@@ -394,37 +396,37 @@ def _fold(op: Op, axis: Axis, is_final: bool) -> Fold:
     return _fold_of_name(op, axis, is_final) if isinstance(op, ReduceOp) else Fold(op, axis, is_final)
 
 
-# One for all steps: a worker is sent it once.
+# Cached, so that it is sent to a worker once for all steps.
 _fold_of_name = functools.lru_cache(maxsize=64)(Fold)
 
 
 class Prepared:
-    """A function that is the same object for all steps, so that a worker is sent it once."""
+    """A function that is the same object in all steps, so that it is sent to a worker once."""
 
     def __call__(self, results: Sequence[Any]) -> Any:
-        """Return what it makes of results."""
+        """Return the value computed from results."""
         raise NotImplementedError
 
     @property
     def is_same_everywhere(self) -> bool:
-        """Return whether all workers compute the same result, to the last bit."""
+        """Return whether all workers compute the same result to the last bit."""
         return False
 
     def is_quick(self, results: Sequence[Any]) -> bool:
-        """Return whether calling it with results is a matter of microseconds and runs no code of the user."""
+        """Return whether calling it with results takes only microseconds and runs no code of the user."""
         return False
 
 
 @dataclass(frozen=True, eq=False)
 class FoldChunks(Prepared):
-    """Folds one leaf of what a call gave on each of some replicas.
+    """Function that folds one leaf of a call's results on some replicas.
 
     Parameters
     ----------
     fold
         The node of the tree.
     pick
-        Takes out the leaf.
+        Extracts the leaf.
     """
 
     fold: Fold
@@ -435,20 +437,21 @@ class FoldChunks(Prepared):
 
     @property
     def is_same_everywhere(self) -> bool:
-        """Return whether the result is that of a named reduction: values of several workers combine on their hosts."""
+        """Return whether the reduction is a named one, as values of several workers are combined on the host."""
         return isinstance(self.fold.op, ReduceOp) and self.fold.is_final
 
     def is_quick(self, results: Sequence[Any]) -> bool:
-        """Return whether all values are small and of NumPy."""
+        """Return whether all values are small NumPy values."""
         leaf = self.pick.leaf
         return isinstance(self.fold.op, ReduceOp) and all(
-            type(each) is FlatResult and leaf < len(each.leaves) and _is_small(each.leaves[leaf]) for each in results
+            type(result) is FlatResult and leaf < len(result.leaves) and _is_small(result.leaves[leaf])
+            for result in results
         )
 
 
 @dataclass(frozen=True, eq=False)
 class FoldPartials(Prepared):
-    """Folds partial results of workers.
+    """Function that folds the partial results of workers.
 
     Parameters
     ----------
@@ -463,12 +466,12 @@ class FoldPartials(Prepared):
 
     @property
     def is_same_everywhere(self) -> bool:
-        """Return whether the result is that of a named reduction: values of several workers combine on their hosts."""
+        """Return whether the reduction is a named one, as values of several workers are combined on the host."""
         return isinstance(self.fold.op, ReduceOp) and self.fold.is_final
 
     def is_quick(self, results: Sequence[Any]) -> bool:
-        """Return whether all partial results are small and of NumPy."""
-        return isinstance(self.fold.op, ReduceOp) and all(_is_small(each) for each in results)
+        """Return whether all partial results are small NumPy values."""
+        return isinstance(self.fold.op, ReduceOp) and all(_is_small(result) for result in results)
 
 
 def _is_small(value: Any) -> bool:
@@ -513,31 +516,31 @@ def fold_tree(
     Parameters
     ----------
     caller
-        Who makes the calls.
+        The backend that makes the calls.
     op, axis
         The reduction.
     workers
-        For each replica its worker; None for this process.
+        The worker of each replica; None for this process.
     values
-        For each replica its leaves, some of them asynchronous; or the one that each has as a part of a call's result.
+        The leaves of each replica, some of them asynchronous; or one part of a call's result for each replica.
     split_every
-        How many partial results of workers are combined at a time.
+        The number of workers' partial results that are combined at a time.
     on
-        The worker that is to have the result; None for the first.
+        The worker to place the result on; None for the first.
 
     Returns
     -------
     Handle
-        Of a `FlatResult` list of the leaves' results.
+        The handle of a `FlatResult` list of the leaves' results.
     """
     whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
-    # A function need not be commutative. And where a chunk would be the value itself, workers are combined at once.
+    # Functions need not be commutative. If the chunk is the value itself, workers are combined directly.
     in_order = not isinstance(op, ReduceOp)
     groups = groups_of(workers, in_order=in_order, at_once=split_every if axis is None else 1)
     level = []
-    for own, numbers in groups:
+    for group_worker, numbers in groups:
         is_last = len(groups) == 1
-        worker = on if is_last and on else own
+        worker = on if is_last and on else group_worker
         level.append((worker, _chunks(caller, _fold(op, axis, is_last), values, numbers, worker)))
     while len(level) > 1:
         is_last = len(level) <= split_every
@@ -547,7 +550,7 @@ def fold_tree(
         level = []
         for part in parts:
             worker = on if is_last and on else part[0][0]
-            # One alone is what it is.
+            # A single partial result needs no call.
             if len(part) == 1:
                 level.append(part[0])
                 continue

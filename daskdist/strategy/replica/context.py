@@ -124,8 +124,8 @@ class ReplicaContext:
         """
         collective = all_reduce_of(reduce_op)
         leaves, treespec = _given("all_reduce", value)
-        found = self.meet(collective, (leaves, treespec))
-        return optree.tree_unflatten(treespec, found)
+        results = self.meet(collective, (leaves, treespec))
+        return optree.tree_unflatten(treespec, results)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Put every replica's values together along an axis, in replica order, and give that to all.
@@ -192,40 +192,40 @@ class ReplicaContext:
         merge_calls = strategy.internals.merge_calls
 
         def call(fn: Callable[..., Any], merged: Any, along: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-            given, by_name = merged
+            args, by_name = merged
             stream = contextlib.nullcontext() if device.is_host else in_stream_of(device)
             with merge_calls.open(along) as changes, cross_replica_scope(strategy, is_merge_call=True), stream:
-                return fn(strategy, *given, **by_name), changes()
+                return fn(strategy, *args, **by_name), changes()
 
-        given = _with_own_copies((tuple(args), dict(kwargs or {})), but_of=strategy.internals.token)
+        call_args = _with_own_copies((tuple(args), dict(kwargs or {})), but_of=strategy.internals.token)
         merge = Merge(merge_fn, call)
-        found, changes = self.meet(merge, (given, merge_calls.collect(given)))[self.replica_id_in_sync_group]
+        result, changes = self.meet(merge, (call_args, merge_calls.collect(call_args)))[self.replica_id_in_sync_group]
         merge_calls.apply(changes, self)
         if not device.is_host:
             with in_stream_of(device):
-                return moved_nest(found, device)
-        found = host_nest(found)
+                return moved_nest(result, device)
+        result = host_nest(result)
         # Copies, as with `all_reduce`; objects that are no arrays are shared in a process.
-        return optree.tree_map(_own_array, found, none_is_leaf=True) if self.num_replicas_in_sync > 1 else found
+        return optree.tree_map(_own_array, result, none_is_leaf=True) if self.num_replicas_in_sync > 1 else result
 
-    def meet(self, collective: Collective, given: Any) -> Any:
+    def meet(self, collective: Collective, contribution: Any) -> Any:
         """Take part in a collective with what this replica gives; return its result."""
         number = self.replica_id_in_sync_group
         if are_loaded():
             self._let_look(collective)
         if self._rendezvous is None:
-            found, is_own = collective.final(collective.partial({number: given})), False
+            result, is_own = collective.final(collective.partial({number: contribution})), False
         else:
-            found, is_own = self._rendezvous().meet(number, collective, given)
+            result, is_own = self._rendezvous().meet(number, collective, contribution)
         if not isinstance(collective, (AllReduce, AllGather)):
-            return found
+            return result
         if are_loaded():
             # Results are on the device on which the replica gave its value.
-            return [own_copy(each, leaf, is_own=is_own) for each, leaf in zip(found, given[0], strict=True)]
+            return [own_copy(value, leaf, is_own=is_own) for value, leaf in zip(result, contribution[0], strict=True)]
         if is_own:
-            return found
+            return result
         # Nobody else's: what one changes in place is its own.
-        return [each.copy() if isinstance(each, np.ndarray) else each for each in found]
+        return [value.copy() if isinstance(value, np.ndarray) else value for value in result]
 
     def _let_look(self, collective: Collective) -> None:
         # Others look at what this replica gives in their own streams.
@@ -249,9 +249,9 @@ def _given(operation: str, value: Any) -> tuple[list[Any], Any]:
     leaves, treespec = flattened(value)
     if _GIVEN.issuperset(map(type, leaves)):
         return leaves, treespec
-    own = _with_own_copies(value)
-    if own is not value:
-        leaves, treespec = flattened(own)
+    copied = _with_own_copies(value)
+    if copied is not value:
+        leaves, treespec = flattened(copied)
     for leaf in leaves:
         if leaf is None or isinstance(leaf, (PerReplica, AsyncValue)):
             raise ArgumentError(
@@ -295,8 +295,8 @@ def cross_replica_scope(strategy: StrategyContract, *, is_merge_call: bool = Fal
 
 def current_replica() -> ReplicaContext | None:
     """Return the replica whose function is running here, if any."""
-    found = current_context.get()
-    return found if type(found) is ReplicaContext else None
+    context = current_context.get()
+    return context if type(context) is ReplicaContext else None
 
 
 def check_in_program(operation: str) -> None:
@@ -308,13 +308,13 @@ def check_in_program(operation: str) -> None:
         A replica calls it, in a function that `Strategy.run` or `ReplicaContext.merge_call` calls. Each replica would
         take a step of its own there, and the others would never see that step.
     """
-    found = current_context.get()
-    if found is None or (type(found) is CrossReplicaScope and not found.is_merge_call):
+    context = current_context.get()
+    if context is None or (type(context) is CrossReplicaScope and not context.is_merge_call):
         return
-    if type(found) is CrossReplicaScope:
+    if type(context) is CrossReplicaScope:
         who = "a function that merge_call calls"
     else:
-        who = f"replica {found.replica_id_in_sync_group}, inside the function that it runs"
+        who = f"replica {context.replica_id_in_sync_group}, inside the function that it runs"
     raise RuntimeError(
         f"{operation}: a distributed dataset is iterated over by {who}; each replica would take steps from the others. "
         f"{TO_REPLICAS}"
@@ -323,11 +323,11 @@ def check_in_program(operation: str) -> None:
 
 def is_free_for(strategy: Any) -> bool:
     """Return whether no replica's function runs here, and no scope of another strategy is open."""
-    found = current_context.get()
-    return found is None or (type(found) is CrossReplicaScope and found.strategy is strategy)
+    context = current_context.get()
+    return context is None or (type(context) is CrossReplicaScope and context.strategy is strategy)
 
 
 def current_scope_strategy() -> StrategyContract | None:
     """Return the strategy of the current scope, if any."""
-    found = current_context.get()
-    return found.strategy if type(found) is CrossReplicaScope else None
+    context = current_context.get()
+    return context.strategy if type(context) is CrossReplicaScope else None

@@ -68,7 +68,9 @@ class CurrentGroup:
         self._sizes_before += (len(before.replicas),)
         self._lost += tuple(lost)
         self.now = group
-        told = [f"lost {each}, and with it replica {', '.join(map(str, before.members(each)))}" for each in lost]
+        told = [
+            f"lost {address}, and with it replica {', '.join(map(str, before.members(address)))}" for address in lost
+        ]
         logger.warning("%s; %d of %d replicas are left", "; ".join(told), len(group.replicas), len(before.replicas))
 
     @property

@@ -15,7 +15,7 @@ class MergeCalls(Protocol):
         """Return whether variables can be made with the strategy: the program hears of them."""
         ...
 
-    def collect(self, given: Any) -> Any:
+    def collect(self, arguments: Any) -> Any:
         """Return what a replica sends along with the arguments that it gives."""
         ...
 
@@ -33,7 +33,7 @@ class LocalMergeCalls:
 
     makes_variables = True
 
-    def collect(self, given: Any) -> None:
+    def collect(self, arguments: Any) -> None:
         """Return None."""
 
     @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""Values that replicas have: one each, and perhaps not there yet."""
+"""Values of replicas: one for each replica, possibly still being computed."""

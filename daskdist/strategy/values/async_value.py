@@ -21,30 +21,30 @@ from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.values.extract import Applied, ExtractAll, Remote
 from daskdist.strategy.values.wiring import PendingValue, Wiring, filled, results_of
 
-# An expression of so many operations is evaluated although nobody has looked: a total over a million steps
-# must not keep a million steps alive.
+# An expression of this many operations is evaluated before it is read, so that a total over a million steps does not
+# keep a million steps alive.
 _MOST_OPERATIONS = 64
 
 
 class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
     """An array or number that a cluster may still be computing.
 
-    It is used as what it will be: arithmetic, comparisons, indexing and NumPy's elementwise functions give
-    further asynchronous values and wait for nothing. ``float``, ``int``, ``bool``, ``format``,
-    ``numpy.asarray``, iterating and printing wait, and raise what the function that was to make it raised.
-    It is a Dask collection: ``dask.compute`` gives several such values at once.
+    It is used like its result: arithmetic, comparisons, indexing and NumPy's elementwise functions return further
+    asynchronous values without waiting. ``float``, ``int``, ``bool``, ``format``, ``numpy.asarray``, iterating and
+    printing wait, and raise the error of the function that computes it. It is a Dask collection: ``dask.compute``
+    computes several such values at once.
     """
 
     __slots__ = ("_name", "spec", "worker")
 
     def __init__(self, caller: ResultSource, source: Remote | Applied, spec: TensorSpec | None = None) -> None:
-        # As the constructor of `PendingValue` does; each step makes some.
+        # Inlined from the constructor of `PendingValue`, as every step creates values.
         self.caller = caller
         self.source = source
         self.known = None
         self._name = ""
         self.spec = spec
-        # The address of the worker that was asked for it, where that is known.
+        # The address of the worker that computes the value, if known.
         self.worker: str | None = None
         if type(source) is Remote:
             self.worker = source.worker
@@ -61,7 +61,7 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         return self.source is None
 
     def at_hand(self) -> tuple[Any] | None:
-        """Return the value in a tuple, if it is in this process; None otherwise. Nothing is waited for or computed."""
+        """Return the value in a tuple if it is in this process, or else None, without waiting or computing."""
         source = self.source
         if source is None:
             return (self.known,)
@@ -73,7 +73,7 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         return self.source is None or are_on_one_cluster(self.caller, caller)
 
     def settle(self) -> None:
-        """Compute the operations on other values where those are, by a call there, or else here."""
+        """Compute the operations on other values by a call on the cluster of those values, or else in this process."""
         if not isinstance(self.source, Applied):
             return
         wiring = Wiring()
@@ -86,19 +86,19 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
 
     def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncValue:
         operations = 1
-        given = []
-        for each in args:
-            if type(each) is AsyncValue:
-                if type(each.source) is Applied:
-                    operations += each.source.num_operations
-                given.append(each)
+        operands = []
+        for operand in args:
+            if type(operand) is AsyncValue:
+                if type(operand.source) is Applied:
+                    operations += operand.source.num_operations
+                operands.append(operand)
             else:
-                given.append(as_it_is_now(each))
-        return AsyncValue(self.caller, Applied(function, tuple(given), kwargs, operations))
+                operands.append(as_it_is_now(operand))
+        return AsyncValue(self.caller, Applied(function, tuple(operands), kwargs, operations))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        # `total += value` asks for the result in place; a new value under the old name is the same to its user.
-        out = [each for each in kwargs.pop("out", ()) if each is not self]
+        # `total += value` asks for the result in place; binding a new value to the name looks the same to the user.
+        out = [output for output in kwargs.pop("out", ()) if output is not self]
         if not kwargs and not out and method == "__call__":
             return self._apply(ufunc, *inputs)
         # Resolve `where` and the like now: NumPy would call this method again for them on the workers.
@@ -108,7 +108,7 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         return self._apply(getattr(ufunc, method), *inputs, **kwargs)
 
     def __add__(self, other: Any) -> Any:
-        # Faster than the mixin, which goes through NumPy; and a sum of many is one operation.
+        # Faster than the mixin, which goes through NumPy, and a sum of many values is one operation.
         if type(other) not in _PLAIN:
             return super().__add__(other)
         source = self.source
@@ -127,8 +127,8 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         return self._apply(operator.getitem, self, key)
 
     def __getattr__(self, name: str) -> Any:
-        # What an array or a number has, such as shape, mean and item: waited for. Protocols that others look
-        # for by names of their own are not.
+        # Attributes of arrays and numbers, such as shape, mean and item, wait for the value. Lookups of protocols, by
+        # names with an underscore, do not.
         if name.startswith("_") or name == "expr":
             raise AttributeError(name)
         return getattr(self.result(), name)
@@ -170,7 +170,7 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         return {(self.__dask_tokenize__(), 0): self}
 
     def __dask_tokenize__(self) -> str:
-        # Its own for as long as it lives: that its result is there by now changes nothing.
+        # The same during the life of the object, also after the result has arrived.
         self._name = self._name or f"value-{uuid.uuid4().hex}"
         return self._name
 
@@ -181,10 +181,10 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         return persisted_value, (self.__dask_keys__()[0], workers_needed(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy, in memory or on disk, is of the value.
+        # Copies and pickles hold the value itself.
         return ExtractAll(), (self.result(),)
 
-    # Equality is elementwise, as an array's is; so, as an array, it does not hash.
+    # Equality is elementwise, as for arrays, so the value is not hashable.
     __hash__ = None  # type: ignore[assignment]
 
 
@@ -192,14 +192,14 @@ def _added_up(*values: Any) -> Any:
     return reduce(np.add, values)
 
 
-# Added to a value without more ado.
+# Types that can be added without further checks.
 _PLAIN: Final = frozenset({AsyncValue, int, float, np.float32, np.float64})
 
 
 def as_it_is_now(value: Any) -> Any:
-    """Return a copy that later changes of an array do not reach, since calls are sent after they are made."""
+    """Return a copy of an array, as a call is sent some time after it is made and the array may change until then."""
     if isinstance(value, np.ndarray):
-        # Also one that is read-only: it may be a view, or become writeable again.
+        # A read-only array is copied too: it may be a view, or become writeable again.
         return value.copy("K")
     if is_on_device(value):
         return host_array(value)
@@ -208,12 +208,12 @@ def as_it_is_now(value: Any) -> Any:
 
 
 def are_on_one_cluster(one: ResultSource, other: ResultSource) -> bool:
-    """Return whether calls of two sources take each other's results."""
+    """Return whether calls of either source can use results of the other."""
     return one is other or one.client is other.client
 
 
 def workers_needed(value: Any) -> Any:
-    """Return the workers without which a value does not come, or the object that knows them; ``()`` if it is here."""
+    """Return the workers that a value depends on, or the object that knows them; ``()`` if it is in this process."""
     if not isinstance(value, AsyncValue) or value.source is None:
         return ()
     return value.caller.live_workers
@@ -222,11 +222,11 @@ def workers_needed(value: Any) -> Any:
 def persisted_value(graph: Any, key: Any, workers: Any, *, rename: dict[str, str] | None = None) -> Any:
     """Return a value that Dask's ``persist`` left in a graph: a future, or without a cluster the value itself."""
     name, number = key
-    found = graph[(rename or {}).get(name, name), number]
-    if is_unfinished_task(found):
+    persisted = graph[(rename or {}).get(name, name), number]
+    if is_unfinished_task(persisted):
         raise ArgumentError("values of replicas can be computed and persisted; Dask does not rewrite their graphs")
-    if not is_future(found):
-        return found
+    if not is_future(persisted):
+        return persisted
     from daskdist.execute.callers.submit import Submit
 
-    return AsyncValue(Submit(found.client, workers), Remote(found, ExtractAll()))
+    return AsyncValue(Submit(persisted.client, workers), Remote(persisted, ExtractAll()))

@@ -22,7 +22,7 @@ class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
     __slots__ = ()
 
     def values_by_key(self) -> dict[Any, Any]:
-        """Return each value, which may be asynchronous, by its key, in order."""
+        """Return the values, some of them asynchronous, by key and in order."""
         raise NotImplementedError
 
     def __dask_graph__(self) -> Any:
@@ -46,7 +46,7 @@ class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
 
     @property
     def __dask_scheduler__(self) -> Any:
-        # The source of the values, also of those that are here by now: several are computed together.
+        # The source of the values, even of those already here, so that several are computed together.
         for value in self.values_by_key().values():
             client = value.caller.client if isinstance(value, PendingValue) else None
             if client is not None and client.status == "running":

@@ -1,7 +1,7 @@
-"""Arrays of devices among the values of replicas: how they come together, and in whose stream.
+"""Device arrays among the values of replicas: moving them to one device, and the streams this is done in.
 
-Each replica computes in the stream of its device, whoever asks for it; and what is made for a caller is there for what
-that does next in its own stream.
+Each replica computes in the stream of its device, whichever thread calls it. A result for a caller is ready for the
+work that the caller then queues in its own stream.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Placed:
     device
         The device.
     partial
-        An array, or a nest with some in it.
+        An array, or a nest with arrays.
     """
 
     device: Device
     partial: Any
 
     def here(self) -> Any:
-        """Return the partial result in arrays of the host."""
+        """Return the partial result with NumPy arrays."""
         return host_nest(self.partial)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Data that leaves the process leaves the device.
+        # Pickles hold NumPy arrays, as the receiver may not have the device.
         return _as_it_is, (self.here(),)
 
 
@@ -46,7 +46,7 @@ def _as_it_is(partial: Any) -> Any:
 
 
 def host_nest(nest: Any) -> Any:
-    """Return a nest with its arrays of devices as NumPy arrays; the same object where it has none."""
+    """Return a nest with its device arrays as NumPy arrays; the same object if there are none."""
     if not are_loaded():
         return nest
     leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
@@ -58,7 +58,7 @@ def host_nest(nest: Any) -> Any:
 
 
 def host_array(value: Any) -> Any:
-    """Return an array of a device as a NumPy array, and any other value as it is."""
+    """Return a device array as a NumPy array, and any other value unchanged."""
     device = device_of(value)
     if device is None:
         return value
@@ -73,38 +73,39 @@ def _now(device: Device) -> Event:
 
 @contextlib.contextmanager
 def in_stream_of(device: Device) -> Iterator[None]:
-    """Compute on a device, in the stream of its replica.
+    """Make the stream of a device's replica current in a context.
 
-    That goes on after what this thread's own stream has been given for the device, and that after what is done here.
+    Work in the context runs after the work already queued in this thread's other streams of the device, and later work
+    in those runs after it.
     """
-    own = stream_of(device)
-    outer_streams = [stream for stream in device.outer_streams() if stream != own]
+    replica_stream = stream_of(device)
+    outer_streams = [stream for stream in device.outer_streams() if stream != replica_stream]
     with device.using():
         for outer in outer_streams:
-            own.wait(outer.record())
-        own.await_queued()
+            replica_stream.wait(outer.record())
+        replica_stream.await_queued()
     try:
-        with device.using(own):
+        with device.using(replica_stream):
             yield
     finally:
         if outer_streams:
             with device.using():
-                end = own.record()
+                end = replica_stream.record()
                 for outer in outer_streams:
                     outer.wait(end)
 
 
 def catch_up(device: Device) -> None:
-    """Make the stream of a device's replica wait for this thread's own stream, whose results others read."""
-    own = stream_of(device)
+    """Make the stream of a device's replica wait for this thread's current stream of the device."""
+    replica_stream = stream_of(device)
     with device.using():
         for outer in device.outer_streams():
-            if outer != own:
-                own.wait(outer.record())
+            if outer != replica_stream:
+                replica_stream.wait(outer.record())
 
 
 def moved(array: Any, device: Device) -> Any:
-    """Return an array on a device, whose stream is current; the same object if it is there."""
+    """Return an array on a device, whose stream is current; the same object if it is already on the device."""
     source = device_of(array)
     if source == device:
         return array
@@ -112,21 +113,21 @@ def moved(array: Any, device: Device) -> Any:
         return device.put(np.asarray(array))
     if source.kind != device.kind:
         return device.put(host_array(array))
-    own = stream_of(device)
-    # It may have been made in this thread's own stream of that device.
+    replica_stream = stream_of(device)
+    # The array may have been computed in this thread's current stream of its device.
     catch_up(source)
-    own.wait(_now(source))
-    # What is done there before it goes is done after what made it.
+    replica_stream.wait(_now(source))
+    # Prepare the array for the copy after the work that computes it.
     with source.using(stream_of(source)):
-        found = device.put(array)
-    # Its memory is not used for something else before.
+        copy = device.put(array)
+    # The memory of the array is not reused before it is copied.
     with source.using():
         stream_of(source).wait(_now(device))
-    return found
+    return copy
 
 
 def moved_nest(nest: Any, device: Device) -> Any:
-    """Return a nest with its arrays on a device, whose stream is current, except arrays of dtypes that it lacks."""
+    """Return a nest with its arrays on a device, whose stream is current, except arrays of unsupported dtypes."""
 
     def leaf_there(leaf: Any) -> Any:
         if isinstance(leaf, (np.ndarray, np.generic)):
@@ -137,31 +138,31 @@ def moved_nest(nest: Any, device: Device) -> Any:
 
 
 def home_of(devices: Sequence[Device | None]) -> Device | None:
-    """Return the device on which values combine: that of the first; None if one of them is on the host."""
+    """Return the device to combine values on: the first value's; None if any value is on the host."""
     first = devices[0]
-    if first is None or any(each is None or each.kind != first.kind for each in devices):
+    if first is None or any(other is None or other.kind != first.kind for other in devices):
         return None
     return first
 
 
 def own_copy(value: Any, like: Any, *, is_own: bool) -> Any:
-    """Return one replica's own copy of a shared result: on the device of its contribution, or on the host.
+    """Return a copy of a shared result for one replica, on the device of its contribution or on the host.
 
     Parameters
     ----------
     value
-        What they are given.
+        The shared result.
     like
-        What the replica gave.
+        The contribution of the replica.
     is_own
-        Whether nobody else is given the very same.
+        Whether no other replica receives the same object.
     """
     device, source = device_of(like), device_of(value)
     if device is None:
         if source is None:
             return value.copy() if isinstance(value, np.ndarray) and not is_own else value
-        found = host_array(value)
-        return found if found.ndim else found[()]
+        copy = host_array(value)
+        return copy if copy.ndim else copy[()]
     if source is None and (not isinstance(value, (np.ndarray, np.generic)) or device.lacks(value.dtype)):
         return value
     with in_stream_of(device):
@@ -171,15 +172,15 @@ def own_copy(value: Any, like: Any, *, is_own: bool) -> Any:
 
 
 def called_on_device(function: np.ufunc, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a NumPy function on arrays, some of them on a device, by the function of the device's namespace."""
+    """Call the counterpart of a NumPy function in the device's namespace, as some of the arrays are on a device."""
     device = next(device for device in map(device_of, args) if device is not None)
-    there = getattr(device.namespace, function.__name__, function)
+    counterpart = getattr(device.namespace, function.__name__, function)
     with in_stream_of(device):
-        return there(*moved_nest(list(args), device), **kwargs)
+        return counterpart(*moved_nest(list(args), device), **kwargs)
 
 
 def synchronize(nest: Any) -> None:
-    """Wait until the arrays of devices in a nest are there, as this thread has computed them."""
+    """Wait until the device arrays in a nest, which this thread has queued, are computed."""
     if not are_loaded():
         return
     for device in set(map(device_of, optree.tree_leaves(nest))):
@@ -191,9 +192,9 @@ def synchronize(nest: Any) -> None:
 def put_on(device: Device, leaf: Any) -> Any:
     """Return a leaf with its array on a device.
 
-    Numbers stay as they are, and so does what no device has: text, objects, times, rows of different lengths.
+    Numbers stay as they are, and so do types that devices lack: text, objects, times, rows of different lengths.
     """
     if isinstance(leaf, np.ndarray) and not device.lacks(leaf.dtype):
         return device.put(leaf)
-    # An array of another replica, on the device of that.
+    # A device array may belong to another replica's device.
     return moved(leaf, device) if is_on_device(leaf) else leaf

@@ -1,22 +1,22 @@
-"""Context that is added to the message of an error of a user's function."""
+"""Context for the message of an error of a user's function."""
 
 from __future__ import annotations
 
 
 def add_context(error: BaseException, context: str) -> None:
-    """Append to an error's message where it was raised.
+    """Append the place where an error was raised to its message.
 
     Parameters
     ----------
     error
-        The error; its type stays, so that who handles it goes on doing so.
+        The error; its type does not change, so that handlers for it still match.
     context
         The clause to append.
 
     Notes
     -----
-    Of an error whose message is not its one argument (``KeyError``, ``OSError``), or which has a message of its own
-    making, the context is a note: tracebacks show it below the message.
+    If the message is not the only argument of the error (``KeyError``, ``OSError``), or the error builds its message
+    itself, the context becomes a note, which tracebacks show below the message.
 
     >>> error = ValueError("no such label")
     >>> add_context(error, "raised by replica 1")

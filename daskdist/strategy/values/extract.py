@@ -20,9 +20,9 @@ from daskdist.strategy.values.flat import flattened
 
 
 class Extract(Protocol):
-    """Takes a part out of a call's result."""
+    """Function that extracts a part of a call's result."""
 
-    # True if the rest of the result is large, so that it had better stay on its worker.
+    # True if the rest of the result is large and should stay on its worker.
     is_small_part: bool
 
     def __call__(self, result: Any) -> Any: ...
@@ -30,7 +30,7 @@ class Extract(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExtractFromRows:
-    """One leaf of one element of a block, or a copy of it that can be written into; made by `pick_from_rows` only."""
+    """One leaf of one element of a block, or a writable copy of it; created only by `pick_from_rows`."""
 
     place: int
     leaf: int
@@ -38,18 +38,18 @@ class ExtractFromRows:
     is_small_part = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Many go with each graph, and what dataclasses have for it takes five times as long.
+        # Every graph has many of these, and the pickling of dataclasses takes five times as long.
         return pick_from_rows, (self.place, self.leaf, self.is_writable)
 
     def __call__(self, result: Rows) -> Any:
-        # Others may be given the same: it stays in the worker's memory.
+        # The block stays in the worker's memory, and others may read the same leaf.
         leaf = read_only(result.item(self.place)[self.leaf])
         return writable(leaf) if self.is_writable else leaf
 
 
 @lru_cache(maxsize=2**14)
 def pick_from_rows(place: int, leaf: int, is_writable: bool = False) -> ExtractFromRows:
-    """Return the extraction of one leaf of one element; cached, as places begin at 0 in each block."""
+    """Return the extraction of one leaf of one element; cached, as places start at 0 in every block."""
     return ExtractFromRows(place, leaf, is_writable)
 
 
@@ -63,7 +63,7 @@ class ExtractAll:
         return result
 
 
-# Not frozen: each step makes some, and that takes three times as long.
+# Not frozen: every step creates some, and a frozen class takes three times as long.
 @dataclass(slots=True)
 class FlatResult:
     """The value that a function returned on a replica, as leaves."""
@@ -76,18 +76,18 @@ class FlatResult:
         return result if type(result) is cls else cls(*flattened(result))
 
     def __sizeof__(self) -> int:
-        # Dask asks for it, and knows the sizes of what there is in it.
+        # Used by Dask, whose function knows the sizes of the leaves.
         return object.__sizeof__(self) + sum(map(size_of, self.leaves))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Data that leaves the process leaves the device: the receiver may have none, and puts it on its own.
+        # Pickles hold NumPy arrays: the receiver may have no device, or puts them on its own.
         return FlatResult, (list(map(host_array, self.leaves)) if are_loaded() else self.leaves, self.treespec)
 
 
-# Told apart by identity: each step asks, and those of one layout are the same.
+# Compared by identity, as every step does it, and one layout has one set of objects.
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtractFromResult:
-    """One leaf of what a function gave, if that is of the structure it gave before."""
+    """One leaf of a function's result, whose structure must be that of its first result."""
 
     leaf: int
     treespec: Any
@@ -100,7 +100,7 @@ class ExtractFromResult:
         if result.treespec != self.treespec:
             raise DaskdistError(
                 f"run: the function returned {describe_nesting(result.treespec)} here and "
-                f"{describe_nesting(self.treespec)} in its first call; it must nest its values alike in all calls"
+                f"{describe_nesting(self.treespec)} in its first call; it must return the same structure in all calls"
             )
         return result.leaves[self.leaf]
 
@@ -111,13 +111,13 @@ class Remote(NamedTuple):
     Parameters
     ----------
     handle
-        What the caller gave for the result.
+        The handle of the result.
     pick
-        Takes the part out.
+        Extracts the part.
     worker
-        The address of the worker it was asked of; None where that is not known.
+        The address of the worker that computes it; None if unknown.
     step
-        The results of all replicas in the same step, which fails if one of them does.
+        The results of all replicas in the same step, which fails if any of them fails.
     """
 
     handle: Handle
@@ -127,22 +127,22 @@ class Remote(NamedTuple):
 
 
 class PerReplicaRef(NamedTuple):
-    """Parts of what a call gave on each replica.
+    """Parts of the results of a call on each replica.
 
     Parameters
     ----------
     caller
-        Who made the call.
+        The source that made the call.
     handles
-        Of the results.
+        The handles of the results, in replica order.
     picks
-        What takes the part out of each; one where it is the same for all.
+        The extraction of each part, or a single one for all replicas.
     workers
-        For each replica the address of its worker.
+        The address of each replica's worker.
     spec
-        What is known of all of them.
+        The common spec of the parts, if known.
     is_step
-        Whether the results are those of a step, which fails on all replicas if it does on one.
+        Whether the results are those of a step, which fails on all replicas if it fails on one.
     """
 
     caller: ResultSource

@@ -1,4 +1,4 @@
-"""Nests as leaves and their structure, quickly for those there are many of."""
+"""Fast flattening of nests into leaves and structure."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import optree
 
 from daskdist.errors import ArgumentError
 
-# Leaves for certain; anything else may be a nest of some kind.
+# Types that are certainly leaves; any other may be some kind of nest.
 LEAVES: Final = frozenset(
     {np.ndarray, np.float32, np.float64, np.int32, np.int64, int, float, complex, bool, str, bytes, type(None)}
 )
 
 
 def check_is_no_dict(value: Any, operation: str) -> None:
-    """Refuse a replica's value that is a dict.
+    """Raise an error if a replica's value is a dict.
 
     Raises
     ------
     ArgumentError
-        It is one; the message says which nest to give.
+        It is a dict; the message says which nest to give instead.
     """
     if isinstance(value, Mapping):
         names = ", ".join(f"{key!r}: PerReplica(...)" for key in value)
@@ -51,8 +51,8 @@ def _treespec_of_args(num_args: int) -> Any:
 def flattened(nest: Any, leaf_types: frozenset[type] = LEAVES) -> tuple[list[Any], Any]:
     """Return the leaves of a nest and its structure, one object for all nests of the structure.
 
-    They are what optree gives, and dicts keep the order of their keys. But steps come by the thousand, with nests of a
-    few kinds, and while other threads have something to do optree takes many times as long as this.
+    The result is that of optree, and dicts keep the order of their keys. This is many times faster than optree while
+    other threads are busy, and thousands of steps have nests of a few kinds.
     """
     leaves: list[Any] = []
     shape = _shape(nest, leaves, leaf_types)
@@ -63,14 +63,14 @@ def flattened(nest: Any, leaf_types: frozenset[type] = LEAVES) -> tuple[list[Any
 
 
 def _shape(nest: Any, leaves: list[Any], leaf_types: frozenset[type]) -> Any:
-    # Something hashable that stands for the structure of plain tuples, lists and dicts; None where there is else.
+    # A hashable description of the structure of plain tuples, lists and dicts; None if there are other nodes.
     kind = type(nest)
     if kind in leaf_types:
         leaves.append(nest)
         return "*"
     names = None
     if kind is tuple or kind is list:
-        shapes = [_shape(each, leaves, leaf_types) for each in nest]
+        shapes = [_shape(child, leaves, leaf_types) for child in nest]
     elif kind is dict:
         names = tuple(nest)
         if not all(type(name) is str for name in names):
@@ -99,13 +99,13 @@ def _of_shape(shape: Any) -> Any:
 
 
 def _canonical(treespec: Any) -> Any:
-    # Structures of dicts that differ in the order of their keys are equal, and their pickles are not.
+    # Structures of dicts with different key orders are equal, but their pickles differ.
     try:
         known = _loaded(pickle.dumps(treespec))
     except Exception:
-        # It is of a class that is found by no name.
+        # A class in the structure cannot be pickled by name.
         return treespec
-    # A class may be defined again under its name.
+    # A class may have been redefined under the same name.
     return known if known == treespec else treespec
 
 

@@ -1,4 +1,4 @@
-"""Refusals of values that are one for each replica, where one value is needed."""
+"""Errors for values with one value for each replica that are used as a single value."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any, NoReturn
 
 
 class NoSingleValue:
-    """Refuse to be an array or a number, and say how to get one."""
+    """Base of objects that raise an error when used as an array or a number, and say how to get one."""
 
     __slots__ = ()
 
     def _refuse(self, operation: str) -> NoReturn:
         raise TypeError(
-            f"{operation}: a {type(self).__name__} has one value for each replica. Make one value of them with "
+            f"{operation}: a {type(self).__name__} has one value for each replica. Combine them into one with "
             "strategy.reduce(...) or strategy.gather(...), or get all of them with strategy.local_results(...)"
         )
 

@@ -1,4 +1,4 @@
-"""`PerReplica`: one value for each replica, perhaps not there yet."""
+"""`PerReplica`: one value for each replica, possibly still being computed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from daskdist.strategy.values.extract import PerReplicaRef
 from daskdist.strategy.values.no_single_value import NoSingleValue
 from daskdist.strategy.values.wiring import results_of
 
-# Two threads that look at the same values are given the same objects.
+# Makes two threads that read the same values get the same objects.
 _looking: Final = threading.Lock()
 
 
 class DistributedValues(NoSingleValue):
-    """Values of which each replica has one."""
+    """The base of values of which each replica has one."""
 
     __slots__ = ()
 
@@ -37,12 +37,12 @@ class PerReplica(ValueCollection, DistributedValues):
     Parameters
     ----------
     values
-        Arrays, or whatever a function returned; asynchronous ones on a cluster.
+        Arrays or other results of a function; on a cluster, asynchronous ones.
 
     Notes
     -----
-    It is a Dask collection with a key a replica: ``dask.compute(value)`` gives a `PerReplica` of values that are here,
-    and ``value.persist()`` one of values that are computed where they are; arrays of devices are NumPy's in both.
+    It is a Dask collection with one key per replica: ``dask.compute(value)`` returns a `PerReplica` of values in this
+    process, and ``value.persist()`` one of values computed on their workers. Both hold device arrays as NumPy arrays.
 
     >>> import numpy as np
     >>> PerReplica([np.array([1, 2]), np.array([3])])
@@ -55,13 +55,13 @@ class PerReplica(ValueCollection, DistributedValues):
     __slots__ = ("_name", "_values", "spread")
 
     def __init__(self, values: Sequence[Any] | PerReplicaRef) -> None:
-        # A reference is kept as long as nobody asks for one of the values.
+        # A reference is kept until one of the values is read.
         self.spread: PerReplicaRef | None = values if type(values) is PerReplicaRef else None
         self._values: tuple[Any, ...] | None = tuple(values) if self.spread is None else None
 
     @classmethod
     def of(cls, spread: PerReplicaRef) -> PerReplica:
-        """Return the values of a call on each replica, by reference."""
+        """Return the results of a call on each replica, by reference."""
         return cls(spread)
 
     @property
@@ -71,7 +71,7 @@ class PerReplica(ValueCollection, DistributedValues):
         if spread is not None:
             parts = map(spread.part, range(len(spread.workers)))
             values = tuple([AsyncValue(spread.caller, part, spread.spec) for part in parts])
-            # Two threads that look are given the same.
+            # Two threads that read the values get the same objects.
             with _looking:
                 self._values = self._values or values
                 self.spread = None
@@ -84,14 +84,14 @@ class PerReplica(ValueCollection, DistributedValues):
         return values_text("PerReplica", results_of(self.values))
 
     def _repr_html_(self) -> str | None:
-        # Nothing is waited for or fetched: a value that is not here is described by what is known of it.
+        # Without waiting or fetching: a value that is not in this process is described by its spec.
         workers = [value.worker if isinstance(value, AsyncValue) else None for value in self.values]
         summaries = [Summary.of(*here) if (here := _at_hand(value)) else _known_of(value) for value in self.values]
-        note = "Values stay on workers until they are looked at: print(value)."
+        note = "Values stay on workers until they are read: print(value)."
         return values_page("PerReplica", summaries, workers, "" if all(map(_at_hand, self.values)) else note)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        # Notebooks show the HTML, and would call `repr` too, which waits.
+        # Notebooks show the HTML, but would also call `repr`, which waits.
         html = self._repr_html_()
         here = list(map(_at_hand, self.values))
         text = f"<PerReplica of {len(here)} values on workers; print(value) fetches them>"
@@ -104,7 +104,7 @@ class PerReplica(ValueCollection, DistributedValues):
         return {(name, number): value for number, value in enumerate(self.values)}
 
     def __dask_tokenize__(self) -> str:
-        # Arrays may be changed, and a token is for good.
+        # Computed once: the arrays may change, but a token must not.
         if not hasattr(self, "_name"):
             self._name = f"per-replica-{tokenize(*self.values)}"
         return self._name
@@ -115,7 +115,7 @@ class PerReplica(ValueCollection, DistributedValues):
         return len(self.values if spread is None else spread.workers)
 
     def can_be_given_to(self, caller: ResultSource) -> bool:
-        """Return whether a call of this caller can use the values, which come from one place."""
+        """Return whether a call of this caller can use the values, which have one source."""
         spread = self.spread
         if spread is not None:
             return are_on_one_cluster(spread.caller, caller)
@@ -141,5 +141,5 @@ def _known_of(value: AsyncValue) -> Summary:
 def _persisted(
     graph: Any, keys: Sequence[Any], workers: Sequence[Any], *, rename: dict[str, str] | None = None
 ) -> PerReplica:
-    values = [persisted_value(graph, key, own, rename=rename) for key, own in zip(keys, workers, strict=True)]
+    values = [persisted_value(graph, key, allowed, rename=rename) for key, allowed in zip(keys, workers, strict=True)]
     return PerReplica(values)

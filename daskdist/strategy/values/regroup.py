@@ -1,4 +1,4 @@
-"""Nests of `PerReplica` made of the values of replicas, and one replica's part of such a nest."""
+"""Nests of `PerReplica` from the values of replicas, and one replica's part of such a nest."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from daskdist.strategy.values.per_replica import PerReplica
 
 
 def component(nest: Any, replica: int) -> Any:
-    """Return a nest as one replica sees it: with that replica's value in place of each `PerReplica`."""
+    """Return a nest with one replica's value in place of each `PerReplica`."""
     return optree.tree_map(
         lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, nest, none_is_leaf=True
     )
 
 
 def regroup(results: Sequence[Any], *, always: bool = False) -> Any:
-    """Return results of all replicas, of one structure, as one nest of `PerReplica`.
+    """Return the results of all replicas, which have one structure, as one nest of `PerReplica`.
 
-    An object all share comes bare, unless ``always``.
+    An object that all replicas share is not wrapped, unless ``always``.
     """
     if all(type(result) in LEAVES for result in results):
-        # Each step does this, as a rule of numbers.
+        # The usual case of a step: its results are numbers.
         return results[0] if not always and _is_one_object(results) else PerReplica(results)
     flat = [FlatResult.of(result) for result in results]
     treespec = flat[0].treespec
-    for number, each in enumerate(flat):
-        if each.treespec != treespec:
+    for number, flat_result in enumerate(flat):
+        if flat_result.treespec != treespec:
             raise DaskdistError(
                 f"run: the function returned {describe_nesting(treespec)} on replica 0 and "
-                f"{describe_nesting(each.treespec)} on replica {number}; it must nest its values alike on all"
+                f"{describe_nesting(flat_result.treespec)} on replica {number}; it must return one structure on all"
             )
     leaves = [
         column[0] if not always and _is_one_object(column) else PerReplica(column)
-        for column in zip(*[each.leaves for each in flat], strict=True)
+        for column in zip(*[result.leaves for result in flat], strict=True)
     ]
     return optree.tree_unflatten(treespec, leaves)
 
 
 def _is_one_object(column: Sequence[Any]) -> bool:
-    # Equal small numbers are one object in Python, however they came about: what `len(batch)` gives must not
-    # be per replica for some batches and bare for others.
+    # Equal small numbers are one object in Python: `len(batch)` must not be per replica for some batches and a single
+    # value for others.
     first = column[0]
-    return not isinstance(first, (int, float, complex, np.generic)) and all(each is first for each in column)
+    return not isinstance(first, (int, float, complex, np.generic)) and all(value is first for value in column)

@@ -1,4 +1,4 @@
-"""`ValueContext`: the replica that a function makes a value for."""
+"""`ValueContext`: the replica that a function computes a value for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ValueContext:
-    """The replica that a ``value_fn`` makes a value for.
+    """The replica that a ``value_fn`` computes a value for.
 
     Parameters
     ----------
     replica_id_in_sync_group
-        Its number, from 0 on.
+        The number of the replica, from 0.
     num_replicas_in_sync
         The number of replicas.
 

@@ -1,4 +1,4 @@
-"""`Wiring`: nests with asynchronous values, sent to be filled in where the values are."""
+"""`Wiring`: the slots of nests with asynchronous values, which are filled on the workers that hold the values."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from daskdist.strategy.values.no_single_value import NoSingleValue
 
 
 class PendingValue:
-    """The state of a value that a call gives, whether it is here already or not.
+    """The state of the result of a call, which may or may not be in this process.
 
     Parameters
     ----------
     caller
         The source of the result.
     source
-        The part of a result that the value is, or the function of other values.
+        A part of a call's result, or a function of other values.
     """
 
     __slots__ = ("caller", "known", "source")
 
     def __init__(self, caller: ResultSource, source: Remote | Applied) -> None:
         self.caller = caller
-        # None once the value is here.
+        # None once the value is known.
         self.source: Remote | Applied | None = source
-        # The value, once it is here.
+        # The value, once it is in this process.
         self.known: Any = None
 
 
 class Slot:
-    """Stands in a nest for a part that is filled in where it is known."""
+    """The place of a part in a nest, filled in later."""
 
     __slots__ = ("number",)
 
@@ -54,12 +54,12 @@ class Slot:
 
 @lru_cache(maxsize=256)
 def _slot(number: int) -> Slot:
-    # One for all steps: in a pickle, what is the same object is there once.
+    # Cached, as a pickle stores one object once.
     return Slot(number)
 
 
 class Expression:
-    """Stands in a nest for a function of parts."""
+    """The place of a function of parts in a nest."""
 
     __slots__ = ("args", "function", "kwargs")
 
@@ -74,22 +74,22 @@ class Expression:
 
 @dataclass(slots=True)
 class Wiring:
-    """The results that nests with asynchronous values need to be filled elsewhere.
+    """The results needed to fill nests with asynchronous values in another process.
 
     Parameters
     ----------
     handles
-        The results needed, each once.
+        The results, without duplicates.
     picks
-        For each slot, which result it is part of, and how it is taken out.
+        For each slot, the index of its result and the extraction from it.
     """
 
     handles: list[Handle] = field(default_factory=list)
     picks: list[tuple[int, Extract]] = field(default_factory=list)
-    # The worker that was asked for each result, where that is known.
+    # The worker that computes each result, if known.
     workers: list[str | None] = field(default_factory=list)
     caller: ResultSource | None = None
-    # The worker of the first of them.
+    # The worker of the first result.
     worker: str | None = None
     _numbers: dict[int, int] = field(default_factory=dict)
 
@@ -105,13 +105,13 @@ class Wiring:
             if type(leaf) is Remote:
                 return self.slot(leaf.handle, leaf.pick)
             if isinstance(leaf, NoSingleValue):
-                raise ArgumentError("a PerReplica stands here where one value is needed; hand it to run or reduce")
+                raise ArgumentError("a PerReplica was given where a single value is needed; pass it to run or reduce")
             return leaf
         source = leaf.source
         if source is None:
             return leaf.known
         if self.caller is None or leaf.caller.defers:
-            # One that defers takes the handles of others too.
+            # A caller that defers calls accepts the handles of others too.
             self.caller = leaf.caller
         if isinstance(source, Applied):
             return Expression(source.function, tuple(map(self._wire_arg, source.args)), source.kwargs)
@@ -119,12 +119,12 @@ class Wiring:
         return self.slot(source.handle, source.pick, source.worker)
 
     def _wire_arg(self, arg: Any) -> Any:
-        # An index may be several, and one of them asynchronous.
+        # An index may be a tuple with asynchronous parts.
         kind = type(arg)
         return kind(map(self._wire_arg, arg)) if kind is tuple or kind is list else self.wire_leaf(arg)
 
     def slot(self, handle: Handle, pick: Any, worker: str | None = None) -> Slot:
-        """Return the slot for a part of a result that a worker was asked for."""
+        """Return the slot for a part of the result of a worker."""
         handles, picks = self.handles, self.picks
         place = len(handles)
         number = self._numbers.setdefault(id(handle), place)
@@ -137,25 +137,25 @@ class Wiring:
 
 
 def filled(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any) -> Any:
-    """Return a wired nest filled with parts of results."""
+    """Return a wired nest with its slots filled from results."""
     return fill(nest, [pick(results[number]) for number, pick in picks])
 
 
 def filled_on_host(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], value: Any) -> Any:
-    """Return a wired value filled; an array of a device as NumPy's, since Dask takes it anywhere."""
+    """Return a wired value with its slots filled; device arrays become NumPy arrays, as Dask may send them anywhere."""
     return host_array(filled(results, picks, value))
 
 
 def fill(nest: Any, parts: Sequence[Any]) -> Any:
-    """Return a wired nest with its parts in place."""
+    """Return a wired nest with its slots replaced by parts."""
     kind = type(nest)
     if kind is Slot:
         return parts[nest.number]
     if kind is Expression:
-        # An asynchronous value is NumPy's for who does something with it, wherever that is done.
-        return nest.function(*[host_array(fill(each, parts)) for each in nest.args], **nest.kwargs)
+        # Operations on asynchronous values use NumPy arrays, on whichever machine they run.
+        return nest.function(*[host_array(fill(arg, parts)) for arg in nest.args], **nest.kwargs)
     if kind is list:
-        return [fill(each, parts) for each in nest]
+        return [fill(child, parts) for child in nest]
     if kind in LEAVES:
         return nest
     return optree.tree_map(
@@ -178,7 +178,7 @@ def results_of(values: Sequence[Any]) -> list[Any]:
 
 
 def _see_steps(values: Sequence[Any]) -> None:
-    # A step that failed on one replica has no result on any.
+    # A step that failed on one replica has no results.
     seen: set[int] = set()
     for value in values:
         if isinstance(value, PendingValue) and isinstance(value.source, Remote):
@@ -189,7 +189,7 @@ def _see_steps(values: Sequence[Any]) -> None:
 
 
 def _fetch(wiring: Wiring, caller: ResultSource) -> list[Any]:
-    # A small part of a large result is taken out where that lies; the result itself does not travel.
+    # A small part of a large result is extracted on its worker, so that the result is not transferred.
     at_worker: dict[int, list[int]] = {}
     for slot, (number, pick) in enumerate(wiring.picks):
         if pick.is_small_part:
@@ -207,5 +207,5 @@ def _fetch(wiring: Wiring, caller: ResultSource) -> list[Any]:
 
 
 def pick_all(results: Sequence[Any], picks: Sequence[Extract]) -> list[Any]:
-    """Return several parts of the only result."""
+    """Return several parts of a single result."""
     return [pick(results[0]) for pick in picks]
