@@ -416,15 +416,15 @@ REFUSED = {
     "three see two": (
         [BOTH] * 3,
         None,
-        r"workers 0, 1, 2 on a are to have 3 devices, and see 2 of kind GPU between them \(GPU-a, GPU-b\); start one "
-        r"worker a device, .*share_devices=True",
+        r"workers 0, 1, 2 on a should have 3 devices, and see 2 of kind GPU between them \(GPU-a, GPU-b\); start one "
+        r"worker per device, .*share_devices=True",
     ),
-    "two see two, two wanted": ([BOTH] * 2, 2, "workers 0, 1 on a are to have 4 devices, and see 2"),
-    "dask-cuda, two wanted": (TURNED, 2, "workers 0, 1, 2, 3 on a are to have 8 devices, and see 4"),
+    "two see two, two wanted": ([BOTH] * 2, 2, "workers 0, 1 on a should have 4 devices, and see 2"),
+    "dask-cuda, two wanted": (TURNED, 2, "workers 0, 1, 2, 3 on a should have 8 devices, and see 4"),
     "more than it sees": (
         [NONE, BOTH],
         3,
-        "worker '1' is to have 3 replicas and sees GPU:0, GPU:1; give num_replicas_per_worker 2 or less",
+        "worker '1' should have 3 replicas and sees GPU:0, GPU:1; give num_replicas_per_worker 2 or less",
     ),
 }
 
@@ -452,7 +452,7 @@ def test_devices_are_shared(case):
 
 
 def test_more_than_it_sees_is_not_shared_either():
-    with pytest.raises(ArgumentError, match="is to have 3 replicas and sees GPU:0, GPU:1"):
+    with pytest.raises(ArgumentError, match="should have 3 replicas and sees GPU:0, GPU:1"):
         assign_devices(workers_of([BOTH]), [BOTH], [3], True)
 
 

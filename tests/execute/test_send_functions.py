@@ -179,7 +179,7 @@ def test_the_number_of_replicas_is_taken_along(on_cluster):
 def test_nothing_else_of_a_strategy_is(on_cluster):
     strategy = on_cluster
     ds = Dataset.range(8).map(lambda x: x * len(strategy.workers)).batch(4)
-    with pytest.raises(Exception, match=r"strategy\.workers is not there in a function of a dataset"):
+    with pytest.raises(Exception, match=r"strategy\.workers is not available in a dataset's function"):
         list(map(strategy.local_results, strategy.distribute_dataset(ds)))
 
 

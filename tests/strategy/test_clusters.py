@@ -197,7 +197,7 @@ def test_what_was_made_is_closed_when_the_rest_fails():
         (lambda: ClusterResolver(timeout="1 s"), "timeout is '1 s'; give a number of seconds"),
         (
             lambda: MultiWorkerMirroredStrategy("", DeviceAssignment([("0", "CPU:0")]), num_replicas_per_worker=1),
-            "device_assignment and num_replicas_per_worker both say where replicas are; give one",
+            "device_assignment and num_replicas_per_worker both place the replicas; give one",
         ),
         (
             lambda: MultiWorkerMirroredStrategy("", device_assignment=[("0", "CPU:0")]),
@@ -211,7 +211,7 @@ def test_what_is_refused_before_anything_is_connected_to(make, words):
 
 
 def test_a_client_has_security_of_its_own(start_cluster):
-    with pytest.raises(errors.ArgumentError, match="a client has security of its own"):
+    with pytest.raises(errors.ArgumentError, match="a client has its own security"):
         ClusterResolver(start_cluster(2, 2), security=Security())
 
 
@@ -222,7 +222,7 @@ def test_a_cluster_of_threads_and_what_of_it_is_closed():
             assert strategy.run(lambda x: x + 1, args=(1,)).values == (2, 2)
         with Client(apart, set_as_default=False) as closed:
             pass
-        with pytest.raises(errors.ClusterError, match="the client is closed; make a new one"):
+        with pytest.raises(errors.ClusterError, match="the client is closed; create a new one"):
             MultiWorkerMirroredStrategy(closed)
     with pytest.raises(errors.ClusterError, match="already closed or closing"):
         MultiWorkerMirroredStrategy(apart)
@@ -234,7 +234,7 @@ def test_in_an_event_loop(start_cluster):
 
     async def cell() -> int:
         async with Client(address, asynchronous=True, set_as_default=False) as asynchronous:
-            with pytest.raises(errors.ArgumentError, match="the Client is asynchronous; make it with asynchronous=Fal"):
+            with pytest.raises(errors.ArgumentError, match="the Client is asynchronous; create it with asyn"):
                 MultiWorkerMirroredStrategy(asynchronous)
         with MultiWorkerMirroredStrategy(address) as strategy:
             return strategy.num_replicas_in_sync
@@ -385,11 +385,11 @@ def test_the_address_of_another_protocol(soon, on_tls, start_cluster, security):
     of_tls, of_tcp = on_tls.client.scheduler.address, start_cluster(2, 2).scheduler.address
     other = Security.temporary()
     for resolver, words in [
-        (ClusterResolver(of_tls.replace("tls", "tcp")), "no Dask scheduler answers .* is spoken to as 'tls://...'"),
-        (ClusterResolver(of_tls), r"tls:// needs certificates, and there are none; give .*security=distributed"),
+        (ClusterResolver(of_tls.replace("tls", "tcp")), "no Dask scheduler answers .* uses TLS with 'tls://...'"),
+        (ClusterResolver(of_tls), r"tls:// needs certificates, but there are none; give .*security=distributed"),
         (ClusterResolver(of_tls, security=other), "no Dask scheduler answers .*other certificates.*see security"),
-        (ClusterResolver(of_tcp.replace("tcp", "tls"), security=security), "no Dask .* does not use TLS"),
-        (ClusterResolver(of_tcp, security=security), "requires encryption, and there is none by tcp.*write 'tls://"),
+        (ClusterResolver(of_tcp.replace("tcp", "tls"), security=security), "no Dask .* may not use TLS"),
+        (ClusterResolver(of_tcp, security=security), "requires encryption, which tcp.*write 'tls://"),
         (ClusterResolver(of_tls, security=Security(tls_ca_file="none.pem", tls_client_cert="no")), "cannot be used"),
     ]:
         start = time.monotonic()
@@ -493,7 +493,7 @@ def test_a_cluster_of_its_own_is_as_large_as_it_must_be():
         (
             [("0", "CPU:0"), ("1", "CPU:0"), ("0", "CPU:1")],
             errors.ArgumentError,
-            r"worker '0' has replicas \[0, 2\], and others between them; let .* follow one another",
+            r"worker '0' has replicas \[0, 2\], with others between them; put .* next to each other",
         ),
         ([("0", "TPU:0")], errors.UnknownDeviceError, "'TPU:0': the kind TPU is unknown"),
         ([("0", "zero")], errors.UnknownDeviceError, "'zero' is not the name of a device"),
@@ -508,9 +508,9 @@ def test_assignments_that_do_not_fit_the_cluster(start_cluster):
     client = start_cluster(2, 2)
     addresses = {str(info["name"]): address for address, info in client.scheduler_info()["workers"].items()}
     for replicas, words in [
-        ([("0", "CPU:0"), ("2", "CPU:0")], r"replica 1 is on worker '2', and there is none of that name.* 1 \(tcp://"),
+        ([("0", "CPU:0"), ("2", "CPU:0")], r"replica 1 is on worker '2', but there is none of that name.* 1 \(tcp://"),
         ([("0", "CPU:0"), (addresses["0"], "CPU:0")], f"both on CPU:0 of worker '{addresses['0']}'"),
-        ([("0", "CPU:0"), ("1", "CPU:0"), (addresses["0"], "CPU:1")], r"has replicas \[0, 2\], and others between"),
+        ([("0", "CPU:0"), ("1", "CPU:0"), (addresses["0"], "CPU:1")], r"has replicas \[0, 2\], with others between"),
     ]:
         with pytest.raises(errors.ArgumentError, match=words):
             MultiWorkerMirroredStrategy(client, DeviceAssignment(replicas))

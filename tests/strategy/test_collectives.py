@@ -762,7 +762,7 @@ def test_merge_call_of_one_replica_is_told(strategy, which):
 
 
 def test_values_that_are_none(strategy):
-    with pytest.raises(errors.ArgumentError, match="all_reduce: a value is NoneType; give this replica's own"):
+    with pytest.raises(errors.ArgumentError, match="all_reduce: a value is NoneType; give the value of this replica"):
         strategy.local_results(strategy.run(reduced, args=(None,)))
 
 

@@ -86,7 +86,7 @@ def test_merge_call_and_another_call_show_both_orders_at_once(start_cluster, mer
     for each in found:
         seconds, words = each.split(" ", 1)
         assert float(seconds) < 10
-        assert "replicas call different things" in words
+        assert "replicas make different calls" in words
         assert "calls all_reduce(MAX), all_reduce(SUM)" in words
         assert "calls all_reduce(MAX), merge_call(len)" in words
 
@@ -98,8 +98,8 @@ def test_merge_call_and_another_call_show_both_orders_at_once(start_cluster, mer
     ("kind", "fail", "words"),
     [
         ("value", [2, 3], r"all_reduce\(SUM\): a value is <U3"),
-        ("given", [2, 3], r"merge_call\(len\): what a replica gives does not pickle"),
-        ("result", [0, 1], r"merge_call\(.*lock\): what the function gives does not pickle"),
+        ("given", [2, 3], r"merge_call\(len\): a replica's value cannot be pickled"),
+        ("result", [0, 1], r"merge_call\(.*lock\): the function's result cannot be pickled"),
     ],
 )
 def test_what_fails_on_one_worker_others_are_told_at_once_and_all_go_on(start_cluster, kind, fail, words):

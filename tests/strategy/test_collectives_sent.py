@@ -188,7 +188,7 @@ def test_one_that_waits_is_told_that_the_strategy_is_closed(start_cluster, tmp_p
     (tmp_path / "over").touch()
     for number in waiting:
         assert (tmp_path / f"told {number}").read_text() == (
-            "all_reduce(SUM): the strategy was closed before all replicas had called it"
+            "all_reduce(SUM): the strategy was closed before all replicas had made this call"
         )
 
 
@@ -225,7 +225,7 @@ def test_what_is_sent_is_not_waited_for_without_end(on_cluster):
 
     first, second = on_cluster.workers
     told = on_cluster.client.run(wait, on_cluster.internals.token, workers=[first])[first]
-    assert told.startswith(f"all_reduce(SUM): {second} did not take within 0.05 s what it was sent")
+    assert told.startswith(f"all_reduce(SUM): {second} did not receive a message within 0.05 s")
 
 
 @pytest.mark.cluster

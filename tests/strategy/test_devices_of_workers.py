@@ -105,7 +105,7 @@ def test_workers_that_see_too_few_are_told(client, see):
     see(["s-0"], ["s-0"])
     with pytest.raises(ArgumentError, match=r"workers 0, 1 on .* 2 devices, and see 1 of kind STRICT .*\(s-0\)"):
         MultiWorkerMirroredStrategy(client)
-    with pytest.raises(ArgumentError, match="worker '0' is to have 2 replicas and sees STRICT:0"):
+    with pytest.raises(ArgumentError, match="worker '0' should have 2 replicas and sees STRICT:0"):
         MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2)
 
 

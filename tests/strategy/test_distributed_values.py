@@ -152,8 +152,8 @@ def test_a_plain_value_is_gathered_as_it_is(strategy):
             1,
             "rows of different lengths can only be concatenated along axis 0",
         ),
-        (arrays([1], np.array(["2020"], "datetime64[D]")), 0, "int64, datetime64.* do not go together"),
-        (arrays([1], [2], [3]), 0, "of 3 values meets a strategy of 2 replicas"),
+        (arrays([1], np.array(["2020"], "datetime64[D]")), 0, "int64, datetime64.* cannot be concatenated"),
+        (arrays([1], [2], [3]), 0, "of 3 values was given to a strategy of 2 replicas"),
     ],
 )
 def test_what_is_not_gathered(strategy, value, axis, message):

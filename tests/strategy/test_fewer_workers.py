@@ -221,7 +221,7 @@ def test_values_that_were_made_before(strategy_of):
     ):
         with pytest.raises(errors.ClusterError, match=two_are_left):
             use()
-    with pytest.raises(errors.ArgumentError, match="a PerReplica of 4 values meets a strategy of 2 replicas"):
+    with pytest.raises(errors.ArgumentError, match="a PerReplica of 4 values was given to a strategy of 2 replicas"):
         strategy.run(len, args=(daskdist.PerReplica([1, 2, 3, 4]),))
     for look in (
         lambda: strategy.local_results(unseen),

@@ -136,6 +136,6 @@ def test_passes_that_differ_are_told(on_cluster, tmp_path, is_set_by):
     distributed = on_cluster.distribute_datasets_from_function(lengths_of([4, 5]))
     with (
         dask.config.set(short if is_set_by == "the program" else {}),
-        pytest.raises(errors.CollectiveError, match=r"replica 1 did not come to step 4 of pass 1 .*within 0.5 s"),
+        pytest.raises(errors.CollectiveError, match=r"replica 1 did not reach step 4 of pass 1 .*within 0.5 s"),
     ):
         on_cluster.local_results(on_cluster.run(loop, args=(distributed,)))

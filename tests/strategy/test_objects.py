@@ -161,7 +161,7 @@ def test_what_cannot_be_copied_is_told():
     strategy = mirrored(2)
     made = variable(strategy, Counter, name="thing")
     with pytest.raises(
-        errors.ArgumentError, match=r"thing.assign: each replica has its own, and generator cannot be copied.*"
+        errors.ArgumentError, match=r"thing.assign: each replica needs a copy, and generator cannot be copied.*"
     ):
         made.assign(each for each in ())
     own = variable(strategy, Counter, synchronization="ON_READ")
@@ -206,7 +206,7 @@ def test_without_aggregation_objects_are_the_same_by_their_states():
     with pytest.raises(errors.CollectiveError, match=r"model.assign: replica 1 gives another value than replica 0"):
         strategy.run(lambda: made.assign(Model(np.full(2, float(number())))))
     lock = variable(strategy, threading.Lock, name="lock")
-    with pytest.raises(errors.ArgumentError, match=r"lock.assign: whether lock is the same on all replicas cannot be"):
+    with pytest.raises(errors.ArgumentError, match=r"lock.assign: lock cannot be compared between replicas"):
         strategy.run(lambda: lock.assign(threading.Lock()))
 
 
@@ -279,7 +279,7 @@ def test_nests_of_arrays_of_a_framework_are_added_up(strategy, aggregation, expe
     assert strategy.local_results(strategy.run(step)) == ([*kind, total, total, total],) * size
     found = strategy.local_results(made.assign_sub(make()))
     assert [float(each["b"][0]) for each in found] == [total] * size
-    with pytest.raises(errors.ArgumentError, match="of another structure or shape than the variable's"):
+    with pytest.raises(errors.ArgumentError, match="differ in structure or shape"):
         strategy.local_results(made.assign_add({"w": 1.0}))
 
 
@@ -300,22 +300,22 @@ def test_each_replica_can_make_arrays_of_a_framework_of_another_shape(strategy):
 def test_what_does_not_add_up_is_told():
     strict = pytest.importorskip("array_api_strict")
     strategy = mirrored(2)
-    with pytest.raises(errors.ArgumentError, match=r"aggregation MEAN of .*int64.* would be no whole number"):
+    with pytest.raises(errors.ArgumentError, match=r"aggregation MEAN of .*int64.* would not be a whole number"):
         variable(strategy, lambda: [strict.asarray(1)], aggregation="MEAN")
     with pytest.raises(errors.ArgumentError, match="aggregation SUM is for arrays, and the value is list"):
         variable(strategy, lambda: [strict.ones(1), None], aggregation="SUM")
-    with pytest.raises(errors.ArgumentError, match=r"aggregation SUM of what each replica has for itself \(ON_READ\)"):
+    with pytest.raises(errors.ArgumentError, match=r"aggregation SUM of each replica's own value \(ON_READ\)"):
         variable(strategy, lambda: [strict.ones(1)], aggregation="SUM", synchronization="ON_READ")
     made = variable(strategy, lambda: [strict.ones(1)], aggregation="SUM", name="thing")
     with pytest.raises(errors.ArgumentError, match=r"thing.assign: aggregation SUM is for nests of arrays: .*Counter"):
         strategy.run(lambda: made.assign([Counter()]))
     with pytest.raises(
-        errors.ArgumentError, match=r"thing.assign: aggregation SUM of bool gives int64; give arrays of"
+        errors.ArgumentError, match=r"thing.assign: aggregation SUM of bool results in int64; give arrays of"
     ):
         strategy.run(lambda: made.assign([strict.asarray([True])]))
     mean = variable(strategy, lambda: [strict.ones(1)], aggregation="MEAN", name="mean")
     with pytest.raises(
-        errors.ArgumentError, match=r"mean.assign: aggregation MEAN of int64 gives float64; give arrays of"
+        errors.ArgumentError, match=r"mean.assign: aggregation MEAN of int64 results in float64; give arrays of"
     ):
         strategy.run(lambda: mean.assign([strict.asarray([number()])]))
     assert [float(each[0][0]) for each in strategy.local_results(mean)] == [1, 1]

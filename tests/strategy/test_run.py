@@ -369,7 +369,7 @@ def test_bad_calls(strategy):
         strategy.run(3)
     with pytest.raises(errors.ArgumentError, match=r"args is a ndarray; give a tuple"):
         strategy.run(abs, args=np.ones(2))
-    with pytest.raises(errors.ArgumentError, match="PerReplica of 3 values meets a strategy of 2 replicas"):
+    with pytest.raises(errors.ArgumentError, match="PerReplica of 3 values was given to a strategy of 2 replicas"):
         strategy.run(abs, args=(floats(1, 2, 3),))
 
 

@@ -261,7 +261,7 @@ def test_between_replicas_of_a_cluster_there_is_only_what_is_given_of_what_each_
 
 @pytest.mark.cluster
 def test_between_replicas_of_a_cluster_none_is_made(on_cluster):
-    with pytest.raises(RuntimeError, match=r"late: made on a worker, in a function that merge_call calls; make it"):
+    with pytest.raises(RuntimeError, match=r"late: created on a worker, in a function of merge_call; create it"):
         on_cluster.local_results(on_cluster.run(between, args=(lambda _: [Variable(0.0, name="late"), 0][1],)))
 
 

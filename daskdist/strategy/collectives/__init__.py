@@ -1,1 +1,1 @@
-"""Collectives: what replicas do together, in a process and across workers."""
+"""Collective operations of replicas, within a process and across workers."""

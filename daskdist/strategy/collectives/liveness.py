@@ -15,11 +15,11 @@ from daskdist.strategy.collectives.rendezvous import left_error
 from daskdist.strategy.group import ReplicaGroup, Step, lost_worker_error
 
 LOOK_EVERY_S: Final = 0.3
-# A worker that is not busy answers sooner.
+# A worker that is not busy answers within this time.
 _SOON_S: Final = 2.0
 _NANNY_WITHIN_S: Final = 1.0
-# Who says nothing for so long, and has no nanny that answers, is lost, its machine say: those that wait for it are told
-# within 10 s.
+# A worker that is silent for this long, and whose nanny does not answer either, is lost, for example with its machine.
+# Replicas that wait for it get an error within 10 s.
 _LOST_AFTER_S: Final = 8.0
 _FORGOTTEN_AFTER_S: Final = 1.0
 
@@ -31,7 +31,7 @@ class LostWorker(NamedTuple):
 
 
 async def _within(most_s: float, asked: Awaitable[Any]) -> tuple[bool, Any]:
-    # Not `asyncio.wait_for`, which waits for what it cancels: to connect may go on for half a minute all the same.
+    # Not `asyncio.wait_for`, which waits for the cancelled task: connecting may still take half a minute.
     task = asyncio.ensure_future(asked)
     # Retrieve its exception: the waiter may have gone.
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -43,18 +43,18 @@ async def _within(most_s: float, asked: Awaitable[Any]) -> tuple[bool, Any]:
 
 
 class _Silence(NamedTuple):
-    # Since when, and until when the last question has its time.
+    # The time of the first query without an answer, and the deadline of the last one.
     since: float
     until: float
 
 
 class PeerQueries:
-    """Repeated queries of other workers; a silence lasts since the first query without an answer, whoever sent it.
+    """Repeated queries of other workers; a silence begins with the first query of any caller that gets no answer.
 
     Parameters
     ----------
     worker
-        Who asks.
+        The worker that asks.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -62,7 +62,7 @@ class PeerQueries:
         self._silent: dict[str, _Silence] = {}
 
     async def __call__(self, addresses: Sequence[str], operation: str, **message: Any) -> dict[str, Any]:
-        """Return the answer of each worker; None for a busy one, a `LostWorker` for a lost one."""
+        """Return the answer of each worker; None for a busy worker, a `LostWorker` for a lost one."""
         answers = await asyncio.gather(*[self._answer(address, operation, message) for address in addresses])
         return dict(zip(addresses, answers, strict=True))
 
@@ -73,23 +73,23 @@ class PeerQueries:
     async def _answer(self, address: str, operation: str, message: Mapping[str, Any]) -> Any:
         now = time.monotonic()
         before = self._silent.get(address)
-        # A silence counts anew if nobody has asked for a while: the worker may have answered meanwhile.
+        # A silence starts again if there was no query for a while: the worker may have been responsive meanwhile.
         since = now if before is None or now > before.until + _FORGOTTEN_AFTER_S else before.since
         rest = since + _LOST_AFTER_S - now
-        # The last time as long as it takes: what is asked later is known later.
+        # The last query gets all the remaining time, as a further one would only be answered later.
         is_last = rest <= 2 * _SOON_S
         most = max(rest, 0.1) if is_last else _SOON_S
         silence = self._silent[address] = _Silence(since, now + most + _NANNY_WITHIN_S)
-        # Asked afterwards, it would take its time after the last.
+        # Ask the nanny at the same time, as asking it afterwards would delay the result.
         nanny = asyncio.ensure_future(self._ask_nanny(address, max(most, _NANNY_WITHIN_S))) if is_last else None
         try:
             asked = getattr(self.worker.rpc(address), operation)(**message)
             is_there, answer = await _within(most, asked)
             if not is_there:
-                # One that holds Python's lock for long says nothing either.
+                # A worker that holds the GIL for long is silent, but not lost.
                 is_there, answer = await (nanny or self._ask_nanny(address, _NANNY_WITHIN_S))
         except asyncio.CancelledError:
-            # It tells nothing.
+            # A cancelled query says nothing about the worker.
             if self._silent.get(address) is silence:
                 if before is None:
                     del self._silent[address]
@@ -106,14 +106,14 @@ class PeerQueries:
         return answer if is_there or not is_last else LostWorker(f"no answer for {_LOST_AFTER_S:g} s")
 
     async def _ask_nanny(self, address: str, most_s: float) -> tuple[bool, LostWorker | None]:
-        # The scheduler knows of workers that ended. The answer of a nanny shows that the machine is there.
+        # The scheduler knows which workers have ended. An answer of the nanny shows that the machine is up.
         watched = {"msg": {"op": "identity"}, "workers": [address], "nanny": True, "on_error": "ignore"}
         try:
             _, answers = await _within(most_s, self.worker.scheduler.broadcast(**watched))
         except KeyError:
             return True, LostWorker("it has left the cluster")
         except Exception:
-            # The scheduler may be busy as well.
+            # The scheduler may be busy too.
             answers = None
         return bool(answers), None
 
@@ -124,11 +124,11 @@ class StepStatus(NamedTuple):
     Parameters
     ----------
     left
-        Its replicas that have left the call, and how.
+        The replicas there that have left the call, with their exit reasons.
     absent
-        Its replicas that are still to make the collective call that is asked after.
+        The replicas there that have not yet made the collective call in question.
     failed
-        Why that call failed there; None where it did not.
+        The reason if that call failed there, or None.
     """
 
     left: Sequence[tuple[int, str]]
@@ -137,22 +137,22 @@ class StepStatus(NamedTuple):
 
 
 class StepStatusQuery:
-    """The repeated query of a waiting worker for the status of a call on the workers that it waits for.
+    """The repeated query for the status of a call on the workers that this worker waits for.
 
     Parameters
     ----------
     queries
-        Asks them.
+        Sends the queries.
     key, turn
-        The call, and which of the collective ones in it.
+        The call, and the number of the collective operation in it.
     name
-        What messages call that.
+        The name of the operation in messages.
     group
         All replicas.
     every_s
-        How often others are asked, as long as nothing is suspicious.
+        Seconds between queries while nothing is suspicious.
     on_answer
-        Called when answers are there.
+        Called when answers have arrived.
     """
 
     def __init__(
@@ -179,18 +179,18 @@ class StepStatusQuery:
 
     @property
     def is_answered(self) -> bool:
-        """Return whether there are answers that nobody has looked at yet."""
+        """Return whether there are answers that have not been read."""
         return self._asked is not None and self._asked.done()
 
     def absent(self, waited_for: Sequence[str], end: float) -> list[int] | None:
-        """Return the replicas elsewhere that are missing, by answers from after a point in time; None before those.
+        """Return the missing replicas of other workers, from answers to queries made after ``end``; None before those.
 
-        Until then those are asked that are waited for; from then on all.
+        Before ``end`` only the workers that are waited for are queried, from then on all.
 
         Raises
         ------
         CollectiveError
-            A worker that is waited for is lost, a replica on it has left, or the call has failed somewhere.
+            A worker that is waited for is lost, a replica on it has left, or the operation has failed on some worker.
         """
         missing = None
         if self._asked is not None and self.is_answered:
@@ -221,7 +221,7 @@ class StepStatusQuery:
         suspects: dict[str, Any] = {}
         for address, answer in answers.items():
             if address not in waited_for:
-                # Its messages have come.
+                # The messages of this worker have arrived.
                 absent += () if answer is None or type(answer) is LostWorker else StepStatus(*answer).absent
                 continue
             if type(answer) is LostWorker:
@@ -234,7 +234,7 @@ class StepStatusQuery:
                 raise CollectiveError(failed)
             absent += late
             if gone:
-                # Its earlier messages may be in flight.
+                # Messages that it sent before may still be in flight, so believe this only at the second answer.
                 if self._suspects.get(address) == gone:
                     raise left_error(self._name, dict(gone))
                 suspects[address] = gone
@@ -242,6 +242,6 @@ class StepStatusQuery:
         return sorted(absent)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop querying."""
         if self._asked is not None:
             self._asked.cancel()

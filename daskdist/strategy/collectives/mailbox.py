@@ -1,4 +1,4 @@
-"""A worker's part in collectives: the replicas here, those that have left, and messages of other workers."""
+"""A worker's state of collectives: its replicas, those that have left, and messages of other workers."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from daskdist.strategy.collectives.step_counts import KnownSteps, PipelineKey, R
 from daskdist.strategy.collectives.transport import Transport
 from daskdist.strategy.group import ReplicaGroup, Step, describe_error, lost_worker_error
 
-# Calls of which it is remembered who has left them.
+# The number of calls whose exit reasons are remembered.
 _MOST_OVER: Final = 1024
 _LOOK_AGAIN_S: Final = 0.02
 
 
 class ReplicaStore(Protocol):
-    """The state that replicas of one process keep from call to call."""
+    """The state that replicas of one process keep between calls."""
 
     lost: tuple[str, ...]
 
     def renumber(self, numbers: Mapping[int, int]) -> None:
-        """Give replicas new numbers, by their old ones."""
+        """Renumber the replicas, given the new number of each old one."""
         ...
 
 
 class Mailbox:
-    """A worker's part in collectives.
+    """A worker's state of collectives.
 
     Parameters
     ----------
@@ -51,15 +51,15 @@ class Mailbox:
         self.groups: dict[str, ReplicaGroup] = {}
         self.stores: dict[str, ReplicaStore] = {}
         self._rendezvous: dict[Step, Rendezvous] = {}
-        # step -> replica -> exit reason; kept of calls that raised, or in which replicas met.
+        # step -> replica -> exit reason; kept for calls that raised or made collective calls.
         self._over: OrderedDict[Step, dict[int, str]] = OrderedDict()
-        # The last call that is over, by strategy and replica: calls of a replica are made in their order.
+        # (strategy, replica) -> its last finished call, as the calls of a replica run in order.
         self._ended: dict[tuple[str, int], int] = {}
-        # Received messages: step -> (turn of the collective, part of it, sender) -> data.
+        # Received messages: step -> (turn of the operation, part of it, sender) -> data.
         self._mail: dict[Step, dict[tuple[int, str, str], Any]] = {}
-        # By step, the workers to which something could not be sent, and why.
+        # step -> worker -> the reason why a message to it could not be sent.
         self._unsent: dict[Step, dict[str, str]] = {}
-        # By step and worker, how much is on its way there.
+        # (step, worker) -> the number of messages in flight to it.
         self._on_its_way: Counter[tuple[Step, str]] = Counter()
         self.changed = threading.Condition()
         self.step_counts = StepCounts()
@@ -68,20 +68,20 @@ class Mailbox:
         worker.handlers["daskdist_step_status"] = self.step_status
 
     async def receive(self, token: str, step: int, turn: int, part: str, sender: str, data: Any) -> None:
-        """Keep what another worker sends."""
+        """Store a message of another worker."""
         self.queries.note_alive(sender)
         key = (token, step)
         with self.changed:
             if key not in self._rendezvous and self._are_over(key):
-                # Nobody is left here who would take it.
+                # No replica is left here to read it.
                 return
             self._mail.setdefault(key, {})[turn, part, sender] = data
             self.changed.notify_all()
 
     async def step_status(self, token: str, step: int, turn: int, asker: str) -> StepStatus:
-        """Return the status of a call here.
+        """Return the status of a call on this worker.
 
-        It is not reported as over while messages to the asking worker are in flight.
+        It is not reported as finished while messages to the asking worker are in flight.
         """
         key = (token, step)
         with self.changed:
@@ -89,14 +89,14 @@ class Mailbox:
             over = self._how_over(key)
             members = () if group is None else group.members(self.worker.address)
             absent, failed = (members, None) if rendezvous is None else rendezvous.state(turn)
-            # A replica that is over will not come, reported or not.
+            # A finished replica will not make the call, whether that is reported or not.
             absent = [number for number in absent if number not in over]
             if (key, asker) in self._on_its_way:
                 over, failed = {}, None
             return StepStatus(list(over.items()), absent, failed)
 
     def _how_over(self, key: Step) -> dict[int, str]:
-        # Which replicas have left a call, and how.
+        # replica -> exit reason.
         group = self.groups.get(key[0])
         members = () if group is None else group.members(self.worker.address)
         ended = [number for number in members if key[1] <= self._ended.get((key[0], number), -1)]
@@ -108,11 +108,11 @@ class Mailbox:
         return group is None or self._how_over(key).keys() >= set(group.members(self.worker.address))
 
     def group(self, token: str) -> ReplicaGroup:
-        """Return the replicas of a strategy; raise if it is not known."""
+        """Return the replicas of a strategy; raise an error if it is unknown."""
         group = self.groups.get(token)
         if group is None:
             raise CollectiveError(
-                f"{self.worker.address} does not know the strategy whose replica this is; make a new strategy"
+                f"{self.worker.address} does not know the strategy of this replica; create a new strategy"
             )
         return group
 
@@ -126,23 +126,23 @@ class Mailbox:
                 members = group.members(self.worker.address)
                 rendezvous = self._rendezvous[token, step] = Rendezvous(members, exchange)
                 for number, how in self._how_over((token, step)).items():
-                    # It had left before anybody waited.
+                    # The replica had left before any other waited.
                     rendezvous.leave(number, how)
             return rendezvous
 
     def store(self, token: str) -> Any:
-        """Return the store of the replicas of a strategy on this worker; None if the strategy is not known."""
+        """Return the store of the replicas of a strategy on this worker; None if the strategy is unknown."""
         return self.stores.get(token)
 
     def leave(self, token: str, step: int, number: int, error: BaseException | str | None) -> None:
-        """Note that a replica's call is over, and the error that ended it."""
+        """Note that a replica's call has finished, and the error that ended it."""
         key = (token, step)
         if isinstance(error, BaseException):
             error = describe_error(error)
         with self.changed:
             rendezvous = self._rendezvous.get(key)
             if error is None and rendezvous is not None:
-                # Though it is content with that, others have still to hear of it.
+                # The replica handled the failure, but the others must still be told.
                 error = rendezvous.failure_of(number)
             if token in self.groups:
                 self._ended[token, number] = step
@@ -154,11 +154,11 @@ class Mailbox:
                 del self._rendezvous[key]
                 self._forget(key)
             elif rendezvous is None and key in self._mail and self._are_over(key):
-                # Sent before it was known that nobody would take it.
+                # Drop messages sent before all replicas here had left.
                 self._forget(key)
 
     def register(self, group: ReplicaGroup, new_store: Callable[[str], ReplicaStore]) -> None:
-        """Register the replicas of a strategy; where some are lost, those that are left keep their variables."""
+        """Register the replicas of a strategy; if some are lost, the remaining ones keep their variables."""
         with self.changed:
             before, store = self.groups.get(group.token), self.stores.get(group.token)
             self.groups[group.token] = group
@@ -173,7 +173,7 @@ class Mailbox:
             self._ended.update(ended)
 
     def end_waiting_for(self, token: str, lost: Sequence[str]) -> None:
-        """End all waiting for workers that are lost, and refuse further calls until `register`."""
+        """End all waiting for lost workers, and refuse further calls until `register`."""
         with self.changed:
             store = self.store(token)
             if store is not None:
@@ -183,7 +183,7 @@ class Mailbox:
             self.changed.notify_all()
 
     def forget(self, token: str) -> None:
-        """Drop everything of a strategy."""
+        """Drop all state of a strategy."""
         with self.changed:
             group = self.groups.pop(token, None)
             self.stores.pop(token, None)
@@ -194,7 +194,7 @@ class Mailbox:
             for key, rendezvous in self._rendezvous.items():
                 if key[0] == token:
                     rendezvous.close()
-            # Nobody would tell those that wait who has left.
+            # Wake the waiting replicas, which would not be told who has left.
             self.changed.notify_all()
 
     def _forget(self, key: Step) -> None:
@@ -202,7 +202,7 @@ class Mailbox:
         self._unsent.pop(key, None)
 
     def send(self, address: str, **message: Any) -> ThreadFuture[None]:
-        """Send something to another worker; what it gives is done once that has it, or is not to be reached."""
+        """Send a message to another worker; the future is done once it has arrived or the worker is unreachable."""
         with self.changed:
             self._on_its_way[(message["token"], message["step"]), address] += 1
         return asyncio.run_coroutine_threadsafe(self._send(address, message), self.worker.loop.asyncio_loop)
@@ -233,12 +233,12 @@ class Mailbox:
     ) -> list[Any]:
         """Wait for the messages of other workers; return them in the order of the senders.
 
-        Meanwhile ``refuse`` is given, with its part, what comes for the same turn that is not waited for.
+        ``refuse`` is called with the part and data of every other message of the same turn.
 
         Raises
         ------
         CollectiveError
-            A worker is lost, a replica on it has left or does something else, or some do not come in time.
+            A worker is lost, a replica on it has left or made another call, or messages do not arrive in time.
         """
         most = collective_s()
         now = time.monotonic()
@@ -269,7 +269,7 @@ class Mailbox:
                         inquiry = StepStatusQuery(self.queries, key, turn, name, group, on_answer=self._wake)
                     if absent := inquiry.absent(missing, end):
                         raise late_error(name, absent, most)
-                    # The query's time may have passed, if an answer is slow.
+                    # The time of the next query may have passed if an answer is slow.
                     look = max(inquiry.next_at, time.monotonic() + _LOOK_AGAIN_S)
         finally:
             if inquiry is not None:
@@ -282,7 +282,7 @@ class Mailbox:
     async def report_step_counts(
         self, token: str, step: int, of: str, number: int, iteration: int, first: int, replicas: Sequence[int]
     ) -> tuple[int, list[tuple[int, list[bool]]], bool]:
-        """Return how far a pipeline that is read here has come; wait for a while where a step is not known yet."""
+        """Return the known steps of a pipeline that is read here; wait a while if a step is not known yet."""
         key, end, wait = (token, step), time.monotonic() + LOOK_EVERY_S, 0.001
         while True:
             known = self.step_counts.known_from((of, number), iteration, first)
@@ -295,12 +295,12 @@ class Mailbox:
     def ask_steps(
         self, key: Step, remote: RemotePipeline, pipeline: PipelineKey, iteration: int, first: int
     ) -> KnownSteps:
-        """Ask another worker for the steps of a pipeline from one on; wait until it knows that one.
+        """Ask another worker for the steps of a pipeline, starting at one; wait until it knows that one.
 
         Raises
         ------
         CollectiveError
-            The worker is lost, or does not come to it in time.
+            The worker is lost, or does not reach the step in time.
         """
         (token, step), (of, number) = key, pipeline
         most = collective_s()
@@ -322,9 +322,9 @@ class Mailbox:
             if time.monotonic() > end:
                 who = ", ".join(map(str, remote.replicas))
                 raise CollectiveError(
-                    f"run: replica{'s' * (len(remote.replicas) > 1)} {who} did not come to step {first} of pass "
+                    f"run: replica{'s' * (len(remote.replicas) > 1)} {who} did not reach step {first} of pass "
                     f"{iteration} of a distributed dataset within {most:g} s, which is daskdist.timeouts.collective; "
-                    "replicas make the same passes"
+                    "all replicas must make the same passes"
                 )
 
 

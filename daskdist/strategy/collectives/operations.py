@@ -1,4 +1,4 @@
-"""Collectives: reduce, gather, agree, and a merge function that one replica calls for all."""
+"""Collective operations: reduce, gather, agree, and a merge function that one replica calls for all."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from daskdist.strategy.reduce.tree import Fold
 from daskdist.strategy.values.device_arrays import host_array, synchronize
 from daskdist.strategy.values.regroup import component, regroup
 
-# From so many elements on, processes reduce a part each.
+# From this many elements on, each process reduces a part.
 _LARGE_ELEMENTS: Final = 2**16
-# Operators that do the same to two floats as NumPy's functions, in less time.
+# Operators that equal NumPy functions for two floats, but are faster.
 _OPERATORS: Final[dict[Any, Any]] = {np.add: operator.add, np.multiply: operator.mul}
 _FLOATS: Final = frozenset({np.float32, np.float64})
-# Numbers of which loops have many, losses and counts, and what makes them NumPy's. But for a mean's they are partial
-# results as they are.
+# Types of numbers that are frequent in loops (losses and counts) -> the conversion to NumPy. Except for means, these
+# numbers are their own partial results.
 _NUMBERS: Final[dict[Any, Any]] = {np.float32: None, np.float64: None, np.int64: None, float: np.float64, int: np.int64}
 
 
 def all_reduce_of(op: object) -> AllReduce:
-    """Return the collective of a reduction that a user named or gave; one object for each name."""
+    """Return the collective for a user's reduction; one object for each name."""
     return _of_name(op) if isinstance(op, (str, ReduceOp)) else AllReduce(checked_op(op))
 
 
@@ -51,7 +51,7 @@ def _shapes_of(contribution: tuple[list[Any], Any]) -> Any:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """The values of all replicas made one; what a replica gives is leaves and their structure."""
+    """The reduction of the values of all replicas; a replica contributes leaves and their structure."""
 
     op: Op
 
@@ -65,7 +65,7 @@ class AllReduce:
     def partial(self, contributions: Mapping[int, tuple[list[Any], Any]]) -> Any:
         replicas = [leaves for leaves, _ in contributions.values()]
         kinds = [type(leaf) for leaves in replicas for leaf in leaves]
-        # As `Fold` has it, in a fraction of the time: loops reduce a loss or two, and how many, in each step.
+        # Equivalent to `Fold` but much faster: loops reduce a few losses and counts in each step.
         if self._of_floats is not None and _FLOATS.issuperset(kinds):
             return [((), functools.reduce(self._of_floats, column)) for column in zip(*replicas, strict=True)]
         if self._of_numbers is None or not _NUMBERS.keys() >= set(kinds):
@@ -73,7 +73,7 @@ class AllReduce:
         try:
             return [((), self._partial_of_numbers(column)) for column in zip(*replicas, strict=True)]
         except OverflowError:
-            # It does not fit into 64 bits.
+            # A number does not fit into 64 bits.
             return self._fold.chunks([], [], replicas)
 
     def _partial_of_numbers(self, numbers: Sequence[Any]) -> Any:
@@ -96,7 +96,7 @@ class AllReduce:
 
     @cached_property
     def _of_numbers(self) -> Reduction | None:
-        # Names have a hash of Python's, which takes as long as the sum.
+        # Cached, as looking the name up takes as long as the sum.
         return None if self._named is None else self._named.reduction
 
     @cached_property
@@ -117,15 +117,15 @@ class AllReduce:
         return Fold(self.op, None, True, operation=self.name)
 
     def is_large(self, partial: Any) -> bool:
-        """Return whether a partial result is large, in arrays whose parts can be reduced separately."""
-        # By what is the same on all: they may differ in dtype, and in whether a number came of an array without axes.
+        """Return whether a partial result is large and consists of arrays whose parts can be reduced separately."""
+        # Decide by properties that are the same on all replicas: dtypes may differ, and so may scalars and 0-d arrays.
         is_by_element = self._named is not None and self._named.of_two is not None
         return is_by_element and sum(math.prod(shape) for shape, _ in partial) >= _LARGE_ELEMENTS
 
     def combined_in_place(self, partials: Sequence[Any], received: int) -> Any:
-        """Combine two partial results into the arrays of the received one, which nobody else has."""
+        """Combine two partial results into the arrays of the received one, which nothing else references."""
         function: Any = NAMED[self.op].of_two
-        # An array that a replica gave twice was received once.
+        # An array that a replica contributed twice is received as one object.
         times = Counter(id(_array(value)) for _, value in partials[received])
         combined = []
         for (shape, first), (_, other) in zip(*partials, strict=True):
@@ -139,7 +139,7 @@ class AllReduce:
         return combined
 
     def cut(self, partial: Any, num_parts: int) -> list[Any]:
-        """Cut a large partial result into parts, each with a stretch of every array."""
+        """Cut a large partial result into parts, each with a range of every array."""
         flat = [np.ascontiguousarray(_array(value)).reshape(-1) for _, value in partial]
         parts = []
         for part in range(num_parts):
@@ -148,7 +148,7 @@ class AllReduce:
         return parts
 
     def joined(self, parts: Sequence[Any], like: Any) -> Any:
-        """Join parts to the partial result that they were cut from."""
+        """Join parts into the partial result that they were cut from."""
         joined = []
         for place, (shape, _) in enumerate(like):
             arrays = [_array(part[place][1]) for part in parts]
@@ -161,7 +161,7 @@ class AllReduce:
 
 
 def _array(partial: Any) -> Any:
-    # The partial result of a mean is a total, its count and its dtype.
+    # The partial result of a mean is a total, a count and a dtype.
     return partial[0] if isinstance(partial, tuple) else partial
 
 
@@ -171,7 +171,7 @@ def _with(partial: Any, array: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Axes:
-    """A shape; one is equal to any of as many axes."""
+    """A shape that equals any other with the same number of axes."""
 
     ndim: int
     shape: tuple[int, ...] = field(compare=False)
@@ -182,7 +182,7 @@ class _Axes:
 
 @dataclass(frozen=True)
 class AllGather:
-    """The values of all replicas one after the other along an axis; what a replica gives is leaves and structure."""
+    """The values of all replicas concatenated along an axis; a replica contributes leaves and their structure."""
 
     axis: int
 
@@ -209,12 +209,12 @@ class AllGather:
 
 @dataclass(frozen=True)
 class First:
-    """The value of the first replica, for all; the others give None.
+    """The value of the first replica for all; the others contribute None.
 
     Parameters
     ----------
     name
-        What messages call it.
+        The name of the operation in messages.
     """
 
     name: str
@@ -234,14 +234,14 @@ class First:
 
 @dataclass(frozen=True)
 class Agreed:
-    """The check that all replicas give the same leaves and structure; only digests are sent.
+    """The check that all replicas contribute the same leaves and structure; only digests are sent.
 
     Parameters
     ----------
     name
-        What messages call it.
+        The name of the operation in messages.
     advice
-        What the message says that is to be done where they do not.
+        The advice in the error message.
     """
 
     name: str
@@ -257,12 +257,12 @@ class Agreed:
         return list(chain.from_iterable(partials))
 
     def final(self, partial: Any) -> None:
-        """Check the digests of all replicas.
+        """Check that the digests of all replicas are equal.
 
         Raises
         ------
         CollectiveError
-            Two replicas give something else.
+            Two replicas contribute different values.
         """
         (first, digest), *rest = sorted(partial)
         for number, other in rest:
@@ -287,10 +287,11 @@ def _merged(arguments: Sequence[Any]) -> Any:
 
 
 def _is_one(values: Sequence[Any]) -> bool:
-    # Equal text, None, and the same variable on all replicas are one value, not one per replica.
+    # Return whether all are equal texts, None, or the same variable: those are passed as one value, not one per
+    # replica.
     first, *rest = values
     if hasattr(type(first), "read_value"):
-        # Others may give arrays.
+        # Other replicas may contribute arrays.
         return all(type(value) is type(first) and value.key.number == first.key.number for value in rest)
     return isinstance(first, (str, bytes, type(None))) and all(
         type(value) is type(first) and value == first for value in rest
@@ -299,19 +300,19 @@ def _is_one(values: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Merge:
-    """The call of one function, once, with the values of all replicas.
+    """The single call of a function with the values of all replicas.
 
     Parameters
     ----------
     fn
         The function.
     call
-        Calls it: with the arguments of all, and what goes along with those of each; gives what it returns, and what
-        each replica is to be told besides.
+        Calls it with the arguments of all replicas and the extra data of each; returns its result and the changes for
+        each replica.
 
     Notes
     -----
-    What a replica gives is its arguments, and what goes along with them.
+    A replica contributes its arguments and extra data.
     """
 
     fn: Callable[..., Any]
@@ -331,10 +332,10 @@ class Merge:
         return list(chain.from_iterable(partials))
 
     def final(self, partial: Any) -> Any:
-        """Call the function; return for each replica its part of the result, and its changes."""
+        """Call the function; return each replica's part of the result and its changes."""
         arguments, along = zip(*[entry for _, entry in sorted(partial, key=lambda entry: entry[0])], strict=True)
         result, news = self.call(self.fn, arguments[0] if len(arguments) == 1 else _merged(arguments), along)
         parts = [(component(result, number), news[number]) for number in range(len(arguments))]
-        # Computed in whichever stream the function did so; replicas look at it in theirs.
+        # The function may compute in any stream, and replicas read the result in theirs.
         synchronize(parts)
         return parts

@@ -1,4 +1,4 @@
-"""In-process rendezvous for collectives; the last local arrival does the inter-worker exchange."""
+"""In-process rendezvous for collective operations; the last replica to arrive exchanges data with other workers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, Final, Protocol
 from daskdist.config import collective_s
 from daskdist.errors import CollectiveError
 
-# Calls of a replica that a message shows.
+# The number of a replica's calls that a message shows.
 _NUM_SHOWN: Final = 8
-# Seconds between two looks of a waiter at replicas of other processes.
+# Seconds between a waiter's checks of replicas in other processes.
 _LOOK_EVERY_S: Final = 0.3
-# Seconds between looks for their answers, when its time is over.
+# Seconds between checks for their answers once the timeout has passed.
 _ANSWER_S: Final = 0.02
-# Exit reasons that others are told: the replica is over, or a collective of all failed.
+# Exit reasons sent to others: the replica has finished, or a collective operation failed.
 HAS_ENDED: Final = "has ended"
 _RAISED: Final = f"raised {CollectiveError.__name__}: "
 
@@ -31,43 +31,43 @@ class Collective(Protocol):
         """Return the name in messages, the same on all replicas."""
 
     def shapes(self, contribution: Any) -> Any:
-        """Return the parts of a replica's value that must be the same on all replicas."""
+        """Return the properties of a replica's contribution that must be the same on all replicas."""
 
     def partial(self, contributions: Mapping[int, Any]) -> Any:
-        """Return a partial result of the values of some replicas, by their numbers."""
+        """Return a partial result of the contributions of some replicas, given by their numbers."""
 
     def combined(self, partials: Sequence[Any]) -> Any:
-        """Return several partial results combined to one."""
+        """Return the combination of several partial results."""
 
     def final(self, partial: Any) -> Any:
-        """Return the result of the last partial result."""
+        """Return the result from the last partial result."""
 
 
 class PeerExchange(Protocol):
     """The exchange between the processes of a rendezvous."""
 
     def __call__(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
-        """Return the result of the partial results of all processes."""
+        """Return the result of the operation from the partial results of all processes."""
 
     def absent(self, turn: int, name: str) -> Callable[[float], Sequence[int] | None]:
-        """Return a getter of the missing replicas of other processes, as known after a time; None until then.
+        """Return a function that takes a time and returns the replicas of other processes still missing after it.
 
-        It raises if they will not.
+        It returns None until they are known, and raises an error if some will never make the call.
         """
 
 
 @dataclass(frozen=True)
 class CallSignature:
-    """The name, shapes and history of a replica's call, which are compared.
+    """The name, shapes and history of a replica's collective call, which are compared between replicas.
 
     Parameters
     ----------
     number
-        The replica.
+        The number of the replica.
     name
-        The call.
+        The name of the call.
     shapes
-        What must be the same on all replicas.
+        The properties that must be the same on all replicas.
     order
         The last calls of the replica, this one included.
     """
@@ -78,17 +78,17 @@ class CallSignature:
     order: tuple[str, ...]
 
     def check(self, other: CallSignature) -> None:
-        """Refuse a call that is not the same.
+        """Raise an error if another replica's call is different.
 
         Raises
         ------
         CollectiveError
-            It is another one, or of other shapes.
+            The other call has another name or other shapes.
         """
         if self.name != other.name:
             raise CollectiveError(
-                f"replicas call different things: replica {self.number} calls {', '.join(self.order)}; replica "
-                f"{other.number} calls {', '.join(other.order)}. All replicas make the same calls in the same order"
+                f"replicas make different calls: replica {self.number} calls {', '.join(self.order)}; replica "
+                f"{other.number} calls {', '.join(other.order)}; all must make the same calls in the same order"
             )
         if self.shapes != other.shapes:
             raise CollectiveError(
@@ -100,8 +100,8 @@ class CallSignature:
 @dataclass(eq=False)
 class _Round:
     contributions: dict[int, tuple[Collective, Any]] = field(default_factory=dict)
-    # One pre-acquired lock per waiter; releasing it wakes that waiter. Quicker than a condition, which
-    # all would have to take in turn when it is told of.
+    # One pre-acquired lock per waiter; releasing it wakes that waiter. Faster than a condition, whose lock all waiters
+    # would have to take in turn.
     gates: list[Any] = field(default_factory=list)
     is_over: bool = False
     result: Any = None
@@ -114,11 +114,11 @@ class Rendezvous:
     Parameters
     ----------
     members
-        Their numbers.
+        The numbers of the replicas.
     exchange
-        What goes on between this process and others; None where there are no others.
+        The exchange with other processes; None if there are none.
     waits
-        Called when a replica is going to wait: makes sure that the others are on their way.
+        Called before a replica waits, to make sure that the others are running.
     """
 
     def __init__(
@@ -127,26 +127,26 @@ class Rendezvous:
         self.members = tuple(members)
         self._exchange = exchange
         self._waits = waits
-        # Refuse an invalid setting at once, before anybody has to wait.
+        # Raise the error of an invalid setting before anything waits.
         collective_s()
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(members, 0)
         self._orders: dict[int, deque[Collective]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
         self._rounds: dict[int, _Round] = {}
-        # replica -> exit reason of those that have left.
+        # replica that has left -> exit reason.
         self._left: dict[int, BaseException | str | None] = {}
-        # Why turns came to nothing; and what replicas of this process alone know of.
+        # turn -> reason of its failure; the second for failures that only this process knows of.
         self._failed: dict[int, str] = {}
         self._failed_here: dict[int, str] = {}
         self._is_closed = False
 
     def meet(self, number: int, collective: Collective, contribution: Any) -> tuple[Any, bool]:
-        """Take part in a call of all replicas; return its result, and whether nobody else has the same object.
+        """Take part in a call of all replicas; return its result, and whether no other replica has the same object.
 
         Raises
         ------
         CollectiveError
-            A replica has left, does not come in time, or makes another call.
+            A replica has left, does not make the call in time, or makes another call.
         """
         with self._lock:
             turn = self._counts[number]
@@ -173,11 +173,11 @@ class Rendezvous:
                 raise
         if turn_round.error is not None:
             raise _again(turn_round.error) if not is_last else turn_round.error
-        # The value of a lone replica may come back as it is.
+        # The result of a single replica may be the object that it contributed.
         return turn_round.result, len(self.members) == 1 and self._exchange is not None
 
     def leave(self, number: int, error: BaseException | str | None = None) -> bool:
-        """Stop waiting for a replica, whose call is over; return whether it was the last."""
+        """Stop waiting for a replica whose call has finished; return whether it was the last."""
         with self._lock:
             self._left[number] = error
             for turn_round in self._rounds.values():
@@ -185,7 +185,7 @@ class Rendezvous:
             return len(self._left) == len(self.members)
 
     def close(self) -> None:
-        """Stop all waiting: the strategy is closed, and nobody would report who has left."""
+        """Stop all waiting, as the strategy is closed and replicas that leave are no longer reported."""
         with self._lock:
             self._is_closed = True
             for turn_round in self._rounds.values():
@@ -198,7 +198,7 @@ class Rendezvous:
             return [number for number in self.members if self._counts[number] <= turn], failed
 
     def failure_of(self, number: int) -> str | None:
-        """Return the reason if the last call of a replica failed, as others are told."""
+        """Return the failure of a replica's last collective call in the form sent to others, or None."""
         failed = self._failed.get(self._counts[number] - 1)
         return None if failed is None else f"{_RAISED}{failed}"
 
@@ -240,11 +240,11 @@ class Rendezvous:
     def _await(self, number: int, turn_round: _Round, turn: int, collective: Collective, gate: Any) -> None:
         since = time.monotonic()
         if not self._left and not self._is_closed:
-            # A replica that leaves from now on releases the gate.
+            # From now on, a replica that leaves releases the gate.
             gate.acquire(timeout=_LOOK_EVERY_S)
         if turn_round.is_over:
             return
-        # A function may set it in between.
+        # The function may change the setting between calls.
         most = collective_s()
         end = since + most
         at_once = threading.TIMEOUT_MAX if self._exchange is None else _LOOK_EVERY_S
@@ -261,7 +261,7 @@ class Rendezvous:
             if missing and self._exchange is not None:
                 absent = absent or self._exchange.absent(turn, collective.name)
                 elsewhere = absent(end)
-            # Once all are here, who goes on for them looks at the time.
+            # Once all replicas have arrived, the exchange checks the timeout.
             rest = end - time.monotonic() if missing else -1
             if missing and rest <= 0:
                 if elsewhere is not None:
@@ -277,14 +277,14 @@ def _open(turn_round: _Round) -> None:
 
 
 def left_error(name: str, errors: Mapping[int, BaseException | str | None]) -> CollectiveError:
-    """Return the error of replicas that do not come because they are over."""
+    """Return the error for replicas that have finished without making the call."""
     failed = {number: text for number, error in errors.items() if (text := _failure(error)) is not None}
     direct = {number: error for number, error in errors.items() if number not in failed}
     if failed and all(error is None or error == HAS_ENDED for error in direct.values()):
-        # All replicas are told the same failure.
+        # All replicas raise the same failure.
         return CollectiveError(next(iter(failed.values())))
     told = []
-    # Not what others met with because of those.
+    # Leave out replicas that only failed as a consequence.
     for number, error in direct.items():
         if isinstance(error, BaseException):
             error = f"raised {type(error).__name__}: {error}"
@@ -300,15 +300,15 @@ def _failure(error: BaseException | str | None) -> str | None:
 
 
 def closed_error(name: str) -> CollectiveError:
-    """Return the error of replicas that do not come because the strategy is closed."""
-    return CollectiveError(f"{name}: the strategy was closed before all replicas had called it")
+    """Return the error for replicas that have not made the call when the strategy is closed."""
+    return CollectiveError(f"{name}: the strategy was closed before all replicas had made this call")
 
 
 def late_error(name: str, missing: Sequence[int], most_s: float) -> CollectiveError:
-    """Return the error of replicas that do not come in time."""
+    """Return the error for replicas that did not make the call in time."""
     return CollectiveError(
         f"{name}: {_named(missing)} did not call it within {most_s:g} s, which is "
-        "daskdist.timeouts.collective; all replicas make the same calls in the same order"
+        "daskdist.timeouts.collective; all replicas must make the same calls in the same order"
     )
 
 
@@ -317,13 +317,13 @@ def _named(numbers: Sequence[int]) -> str:
 
 
 def _again(error: BaseException) -> BaseException:
-    # For another thread: raised in two, an error would have the frames of both in its traceback.
+    # Return a copy for another thread: raised in two, an error would have the frames of both in its traceback.
     try:
         again = type(error)(*error.args)
     except Exception:
         return error
     if str(again) != str(error):
-        # Made of something else than what it says.
+        # The error cannot be created from its arguments.
         return error
     vars(again).update(vars(error))
     again.__notes__ = list(getattr(error, "__notes__", ()))

@@ -1,4 +1,4 @@
-"""The steps of input pipelines that only their own workers know, for workers that ask at the end of their own."""
+"""The steps of input pipelines, known only to the workers that read them and asked for by those that have finished."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-# Pipelines of calls that are remembered.
+# The number of pipelines that are remembered.
 _MOST_KNOWN: Final = 1024
 
-# Which call's distributed dataset, and which of its input pipelines.
+# The token of a call's distributed dataset, and the number of the input pipeline.
 PipelineKey: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class RemotePipeline:
-    """An input pipeline whose steps only its own worker knows.
+    """An input pipeline whose steps only the worker that reads it knows.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class RemotePipeline:
     number
         The number of the input pipeline.
     replicas
-        The numbers of those it serves.
+        The numbers of the replicas that it feeds.
     """
 
     worker: str
@@ -42,11 +42,11 @@ class KnownSteps(NamedTuple):
     Parameters
     ----------
     num_steps
-        Steps that are known.
+        The number of known steps.
     uneven
-        Of those that were asked for, the ones in which some replica has no rows, and which have.
+        For the steps asked for in which some replica has no rows, whether each replica has rows.
     is_over
-        Whether there are no more.
+        Whether there are no further steps.
     """
 
     num_steps: int
@@ -54,7 +54,7 @@ class KnownSteps(NamedTuple):
     is_over: bool
 
     def is_known(self, step: int) -> bool:
-        """Return whether it is known if there is a step."""
+        """Return whether it is known if a step exists."""
         return self.is_over or step < self.num_steps
 
 
@@ -73,14 +73,14 @@ class _PipelineSteps:
 
 
 class StepCounts:
-    """The steps that the pipelines of one worker have had so far."""
+    """The steps that the pipelines of one worker have taken."""
 
     def __init__(self) -> None:
         self._pipelines: OrderedDict[PipelineKey, _PipelineSteps] = OrderedDict()
         self._lock = threading.Lock()
 
     def add(self, key: PipelineKey, iteration: int, first: int, full: Any, *, is_over: bool = False) -> None:
-        """Add whether replicas have rows in steps from one on, as ``(step, replica)``; known steps may come again."""
+        """Add whether replicas have rows in steps from one on, as ``(step, replica)``; known steps may be repeated."""
         with self._lock:
             known = self._of(key).passes.setdefault(iteration, _PassSteps())
             for number in np.flatnonzero(~full.all(axis=1)).tolist():
@@ -89,14 +89,14 @@ class StepCounts:
             known.is_over |= is_over
 
     def leave(self, key: PipelineKey, lane: int, num_lanes: int) -> None:
-        """Note that one of ``num_lanes`` replicas takes no further part; with the last the pipeline is over."""
+        """Note that one of ``num_lanes`` replicas has stopped reading; after the last one the pipeline has ended."""
         with self._lock:
             known = self._of(key)
             known.left.add(lane)
             known.is_left = len(known.left) >= num_lanes
 
     def known_from(self, key: PipelineKey, iteration: int, first: int) -> KnownSteps:
-        """Return the known steps from one on."""
+        """Return the known steps from a first step on."""
         with self._lock:
             pipeline = self._pipelines.get(key, _PipelineSteps())
             known = pipeline.passes.get(iteration, _PassSteps())
@@ -112,7 +112,7 @@ class StepCounts:
         return known
 
 
-# Gives what is known of a pipeline of a pass, from a step on: with that step, or that there is none; waits for it.
+# Waits until a step of a pipeline, or the end before it, is known; returns the known steps from that one on.
 AskSteps: TypeAlias = Callable[[RemotePipeline, PipelineKey, int, int], KnownSteps]
 
 
@@ -123,13 +123,13 @@ class PeerPipelines:
     Parameters
     ----------
     token
-        Which call's distributed dataset.
+        The token of the call's distributed dataset.
     number
-        The number of the input pipeline that is read here.
+        The number of the input pipeline read here.
     step_counts
-        Where this worker's are told of.
+        The step counts of this worker.
     ask
-        Asks others.
+        Asks other workers.
     """
 
     token: str
@@ -138,16 +138,16 @@ class PeerPipelines:
     ask: AskSteps
 
     def add(self, iteration: int, first: int, full: Any, *, is_over: bool = False) -> None:
-        """Call the method of `StepCounts` for the pipeline that is read here."""
+        """Call the method of `StepCounts` for the pipeline read here."""
         self.step_counts.add((self.token, self.number), iteration, first, full, is_over=is_over)
 
     def leave(self, lane: int, num_lanes: int) -> None:
-        """Call the method of `StepCounts` for the pipeline that is read here."""
+        """Call the method of `StepCounts` for the pipeline read here."""
         self.step_counts.leave((self.token, self.number), lane, num_lanes)
 
 
 class RemoteSteps:
-    """The steps in which a pipeline of another worker has rows, as that worker reports."""
+    """The steps in which a pipeline of another worker has rows, as reported by that worker."""
 
     def __init__(self, remote: RemotePipeline, iteration: int, peers: PeerPipelines) -> None:
         self._remote = remote
@@ -156,20 +156,20 @@ class RemoteSteps:
         self._known = KnownSteps(0, {}, False)
 
     def is_known(self, step: int) -> bool:
-        """Return whether it is known if there is a step."""
+        """Return whether it is known if a step exists."""
         return self._known.is_known(step)
 
     def num_known(self, first: int, most: int) -> int:
-        """Return the number of steps from one on that are known, at most ``most``."""
+        """Return the number of known steps from a first step on, at most ``most``."""
         return most if self._known.is_over else min(self._known.num_steps - first, most)
 
     def ask(self, step: int) -> None:
-        """Ask for a step; wait until the other worker comes to it, or to its end."""
+        """Ask for a step; wait until the other worker reaches it or its end."""
         key = self._peers.token, self._remote.number
         self._known = self._peers.ask(self._remote, key, self._iteration, step)
 
     def full(self, first: int, stop: int) -> Any:
-        """Return whether known steps have rows for each of the replicas, as ``(step, replica)``."""
+        """Return whether each replica has rows in known steps, as ``(step, replica)``."""
         known = np.zeros((stop - first, len(self._remote.replicas)), bool)
         known[: max(self._known.num_steps - first, 0)] = True
         for step, full in self._known.uneven.items():
@@ -178,5 +178,5 @@ class RemoteSteps:
         return known
 
     def is_over(self, step: int) -> bool:
-        """Return whether there are no rows from a known step on."""
+        """Return whether the rows end before a known step."""
         return self._known.is_over and step >= self._known.num_steps

@@ -1,4 +1,4 @@
-"""The exchange between the workers of a collective, over Dask's own connections."""
+"""The exchange between the workers of a collective operation, over Dask's connections."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from daskdist.strategy.collectives.rendezvous import CallSignature, Collective
 from daskdist.strategy.group import ReplicaGroup, Step
 from daskdist.strategy.values.device_arrays import host_nest
 
-# Workers that send to all others at once; more do so in a tree.
+# Up to this many workers send to all others directly; more use a tree.
 _MOST_AT_ONCE: Final = 8
-# Workers that send each other the whole of something large; more reduce a part each.
+# Up to this many workers send each other a whole large value; with more, each reduces a part.
 _MOST_WHOLE: Final = 2
-# Messages that go from each to all, and those that go in a tree: in one turn all go one of the ways.
+# Kind of message -> 0 for the direct exchange, 1 for the tree; the messages of one turn use the same one.
 _WAYS: Final = {"values": 0, "part": 0, "up": 1, "down": 1}
 # Kinds of messages that carry the signature of their call.
 _ABOUT: Final = frozenset({"values", "up"})
-# Seconds between queries of others while waiting for a replica of the own process.
+# Seconds between queries of other workers while waiting for a replica of this process.
 _LOOK_EVERY_S: Final = 1.0
-# Smaller buffers go along in the message: a frame of their own has a header, which costs more than a copy.
+# Smaller buffers are copied into the message, which is cheaper than the header of a separate frame.
 _SMALL_BYTES: Final = 2**16
 
 
@@ -64,7 +64,7 @@ class Transport:
     Parameters
     ----------
     mailbox
-        This worker's.
+        The mailbox of this worker.
     group
         All replicas.
     step
@@ -78,22 +78,23 @@ class Transport:
         self._own = group.workers.index(mailbox.worker.address)
 
     def __call__(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
-        """Return the result of the partial results of all workers."""
-        # Data that leaves the process leaves the device.
+        """Return the result of the operation from the partial results of all workers."""
+        # Other processes receive NumPy arrays.
         partial = host_nest(partial)
         if isinstance(collective, Merge) or len(self._group.workers) > _MOST_AT_ONCE:
             return self._in_a_tree(turn, collective, signature, partial)
         return collective.final(self._at_once(turn, collective, signature, partial))
 
     def absent(self, turn: int, name: str) -> Callable[[float], list[int] | None]:
-        """Return a getter of the replicas elsewhere that are still to come; see `StepStatusQuery.absent`."""
+        """Return a getter of the missing replicas of other workers; see `StepStatusQuery.absent`."""
         worker = self._mailbox.worker
         inquiry = StepStatusQuery(self._mailbox.queries, self._key, turn, name, self._group, _LOOK_EVERY_S)
         others = [address for address in self._group.workers if address != worker.address]
         return lambda end: inquiry.absent(others, end)
 
     def _at_once(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
-        # Each makes it for itself, in the same order; of something large, of more than two each makes a part for all.
+        # Each worker computes the result, in the same order; of large values, each of more than two workers computes a
+        # part.
         num_workers = len(self._group.workers)
         others = [number for number in range(num_workers) if number != self._own]
         parts = None
@@ -101,12 +102,12 @@ class Transport:
             if num_workers <= _MOST_WHOLE:
                 (sent,) = self._post(turn, "values", others, signature, partial, is_kept=True)
                 result = self._combined(turn, "values", collective, signature, partial, range(num_workers))
-                # The replica may change what it has given as soon as it has a result.
+                # The replica may change its contribution as soon as it has a result.
                 self._await_sent(sent, others[0], signature)
                 return result
             parts = collective.cut(partial, num_workers)
             for number in others:
-                # Nobody sends the second part before the first has come: until then there is no result.
+                # No copy is needed: the replica has no result, and changes nothing, before these parts have arrived.
                 self._post(turn, "values", [number], signature, parts[number], is_kept=True)
         else:
             self._post(turn, "values", others, signature, partial)
@@ -121,12 +122,12 @@ class Transport:
     def _await_sent(self, sent: ThreadFuture[None], number: int, signature: CallSignature) -> None:
         most = collective_s()
         try:
-            # Some wait without end.
+            # The timeout may be infinite.
             sent.result(min(most, threading.TIMEOUT_MAX))
         except TimeoutError:
             address = self._group.workers[number]
             raise CollectiveError(
-                f"{signature.name}: {address} did not take within {most:g} s what it was sent, which is "
+                f"{signature.name}: {address} did not receive a message within {most:g} s, which is "
                 "daskdist.timeouts.collective"
             ) from None
 
@@ -148,7 +149,7 @@ class Transport:
             _check(signature, other)
         values = [partial if number == self._own else came[number][1] for number in numbers]
         if len(values) == 2 and isinstance(collective, AllReduce) and collective.is_large(partial):
-            # Received arrays belong to nobody else.
+            # Nothing else references received arrays.
             return collective.combined_in_place(values, numbers.index(others[0]))
         return collective.combined(values)
 
@@ -191,18 +192,18 @@ class Transport:
     ) -> list[ThreadFuture[None]]:
         token, step = self._key
         kind = part.partition(" ")[0]
-        # Pickle now: sending takes a while, and the replica may change its value as soon as it has a result.
+        # Pickle now, as sending takes a while and the replica may change its value as soon as it has a result.
         try:
             pickled, buffers = pickle_with_buffers((signature, data) if kind in _ABOUT else data)
         except Exception as error:
-            what = "what the function gives" if kind == "down" else "what a replica gives"
+            what = "the function's result" if kind == "down" else "a replica's value"
             raise ArgumentError(
-                f"{signature.name}: {what} does not pickle, and so cannot leave its worker: {error}"
+                f"{signature.name}: {what} cannot be pickled, so it cannot be sent to other workers: {error}"
             ) from error
         frames = [buffer.raw() if is_kept else bytes(buffer.raw()) for buffer in buffers]
         sent = []
         for address in [self._group.workers[number] for number in numbers]:
-            # Another worker of this process would be given the very memory.
+            # A worker in the same process would receive the same memory.
             is_apart = not address.startswith("inproc://")
             payload = [
                 to_serialize(frame) if is_apart and len(frame) >= _SMALL_BYTES else bytes(frame) for frame in frames

@@ -1,1 +1,1 @@
-"""Placement: the workers and devices that replicas are on."""
+"""Placement: the workers and devices of replicas."""

@@ -1,6 +1,6 @@
 """The assignment of devices to the replicas of each worker, without sharing a device between workers if possible.
 
-All of it is pure: what workers see is asked for elsewhere.
+The functions are pure; `probe` queries the devices of workers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _OPERATION: Final = "MultiWorkerMirroredStrategy"
 
 @dataclass(frozen=True)
 class VisibleDevices:
-    """The devices, other than processors, that a worker sees.
+    """The devices, other than CPUs, that a worker sees.
 
     Parameters
     ----------
     host
-        The machine it is on.
+        The machine of the worker.
     names, uuids
-        Of its devices, in their order there.
+        The names and UUIDs of the devices, in the worker's order.
     has_first
-        Whether who started it means it to have the first of them, as dask-cuda does.
+        Whether the worker was started to use the first device, as dask-cuda does.
     """
 
     host: str = ""
@@ -47,25 +47,25 @@ def assign_devices(
     Parameters
     ----------
     workers
-        In order.
+        The workers, in order.
     visible_devices
-        What each sees.
+        The devices that each worker sees.
     wanted
-        How many replicas each is to have, where that is said.
+        The number of replicas of each worker; None if not given.
     share_devices
-        Whether workers may have one device where there are not enough.
+        Whether workers may share a device if there are not enough.
 
     Raises
     ------
     ArgumentError
-        A worker is to have more than it sees; or there are not enough for all, and they are not to be shared.
+        A worker should have more devices than it sees; or there are not enough for all, and sharing is not allowed.
 
     Notes
     -----
-    A worker that sees none has processors, as many as it is to have, or one. Devices are dealt in rounds, one to each
-    worker in order, the first in its own order that is left; a worker gives one up for another of its own where a later
-    one would have none. Where it is not said how many, a worker has all that are left to it, but where each of them is
-    meant to have its first: dask-cuda shows each worker all GPUs, from its own on.
+    A worker that sees no devices gets CPUs: the given number, or one. Devices are assigned in rounds, one to each
+    worker in order: the first free one in the worker's own order. A worker exchanges a device for another that it sees
+    if a later worker would get none. Without a given number, a worker also gets the remaining devices, unless each
+    worker is meant to use its first: dask-cuda shows each worker all GPUs, starting at its own.
 
     >>> alice, bob = Worker("tcp://a:1", "alice", 1), Worker("tcp://a:2", "bob", 1)
     >>> both = VisibleDevices("a", ("GPU:0", "GPU:1"), ("GPU-6f", "GPU-70"))
@@ -73,16 +73,18 @@ def assign_devices(
     [('GPU:0',), ('GPU:1',)]
     """
     _check_enough_seen(workers, visible_devices, wanted)
-    those = [number for number, visible in enumerate(visible_devices) if visible.uuids and wanted[number] != 0]
+    takers = [number for number, visible in enumerate(visible_devices) if visible.uuids and wanted[number] != 0]
     dealt = _Assignment([visible.uuids for visible in visible_devices])
-    goals = dict.fromkeys(those, 1)
-    for number in those:
+    goals = dict.fromkeys(takers, 1)
+    for number in takers:
         goals[number] = wanted[number] or 1
     for turn in range(max(goals.values(), default=0)):
-        for number in those:
+        for number in takers:
             if turn < goals[number] and not dealt.give(number) and not (share_devices and dealt.share(number)):
-                raise _too_few(workers, visible_devices, those, goals, number)
-    open_ended = [each for each in those if wanted[each] is None and not _has_first(visible_devices, those, each)]
+                raise _too_few(workers, visible_devices, takers, goals, number)
+    open_ended = [
+        number for number in takers if wanted[number] is None and not _has_first(visible_devices, takers, number)
+    ]
     dealt.give_rest(open_ended)
     return [
         _in_order(visible, dealt.of(number)) if visible.uuids else _processors(1 if count is None else count)
@@ -91,77 +93,77 @@ def assign_devices(
 
 
 class _Assignment:
-    # Which worker has which device, of what each sees; workers are numbers.
+    # The devices assigned to workers, which are numbers, among those that each sees.
     def __init__(self, seen: Sequence[Sequence[str]]) -> None:
         self._seen = seen
         self._owners: dict[str, int] = {}
         self._shared: list[tuple[int, str]] = []
 
     def of(self, worker: int) -> set[str]:
-        return {each for each, owner in self._owners.items() if owner == worker} | {
-            each for owner, each in self._shared if owner == worker
+        return {uuid for uuid, owner in self._owners.items() if owner == worker} | {
+            uuid for owner, uuid in self._shared if owner == worker
         }
 
     def give(self, worker: int) -> bool:
-        # One more, if need be one for which its owner takes another.
+        # Assign one more device; if none is free, one whose owner can take another instead.
         tried: set[str] = set()
-        free = next((each for each in self._seen[worker] if each not in self._owners), None)
+        free = next((uuid for uuid in self._seen[worker] if uuid not in self._owners), None)
         if free is None:
             return self._move(worker, tried)
         self._owners[free] = worker
         return True
 
     def _move(self, worker: int, tried: set[str]) -> bool:
-        for each in self._seen[worker]:
-            owner = self._owners.get(each)
-            if owner == worker or each in tried:
+        for uuid in self._seen[worker]:
+            owner = self._owners.get(uuid)
+            if owner == worker or uuid in tried:
                 continue
-            tried.add(each)
+            tried.add(uuid)
             if owner is None or self._move(owner, tried):
-                self._owners[each] = worker
+                self._owners[uuid] = worker
                 return True
         return False
 
     def share(self, worker: int) -> bool:
-        # The one that fewest have, the first of those.
-        own = self.of(worker)
-        times = Counter([*self._owners, *(each for _, each in self._shared)])
-        left = [each for each in self._seen[worker] if each not in own]
+        # Share the device that the fewest workers have, the first of those.
+        held = self.of(worker)
+        times = Counter([*self._owners, *(uuid for _, uuid in self._shared)])
+        left = [uuid for uuid in self._seen[worker] if uuid not in held]
         if left:
-            self._shared.append((worker, min(left, key=lambda each: times[each])))
+            self._shared.append((worker, min(left, key=lambda uuid: times[uuid])))
         return bool(left)
 
     def give_rest(self, workers: Sequence[int]) -> None:
-        # To who has fewest of those that see it.
-        for each in dict.fromkeys(each for worker in workers for each in self._seen[worker]):
-            if each not in self._owners:
-                who = [worker for worker in workers if each in self._seen[worker]]
-                self._owners[each] = min(who, key=lambda worker: len(self.of(worker)))
+        # Assign each to the worker with the fewest devices among those that see it.
+        for uuid in dict.fromkeys(uuid for worker in workers for uuid in self._seen[worker]):
+            if uuid not in self._owners:
+                who = [worker for worker in workers if uuid in self._seen[worker]]
+                self._owners[uuid] = min(who, key=lambda worker: len(self.of(worker)))
 
 
-def _in_order(visible: VisibleDevices, own: set[str]) -> tuple[str, ...]:
-    return tuple(name for name, each in zip(visible.names, visible.uuids, strict=True) if each in own)
+def _in_order(visible: VisibleDevices, assigned: set[str]) -> tuple[str, ...]:
+    return tuple(name for name, uuid in zip(visible.names, visible.uuids, strict=True) if uuid in assigned)
 
 
 def _processors(count: int) -> tuple[str, ...]:
     return tuple(f"CPU:{k}" for k in range(count))
 
 
-def _has_first(visible_devices: Sequence[VisibleDevices], those: Sequence[int], worker: int) -> bool:
-    own = visible_devices[worker]
+def _has_first(visible_devices: Sequence[VisibleDevices], takers: Sequence[int], worker: int) -> bool:
+    visible = visible_devices[worker]
     others = [
-        visible_devices[each].uuids
-        for each in those
-        if each != worker and set(visible_devices[each].uuids) & set(own.uuids)
+        visible_devices[taker].uuids
+        for taker in takers
+        if taker != worker and set(visible_devices[taker].uuids) & set(visible.uuids)
     ]
-    lists = [own.uuids, *others]
-    are_turned = all(_is_turned(own.uuids, each) for each in others)
-    return own.has_first or bool(others and are_turned and len({each[0] for each in lists}) == len(lists))
+    lists = [visible.uuids, *others]
+    are_turned = all(_is_turned(visible.uuids, uuids) for uuids in others)
+    return visible.has_first or bool(others and are_turned and len({uuids[0] for uuids in lists}) == len(lists))
 
 
-def _is_turned(one: Sequence[str], other: Sequence[str]) -> bool:
+def _is_turned(uuids: Sequence[str], other: Sequence[str]) -> bool:
     # True if one list is a rotation of the other.
-    return any(tuple(one) == (*other[start:], *other[:start]) for start in range(len(other)))
+    return any(tuple(uuids) == (*other[start:], *other[:start]) for start in range(len(other)))
 
 
 def _check_enough_seen(
@@ -170,9 +172,9 @@ def _check_enough_seen(
     for worker, visible, count in zip(workers, visible_devices, wanted, strict=True):
         if visible.names and count is not None and count > len(visible.names):
             raise ArgumentError(
-                f"{_OPERATION}: worker {worker.name!r} is to have {count} replicas and sees "
+                f"{_OPERATION}: worker {worker.name!r} should have {count} replicas and sees "
                 f"{', '.join(visible.names)}; "
-                f"give num_replicas_per_worker {len(visible.names)} or less, or name devices, processors too, with "
+                f"give num_replicas_per_worker {len(visible.names)} or less, or name devices, also CPUs, with "
                 "device_assignment"
             )
 
@@ -180,22 +182,22 @@ def _check_enough_seen(
 def _too_few(
     workers: Sequence[Worker],
     visible_devices: Sequence[VisibleDevices],
-    those: Sequence[int],
+    takers: Sequence[int],
     goals: dict[int, int],
     worker: int,
 ) -> ArgumentError:
-    # The workers that see the same devices, and the devices.
+    # Find the workers that see common devices, and these devices.
     around, seen = {worker}, set(visible_devices[worker].uuids)
-    while more := {each for each in those if each not in around and seen & set(visible_devices[each].uuids)}:
+    while more := {taker for taker in takers if taker not in around and seen & set(visible_devices[taker].uuids)}:
         around |= more
-        seen |= {each for number in more for each in visible_devices[number].uuids}
+        seen |= {uuid for number in more for uuid in visible_devices[number].uuids}
     who = sorted(around)
-    names = ", ".join(workers[each].name for each in who)
-    needed = sum(goals[each] for each in who)
+    names = ", ".join(workers[number].name for number in who)
+    needed = sum(goals[number] for number in who)
     kind = visible_devices[worker].names[0].partition(":")[0]
     host = f" on {visible_devices[worker].host}" if visible_devices[worker].host else ""
     return ArgumentError(
-        f"{_OPERATION}: workers {names}{host} are to have {needed} devices, and see {len(seen)} of kind {kind} between "
-        f"them ({', '.join(sorted(seen))}); start one worker a device, as dask-cuda does, give some none with "
+        f"{_OPERATION}: workers {names}{host} should have {needed} devices, and see {len(seen)} of kind {kind} between "
+        f"them ({', '.join(sorted(seen))}); start one worker per device, as dask-cuda does, exclude workers with "
         "num_replicas_per_worker, or let workers share devices with share_devices=True"
     )

@@ -1,4 +1,4 @@
-"""`ClusterResolver`: where a cluster comes from, how it is connected to, and for which workers is waited."""
+"""`ClusterResolver`: the source of a cluster, the connection to it, and the workers to wait for."""
 
 from __future__ import annotations
 
@@ -35,32 +35,31 @@ _EXAMPLE: Final = "write it like 'tcp://127.0.0.1:8786'"
 
 @dataclass(frozen=True)
 class ClusterResolver:
-    """The source of a cluster, and the workers to wait for before a strategy is made on it.
+    """The source of a cluster, and the workers to wait for before a strategy is created on it.
 
     Parameters
     ----------
     cluster
         A ``distributed.Client``, a cluster object such as ``LocalCluster`` or ``SLURMCluster``, the address of a
-        scheduler, or the path of the file that ``dask scheduler --scheduler-file`` writes. If None, the address in
-        Dask's own setting ``scheduler-address``, which ``DASK_SCHEDULER_ADDRESS`` sets; and where that names nothing, a
-        ``LocalCluster`` that belongs to the strategy and closes with it.
+        scheduler, or the path of a file written by ``dask scheduler --scheduler-file``. If None, the address in Dask's
+        setting ``scheduler-address`` (``DASK_SCHEDULER_ADDRESS``); if that is not set, a new ``LocalCluster`` that
+        belongs to the strategy and is closed with it.
     security
-        The keys and certificates of connections by TLS. If None, those of the cluster object, or else of Dask's
-        configuration.
+        The keys and certificates for TLS. If None, those of the cluster object, or else of Dask's configuration.
     num_workers
-        Wait until there are so many workers, or more; 1 if None. A ``LocalCluster`` that is made has so many; if None,
-        a process a GPU that this process sees, or a core where it sees none.
+        The number of workers to wait for, 1 if None. A new ``LocalCluster`` has this many workers; if None, one process
+        per GPU that this process sees, or per core if it sees none.
     timeout
-        Seconds to wait for them; the setting ``daskdist.timeouts.workers`` if None.
+        Seconds to wait for the workers; the setting ``daskdist.timeouts.workers`` if None.
 
     Raises
     ------
     ArgumentError
-        The cluster is nothing of the kind, or an option is not allowed, or does not go with the cluster.
+        The cluster has an unsupported type, or an option is invalid or cannot be combined with the cluster.
 
     Notes
     -----
-    A strategy has all the workers there are when it is made, also where they are more than were waited for.
+    A strategy uses all workers that exist when it is created, even if they are more than it waited for.
 
     >>> ClusterResolver("tcp://10.0.0.1:8786", num_workers=4).num_workers
     4
@@ -82,8 +81,8 @@ class ClusterResolver:
             )
         if getattr(cluster, "asynchronous", False):
             raise ArgumentError(
-                f"{_OPERATION}: the {type(cluster).__name__} is asynchronous; make it with asynchronous=False, and use "
-                "it outside of its event loop"
+                f"{_OPERATION}: the {type(cluster).__name__} is asynchronous; create it with asynchronous=False and "
+                "use it outside of its event loop"
             )
         if self.security is not None and not isinstance(self.security, Security):
             raise ArgumentError(
@@ -91,7 +90,7 @@ class ClusterResolver:
                 "Security(tls_ca_file=..., tls_client_cert=..., tls_client_key=..., require_encryption=True)"
             )
         if self.security is not None and isinstance(cluster, Client):
-            raise ArgumentError(f"{_OPERATION}: a client has security of its own; give it to that, not here as well")
+            raise ArgumentError(f"{_OPERATION}: a client has its own security; pass it to the client only")
         if self.num_workers is not None:
             object.__setattr__(self, "num_workers", whole_number(_OPERATION, "num_workers", self.num_workers, 1))
         if self.timeout is not None and not _is_time(self.timeout):
@@ -110,36 +109,36 @@ def connect(
     num_workers: Callable[[], int | None] = lambda: None,
     num_threads: int = 1,
 ) -> tuple[Client, list[Worker]]:
-    """Return a client of the cluster, and its workers ordered by name.
+    """Return a client of the cluster, and its workers sorted by name.
 
     Parameters
     ----------
     resolver
-        Where the cluster comes from.
+        The source of the cluster.
     opened
-        Takes what is to be closed in the end: what was not there before.
+        Receives the new objects, to be closed at the end.
     num_workers
-        Gives the workers of a cluster that is made, if the resolver does not say; None for one a core. It is asked only
-        then.
+        Returns the number of workers of a new cluster if the resolver has none; None for one per core. It is only
+        called then.
     num_threads
-        The threads that each of those has.
+        The number of threads of each of those workers.
 
     Raises
     ------
     ClusterError
-        Nobody answers at the address, or not by what is spoken there, or not enough workers came.
+        Nothing answers at the address, it uses another protocol, or too few workers connected.
     """
     cluster, security = resolver.cluster, resolver.security
     if isinstance(cluster, Client):
         client = cluster
         if client.status != "running":
-            raise ClusterError(f"the client is {client.status}; make a new one")
+            raise ClusterError(f"the client is {client.status}; create a new one")
     else:
         said_by = ""
         if cluster is None and (cluster := dask.config.get("scheduler-address", None) or None) is not None:
             said_by = " (Dask's setting scheduler-address, or DASK_SCHEDULER_ADDRESS)"
             if not isinstance(cluster, str):
-                # Dask makes numbers of variables that look like one: of a port alone, say.
+                # Dask converts values that look like numbers, for example a port alone.
                 raise ClusterError(f"{cluster!r}{said_by} is not the address of a scheduler; {_EXAMPLE}")
         if cluster is None:
             cluster = _made(resolver, opened, num_workers, num_threads)
@@ -151,9 +150,9 @@ def connect(
 def _made(
     resolver: ClusterResolver, opened: ExitStack, num_workers: Callable[[], int | None], num_threads: int
 ) -> LocalCluster:
-    # Loopback only, the dashboard too: a cluster for this program is nobody else's business.
+    # Listen on loopback only, also for the dashboard: the cluster is private to this program.
     try:
-        made = LocalCluster(
+        cluster = LocalCluster(
             n_workers=resolver.num_workers or num_workers(),
             threads_per_worker=num_threads,
             host="127.0.0.1",
@@ -162,11 +161,11 @@ def _made(
         )
     except (OSError, RuntimeError) as error:
         raise ClusterError(
-            f"a LocalCluster cannot be started: {error.__cause__ or error}; its processes import the script, which "
-            "is to make one under if __name__ == '__main__' only"
+            f"a LocalCluster cannot be started: {error.__cause__ or error}; its processes import the script, so "
+            "create it only under if __name__ == '__main__'"
         ) from error
-    opened.callback(made.close)
-    return made
+    opened.callback(cluster.close)
+    return cluster
 
 
 def _client_of(cluster: Any, security: Security | None, said_by: str) -> Client:
@@ -176,7 +175,7 @@ def _client_of(cluster: Any, security: Security | None, said_by: str) -> Client:
     address = cluster if isinstance(cluster, str) else cluster.scheduler_address
     if isinstance(cluster, str):
         try:
-            # An address that a client cannot read leaves half a client behind.
+            # Check the address first: creating a client with an unreadable one would leave it partly open.
             scheme, location = parse_address(address)
             get_backend(scheme)
             host_and_port = None if scheme == "inproc" else parse_host_port(location)
@@ -185,7 +184,7 @@ def _client_of(cluster: Any, security: Security | None, said_by: str) -> Client:
                 f"{address!r}{said_by} is not the address of a scheduler: {error}; {_EXAMPLE}"
             ) from error
         security = security or _loaded(address)
-        # A client waits for a greeting without end, and in a process all are of one kind.
+        # A client would wait for a greeting forever. In-process addresses need no check.
         if host_and_port:
             _check_encryption(address, said_by, scheme, security)
     try:
@@ -193,8 +192,8 @@ def _client_of(cluster: Any, security: Security | None, said_by: str) -> Client:
             _check_it_speaks(address, scheme, host_and_port, security, timeout)
         return Client(cluster, security=security, timeout=timeout, set_as_default=False)
     except Exception as error:
-        # Whoever listens there may send anything: what that leads to is no error of the program's.
-        why = str(error) or "nobody greets"
+        # Another kind of server may send anything, which can raise any error.
+        why = str(error) or "no greeting"
         raise ClusterError(
             f"no Dask scheduler answers at {address!r}{said_by} within {timeout} s: {why}{_hint(address)}"
         ) from error
@@ -202,9 +201,9 @@ def _client_of(cluster: Any, security: Security | None, said_by: str) -> Client:
 
 def _hint(address: str) -> str:
     if address.startswith("tls://"):
-        return "; a scheduler that does not use TLS, or has other certificates, is one such: see security"
+        return "; the scheduler may not use TLS, or may have other certificates: see security"
     if address.startswith("tcp://"):
-        return "; one that uses TLS is spoken to as 'tls://...', with security"
+        return "; connect to a scheduler that uses TLS with 'tls://...' and security"
     return ""
 
 
@@ -227,10 +226,10 @@ def _address_in(path: str) -> str:
 
 
 def _loaded(address: str) -> Security:
-    # A client does the same where it is given none.
+    # A client without security does the same.
     loader: str | None = dask.config.get("distributed.client.security-loader", None)
-    found: Callable[[dict[str, Any]], Security | None] | None = import_term(loader) if loader else None
-    return (found and found({"address": address})) or Security()
+    load_security: Callable[[dict[str, Any]], Security | None] | None = import_term(loader) if loader else None
+    return (load_security and load_security({"address": address})) or Security()
 
 
 def _check_encryption(address: str, said_by: str, scheme: str, security: Security) -> None:
@@ -241,12 +240,12 @@ def _check_encryption(address: str, said_by: str, scheme: str, security: Securit
         raise ClusterError(f"{address!r}{said_by}: the certificates of {security} cannot be used: {error}") from error
     if is_encrypted and context is None:
         raise ClusterError(
-            f"{address!r}{said_by}: {scheme}:// needs certificates, and there are none; give ClusterResolver(address, "
+            f"{address!r}{said_by}: {scheme}:// needs certificates, but there are none; give ClusterResolver(address, "
             "security=distributed.Security(...)), or set distributed.comm.tls in Dask's configuration"
         )
     if security.require_encryption and not is_encrypted:
         raise ClusterError(
-            f"{address!r}{said_by}: security requires encryption, and there is none by {scheme}://; write 'tls://...', "
+            f"{address!r}{said_by}: security requires encryption, which {scheme}:// does not have; write 'tls://...', "
             "or give security that does not require it"
         )
 
@@ -254,7 +253,7 @@ def _check_encryption(address: str, said_by: str, scheme: str, security: Securit
 def _check_it_speaks(
     address: str, scheme: str, host_and_port: tuple[str, int], security: Security, timeout: float
 ) -> None:
-    # A scheduler greets whoever connects. A client waits for the greeting without end.
+    # A scheduler sends a greeting to each connection, and a client waits for it forever.
     arguments = security.get_connection_args("client")
     until = time.monotonic() + timeout
     if scheme == "tls":
@@ -265,26 +264,25 @@ def _check_it_speaks(
         comm = await asyncio.wait_for(open_comm(address, timeout=left, **arguments), left)
         comm.abort()
 
-    # In a thread of its own: an event loop, a notebook's say, may be at work in this one.
+    # In a new thread, as this one may run an event loop, for example a notebook's.
     with ThreadPoolExecutor(1, "daskdist-greet") as thread:
         thread.submit(asyncio.run, greet()).result()
 
 
 def _check_it_encrypts(host_and_port: tuple[str, int], context: ssl.SSLContext, timeout: float) -> None:
-    # Try the handshake first: if the peer speaks something else, Dask retries until its time is up, and leaves a
-    # socket open.
+    # Try the handshake first: if the peer does not use TLS, Dask retries until the timeout and leaves a socket open.
     try:
         connection = socket.create_connection(host_and_port, timeout)
     except ConnectionError:
-        # Perhaps it is about to start.
+        # The scheduler may be starting.
         return
     with connection, context.wrap_socket(connection) as encrypted:
-        # Only by then the certificate of this side has been looked at.
+        # The peer has checked this side's certificate only after it sends something.
         encrypted.recv(1)
 
 
 def _workers(client: Client, resolver: ClusterResolver) -> list[Worker]:
-    # Ordered by name; names that are numbers, as a LocalCluster's are, come first, in their own order.
+    # Sorted by name; numeric names, such as those of a LocalCluster, come first, in numeric order.
     timeout = resolver.timeout or setting("timeouts.workers")
     wanted = resolver.num_workers or 1
     where = f"the cluster at {client.scheduler.address}"
@@ -298,7 +296,7 @@ def _workers(client: Client, resolver: ClusterResolver) -> list[Worker]:
             "with ClusterResolver(timeout=...), or wait for fewer"
         ) from error
     except (OSError, TimeoutError) as error:
-        raise ClusterError(f"{where} does not say which workers it has: {error}") from error
+        raise ClusterError(f"the list of workers of {where} cannot be read: {error}") from error
     workers = [Worker(address, str(info["name"]), info["nthreads"]) for address, info in workers_of(client).items()]
 
     def place(worker: Worker) -> tuple[bool, int, str, str]:

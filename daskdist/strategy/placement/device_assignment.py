@@ -33,20 +33,19 @@ class DeviceAssignment:
     Parameters
     ----------
     replicas
-        The worker, by name or address, and the name of the device there, of each replica. Those of one worker follow
-        one another. A worker that is not named takes no part: it reads nothing either.
+        For each replica, the name or address of its worker and the name of its device. Replicas of one worker must be
+        consecutive. Workers that are not named are not used, not even to read data.
 
     Raises
     ------
     ArgumentError
-        There are no replicas, one is not such a pair, two are on one device, or those of a worker do not follow one
-        another.
+        There are no replicas, one is not such a pair, two are on one device, or those of a worker are not consecutive.
     UnknownDeviceError
-        There is no such kind of device. Whether a worker has the device is seen when a strategy is made.
+        The kind of device is unknown. The devices of workers are only checked when a strategy is created.
 
     Notes
     -----
-    The order of replicas is the order of workers too: the one that is named first has the first input pipeline.
+    The order of replicas is also the order of workers: the worker that is named first has the first input pipeline.
 
     >>> DeviceAssignment([("alpha", "CPU:0"), ("alpha", "/cpu:1"), ("beta", "CPU:0")]).replicas
     (('alpha', 'CPU:0'), ('alpha', 'CPU:1'), ('beta', 'CPU:0'))
@@ -62,12 +61,12 @@ class DeviceAssignment:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers that are named."""
+        """The number of named workers."""
         return len({worker for worker, _ in self.replicas})
 
     @property
     def most_replicas(self) -> int:
-        """The most replicas that one worker has."""
+        """The largest number of replicas on one worker."""
         names = [worker for worker, _ in self.replicas]
         return max(map(names.count, names))
 
@@ -77,38 +76,38 @@ class DeviceAssignment:
         Parameters
         ----------
         workers
-            Those there are.
+            The workers of the cluster.
 
         Raises
         ------
         ArgumentError
-            One that is named is not there, or is named in two ways.
+            A named worker does not exist, or has separate entries by name and by address.
 
         >>> workers = [Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "bob", 1)]
         >>> DeviceAssignment([("bob", "CPU:0"), ("tcp://a:1", "CPU:0")]).on(workers)
         [('tcp://b:1', 'CPU:0'), ('tcp://a:1', 'CPU:0')]
         """
         places = places_of(workers)
-        found = []
+        chosen = []
         for number, (name, _) in enumerate(self.replicas):
             if name not in places:
                 raise ArgumentError(
-                    f"DeviceAssignment: replica {number} is on worker {name!r}, and there is none of that name or "
+                    f"DeviceAssignment: replica {number} is on worker {name!r}, but there is none of that name or "
                     f"address; there are {names_of(workers)}"
                 )
-            found.append(workers[places[name]])
-        pairs = [(worker.address, on) for worker, (_, on) in zip(found, self.replicas, strict=True)]
-        # A worker that is named by its name and by its address is still one.
+            chosen.append(workers[places[name]])
+        pairs = [(worker.address, on) for worker, (_, on) in zip(chosen, self.replicas, strict=True)]
+        # A worker may be given by its name and by its address.
         _check_order([address for address, _ in pairs], self.replicas)
         return pairs
 
     def slots(self, client: Any, workers: Sequence[Worker], share_devices: bool = False) -> list[tuple[str, str]]:
-        """Return the same as `on`, after asking workers for the devices; raise as `check_devices_on_workers` does.
+        """Return the result of `on` after checking the devices on workers, as `check_devices_on_workers` does.
 
         Raises
         ------
         ArgumentError
-            Two workers see one device in what they are to have, and are not to share it.
+            Two workers would use the same device, and sharing is not allowed.
         """
         pairs = self.on(workers)
         check_devices_on_workers(client, workers, pairs)
@@ -119,19 +118,19 @@ class DeviceAssignment:
 
 @dataclass(frozen=True)
 class PerWorker:
-    """So many replicas on each worker, on its devices in order.
+    """A number of replicas on each worker, on its devices in order.
 
     Parameters
     ----------
     counts
-        As `as_counts` gives them; None for as many as each has devices.
+        The result of `as_counts`; None for one replica per device.
     """
 
     counts: Counts | None
 
     @property
     def num_workers(self) -> int | None:
-        """The number of workers that numbers are given for, or that this process has devices for; None for any."""
+        """The number of workers with a given count, or that this process has devices for; None for any."""
         if self.counts is None or isinstance(self.counts, int):
             num_devices = len(present())
             return max(1, num_devices // (self.counts or 1)) if num_devices else None
@@ -139,7 +138,7 @@ class PerWorker:
 
     @property
     def most_replicas(self) -> int:
-        """The largest of the numbers."""
+        """The largest of the counts."""
         counts = self.counts
         if counts is None or isinstance(counts, int):
             return counts or 1
@@ -148,18 +147,22 @@ class PerWorker:
     def slots(self, client: Any, workers: Sequence[Worker], share_devices: bool = False) -> list[tuple[str, str]]:
         """Return the address of the worker and the device of each replica.
 
-        Raises as `num_replicas_on`, `assign_devices` and `check_devices_on_workers` do.
+        It raises the errors of `num_replicas_on`, `assign_devices` and `check_devices_on_workers`.
         """
         numbers: Sequence[int | None] = [None] * len(workers)
         if self.counts is not None:
             numbers = num_replicas_on(workers, self.counts)
-        # Workers that take no part are not asked, and leave their devices to others.
+        # Workers without replicas are not asked, and their devices are free for others.
         with_some = [number for number, count in enumerate(numbers) if count != 0]
         taking = [workers[number] for number in with_some]
         names = assign_devices(
             taking, probe_devices(client, taking), [numbers[number] for number in with_some], share_devices
         )
-        pairs = [(worker.address, name) for worker, own in zip(taking, names, strict=True) for name in own]
+        pairs = [
+            (worker.address, name)
+            for worker, worker_devices in zip(taking, names, strict=True)
+            for name in worker_devices
+        ]
         check_devices_on_workers(client, taking, pairs)
         return pairs
 
@@ -168,18 +171,18 @@ def placing(
     device_assignment: DeviceAssignment | None,
     num_replicas_per_worker: ReplicasPerWorker | None,
 ) -> DeviceAssignment | PerWorker:
-    """Return the placement of replicas by the argument that is given; on each worker's devices if none is.
+    """Return the placement of replicas by the given argument; on each worker's devices if neither is given.
 
     Raises
     ------
     ArgumentError
-        Both are given, or one of them is not allowed.
+        Both are given, or one is invalid.
     """
     if device_assignment is None:
         return PerWorker(None if num_replicas_per_worker is None else as_counts(num_replicas_per_worker))
     if num_replicas_per_worker is not None:
         raise ArgumentError(
-            "MultiWorkerMirroredStrategy: device_assignment and num_replicas_per_worker both say where replicas are; "
+            "MultiWorkerMirroredStrategy: device_assignment and num_replicas_per_worker both place the replicas; "
             "give one of them"
         )
     if not isinstance(device_assignment, DeviceAssignment):
@@ -195,7 +198,7 @@ def checked_share(share_devices: Any) -> bool:
     Raises
     ------
     ArgumentError
-        It is neither True nor False.
+        The value is neither True nor False.
     """
     if not isinstance(share_devices, (bool, np.bool_)):
         raise ArgumentError(f"MultiWorkerMirroredStrategy: share_devices is {share_devices!r:.80}; give True or False")
@@ -204,7 +207,9 @@ def checked_share(share_devices: Any) -> bool:
 
 def _check_not_shared(client: Any, workers: Sequence[Worker], pairs: Sequence[tuple[str, str]]) -> None:
     by_address = {worker.address: worker for worker in workers}
-    with_devices = [by_address[each] for each in dict.fromkeys(each for each, on in pairs if not device(on).is_host)]
+    with_devices = [
+        by_address[address] for address in dict.fromkeys(address for address, on in pairs if not device(on).is_host)
+    ]
     if len(with_devices) < 2:
         return
     visible_devices = dict(zip(with_devices, probe_devices(client, with_devices), strict=True))
@@ -219,7 +224,7 @@ def _check_not_shared(client: Any, workers: Sequence[Worker], pairs: Sequence[tu
         if before != number:
             raise ArgumentError(
                 f"DeviceAssignment: replica {before} on {its} of worker {other.name!r} and replica {number} on {on} of "
-                f"worker {worker.name!r} are on one device, {uuid}; give each a device of its own, which "
+                f"worker {worker.name!r} are on one device, {uuid}; give each a separate device, which "
                 "list_devices(client) lists, or let workers share devices with share_devices=True"
             )
 
@@ -248,13 +253,13 @@ def _check_order(workers: Sequence[str], replicas: Sequence[tuple[str, str]]) ->
         if (before := seen.setdefault((worker, on), number)) != number:
             raise ArgumentError(
                 f"DeviceAssignment: replicas {before} and {number} are both on {on} of worker {worker!r}; give each a "
-                "device of its own"
+                "separate device"
             )
     in_turn = [worker for worker, _ in itertools.groupby(workers)]
     for worker in in_turn:
         if in_turn.count(worker) > 1:
-            numbers = [number for number, each in enumerate(workers) if each == worker]
+            numbers = [number for number, address in enumerate(workers) if address == worker]
             raise ArgumentError(
-                f"DeviceAssignment: worker {worker!r} has replicas {numbers}, and others between them; let the "
-                "replicas of one worker follow one another, for they share what it reads"
+                f"DeviceAssignment: worker {worker!r} has replicas {numbers}, with others between them; put the "
+                "replicas of one worker next to each other, as they share the data that it reads"
             )

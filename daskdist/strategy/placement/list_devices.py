@@ -13,20 +13,20 @@ from daskdist.strategy.placement.cluster_resolver import ClusterResolver, connec
 
 @dataclass(frozen=True)
 class ListedDevice:
-    """One device, as it was when it was listed.
+    """One device, as of the time when it was listed.
 
     Parameters
     ----------
     name
-        As a strategy takes it, such as ``"GPU:0"``.
+        The name for strategies, such as ``"GPU:0"``.
     description
-        What it is: a GPU's model.
+        A description, such as the model of a GPU.
     uuid
-        What tells it from any other; of a GPU of NVIDIA's as ``nvidia-smi -L`` writes it.
+        The unique id; for an NVIDIA GPU as shown by ``nvidia-smi -L``.
     free_bytes, total_bytes
-        Its memory.
+        The free and total memory.
     worker, address
-        Of the worker that has it, the name and address; None of this process.
+        The name and address of the device's worker; None for this process.
     """
 
     name: str
@@ -39,14 +39,14 @@ class ListedDevice:
 
 
 class ListedDevices(tuple[ListedDevice, ...]):
-    """Devices; it prints as a table, one row a device."""
+    """A tuple of devices, which prints as a table with one row per device."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        with_worker = any(each.worker is not None for each in self)
+        with_worker = any(listed_device.worker is not None for listed_device in self)
         headings = [*["worker"] * with_worker, "name", "free", "total", "uuid", "description"]
-        rows = [[*[str(each.worker)] * with_worker, *_cells(each)] for each in self]
+        rows = [[*[str(listed_device.worker)] * with_worker, *_cells(listed_device)] for listed_device in self]
         widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (headings, *rows)]
         return "\n".join(lines)
@@ -60,14 +60,14 @@ def list_devices(client: Any = None) -> ListedDevices:
     Parameters
     ----------
     client
-        If None, those of this process. Or else the cluster whose workers are asked, in whatever way
-        `MultiWorkerMirroredStrategy` takes it: a client, a cluster object, an address, a `ClusterResolver`.
+        The cluster whose workers are asked, in any form that `MultiWorkerMirroredStrategy` accepts: a client, a cluster
+        object, an address or a `ClusterResolver`. If None, the devices of this process are listed.
 
     Returns
     -------
     ListedDevices
-        A tuple of `ListedDevice`, worker by worker: the GPUs it sees in its own order, and ``CPU:0``. More processors,
-        ``CPU:1`` and so on, are slots that share what there is, and are not listed.
+        A tuple of `ListedDevice`, by worker: the GPUs that it sees, in its order, and ``CPU:0``. Further CPUs,
+        ``CPU:1`` and so on, are slots on the same processors, and are not listed.
 
     Raises
     ------
@@ -76,31 +76,34 @@ def list_devices(client: Any = None) -> ListedDevices:
 
     Notes
     -----
-    Workers that see the same GPU each list it, with one UUID. Of a GPU that a process does not use yet the memory is
-    what NVIDIA's driver tells, and asking makes no use of it.
+    Workers that see the same GPU each list it, with the same UUID. The memory of a GPU that a process has not used is
+    read from NVIDIA's driver, which does not initialize the GPU.
 
     >>> [each.name for each in list_devices()][-1]
     'CPU:0'
     """
     if client is None:
         return ListedDevices(_listed())
-    found: list[ListedDevice] = []
+    devices: list[ListedDevice] = []
     with ExitStack() as opened:
         resolver = client if isinstance(client, ClusterResolver) else ClusterResolver(client)
         client, workers = connect(resolver, opened)
-        there = client.run(listed, workers=[each.address for each in workers])
+        by_address = client.run(listed, workers=[worker.address for worker in workers])
         for worker in workers:
-            found += [replace(each, worker=worker.name, address=worker.address) for each in there[worker.address]]
-    return ListedDevices(found)
+            devices += [
+                replace(listed_device, worker=worker.name, address=worker.address)
+                for listed_device in by_address[worker.address]
+            ]
+    return ListedDevices(devices)
 
 
 async def listed() -> list[ListedDevice]:
-    """Return the devices of this worker; in a thread, as the libraries of devices take long to load."""
+    """Return the devices of this worker; in a thread, as device libraries are slow to load."""
     return await asyncio.to_thread(_listed)
 
 
 def _listed() -> list[ListedDevice]:
-    return [_of(each) for each in (*present(), device("CPU:0"))]
+    return [_of(present_device) for present_device in (*present(), device("CPU:0"))]
 
 
 def _of(device: Device) -> ListedDevice:

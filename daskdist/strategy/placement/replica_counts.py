@@ -1,4 +1,4 @@
-"""The number of replicas of each worker of a cluster: one number for all, or one for each."""
+"""The number of replicas on each worker of a cluster: one number for all, or one for each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from daskdist.errors import ArgumentError
 
 # One number for all workers, one for each in order, or numbers of workers by name or address.
 ReplicasPerWorker = int | Sequence[int] | Mapping[str, int] | Mapping[int, int]
-# The same, checked.
+# The checked form.
 Counts = int | tuple[int, ...] | dict[str, int]
 
 _OPERATION = "MultiWorkerMirroredStrategy"
@@ -27,11 +27,11 @@ class Worker:
     Parameters
     ----------
     address
-        Where it listens.
+        The address that it listens on.
     name
-        What the cluster calls it.
+        The name in the cluster.
     num_threads
-        Its threads.
+        The number of its threads.
     """
 
     address: str
@@ -40,12 +40,12 @@ class Worker:
 
 
 def as_counts(wanted: ReplicasPerWorker) -> Counts:
-    """Check ``num_replicas_per_worker`` as far as is possible without the workers, and return it.
+    """Return ``num_replicas_per_worker`` after the checks that are possible without the workers.
 
     Raises
     ------
     ArgumentError
-        It is not made of whole numbers, or nobody is to have a replica.
+        It has other values than whole numbers, or no worker would have a replica.
 
     >>> as_counts(2), as_counts([2, 0]), as_counts({0: 2})
     (2, (2, 0), {'0': 2})
@@ -77,7 +77,7 @@ def num_replicas_on(workers: Sequence[Worker], counts: Counts) -> list[int]:
     Raises
     ------
     ArgumentError
-        A worker that is named is not there, or there is not a number for each.
+        A named worker does not exist, or there is not one number for each worker.
 
     >>> workers = [Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "bob", 1)]
     >>> num_replicas_on(workers, 1), num_replicas_on(workers, (2, 0)), num_replicas_on(workers, {"bob": 1})
@@ -91,7 +91,7 @@ def num_replicas_on(workers: Sequence[Worker], counts: Counts) -> list[int]:
         numbers = list(counts)
     else:
         raise ArgumentError(
-            f"{_OPERATION}: {_ARGUMENT} has {len(counts)} numbers, and there are {len(workers)} workers, in order "
+            f"{_OPERATION}: {_ARGUMENT} has {len(counts)} numbers, but there are {len(workers)} workers, in order "
             f"{names_of(workers)}. Give one for each, 0 for none, or name workers: {{{workers[0].name!r}: 1}}"
         )
     return numbers
@@ -105,7 +105,7 @@ def _by_name(workers: Sequence[Worker], counts: dict[str, int]) -> list[int]:
         place = places.get(name)
         if place is None:
             raise ArgumentError(
-                f"{_OPERATION}: {_ARGUMENT} names worker {name!r}, and there is none of that name or address; there "
+                f"{_OPERATION}: {_ARGUMENT} names worker {name!r}, but there is none of that name or address; there "
                 f"are {names_of(workers)}"
             )
         if place in names:
@@ -118,7 +118,7 @@ def _by_name(workers: Sequence[Worker], counts: dict[str, int]) -> list[int]:
 
 
 def places_of(workers: Sequence[Worker]) -> dict[str, int]:
-    """Return the place of each worker in a sequence, by its name and by its address.
+    """Return the position of each worker in a sequence, by its name and by its address.
 
     >>> places_of([Worker("tcp://a:1", "alice", 2)])
     {'alice': 0, 'tcp://a:1': 0}
@@ -128,7 +128,7 @@ def places_of(workers: Sequence[Worker]) -> dict[str, int]:
 
 
 def names_of(workers: Sequence[Worker]) -> str:
-    """Return the names of workers as a message lists them.
+    """Return the names of workers as listed in messages.
 
     >>> names_of([Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "tcp://b:1", 1)])
     'alice (tcp://a:1), tcp://b:1'

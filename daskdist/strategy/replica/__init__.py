@@ -1,1 +1,1 @@
-"""Replicas: what a function that runs on one can do and see."""
+"""The context of functions that run on replicas."""

@@ -25,8 +25,8 @@ from daskdist.strategy.values.per_replica import PerReplica
 
 # The advice for a distributed dataset that is iterated over inside a function that replicas run.
 TO_REPLICAS: Final = (
-    "Give run the batch, run(fn, args=(next(iterator),)), or the distributed dataset itself, "
-    "run(fn, args=(dataset,)): then fn gets an iterator over its replica's own part"
+    "Pass the batch to run, run(fn, args=(next(iterator),)), or the distributed dataset itself, "
+    "run(fn, args=(dataset,)): then fn gets an iterator over the part of its replica"
 )
 # Types of values that need no conversion.
 _GIVEN: Final = LEAVES - {type(None)}
@@ -35,22 +35,22 @@ _GIVEN: Final = LEAVES - {type(None)}
 class ReplicaContext:
     """The replica that a function runs on, and its collectives with the other replicas.
 
-    Not made directly: `get_replica_context` gives it.
+    It is not created directly: `get_replica_context` returns it.
 
     Parameters
     ----------
     replica_id_in_sync_group
-        Which of the replicas it is, from 0 on.
+        The number of the replica, from 0.
     strategy
-        Gives the strategy whose replicas these are.
+        Returns the strategy of the replica.
     num_replicas_in_sync
-        How many there are.
+        The number of replicas.
     rendezvous
-        Gives the rendezvous of those that meet in this process.
+        Returns the rendezvous of the replicas in this process.
     store
-        Gives what replicas of this process keep.
+        Returns the store of the replicas in this process.
     device
-        The name of its device.
+        The name of the replica's device.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class ReplicaContext:
         self._rendezvous = rendezvous
         self.store = store
         self._device = device
-        # True if assignments to variables are for this replica's copy alone.
+        # True if assignments to variables only change this replica's copy.
         self.updates_alone = False
 
     @cached_property
     def strategy(self) -> Any:
-        """The strategy whose replicas these are. On a worker it tells of them, and is of use between them."""
+        """The strategy of the replica. On a worker it describes the replicas and works in cross-replica functions."""
         return self._strategy()
 
     @property
@@ -82,36 +82,36 @@ class ReplicaContext:
         return (self._device,)
 
     def all_reduce(self, reduce_op: Op | str, value: Any, options: Any = None) -> Any:
-        """Make one value of every replica's, and give it to all.
+        """Reduce the values of all replicas and return the result on all of them.
 
         Parameters
         ----------
         reduce_op
-            As `Strategy.reduce` takes it.
+            A reduction, as for `Strategy.reduce`.
         value
-            An array or number, or a nest of some: of one structure and of the same shapes on all replicas. A `Variable`
+            An array or number, or a nest of those, with the same structure and shapes on all replicas. A `Variable`
             stands for this replica's copy.
         options
-            Taken for compatibility.
+            Accepted for compatibility and ignored.
 
         Returns
         -------
         nest
-            The same on all replicas, to the last bit: NumPy arrays and numbers, and for a replica that gave an array of
-            a device, one of that, its own.
+            The result, the same on all replicas to the last bit: NumPy arrays and numbers; for a device array, an array
+            on that device. Each replica gets its own copy.
 
         Raises
         ------
         CollectiveError
-            Another replica has ended, does not call it within ``daskdist.timeouts.collective`` seconds, calls something
-            else, or gives other shapes; or a worker is lost.
+            Another replica has finished, does not make the call within ``daskdist.timeouts.collective`` seconds, makes
+            another call, or contributes other shapes; or a worker is lost.
         ArgumentError
-            There is no such reduction, or a value is nothing to reduce.
+            The reduction is unknown, or a value cannot be reduced.
 
         Notes
         -----
-        All replicas call it. It goes from worker to worker, past the scheduler; inside of a process in memory. Values
-        combine in the order of the replicas.
+        All replicas must call it. Data goes directly between workers, and through memory within a process. Values are
+        combined in the order of the replicas.
 
         >>> import daskdist
         >>> def step(x):
@@ -128,63 +128,65 @@ class ReplicaContext:
         return optree.tree_unflatten(treespec, results)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """Put every replica's values together along an axis, in replica order, and give that to all.
+        """Concatenate the values of all replicas along an axis, in replica order, and return the result on all of them.
 
         Parameters
         ----------
         value
-            An array, or a nest of some, of one structure on all replicas. A `Variable` stands for this replica's copy.
+            An array, or a nest of arrays with the same structure on all replicas. A `Variable` stands for this
+            replica's copy.
         axis
-            The axis, 0 being the rows. Along it values may differ in length.
+            The axis; 0 for the rows. Values may differ in length along it.
         options
-            Taken for compatibility.
+            Accepted for compatibility and ignored.
 
         Returns
         -------
         nest
-            An array for each, where `all_reduce` has it.
+            An array for each leaf, placed as by `all_reduce`.
 
         Raises
         ------
         CollectiveError
-            As `all_reduce` raises it.
+            As for `all_reduce`.
         ArgumentError
-            A value is a scalar or has no such axis, or shapes differ along another; or the axis is negative.
+            A value is a scalar or lacks the axis, shapes differ along another axis, or the axis is negative.
         """
         along = AllGather(whole_number("all_gather", "axis", axis, at_least=0))
         leaves, treespec = _given("all_gather", value)
         return optree.tree_unflatten(treespec, self.meet(along, (leaves, treespec)))
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Call a function once for all replicas, between them.
+        """Call a function once for all replicas, in the cross-replica context.
 
         Parameters
         ----------
         merge_fn
-            Called as ``merge_fn(strategy, *args, **kwargs)`` in the process of the first replica, on its device, when
-            all replicas have called this. Each leaf of its arguments is a `PerReplica` of what replicas give; text and
-            None come bare where they are the same on all, and so does a `Variable`, which is read and assigned there as
-            in the program, or given to ``strategy.extended.update``.
+            Called as ``merge_fn(strategy, *args, **kwargs)`` in the process of the first replica, on its device, once
+            all replicas have made this call. Each leaf of its arguments is a `PerReplica` of the replicas' values; text
+            and None that are the same on all replicas are passed unwrapped, and so is a `Variable`, which is read and
+            assigned as in the program, or passed to ``strategy.extended.update``.
         args, kwargs
-            What this replica gives.
+            The arguments of this replica.
 
         Returns
         -------
         nest
-            This replica's part of what the function returns: of a `PerReplica` its value, of anything else that. Arrays
-            are its own, on its device.
+            This replica's part of the function's result: its value of a `PerReplica`, anything else unchanged. Arrays
+            are copies on its device.
 
         Raises
         ------
         CollectiveError
-            As `all_reduce` raises it.
+            As for `all_reduce`.
 
         Notes
         -----
-        On a cluster variables change on all replicas when the function is over, and not at all if it raises. One of
-        which each replica has its own, ``ON_READ`` or an object, goes to the function only from among its arguments;
-        one that is to be the same on all is there what the first replica has, whatever `extended.update` made of it.
-        If an object changes there, all that are among them are others afterwards, with what they have in common.
+        On a cluster, variables change on all replicas when the function returns, and not at all if it raises. Variables
+        with a separate value on each replica (``ON_READ``) and objects are only available to the function if they are
+        among its arguments. A variable that is the same on all replicas has the first replica's value there, whatever
+        `extended.update` changed. If an object changes, all object arguments are replaced on the replicas, together
+        with the parts that they share.
         """
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"merge_call: args is a {type(args).__name__}; give a tuple, such as args=(x,)")
@@ -205,11 +207,11 @@ class ReplicaContext:
             with in_stream_of(device):
                 return moved_nest(result, device)
         result = host_nest(result)
-        # Copies, as with `all_reduce`; objects that are no arrays are shared in a process.
+        # Copy arrays, as `all_reduce` does; other objects are shared within a process.
         return optree.tree_map(_own_array, result, none_is_leaf=True) if self.num_replicas_in_sync > 1 else result
 
     def meet(self, collective: Collective, contribution: Any) -> Any:
-        """Take part in a collective with what this replica gives; return its result."""
+        """Take part in a collective operation with this replica's contribution; return its result."""
         number = self.replica_id_in_sync_group
         if are_loaded():
             self._let_look(collective)
@@ -220,21 +222,21 @@ class ReplicaContext:
         if not isinstance(collective, (AllReduce, AllGather)):
             return result
         if are_loaded():
-            # Results are on the device on which the replica gave its value.
+            # Place the results on the device of the replica's values.
             return [own_copy(value, leaf, is_own=is_own) for value, leaf in zip(result, contribution[0], strict=True)]
         if is_own:
             return result
-        # Nobody else's: what one changes in place is its own.
+        # Copy, so that replicas can change their results in place.
         return [value.copy() if isinstance(value, np.ndarray) else value for value in result]
 
     def _let_look(self, collective: Collective) -> None:
-        # Others look at what this replica gives in their own streams.
+        # Other replicas read this replica's contribution in their own streams.
         device = named(self._device)
         if device.is_host:
             return
         catch_up(device)
         if isinstance(collective, Merge):
-            # In whichever stream its function looks at it.
+            # The function may read it in any stream.
             stream_of(device).synchronize()
 
     def __repr__(self) -> str:
@@ -255,14 +257,14 @@ def _given(operation: str, value: Any) -> tuple[list[Any], Any]:
     for leaf in leaves:
         if leaf is None or isinstance(leaf, (PerReplica, AsyncValue)):
             raise ArgumentError(
-                f"{operation}: a value is {type(leaf).__name__}; give this replica's own, an array or a number"
+                f"{operation}: a value is {type(leaf).__name__}; give the value of this replica, an array or a number"
             )
     return leaves, treespec
 
 
 def _with_own_copies(nest: Any, but_of: str | None = None) -> Any:
-    # Variables are read here: one replica goes on for the others, and would read its own copy for theirs. But what
-    # knows its strategy is of use between replicas too.
+    # Read variables now: the operation runs on one replica, which would read its own copy for all. Variables of the
+    # strategy itself stay, as they can be used in the cross-replica context.
     leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
 
     def is_read(leaf: Any) -> bool:
@@ -274,7 +276,7 @@ def _with_own_copies(nest: Any, but_of: str | None = None) -> Any:
 
 
 class CrossReplicaScope:
-    """A scope in which a strategy is current and no replica's function runs."""
+    """A scope in which a strategy is current and no function runs on a replica."""
 
     replica_id_in_sync_group = None
 
@@ -285,7 +287,7 @@ class CrossReplicaScope:
 
 @contextlib.contextmanager
 def cross_replica_scope(strategy: StrategyContract, *, is_merge_call: bool = False) -> Iterator[None]:
-    """Make a strategy current in a ``with`` block: that of a scope, or of a function that `merge_call` calls."""
+    """Make a strategy current in a ``with`` block, for a scope or a function called by `merge_call`."""
     token = current_context.set(CrossReplicaScope(strategy, is_merge_call=is_merge_call))
     try:
         yield
@@ -294,25 +296,25 @@ def cross_replica_scope(strategy: StrategyContract, *, is_merge_call: bool = Fal
 
 
 def current_replica() -> ReplicaContext | None:
-    """Return the replica whose function is running here, if any."""
+    """Return the replica whose function is running in this thread, if any."""
     context = current_context.get()
     return context if type(context) is ReplicaContext else None
 
 
 def check_in_program(operation: str) -> None:
-    """Refuse to iterate over a distributed dataset inside a function that replicas run.
+    """Raise an error if a distributed dataset is iterated over inside a function that replicas run.
 
     Raises
     ------
     RuntimeError
-        A replica calls it, in a function that `Strategy.run` or `ReplicaContext.merge_call` calls. Each replica would
-        take a step of its own there, and the others would never see that step.
+        It is called in a function run by `Strategy.run` or `ReplicaContext.merge_call`, where each replica would take
+        steps that the others would never get.
     """
     context = current_context.get()
     if context is None or (type(context) is CrossReplicaScope and not context.is_merge_call):
         return
     if type(context) is CrossReplicaScope:
-        who = "a function that merge_call calls"
+        who = "a function called by merge_call"
     else:
         who = f"replica {context.replica_id_in_sync_group}, inside the function that it runs"
     raise RuntimeError(
@@ -322,7 +324,7 @@ def check_in_program(operation: str) -> None:
 
 
 def is_free_for(strategy: Any) -> bool:
-    """Return whether no replica's function runs here, and no scope of another strategy is open."""
+    """Return whether no replica's function runs in this thread and no scope of another strategy is open."""
     context = current_context.get()
     return context is None or (type(context) is CrossReplicaScope and context.strategy is strategy)
 

@@ -13,11 +13,11 @@ from daskdist.strategy.values.per_replica import PerReplica
 
 
 class Internals(Protocol):
-    """The parts of a strategy that users do not call."""
+    """The internal parts of a strategy."""
 
     @property
     def token(self) -> str:
-        """Return the name under which variables and workers know the strategy."""
+        """Return the name that identifies the strategy to variables and workers."""
         ...
 
     @property
@@ -36,20 +36,20 @@ class Internals(Protocol):
         ...
 
     def register(self, variable: Any) -> None:
-        """Remember a new variable; free what replicas keep of it when the program drops it."""
+        """Register a new variable; its copies on replicas are freed when the program drops it."""
         ...
 
     def call_each(self, num_leaves: int, operation: str, fn: Callable[..., Any], *args: Any) -> list[PerReplica]:
-        """Call a function on each replica; return the leaves of the list of ``num_leaves`` that it returns."""
+        """Call a function that returns a list of ``num_leaves`` leaves on each replica; return each leaf's values."""
         ...
 
 
 class StrategyContract(Protocol):
-    """A strategy as its replicas, variables and datasets see it."""
+    """The interface of a strategy for its replicas, variables and datasets."""
 
     @property
     def internals(self) -> Internals:
-        """Return the parts that users do not call."""
+        """Return the internal parts."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class StrategyContract(Protocol):
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """Return the worker and device of each replica, in order of their ids."""
+        """Return the worker and device of each replica, in replica order."""
         ...
 
     @property
@@ -76,7 +76,7 @@ class StrategyContract(Protocol):
         ...
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Return the values of a `PerReplica` in replica order, waited for."""
+        """Wait for the values of a `PerReplica` and return them in replica order."""
         ...
 
     def reader(self, dataset: Any) -> Caller:

@@ -1,4 +1,4 @@
-"""The replicas that a strategy has now, of which some may be lost while the program goes on."""
+"""The current replicas of a strategy, some of which may be lost while the program runs."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ logger: Final = logging.getLogger("daskdist")
 
 
 class CurrentGroup:
-    """The replicas that there are now, and the numbers of replicas that there were before.
+    """The current replicas, and the numbers of replicas before any were lost.
 
     Parameters
     ----------
     group
-        The replicas to begin with.
+        The initial replicas.
     backend
-        Tells which are left.
+        Reports which replicas remain.
     """
 
     def __init__(self, group: ReplicaGroup, backend: Backend) -> None:
-        # Replaced as a whole where replicas are lost.
+        # Replaced as a whole if replicas are lost.
         self.now = group
         self._backend = backend
         self._sizes_before: tuple[int, ...] = ()
         self._lost: tuple[str | None, ...] = ()
-        # The flag stops re-entry: recovery itself calls replicas.
+        # The flag prevents re-entry, as recovery itself calls replicas.
         self._lock = threading.RLock()
         self._is_recovering = False
 
     def recover(self, align: Callable[[], None]) -> None:
-        """Go on with the replicas that are left, if some are lost.
+        """Continue with the remaining replicas if some are lost.
 
         Parameters
         ----------
         align
-            Called where replicas are lost: gives the others the same values of variables.
+            Called if replicas are lost, to give the remaining ones the same values of variables.
         """
         with self._lock:
             if self._is_recovering or not self._backend.in_doubt:
@@ -55,7 +55,7 @@ class CurrentGroup:
                         align()
                         failed = None
                     except (ClusterError, OSError) as error:
-                        # Another worker may be lost meanwhile.
+                        # Another worker may be lost in the meantime.
                         failed = error
                 if failed is not None:
                     raise failed
@@ -75,15 +75,15 @@ class CurrentGroup:
 
     @property
     def has_shrunk(self) -> bool:
-        """Return whether there were more replicas before."""
+        """Return whether replicas were lost."""
         return bool(self._sizes_before)
 
     def had(self, size: int | None) -> bool:
-        """Return whether there were so many replicas before some were lost."""
+        """Return whether there were this many replicas before some were lost."""
         return size in self._sizes_before
 
     def wrong_size(self, operation: str, size: int) -> Exception:
-        """Return the error of a `PerReplica` of another number of values than there are replicas."""
+        """Return the error for a `PerReplica` with a wrong number of values."""
         now = len(self.now.replicas)
         if self.had(size):
             return ClusterError(
@@ -92,5 +92,6 @@ class CurrentGroup:
                 "distributed dataset that is iterated over again gives each of them its part"
             )
         return ArgumentError(
-            f"{operation}: a PerReplica of {size} values meets a strategy of {now} replicas; it is of another strategy"
+            f"{operation}: a PerReplica of {size} values was given to a strategy of {now} replicas; "
+            "it belongs to another strategy"
         )

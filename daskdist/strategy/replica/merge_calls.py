@@ -1,4 +1,4 @@
-"""The contract of what a strategy does for functions between its replicas, and its implementation in this process."""
+"""The contract for variables in functions called by `ReplicaContext.merge_call`, and its local implementation."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Protocol
 
 
 class MergeCalls(Protocol):
-    """Brings variables to a function that `ReplicaContext.merge_call` calls, and its changes to the replicas."""
+    """Transfers variables to a function called by `ReplicaContext.merge_call`, and its changes to the replicas."""
 
     @property
     def makes_variables(self) -> bool:
-        """Return whether variables can be made with the strategy: the program hears of them."""
+        """Return whether the function can create variables, which the program must learn of."""
         ...
 
     def collect(self, arguments: Any) -> Any:
-        """Return what a replica sends along with the arguments that it gives."""
+        """Return the extra data that a replica sends with its arguments."""
         ...
 
     def open(self, along: Sequence[Any]) -> contextlib.AbstractContextManager[Callable[[], Sequence[Any]]]:
-        """Let the function use what replicas sent, in a ``with`` block; give a getter of each replica's changes."""
+        """Make the extra data of replicas available in a ``with`` block, as a getter of each replica's changes."""
         ...
 
     def apply(self, changes: Any, replica: Any) -> None:
@@ -29,7 +29,7 @@ class MergeCalls(Protocol):
 
 
 class LocalMergeCalls:
-    """Functions between replicas of one process, which find the variables themselves."""
+    """The implementation for replicas of one process, whose functions access the variables directly."""
 
     makes_variables = True
 
@@ -38,8 +38,8 @@ class LocalMergeCalls:
 
     @contextlib.contextmanager
     def open(self, along: Sequence[Any]) -> Iterator[Callable[[], Sequence[Any]]]:
-        """Give a getter of no changes."""
+        """Provide a getter of no changes."""
         yield lambda: [()] * len(along)
 
     def apply(self, changes: Any, replica: Any) -> None:
-        """Do nothing: the function has changed the variables."""
+        """Do nothing, as the function has changed the variables itself."""

@@ -1,4 +1,4 @@
-"""The view of a strategy that a function of a dataset has where it runs in another process."""
+"""The view of a strategy in functions of datasets that run in other processes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StrategyView:
-    """The plain facts of a strategy, as they were when the function was sent.
+    """The properties of a strategy at the time when the function was sent.
 
     Parameters
     ----------
     num_replicas_in_sync
-        The number of its replicas.
+        The number of replicas.
     """
 
     num_replicas_in_sync: int
@@ -22,19 +22,19 @@ class StrategyView:
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(
-            f"strategy.{name} is not there in a function of a dataset that runs on a worker: a strategy stays in its "
-            "program, and only num_replicas_in_sync is taken along. Take what else the function needs before it is "
-            "given to the dataset"
+            f"strategy.{name} is not available in a dataset's function that runs on a worker: a strategy stays in its "
+            "program, and only num_replicas_in_sync is sent. Read other values before passing the function "
+            "to the dataset"
         )
 
 
 class Viewed:
-    """An object of which functions of datasets see a `StrategyView` where they run in another process."""
+    """An object that is replaced by a `StrategyView` in functions of datasets that run in other processes."""
 
     num_replicas_in_sync: Any
 
     def view_elsewhere(self) -> StrategyView:
-        """Return the view, as it is now."""
+        """Return the current view."""
         return StrategyView(self.num_replicas_in_sync)
 
     def __dask_tokenize__(self) -> object:

@@ -1,1 +1,1 @@
-"""Variables: values that replicas keep from call to call."""
+"""Variables: values that replicas keep between calls."""

@@ -1,4 +1,4 @@
-"""When and how the replicas' copies of a variable are made one."""
+"""The options for when and how the replicas' copies of a variable are combined."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _E = TypeVar("_E", bound="_Named")
 class _Named(enum.Enum):
     @classmethod
     def of(cls: type[_E], value: object) -> _E:
-        """Return a member from itself or its name in any case."""
+        """Return the member of a name, in any case, or the given member itself."""
         if isinstance(value, cls):
             return value
-        found = cls.__members__.get(value.upper()) if isinstance(value, str) else None
-        if found is None:
-            raise ArgumentError(f"{value!r:.80} is no {cls.__name__}; there are {', '.join(cls.__members__)}")
-        return found
+        member = cls.__members__.get(value.upper()) if isinstance(value, str) else None
+        if member is None:
+            raise ArgumentError(f"{value!r:.80} is not a {cls.__name__}; give one of {', '.join(cls.__members__)}")
+        return member
 
 
 class VariableAggregation(_Named):
     """The aggregation of the values that replicas assign to a variable.
 
-    NONE: they are to be the same. SUM, MEAN: the variable is assigned their sum or mean. ONLY_FIRST_REPLICA: it is
-    assigned that of replica 0.
+    NONE: the values must be equal. SUM, MEAN: the variable is assigned their sum or mean. ONLY_FIRST_REPLICA: it is
+    assigned the value of replica 0.
 
     >>> VariableAggregation.of("mean")
     <VariableAggregation.MEAN: 'MEAN'>
@@ -39,10 +39,10 @@ class VariableAggregation(_Named):
 
 
 class VariableSynchronization(_Named):
-    """When the copies of a variable that replicas have are made one.
+    """The time at which the replicas' copies of a variable are combined.
 
-    ON_WRITE, which AUTO is too: whenever one is assigned to it, so that they are always the same. ON_READ: each replica
-    has its own, and they are aggregated where the variable is read outside of replicas.
+    ON_WRITE and AUTO: at each assignment, so that the copies are always equal. ON_READ: each replica has its own value,
+    and they are aggregated when the variable is read outside of replicas.
     """
 
     AUTO = "AUTO"

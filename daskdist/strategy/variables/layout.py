@@ -1,4 +1,4 @@
-"""`CopyLayout`: the structure, shapes and dtypes of a variable's value; and the arrays that such a value is made of."""
+"""`CopyLayout`: the structure, shapes and dtypes of a variable's value, and the conversion of values to its arrays."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class CopyLayout:
     Parameters
     ----------
     treespec
-        The structure of the arrays; None where the value is an object of any kind.
+        The structure of the arrays; None if the value is an object of any other kind.
     specs
-        Of each array its shape and dtype; of an object too, if it is a nest of arrays of a framework.
+        The shape and dtype of each array; also for an object that is a nest of a framework's arrays.
     kind
-        What messages call an object.
+        The name of an object's type in messages.
     """
 
     treespec: Any
@@ -46,11 +46,11 @@ class CopyLayout:
 
     @property
     def num_leaves(self) -> int:
-        """The number of arrays, or one of an object."""
+        """The number of arrays; 1 for an object."""
         return len(self.specs) if self.treespec is not None else 1
 
     def packed(self, leaves: Sequence[Any]) -> Any:
-        """Return the value that has these leaves."""
+        """Return the value with the given leaves."""
         return leaves[0] if self.treespec is None else optree.tree_unflatten(self.treespec, leaves)
 
 
@@ -62,12 +62,12 @@ def _spec_of_framework(leaf: Any) -> TensorSpec | None:
     try:
         return TensorSpec(tuple(leaf.shape), dtype_of(leaf))
     except TypeError:
-        # NumPy lacks the dtype; float32 has all its values.
+        # NumPy lacks the dtype; float32 represents all its values.
         return TensorSpec(tuple(leaf.shape), np.dtype(np.float32))
 
 
 def frozen(leaf: Any) -> Any:
-    """Return a variable's own leaf, read-only if it is an array."""
+    """Return a leaf of a variable, made read-only if it is an array."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         leaf = np.asarray(leaf)
         leaf.flags.writeable = False
@@ -82,7 +82,7 @@ def is_array(leaf: Any) -> bool:
 
 
 def of_numbers(value: Any) -> Any:
-    """Return a list of Python numbers as an array, and any other value as it is."""
+    """Return a list of Python numbers as an array, and any other value unchanged."""
     if not isinstance(value, (list, tuple)) or not all(type(leaf) in NUMBERS for leaf in optree.tree_leaves(value)):
         return value
     try:
@@ -94,33 +94,33 @@ def of_numbers(value: Any) -> Any:
 
 
 def with_dtype(value: Any, dtype: Any) -> Any:
-    """Return a nest with its arrays in a dtype; as it is if that is None."""
+    """Return a nest with its arrays cast to a dtype; unchanged if that is None."""
     if dtype is None:
         return value
     return optree.tree_map(lambda leaf: np.asarray(leaf, dtype) if is_array(leaf) else leaf, value, none_is_leaf=True)
 
 
 def leaves_like(layout: CopyLayout, value: Any, what: str) -> list[Any]:
-    """Return the leaves of a value that has the structure of a layout.
+    """Return the leaves of a value, which must have the structure of a layout.
 
     Raises
     ------
     ArgumentError
-        It is of another.
+        The value has another structure.
     """
     if layout.treespec.is_leaf():
         return [of_numbers(value)]
     try:
         leaves: list[Any] = layout.treespec.flatten_up_to(value)
     except ValueError as error:
-        raise ArgumentError(f"{what}: the value is of another structure than the variable's: {error}") from None
+        raise ArgumentError(f"{what}: the value and the variable have different structures: {error}") from None
     return leaves
 
 
 def as_arrays(leaves: Sequence[Any]) -> list[Any]:
-    """Convert leaves to arrays where that is possible here: other variables, arrays of frameworks.
+    """Convert leaves to arrays if possible in this process: other variables and arrays of frameworks.
 
-    Arrays of devices stay there.
+    Device arrays stay on their devices.
     """
     return list(map(_as_array, leaves))
 
@@ -129,7 +129,7 @@ def _as_array(leaf: Any) -> Any:
     if is_array(leaf):
         return leaf
     if hasattr(leaf, "read_value"):
-        # Another variable; on a device it has arrays of that.
+        # Another variable, whose value may be device arrays.
         leaf = leaf.read_value()
     leaf = adopted(leaf)
     if is_array(leaf) or is_on_device(leaf):
@@ -139,32 +139,31 @@ def _as_array(leaf: Any) -> Any:
     try:
         return as_numpy(leaf, copied=False)
     except ArgumentError:
-        # Whoever wants an array refuses it.
+        # Callers that need an array raise the error.
         return leaf
 
 
 def check(what: str, layout: CopyLayout, leaves: Sequence[Any]) -> None:
-    """Refuse leaves that are not of the shapes of a variable, or not of dtypes that go into its own.
+    """Raise an error if leaves have other shapes than a variable, or dtypes that cannot be cast to its own.
 
     Raises
     ------
     ArgumentError
-        They are not.
+        A leaf does not fit.
     """
     for leaf, spec in zip(leaves, layout.specs, strict=True):
         is_there = is_on_device(leaf)
         if not is_there and not is_array(leaf):
             raise ArgumentError(f"{what}: the value is {type(leaf).__name__}; give an array or a number")
-        given = TensorSpec(tuple(leaf.shape), dtype_of(leaf)) if is_there else np.asarray(leaf)
-        if given.shape != spec.shape:
-            raise ArgumentError(f"{what}: the value has shape {given.shape}; the variable has {spec.shape}")
+        value_spec = TensorSpec(tuple(leaf.shape), dtype_of(leaf)) if is_there else np.asarray(leaf)
+        if value_spec.shape != spec.shape:
+            raise ArgumentError(f"{what}: the value has shape {value_spec.shape}; the variable has {spec.shape}")
         if type(leaf) is int and spec.dtype.kind in "iu":
-            # A Python number has no dtype, and goes wherever it fits into.
+            # A Python number has no dtype, so only its value must fit.
             info = np.iinfo(spec.dtype)
             if not info.min <= leaf <= info.max:
                 raise ArgumentError(f"{what}: {leaf} does not fit into the variable's {spec.dtype}")
-        elif not np.can_cast(given.dtype, spec.dtype, "same_kind"):
+        elif not np.can_cast(value_spec.dtype, spec.dtype, "same_kind"):
             raise ArgumentError(
-                f"{what}: the value has dtype {given.dtype}, which does not go into the variable's {spec.dtype}; cast "
-                "it first"
+                f"{what}: the value has dtype {value_spec.dtype}, but the variable has {spec.dtype}; cast it first"
             )

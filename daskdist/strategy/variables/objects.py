@@ -1,4 +1,4 @@
-"""Objects that replicas keep as variables: a copy for each, made one by aggregation, as far as objects can be."""
+"""Objects as variables: each replica has a copy, and assigned objects are aggregated if their type allows it."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, move
 from daskdist.strategy.variables.aggregation import VariableAggregation
 
 ADVICE: Final = (
-    "aggregation is NONE, which is for values that are the same; give SUM, MEAN or ONLY_FIRST_REPLICA, or "
-    "synchronization ON_READ where each is to have its own"
+    "aggregation is NONE, which requires equal values; give SUM, MEAN or ONLY_FIRST_REPLICA, or "
+    "synchronization ON_READ if each replica is to have its own value"
 )
 
 
-# Parts of objects that nobody can change.
+# Types of immutable parts of objects.
 _FOR_GOOD: Final = (*PLAIN, type(None), type, FunctionType, BuiltinFunctionType, np.generic)
 
 
 def parts_of(value: Any) -> set[int]:
-    """Return the identities of an object that can be changed in place, and of the objects in a nest."""
+    """Return the identities of a mutable object, or of the mutable objects in a nest."""
     parts = (value, *optree.tree_leaves(value))
-    return {id(each) for each in parts if not isinstance(each, _FOR_GOOD)}
+    return {id(part) for part in parts if not isinstance(part, _FOR_GOOD)}
 
 
 def copied(value: Any, what: str) -> Any:
-    """Return a deep copy of an object, for one replica alone.
+    """Return a deep copy of an object for one replica.
 
     Raises
     ------
     ArgumentError
-        It cannot be copied.
+        The object cannot be copied.
     """
     try:
         return copy.deepcopy(value)
-    # An object may raise anything.
+    # Objects may raise any error.
     except Exception as error:
         raise ArgumentError(
-            f"{what}: each replica has its own, and {type(value).__name__} cannot be copied: {error}; make it on each "
-            "replica, and assign it there"
+            f"{what}: each replica needs a copy, and {type(value).__name__} cannot be copied: {error}; create it on "
+            "each replica, and assign it there"
         ) from error
 
 
 def aggregated(what: str, aggregation: VariableAggregation, replica: ReplicaContext, value: Any) -> Any:
-    """Aggregate the objects that all replicas assign; each replica calls this, and gets its own result.
+    """Aggregate the objects that all replicas assign; each replica calls this and gets its own result.
 
     Raises
     ------
     CollectiveError
-        Aggregation is NONE, and another replica assigns another value.
+        Aggregation is NONE, and replicas assign different values.
     ArgumentError
-        Objects cannot be copied, compared or added up.
+        The objects cannot be copied, compared or added.
     """
     if aggregation is VariableAggregation.NONE:
         box = _Box(value, _digest(value, what))
@@ -74,21 +74,21 @@ def aggregated(what: str, aggregation: VariableAggregation, replica: ReplicaCont
         return box.value
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         is_first = replica.replica_id_in_sync_group == 0
-        # Copied now: the first may change its own as soon as all have come.
-        found = replica.meet(First(what), [copied(value, what)] if is_first else None)
-        return value if is_first else _on_device_of(replica, copied(found[0], what))
+        # Copy now, as the first replica may change its object as soon as all replicas have arrived.
+        contents = replica.meet(First(what), [copied(value, what)] if is_first else None)
+        return value if is_first else _on_device_of(replica, copied(contents[0], what))
     try:
         nest = as_numpy(value, copied=False)
     except ArgumentError as error:
         raise ArgumentError(f"{what}: aggregation {aggregation.name} is for nests of arrays: {error}") from None
-    found = replica.all_reduce(ReduceOp(aggregation.value), nest)
-    for given, made in zip(optree.tree_leaves(nest), optree.tree_leaves(found), strict=True):
-        before, after = np.asarray(given).dtype, np.asarray(made).dtype
+    contents = replica.all_reduce(ReduceOp(aggregation.value), nest)
+    for leaf, reduced_leaf in zip(optree.tree_leaves(nest), optree.tree_leaves(contents), strict=True):
+        before, after = np.asarray(leaf).dtype, np.asarray(reduced_leaf).dtype
         if not np.can_cast(after, before, "same_kind"):
             raise ArgumentError(
-                f"{what}: aggregation {aggregation.name} of {before} gives {after}; give arrays of that"
+                f"{what}: aggregation {aggregation.name} of {before} results in {after}; give arrays of that dtype"
             )
-    return like(value, found)
+    return like(value, contents)
 
 
 def _on_device_of(replica: ReplicaContext, value: Any) -> Any:
@@ -101,7 +101,7 @@ def _on_device_of(replica: ReplicaContext, value: Any) -> Any:
 
 @dataclass
 class _Box:
-    """The object that a replica assigns, and its digest."""
+    """An object that a replica assigns, and its digest."""
 
     value: Any
     digest: bytes
@@ -109,19 +109,19 @@ class _Box:
 
 @dataclass(frozen=True)
 class AgreedObjects(Agreed):
-    """The check that all replicas give the same object; one that several share is copied for each."""
+    """The check that all replicas contribute equal objects; an object that several share is copied for each."""
 
-    def shapes(self, given: Any) -> Any:
+    def shapes(self, contribution: Any) -> Any:
         return None
 
-    def partial(self, given: Mapping[int, Any]) -> Any:
+    def partial(self, contributions: Mapping[int, Any]) -> Any:
         seen: set[int] = set()
-        for box in given.values():
-            # All of them wait, so that nobody changes it.
+        for box in contributions.values():
+            # All replicas wait here, so the objects do not change.
             if seen & parts_of(box.value):
                 box.value = copied(box.value, self.name)
             seen |= parts_of(box.value)
-        return [(number, box.digest) for number, box in given.items()]
+        return [(number, box.digest) for number, box in contributions.items()]
 
 
 def _digest(value: Any, what: str) -> bytes:
@@ -133,11 +133,10 @@ def _digest(value: Any, what: str) -> bytes:
         state = value
     try:
         return _digest_of((kind.__module__, kind.__qualname__, state))
-    # An object may raise anything.
+    # Objects may raise any error.
     except Exception as error:
         raise ArgumentError(
-            f"{what}: whether {kind.__name__} is the same on all replicas cannot be told, as it does not pickle "
-            f"({error}); {ADVICE}"
+            f"{what}: {kind.__name__} cannot be compared between replicas, as it cannot be pickled ({error}); {ADVICE}"
         ) from error
 
 
@@ -148,11 +147,11 @@ def _digest_of(value: Any) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    # Gives the same for what is equal: equal text may be one object or several, sets have an order of their own in each
-    # process, and arrays one in memory.
+    # Pickles equal objects equally: equal text may be one object or several, the order of sets depends on the process,
+    # and arrays differ in memory layout.
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # By identity, their numbers, and they themselves, so that no other comes to be at the address of one.
+        # id -> (number, function); keeping the function alive prevents reuse of its id.
         self._functions: dict[int, tuple[int, FunctionType]] = {}
 
     def persistent_id(self, obj: Any) -> Any:
@@ -173,13 +172,13 @@ class _Pickler(pickle.Pickler):
     def _of_function(self, function: FunctionType) -> Any:
         known = self._functions.get(id(function))
         if known is not None:
-            # Which one it is has been told, and it may be in itself.
+            # Refer to it by number, as it has been described before; a function may also contain itself.
             return ("function", known[0])
         self._functions[id(function)] = len(self._functions), function
         name = (function.__module__, function.__qualname__)
         if _is_found(function):
             return name
-        # Made anew, so that others go by the same name.
+        # Redefined functions may have the same name, so compare the contents.
         held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
         return (*name, function.__code__, function.__defaults__, function.__kwdefaults__, held)
 
@@ -189,11 +188,11 @@ def _is_of_a_module(function: BuiltinFunctionType) -> bool:
 
 
 def _is_found(function: FunctionType) -> bool:
-    # True if its qualified name leads to it.
-    found: Any = sys.modules.get(function.__module__)
+    # True if the function can be looked up by its qualified name.
+    target: Any = sys.modules.get(function.__module__)
     for part in function.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is function
+        target = getattr(target, part, None)
+    return target is function
 
 
 def _of_array(array: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The leaves of a nest with variables, for operations on the values of all replicas."""
+"""The leaves of nests with variables, for operations on the values of all replicas."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from daskdist.strategy.variables.variable import Variable
 
 
 def with_copies(operation: str, token: str, nest: Any) -> tuple[list[Any], Any]:
-    """Return the leaves of a nest and its structure, with the copies of each variable in its place.
+    """Return the leaves and the structure of a nest, with each variable replaced by its copies.
 
     Raises
     ------
     ArgumentError
-        A variable is of another strategy.
+        A variable belongs to another strategy.
     """
     leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
     if any(isinstance(leaf, Variable) or has_variables(leaf) for leaf in leaves):
         for leaf in leaves:
-            for each in leaf.values if has_variables(leaf) else (leaf,):
-                if isinstance(each, Variable):
-                    each.check_is_of(token, operation)
+            for value in leaf.values if has_variables(leaf) else (leaf,):
+                if isinstance(value, Variable):
+                    value.check_is_of(token, operation)
         leaves, treespec = optree.tree_flatten(treespec.unflatten(map(_of_copies, leaves)), none_is_leaf=True)
     return leaves, treespec
 
 
 def has_variables(leaf: Any) -> bool:
-    """Return whether a leaf is a `PerReplica` of which some values are variables."""
+    """Return whether a leaf is a `PerReplica` with variables among its values."""
     return type(leaf) is PerReplica and leaf.spread is None and Variable in set(map(type, leaf.values))
 
 
@@ -39,10 +39,10 @@ def _of_copies(leaf: Any) -> Any:
         return leaf.values
     if not has_variables(leaf):
         return leaf
-    found = list(leaf.values)
-    for variable in {each.key.number: each for each in found if isinstance(each, Variable)}.values():
-        # In a cross-replica scope the copies of other replicas may be missing.
-        is_asked = [isinstance(each, Variable) and each.key.number == variable.key.number for each in found]
-        own = variable.values_where(is_asked)
-        found = [component(own, number) if is_asked[number] else each for number, each in enumerate(found)]
-    return PerReplica(found)
+    values = list(leaf.values)
+    for variable in {value.key.number: value for value in values if isinstance(value, Variable)}.values():
+        # In a cross-replica scope the copies of other replicas may be unavailable.
+        is_asked = [isinstance(value, Variable) and value.key.number == variable.key.number for value in values]
+        copies = variable.values_where(is_asked)
+        values = [component(copies, number) if is_asked[number] else value for number, value in enumerate(values)]
+    return PerReplica(values)

@@ -1,4 +1,4 @@
-"""`VariableRecord`: the identity of a variable, and how its copies are kept the same."""
+"""`VariableRecord`: the identity of a variable and the options of its synchronization."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from daskdist.strategy.variables.layout import CopyLayout
 
 
 class VariableRecord:
-    """The identity of a variable, and how its copies are kept the same.
+    """The identity of a variable and the options of its synchronization.
 
     Attributes
     ----------
     key
-        Its number, by which workers find their copies.
+        The key by which workers look up their copies.
     token
-        The token of its strategy.
+        The token of the strategy.
     name
-        Its name in messages.
+        The name in messages.
     synchronization, aggregation
-        When and how its copies are made one.
+        When and how the copies are combined.
     layout
-        The structure, shapes and dtypes of its value.
+        The structure, shapes and dtypes of the value.
     """
 
     key: VariableKey
@@ -40,7 +40,7 @@ class VariableRecord:
 
     @property
     def is_mirrored(self) -> bool:
-        """Return whether the value is arrays that are the same on all replicas."""
+        """Return whether the value consists of arrays that are the same on all replicas."""
         return self.layout.treespec is not None and not self.is_on_read
 
     @property
@@ -50,21 +50,21 @@ class VariableRecord:
 
     @property
     def is_saved_per_replica(self) -> bool:
-        """Return whether a checkpoint has the value of each replica: they differ, and are no sum or mean."""
+        """Return whether checkpoints save each replica's value, as these differ and are not summed or averaged."""
         if not self.is_on_read:
             return False
         return self.layout.treespec is None or self.aggregation is VariableAggregation.NONE
 
     def check_is_of(self, token: str, operation: str) -> None:
-        """Refuse to use the variable in an operation of another strategy.
+        """Raise an error if the variable is used in an operation of another strategy.
 
         Raises
         ------
         ArgumentError
-            The token is not that of its strategy.
+            The token belongs to another strategy.
         """
         if self.token != token:
             raise ArgumentError(
-                f"{operation}: {self.name} is a variable of another strategy; a variable is for the strategy in whose "
-                "scope it was made"
+                f"{operation}: {self.name} belongs to another strategy; use a variable with the strategy in whose "
+                "scope it was created"
             )

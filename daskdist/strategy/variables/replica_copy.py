@@ -1,4 +1,4 @@
-"""A replica's copy of a variable, and the functions that read and change it where the replica is."""
+"""A replica's copy of a variable, and the functions that read and change it in the replica's process."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _CHANGES: Final = {"assign_add": operator.add, "assign_sub": operator.sub}
 
 
 class ReplicaCopy:
-    """A replica's copy of a variable, on that replica.
+    """A replica's copy of a variable, in that replica's process.
 
     Parameters
     ----------
     variable
         The variable.
     replica
-        The replica, whose function this is in.
+        The replica, whose function is running.
     """
 
     def __init__(self, variable: VariableRecord, replica: ReplicaContext) -> None:
@@ -46,40 +46,40 @@ class ReplicaCopy:
 
     @property
     def is_own(self) -> bool:
-        """Return whether it may differ from the copies of other replicas."""
+        """Return whether the copy may differ from those of other replicas."""
         if self.replica.updates_alone or self.replica.num_replicas_in_sync == 1:
             return True
         return self.variable.synchronization is VariableSynchronization.ON_READ
 
     @property
     def leaves(self) -> list[Any]:
-        """Its arrays, which are the device's, or the object."""
+        """The arrays, on the device of the replica, or the object."""
         variable = self.variable
-        found = self._store.get(variable, self.replica.replica_id_in_sync_group)
-        return [leaf[()] if type(leaf) is np.ndarray and not leaf.ndim else leaf for leaf in found]
+        stored = self._store.get(variable, self.replica.replica_id_in_sync_group)
+        return [leaf[()] if type(leaf) is np.ndarray and not leaf.ndim else leaf for leaf in stored]
 
     @property
     def lent(self) -> list[Any]:
-        """Its arrays, or the object, which may be changed in place."""
+        """The arrays, or the object, which the caller may change in place."""
         if self.variable.layout.treespec is None:
             self._store.lend(self.variable, self.replica.replica_id_in_sync_group)
         return self.leaves
 
     @property
     def is_shared(self) -> bool:
-        """Return whether another replica of this process has the very same object, or something in it."""
-        (own,) = self.leaves
+        """Return whether another replica of this process has the same object or a part of it."""
+        (value,) = self.leaves
         others = self._store.others(self.variable, self.replica.replica_id_in_sync_group)
-        return any(parts_of(own) & parts_of(each) for (each,) in others)
+        return any(parts_of(value) & parts_of(other) for (other,) in others)
 
     @property
     def host_leaves(self) -> list[Any]:
-        """Its arrays as they leave the device, or the object."""
+        """The arrays as NumPy arrays, or the object."""
         leaves = self.leaves
         return leaves if self.variable.layout.treespec is None else list(map(host_array, leaves))
 
     def checked(self, how: str, value: Any) -> list[Any]:
-        """Return the leaves of a value as arrays of the host or a device, or the object; refuse what does not fit."""
+        """Return the leaves of a value as arrays of the host or a device, or the object; raise if it does not fit."""
         layout = self.variable.layout
         if layout.treespec is None:
             self._check_change(how)
@@ -90,41 +90,41 @@ class ReplicaCopy:
         return leaves
 
     def write(self, how: str, leaves: Sequence[Any]) -> None:
-        """Change this copy alone, by arrays of the host or of a device, or another object."""
+        """Change only this copy, by arrays of the host or of a device, or by another object."""
         variable = self.variable
         if variable.layout.treespec is None:
             self._check_change(how)
-            found = list(leaves) if how not in _CHANGES else self._changed(how, *self.leaves, *leaves)
+            new_leaves = list(leaves) if how not in _CHANGES else self._changed(how, *self.leaves, *leaves)
         else:
             specs = variable.layout.specs
-            found = [self._own(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
+            new_leaves = [self._own(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
             change = _CHANGES.get(how)
             if change is not None:
-                found = list(map(change, self.leaves, found))
-            found = list(map(frozen, found))
+                new_leaves = list(map(change, self.leaves, new_leaves))
+            new_leaves = list(map(frozen, new_leaves))
         place = variable, self.replica.replica_id_in_sync_group
-        self._store.put(*place, found)
+        self._store.put(*place, new_leaves)
         if variable.layout.treespec is None and self.is_shared:
-            # Replicas of this process were given the very same.
-            self._store.put(*place, [copied(found[0], variable.name)])
+            # The replicas of this process received the same object.
+            self._store.put(*place, [copied(new_leaves[0], variable.name)])
 
     def _check_change(self, how: str) -> None:
         layout = self.variable.layout
         if how in _CHANGES and not layout.specs:
-            raise ArgumentError(f"{self.variable.name}.{how}: the value is {layout.kind}, and no array")
+            raise ArgumentError(f"{self.variable.name}.{how}: the value is {layout.kind}, not an array")
 
     def _changed(self, how: str, nest: Any, delta: Any) -> list[Any]:
         try:
-            found = optree.tree_map(_CHANGES[how], nest, delta, none_is_leaf=True)
+            changed = optree.tree_map(_CHANGES[how], nest, delta, none_is_leaf=True)
         except ValueError as error:
             raise ArgumentError(
-                f"{self.variable.name}.{how}: the value is of another structure or shape than the variable's: {error}"
+                f"{self.variable.name}.{how}: the value and the variable differ in structure or shape: {error}"
             ) from None
-        # Without what tensors were computed from, which would be all that they ever were.
-        return [optree.tree_map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, found)]
+        # Detach tensors, as their graphs would keep all earlier values alive.
+        return [optree.tree_map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, changed)]
 
     def _own(self, leaf: Any, dtype: np.dtype[Any]) -> Any:
-        # An array of the device that nobody else has; of the host, where the device lacks the dtype.
+        # Return a copy on the device, or on the host if the device lacks the dtype.
         device = self.device
         if device.lacks(dtype):
             return np.array(host_array(leaf), dtype)
@@ -137,7 +137,7 @@ class ReplicaCopy:
 
 
 def own_object(value: Any, what: str) -> Any:
-    """Return an object for a replica: of another variable a copy of its value, else the object."""
+    """Return the object to assign on a replica: a copy of another variable's value, or the object itself."""
     return copied(value.read_value(), what) if isinstance(value, VariableRecord) else value
 
 
@@ -145,25 +145,24 @@ def own_object(value: Any, what: str) -> Any:
 
 
 def copy_on_replica(variable: VariableRecord) -> ReplicaCopy | None:
-    """Return the copy of the current replica; None outside of replicas.
+    """Return the copy of the current replica; None if no replica's function is running.
 
     Raises
     ------
     ArgumentError
-        The replica has none: its strategy is closed, its worker was restarted, or it is of another strategy.
+        The replica has no copy: the strategy is closed, the worker was restarted, or the replica belongs to another
+        strategy.
     """
     replica = current_replica()
     if replica is None:
         return None
     store = replica.store()
     if store is None:
-        raise ArgumentError(
-            f"{variable.name}: its worker knows nothing of it; its strategy is closed, or the worker was restarted"
-        )
+        raise ArgumentError(f"{variable.name}: not on this worker; its strategy is closed, or the worker was restarted")
     if store.token != variable.token:
         raise ArgumentError(
-            f"{variable.name}: used on a replica of another strategy; a variable is for the strategy in whose scope it "
-            "was made"
+            f"{variable.name}: used on a replica of another strategy; use a variable with the strategy in whose "
+            "scope it was created"
         )
     return ReplicaCopy(variable, replica)
 
@@ -176,12 +175,12 @@ def _required_copy(variable: VariableRecord) -> ReplicaCopy:
 
 
 def _listed(leaves: list[Any]) -> FlatResult:
-    # Also where a leaf is an object that is a nest of some kind.
+    # As a list, even if a leaf is an object that is a nest.
     return FlatResult(leaves, list_spec(len(leaves)))
 
 
 def make_on_replica(variable: VariableRecord, make: Callable[[], Any], dtype: str | None) -> FlatResult:
-    """Call a function that makes the initial value of a variable."""
+    """Call a function that creates the initial value of a variable."""
     copy = _required_copy(variable)
     replica = copy.replica
     value, layout = None, CopyLayout(None)
@@ -190,8 +189,8 @@ def make_on_replica(variable: VariableRecord, make: Callable[[], Any], dtype: st
         layout = CopyLayout.of(value)
     if replica.num_replicas_in_sync > 1:
         arrays = optree.tree_leaves(value) if layout.treespec is not None else []
-        given = (layout, arrays) if replica.replica_id_in_sync_group == 0 else None
-        layout, arrays = replica.meet(First(f"{variable.name} at its beginning"), given)
+        contribution = (layout, arrays) if replica.replica_id_in_sync_group == 0 else None
+        layout, arrays = replica.meet(First(f"{variable.name} at its beginning"), contribution)
         if layout.treespec is not None:
             value = layout.packed(arrays)
         elif replica.replica_id_in_sync_group:
@@ -206,12 +205,12 @@ def make_on_replica(variable: VariableRecord, make: Callable[[], Any], dtype: st
 
 
 def _for_program(copy: ReplicaCopy) -> FlatResult:
-    # On a cluster an object is looked at later, when calls may have changed it.
+    # On a cluster an object is sent later, when other calls may have changed it, so copy it.
     leaves = copy.host_leaves
     replica = copy.replica
     worker = replica.strategy.replicas[replica.replica_id_in_sync_group].worker
     if copy.variable.layout.treespec is None and worker is not None:
-        # One that cannot be copied does not leave the worker either.
+        # An object that cannot be copied cannot be sent either.
         with contextlib.suppress(ArgumentError):
             leaves = [copied(leaf, copy.variable.name) for leaf in leaves]
     return _listed(leaves)
@@ -223,25 +222,25 @@ def read_on_replica(variable: VariableRecord, is_asked: bool = True) -> FlatResu
 
 
 def read_together(variables: Sequence[VariableRecord]) -> list[list[Any]]:
-    """Return the leaves of a replica's copies; what objects share, as a model and its optimizer do, stays shared."""
-    found = [_required_copy(each).host_leaves for each in variables]
-    objects = [number for number, each in enumerate(variables) if each.layout.treespec is None]
-    # An object that cannot be copied does not leave the worker either.
+    """Return the leaves of a replica's copies; objects keep the parts that they share, as an optimizer does."""
+    copies = [_required_copy(variable).host_leaves for variable in variables]
+    objects = [number for number, variable in enumerate(variables) if variable.layout.treespec is None]
+    # An object that cannot be copied cannot be sent either.
     with contextlib.suppress(ArgumentError):
-        others = copied([found[number] for number in objects], "merge_call")
-        for number, leaves in zip(objects, others, strict=True):
-            found[number] = leaves
-    return found
+        object_copies = copied([copies[number] for number in objects], "merge_call")
+        for number, leaves in zip(objects, object_copies, strict=True):
+            copies[number] = leaves
+    return copies
 
 
 def write_on_replica(variable: VariableRecord, how: str, leaves: list[Any]) -> FlatResult:
-    """Change a replica's copy alone, and give its leaves."""
+    """Change only a replica's copy, and return its leaves."""
     copy = _required_copy(variable)
     if variable.layout.treespec is not None:
         leaves = as_arrays(leaves)
         check(f"{variable.name}.{how}", variable.layout, leaves)
     elif how == "assign":
-        # The program's own, or what other replicas are given too.
+        # Copy, as the program or other replicas may have the same object.
         leaves = [copied(own_object(leaf, variable.name), f"{variable.name}.{how}") for leaf in leaves]
     copy.write(how, leaves)
     return _for_program(copy)
@@ -253,9 +252,9 @@ def align_on_replica(variable: VariableRecord) -> FlatResult:
     replica = copy.replica
     if replica.num_replicas_in_sync > 1:
         is_first = replica.replica_id_in_sync_group == 0
-        found = replica.meet(First(f"{variable.name}, aligned"), copy.host_leaves if is_first else None)
+        first_leaves = replica.meet(First(f"{variable.name}, aligned"), copy.host_leaves if is_first else None)
         if not is_first:
-            copy.write("put", found)
+            copy.write("put", first_leaves)
     return _listed([True])
 
 

@@ -1,4 +1,4 @@
-"""`VariableStore`: the states of variables that replicas of a process keep from call to call."""
+"""`VariableStore`: the states of variables that the replicas of a process keep between calls."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class VariableStore:
     Parameters
     ----------
     token
-        That of the strategy.
+        The token of the strategy.
     """
 
     def __init__(self, token: str) -> None:
         self.token = token
-        # Workers that are lost, as long as it is not known which replicas go on.
+        # Lost workers, until it is known which replicas continue.
         self.lost: tuple[str, ...] = ()
-        # By the number of the variable and that of the replica.
+        # number of the variable -> number of the replica -> state.
         self._states: dict[int, dict[int, Any]] = {}
 
     def get(self, variable: VariableRecord, replica: int) -> Any:
@@ -31,13 +31,13 @@ class VariableStore:
         Raises
         ------
         ArgumentError
-            There is none.
+            The replica has no state of the variable.
         """
         try:
             return self._states[variable.key.number][replica]
         except KeyError:
             raise ArgumentError(
-                f"{variable.name}: replica {replica} has no value of it; what it was to begin with could not be made, "
+                f"{variable.name}: replica {replica} has no value; the initial value could not be computed, "
                 "or its worker was restarted since"
             ) from None
 
@@ -47,24 +47,24 @@ class VariableStore:
         return [state for other, state in states.items() if other != replica]
 
     def put(self, variable: VariableRecord, replica: int, state: Any) -> None:
-        """Keep a state."""
+        """Store a state."""
         self._states.setdefault(variable.key.number, {})[replica] = state
 
     def lend(self, variable: VariableRecord, replica: int) -> None:
-        """Note that a state, an object, may be changed in place."""
+        """Note that the object of a state may be changed in place."""
 
     def renumber(self, numbers: Mapping[int, int]) -> None:
-        """Give replicas new numbers, by their old ones."""
+        """Renumber the replicas, given the new number of each old one."""
         for number, states in self._states.items():
             self._states[number] = {numbers[replica]: state for replica, state in states.items()}
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Let go of variables."""
+        """Drop the states of variables."""
         for number in numbers:
             self._states.pop(number, None)
 
     def drop_of(self, replica: int, numbers: Iterable[int]) -> None:
-        """Let go of one replica's states of variables."""
+        """Drop one replica's states of variables."""
         for number in numbers:
             states = self._states.get(number, {})
             states.pop(replica, None)

@@ -1,4 +1,4 @@
-"""`Variable`: a value that replicas keep from call to call."""
+"""`Variable`: a value that replicas keep between calls."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ _numbers: Final = itertools.count()
 
 
 class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin):
-    """A value that replicas keep from call to call: each has its copy, where it is.
+    """A value that replicas keep between calls; each replica has a copy in its process.
 
-    Made in a ``with strategy.scope()`` block, and used by the functions that the strategy runs, which have it from
-    around them or among their arguments, and by the program.
+    It is created in a ``with strategy.scope()`` block. The program uses it, and so do functions that the strategy runs,
+    as a captured variable or an argument.
 
     Parameters
     ----------
     initial_value
-        An array or number, or a nest of some, for all replicas: each has it on its device; arrays of a framework become
-        NumPy's. Or a function without parameters that makes it, called where the replicas are: if it makes arrays, by
-        replica 0, and all have what it makes; if it makes anything else, such as a torch module or a nest of JAX's
-        arrays, by each replica, for itself.
+        An array or number, or a nest of those, which each replica copies to its device; arrays of a framework become
+        NumPy arrays. Or a function without parameters that creates the value in the replicas' processes: if it returns
+        arrays, replica 0 calls it for all; if it returns any other object, such as a torch module or a nest of JAX
+        arrays, each replica calls it for itself.
     trainable
-        Taken for compatibility.
+        Accepted for compatibility and ignored.
     name
-        What messages call it; made up if None.
+        The name in messages; generated if None.
     dtype
-        Of its arrays; that of the initial value if None.
+        The dtype of the arrays; that of the initial value if None.
     synchronization
         A `VariableSynchronization` or its name.
     aggregation
@@ -78,29 +78,31 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     Raises
     ------
     ArgumentError
-        No strategy is current; an integer is to be averaged; or the value is neither arrays nor made by a function.
+        No strategy is current, the mean of integers is requested, or the value is an object that is not created by a
+        function.
     RuntimeError
-        A replica makes it, in a function that is run.
+        A replica creates it, in a function that is run.
 
     Notes
     -----
-    On a replica it is read as its copy, and arithmetic is that of arrays. What is assigned there is aggregated over all
-    replicas, unless it is ``ON_READ``: all replicas assign, as with `ReplicaContext.all_reduce`. What is read is never
-    changed in place. An object is what the function made, to be changed in place by each replica for itself. One that
-    is assigned is aggregated as arrays are: it is the same on all if aggregation is NONE, by its ``state_dict()`` or
-    else its pickle; and what can be summed or averaged is a nest of arrays.
+    On a replica, the variable reads as the replica's copy and supports the arithmetic of arrays. Assigned values are
+    aggregated over all replicas unless it is ``ON_READ``: all replicas must assign, as for
+    `ReplicaContext.all_reduce`. Values that were read are never changed in place. An object is the one that the
+    function created, which each replica may change in place. Assigned objects are aggregated like arrays: with
+    aggregation NONE they must be equal on all replicas, compared by ``state_dict()`` or else by pickle; only nests of
+    arrays can be summed or averaged.
 
-    In the program, in a scope or not, it is read as what all replicas have; an ``ON_READ`` one as the sum or mean of
-    what they have, or what replica 0 has. On a cluster that is asynchronous. What is assigned goes to all copies; an
-    object is copied for each. Of one that is ``ON_READ`` and to be summed each copy is assigned an equal part, and
-    nothing can be added to it.
+    In the program, in a scope or not, the variable reads as the common value of all replicas; if it is ``ON_READ``, as
+    the sum or mean of the replicas' values, or as the value of replica 0. On a cluster this is asynchronous. An
+    assignment changes all copies; an object is copied for each. For a variable that is ``ON_READ`` with aggregation
+    SUM, each copy is assigned an equal part, and adding to it is an error.
 
-    Calls that use a variable are made in their order, each when the one before is over; in this process for as long as
-    one thread of the program makes them. If one of them fails on some replicas only, as data cannot be read say, copies
-    can differ from then on, until the program assigns to all.
+    Calls that use a variable run in order, each after the previous one has finished; in this process only if a single
+    thread of the program makes them. If a call fails on some replicas only, for example because data cannot be read,
+    the copies may differ until the program assigns to all.
 
-    Where a worker is lost, arrays that are the same on all replicas become what the first one has of those that are
-    left; what each has for itself stays as it is, and that of the lost replicas is gone.
+    If a worker is lost, arrays that are the same on all replicas get the value of the first remaining replica; values
+    of single replicas stay as they are, and those of lost replicas are gone.
 
     >>> import daskdist
     >>> strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -111,7 +113,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     3.0
     """
 
-    # A variable on a worker has no strategy of its own.
+    # None for a variable on a worker.
     _strategy: StrategyContract | None = None
     trainable = True
 
@@ -133,7 +135,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         strategy = self._strategy = self._scope()
         self.token = strategy.internals.token
         self.layout = CopyLayout(None)
-        # Before it has a value: if that is refused, what replicas made of it is freed too.
+        # Register before the value is set, so that the copies are freed if that fails.
         strategy.internals.register(self)
         self._begin(initial_value, None if dtype is None else np.dtype(dtype))
 
@@ -141,46 +143,46 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         replica = current_replica()
         if replica is not None:
             raise RuntimeError(
-                f"{self.name}: made by replica {replica.replica_id_in_sync_group}, inside the function that it runs; "
-                "make it before, in a `with strategy.scope():` block, and use it there"
+                f"{self.name}: created by replica {replica.replica_id_in_sync_group}, in the function that it runs; "
+                "create it before, in a `with strategy.scope():` block, and use it there"
             )
         strategy = current_scope_strategy()
         if strategy is None:
-            raise ArgumentError(f"{self.name}: no strategy is current; make it in a `with strategy.scope():` block")
+            raise ArgumentError(f"{self.name}: no strategy is current; create it in a `with strategy.scope():` block")
         if not strategy.internals.merge_calls.makes_variables:
             raise RuntimeError(
-                f"{self.name}: made on a worker, in a function that merge_call calls; make it before, in the program"
+                f"{self.name}: created on a worker, in a function of merge_call; create it before, in the program"
             )
         return strategy
 
     def _begin(self, initial_value: Any, dtype: np.dtype[Any] | None) -> None:
         strategy = self._strategy_in_use()
         if isinstance(initial_value, _MAKERS):
-            found = strategy.internals.call_each(
+            results = strategy.internals.call_each(
                 1, "variable", make_on_replica, self, initial_value, dtype and dtype.str
             )
-            layouts = strategy.local_results(found[0])
+            layouts = strategy.local_results(results[0])
             self.layout = layouts[0]
             for number, layout in enumerate(layouts):
                 if (layout.treespec, layout.kind) != (self.layout.treespec, self.layout.kind):
                     raise ArgumentError(
-                        f"{self.name}: the function made {layouts[0].kind} on replica 0 and {layout.kind or 'arrays'} "
-                        f"on replica {number}"
+                        f"{self.name}: the function returned {layouts[0].kind} on replica 0, but "
+                        f"{layout.kind or 'arrays'} on replica {number}"
                     )
         else:
             value = with_dtype(of_numbers(self._plain(initial_value)), dtype)
             self.layout = CopyLayout.of(value)
             if self.layout.treespec is None:
                 raise ArgumentError(
-                    f"{self.name}: initial_value is {self.layout.kind}; give arrays and numbers, or a nest of some, "
-                    "or a function that makes the object on each replica"
+                    f"{self.name}: initial_value is {self.layout.kind}; give arrays and numbers, or a nest of those, "
+                    "or a function that creates the object on each replica"
                 )
         self._check_layout()
         if not isinstance(initial_value, _MAKERS):
             self._write("put", optree.tree_leaves(value))
 
     def _plain(self, value: Any) -> Any:
-        # The current values of asynchronous values and other variables.
+        # Replace asynchronous values and other variables by their current values.
         return optree.tree_map(
             lambda leaf: np.asarray(leaf) if isinstance(leaf, (AsyncValue, Variable)) else _here(host_array(leaf)),
             value,
@@ -196,36 +198,36 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
                 )
             if self.is_on_read:
                 raise ArgumentError(
-                    f"{self.name}: aggregation {aggregation.name} of what each replica has for itself (ON_READ) is for "
-                    f"NumPy's arrays, and the value is {layout.kind} of another framework's"
+                    f"{self.name}: aggregation {aggregation.name} of each replica's own value (ON_READ) is for "
+                    f"NumPy arrays, and the value is {layout.kind} of another framework"
                 )
         if aggregation is VariableAggregation.MEAN and any(spec.dtype.kind in "biu" for spec in layout.specs):
             dtypes = ", ".join(str(spec.dtype) for spec in layout.specs)
             raise ArgumentError(
-                f"{self.name}: aggregation MEAN of {dtypes} would be no whole number; give dtype=np.float32, or "
+                f"{self.name}: aggregation MEAN of {dtypes} would not be a whole number; give dtype=np.float32, or "
                 "another aggregation"
             )
 
-    # --- what it is ---
+    # --- properties ---
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of its array."""
+        """The shape of the array."""
         return self._spec.shape  # type: ignore[return-value]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of its array."""
+        """The dtype of the array."""
         return self._spec.dtype
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions of its array."""
+        """The number of dimensions of the array."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """The number of elements of its array."""
+        """The number of elements of the array."""
         return int(np.prod(self.shape))
 
     @property
@@ -233,23 +235,23 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         layout = self.layout
         if layout.treespec is None or not layout.treespec.is_leaf():
             what = "an object" if layout.treespec is None else "a nest of arrays"
-            raise AttributeError(f"{self.name} is {what}, and has no shape or dtype of its own; see read_value()")
+            raise AttributeError(f"{self.name} is {what}, which has no shape or dtype; see read_value()")
         return layout.specs[0]
 
     @property
     def values(self) -> PerReplica:
-        """Each replica's copy; a `PerReplica`, or where the variable is a nest of arrays a nest of some."""
+        """The replicas' copies as a `PerReplica`, or a nest of those if the variable is a nest of arrays."""
         return self._packed_copies()  # type: ignore[no-any-return]
 
     def values_where(self, is_asked: Sequence[bool]) -> PerReplica:
-        """Return each replica's copy as `values` does, but None for replicas that are not asked."""
+        """Return the replicas' copies as `values` does, but None for replicas that are not asked."""
         return self._packed_copies(PerReplica(is_asked))  # type: ignore[no-any-return]
 
     def _packed_copies(self, *args: Any) -> Any:
         internals, layout = self._strategy_in_use().internals, self.layout
         return layout.packed(internals.call_each(layout.num_leaves, "variable", read_on_replica, self, *args))
 
-    # --- what is done with it ---
+    # --- reading and assigning ---
 
     def read_value(self) -> Any:
         """Return the current value.
@@ -257,33 +259,34 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         Returns
         -------
         nest
-            On a replica of its copy: arrays of its device, which are not to be changed, or numbers, or the object. In
-            the program of what all replicas have, of an ``ON_READ`` one aggregated, in arrays of the host; of an object
-            a `PerReplica`. Asynchronous on a cluster.
+            On a replica, the value of its copy: arrays on its device, which must not be changed, numbers, or the
+            object. In the program, the common value of all replicas, or the aggregated value if ``ON_READ``, in NumPy
+            arrays; for an object, a `PerReplica`. On a cluster it is asynchronous.
 
         Raises
         ------
         ArgumentError
-            It is ``ON_READ`` and has no aggregation, and this is not on a replica; or it is of another strategy.
+            The variable is ``ON_READ`` without aggregation and is not read on a replica; or it belongs to another
+            strategy.
         """
         copy = copy_on_replica(self)
         if copy is not None:
             return self.layout.packed(copy.lent)
         strategy, layout = self._strategy_in_use(), self.layout
-        found = strategy.internals.call_each(layout.num_leaves, "variable", read_on_replica, self)
+        columns = strategy.internals.call_each(layout.num_leaves, "variable", read_on_replica, self)
         if layout.treespec is None:
-            return found[0]
+            return columns[0]
         if self.is_on_read and self.aggregation is VariableAggregation.NONE:
             raise ArgumentError(
                 f"{self.name}: each replica has its own value (ON_READ), and aggregation is NONE; give an "
-                "aggregation, or see each with values"
+                "aggregation, or read the values of all replicas with values"
             )
-        return self._as_one(found)
+        return self._as_one(columns)
 
     value = read_value
 
     def numpy(self) -> Any:
-        """Wait for the current value; return it in arrays of the host."""
+        """Wait for the current value and return it in NumPy arrays."""
         return optree.tree_map(
             lambda leaf: leaf.result() if isinstance(leaf, AsyncValue) else host_array(leaf),
             self.read_value(),
@@ -291,43 +294,43 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         )
 
     def assign(self, value: Any) -> Any:
-        """Assign another value.
+        """Assign a new value.
 
         Parameters
         ----------
         value
-            Of its structure and shapes, and of dtypes that can be cast to its own without loss of kind. On a replica
-            that replica's, of which aggregation makes one for all. In the program a value for all replicas, or a
-            `PerReplica`, of which each has its own. Of an object any other.
+            A value with the variable's structure and shapes, and dtypes that can be cast to its own without changing
+            kind. On a replica, the value of that replica, which is aggregated over all. In the program, one value for
+            all replicas or a `PerReplica` with one for each. If the variable is an object, any other object.
 
         Returns
         -------
         nest
-            The new value, as `read_value` gives it.
+            The new value, as `read_value` returns it.
 
         Raises
         ------
         ArgumentError
-            The structure, a shape or a dtype is another; or on a replica a Python number is to be summed, of which
-            it cannot be told whether it is meant for each replica or for all; or it is of another strategy.
+            The structure, a shape or a dtype does not fit; a replica assigns a Python number that is to be summed, as
+            it is unclear whether it is meant per replica or in total; or the variable belongs to another strategy.
         CollectiveError
-            On a replica, where aggregation is NONE, another one assigns another value, an object too; and as
-            `ReplicaContext.all_reduce` raises it.
+            On a replica, another one assigns a different value or object while aggregation is NONE; also as for
+            `ReplicaContext.all_reduce`.
         """
         return self._assign("assign", value)
 
     def assign_add(self, delta: Any) -> Any:
-        """Add to it; as `assign`, where what is added is aggregated first.
+        """Add to the value; like `assign`, but the added values are aggregated first.
 
         Raises
         ------
         ArgumentError
-            As `assign`; or the program adds to one that is ``ON_READ`` and to be summed.
+            As for `assign`; or the program adds to a variable that is ``ON_READ`` with aggregation SUM.
         """
         return self._assign("assign_add", delta)
 
     def assign_sub(self, delta: Any) -> Any:
-        """Subtract from it; as `assign_add`."""
+        """Subtract from the value; see `assign_add`."""
         return self._assign("assign_sub", delta)
 
     def _assign(self, how: str, value: Any) -> Any:
@@ -353,8 +356,8 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             return replica.meet(First(what), leaves if is_first else None)  # type: ignore[no-any-return]
         if aggregation is VariableAggregation.SUM and any(type(leaf) in NUMBERS for leaf in leaves):
             raise ArgumentError(
-                f"{what}: a Python number on each of {replica.num_replicas_in_sync} replicas is to be summed, and is "
-                "the same on all as a rule; give each replica's own as np.float64(x), or divide what is meant for all "
+                f"{what}: a Python number on each of {replica.num_replicas_in_sync} replicas would be summed, but is "
+                "usually the same on all; give the value of each replica as np.float64(x), or divide a total for all "
                 "by the number of replicas"
             )
         return replica.all_reduce(ReduceOp(aggregation.value), leaves)  # type: ignore[no-any-return]
@@ -370,14 +373,14 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             if self.synchronization is VariableSynchronization.ON_READ and self.aggregation is VariableAggregation.SUM:
                 if how != "assign":
                     raise ArgumentError(
-                        f"{self.name}.{how}: what replicas have is summed when it is read (ON_READ), so that there is "
-                        "no saying which of them it is added to; add on a replica, or assign the new sum"
+                        f"{self.name}.{how}: the replicas' values are summed when they are read (ON_READ), so there is "
+                        "no single value to change; change it on a replica, or assign the new sum"
                     )
                 leaves = self._parts(how, leaves, strategy.num_replicas_in_sync)
         return self._as_one(self._write(how, leaves))
 
     def _parts(self, how: str, leaves: list[Any], num_replicas: int) -> list[Any]:
-        # Equal parts for the replicas, whose sum is the value; of whole numbers some are one more.
+        # Split the value into equal parts for the replicas; parts of whole numbers may differ by one.
         self._check_here(how, leaves)
 
         def part(leaf: Any, dtype: np.dtype[Any]) -> Any:
@@ -386,13 +389,13 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             leaf = host_array(leaf)
             if dtype.kind not in "iu":
                 return leaf / num_replicas
-            each, rest = leaf // num_replicas, leaf % num_replicas
-            return PerReplica([each + (rest > number) for number in range(num_replicas)])
+            quotient, rest = leaf // num_replicas, leaf % num_replicas
+            return PerReplica([quotient + (rest > number) for number in range(num_replicas)])
 
         return [part(leaf, spec.dtype) for leaf, spec in zip(leaves, self.layout.specs, strict=True)]
 
     def _check_here(self, how: str, leaves: list[Any]) -> None:
-        # Seen at once where it can be.
+        # Raise errors in this process if the value is known here.
         layout = self.layout
         if layout.treespec is not None and not any(
             isinstance(leaf, (AsyncValue, PerReplica, Variable)) for leaf in leaves
@@ -406,37 +409,37 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             layout.num_leaves, "variable", write_on_replica, self, how, leaves
         )
 
-    def _as_one(self, found: list[PerReplica]) -> Any:
-        # The program's value, made of those of the replicas.
+    def _as_one(self, columns: list[PerReplica]) -> Any:
+        # Return the program's value from those of the replicas.
         layout, aggregation = self.layout, self.aggregation
         if layout.treespec is None:
-            return found[0]
+            return columns[0]
         if self.is_on_read and aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
-            return self._strategy_in_use().reduce(aggregation.name, layout.packed(found), axis=None)
-        return layout.packed([each.values[0] for each in found])
+            return self._strategy_in_use().reduce(aggregation.name, layout.packed(columns), axis=None)
+        return layout.packed([column.values[0] for column in columns])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the current value in arrays that are here, as `Checkpoint` saves it.
+        """Return the current value in NumPy arrays, as `Checkpoint` saves it.
 
         Returns
         -------
         dict
-            Under ``"value"`` what all replicas have, of an object its own ``state_dict()``; where each replica has its
-            own (``ON_READ``) and they are no sum or mean, under ``"replicas"`` a list of what each has.
+            The common value of all replicas under ``"value"``; for an object, its ``state_dict()``. If each replica has
+            its own value (``ON_READ``) without a sum or mean, the list of values under ``"replicas"``.
 
         Raises
         ------
         ArgumentError
-            It is an object that has no ``state_dict`` and is no nest of arrays.
+            The value is an object that has no ``state_dict`` and is not a nest of arrays.
         """
         strategy = self._strategy_in_use()
         if self.is_saved_per_replica:
-            found = strategy.internals.call_each(1, "variable", state_on_replica, self)
-            return {"replicas": list(strategy.local_results(found[0]))}
+            states = strategy.internals.call_each(1, "variable", state_on_replica, self)
+            return {"replicas": list(strategy.local_results(states[0]))}
         if self.layout.treespec is not None:
             return {"value": self.numpy()}
-        found = strategy.internals.call_each(1, "variable", state_on_replica, self)
-        return {"value": strategy.local_results(found[0])[0]}
+        states = strategy.internals.call_each(1, "variable", state_on_replica, self)
+        return {"value": strategy.local_results(states[0])[0]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Assign a value that `state_dict` returned.
@@ -444,42 +447,43 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         Raises
         ------
         ArgumentError
-            The value is of another structure or shape; or each replica has its own, and there were not as many.
+            The value has another structure or shape; or the number of replicas differs although each has its own
+            value.
         """
         strategy = self._strategy_in_use()
         key = "replicas" if self.is_saved_per_replica else "value"
         if not isinstance(state, Mapping) or key not in state:
-            raise ArgumentError(f"{self.name}: the state has no {key!r}, and so is of another kind of variable")
-        found = state[key]
-        if self.is_saved_per_replica and len(found) != strategy.num_replicas_in_sync:
+            raise ArgumentError(f"{self.name}: the state has no {key!r}, so it belongs to another kind of variable")
+        saved = state[key]
+        if self.is_saved_per_replica and len(saved) != strategy.num_replicas_in_sync:
             raise ArgumentError(
-                f"{self.name}: each replica has its own value; the state has {len(found)}, and there are "
+                f"{self.name}: each replica has its own value; the state has {len(saved)}, and there are "
                 f"{strategy.num_replicas_in_sync} replicas"
             )
         if self.layout.treespec is not None and not self.is_saved_per_replica:
-            self.assign(like(self.numpy(), found))
+            self.assign(like(self.numpy(), saved))
             return
-        states = found if self.is_saved_per_replica else [found] * strategy.num_replicas_in_sync
-        each = PerReplica([FlatResult([state], list_spec(1)) for state in states])
-        # Waited for: what does not fit is told now.
-        strategy.local_results(strategy.internals.call_each(1, "variable", restore_on_replica, self, each)[0])
+        states = saved if self.is_saved_per_replica else [saved] * strategy.num_replicas_in_sync
+        per_replica = PerReplica([FlatResult([state], list_spec(1)) for state in states])
+        # Wait, to raise the errors of values that do not fit.
+        strategy.local_results(strategy.internals.call_each(1, "variable", restore_on_replica, self, per_replica)[0])
 
-    # --- where it is ---
+    # --- strategy ---
 
     def _strategy_in_use(self) -> StrategyContract:
         """Return the strategy to use: that of the current scope, or the variable's own."""
         scope = current_scope_strategy()
-        # On a worker it is known in what replicas have called between them.
+        # On a worker, a strategy is known only in functions called by merge_call.
         strategy = scope if scope is not None and scope.internals.token == self.token else self._strategy
         if strategy is None:
             raise ArgumentError(
-                f"{self.name}: used outside of its strategy; on a worker it can be used by what run calls on a "
-                "replica, and merge_call between them"
+                f"{self.name}: used outside of its strategy; on a worker, use it in functions called by run on a "
+                "replica, and by merge_call"
             )
         if scope not in (None, strategy):
             raise ArgumentError(
-                f"{self.name}: used in the scope of another strategy; a variable is for the strategy in whose scope it "
-                "was made"
+                f"{self.name}: used in the scope of another strategy; use a variable with the strategy in whose "
+                "scope it was created"
             )
         return strategy
 
@@ -499,24 +503,24 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     def __deepcopy__(self, memo: Any) -> Variable:
         return self
 
-    # --- as the value it has ---
+    # --- use as a value ---
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         self._spec  # noqa: B018
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        # `x += 1` gives the program a new value under the name; `assign_add` changes the variable.
-        out = [each for each in kwargs.pop("out", ()) if not isinstance(each, Variable)]
+        # `x += 1` binds the name to a new value; `assign_add` changes the variable.
+        out = [output for output in kwargs.pop("out", ()) if not isinstance(output, Variable)]
         if out:
             kwargs["out"] = tuple(out)
-        given = [each.as_array() if isinstance(each, Variable) else each for each in inputs]
-        if method == "__call__" and any(map(is_on_device, given)):
-            return called_on_device(ufunc, given, kwargs)
-        return getattr(ufunc, method)(*given, **kwargs)
+        operands = [operand.as_array() if isinstance(operand, Variable) else operand for operand in inputs]
+        if method == "__call__" and any(map(is_on_device, operands)):
+            return called_on_device(ufunc, operands, kwargs)
+        return getattr(ufunc, method)(*operands, **kwargs)
 
     def as_array(self) -> Any:
-        """Return the current value; refuse a variable that is not one array."""
+        """Return the current value; raise an error if it is not a single array."""
         self._spec  # noqa: B018
         return self.read_value()
 
@@ -563,20 +567,20 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             what = str(optree.tree_unflatten(layout.treespec, layout.specs))
         return f"<Variable {self.name!r}: {what}, {self.synchronization.name}, {self.aggregation.name}>"
 
-    # Equality is elementwise, as an array's is; so, as an array, it does not hash.
+    # Equality is elementwise, as for arrays, so the variable is not hashable.
     __hash__ = None  # type: ignore[assignment]
 
 
 def _here(leaf: Any) -> Any:
-    # An array of a framework as NumPy's; what may be on workers as it is.
+    # Return arrays of frameworks as NumPy arrays, and values that may be on workers unchanged.
     return leaf if isinstance(leaf, (AsyncValue, PerReplica, Variable)) else as_arrays([leaf])[0]
 
 
 def _variable_on_worker(
     key: VariableKey, token: str, name: str, synchronization: str, aggregation: str, layout: CopyLayout
 ) -> Variable:
-    found = Variable.__new__(Variable)
-    found.key, found.token, found.name, found.layout = key, token, name, layout
-    found.synchronization = VariableSynchronization(synchronization)
-    found.aggregation = VariableAggregation(aggregation)
-    return found
+    variable = Variable.__new__(Variable)
+    variable.key, variable.token, variable.name, variable.layout = key, token, name, layout
+    variable.synchronization = VariableSynchronization(synchronization)
+    variable.aggregation = VariableAggregation(aggregation)
+    return variable
