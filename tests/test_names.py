@@ -204,7 +204,7 @@ def test_variables_and_their_scope():
         assert extended.variable_created_in_scope(daskdist.Variable(2.0))
     with pytest.raises(errors.ArgumentError, match="of another strategy"), other.extended.colocate_vars_with(variable):
         pass
-    with pytest.raises(errors.ArgumentError, match="float is no Variable"):
+    with pytest.raises(errors.ArgumentError, match="float is not a Variable"):
         extended.read_var(1.0)
 
 

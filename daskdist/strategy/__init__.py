@@ -1,1 +1,1 @@
-"""Strategies: replicas in step, on this machine or on a Dask cluster."""
+"""Strategies: synchronous replicas on this machine or on a Dask cluster."""

@@ -1,4 +1,4 @@
-"""The contracts between a strategy, the values that it gives, and where its replicas are."""
+"""The contracts between a strategy, the values that it returns, and the backend that calls its replicas."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from daskdist.execute.caller import Handle
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
 
-# For each slot of a wired nest, which result it is part of, and what takes it out.
+# For each slot of a wired nest, the index of its result and the extraction from it.
 Picks = Sequence[tuple[int, Callable[[Any], Any]]]
 
 
 class ResultSource(Protocol):
-    """Has the results of calls, and makes further calls with them: all that an asynchronous value needs."""
+    """The interface that an asynchronous value needs: results of calls, and further calls with them."""
 
     @property
     def defers(self) -> bool:
-        """Return whether calls take handles of results that are still to come, also of other sources of the cluster."""
+        """Return whether calls accept handles of unfinished results, also of other sources on the cluster."""
         ...
 
     @property
     def client(self) -> Any:
-        """The connection to the cluster where results are; None in this process.
+        """The connection to the cluster with the results; None in this process.
 
-        Sources of one client take each other's results.
+        Sources with the same client accept each other's results.
         """
         ...
 
     @property
     def live_workers(self) -> Any:
-        """The workers without which results do not come: their addresses, or what tells them; empty in this process."""
+        """The workers that results depend on: their addresses, or the object that knows them; empty in this process."""
         ...
 
     def call(
@@ -41,32 +41,32 @@ class ResultSource(Protocol):
         ...
 
     def result(self, handle: Handle) -> Any:
-        """Return a result, waited for and brought here; raise what its call raised."""
+        """Wait for a result and return it in this process; raise the error of its call."""
         ...
 
     def results(self, handles: Sequence[Handle]) -> list[Any]:
-        """Return several results, waited for and brought here; raise what the first of them that failed raised."""
+        """Wait for several results and return them in this process; raise the error of the first that failed."""
         ...
 
     def see(self, step: Sequence[Handle]) -> None:
-        """Wait for the results of one call on all replicas; raise what one of them raised as soon as it did."""
+        """Wait for the results of one call on all replicas; raise an error as soon as one replica fails."""
         ...
 
     def is_done(self, handle: Handle) -> bool:
-        """Return whether a call is over."""
+        """Return whether a call has finished."""
         ...
 
     def at_hand(self, handle: Handle) -> tuple[Any] | None:
-        """Return a result in a tuple, if it is in this process already; None otherwise."""
+        """Return a result in a tuple if it is already in this process, or else None."""
         ...
 
     def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Any], Picks]:
-        """Return what stands for results in a graph of Dask's, and the picks that take parts out of those."""
+        """Return futures of results for a Dask graph, and the extractions of parts from those."""
         ...
 
 
 class Backend(ResultSource, Protocol):
-    """Makes the calls of a strategy, on its replicas or between them.
+    """The interface that makes the calls of a strategy, on its replicas or once for all.
 
     ====================  =====================  ================================================================
     backend               replicas               calls
@@ -78,11 +78,11 @@ class Backend(ResultSource, Protocol):
 
     Notes
     -----
-    `daskdist.testing.BackendLaws` holds for all of them. Calls on one replica are made in the order of the program,
-    each thread's in its own, one after the other, and see what the ones before them changed. A handle may be given to
-    any later call. A call that raises does not end others; what it was to give fails wherever it is needed, with the
-    same error. At most ``daskdist.max-steps-in-flight`` calls of ``run`` are under way: then the program waits. A
-    result whose handles are gone is dropped where it is.
+    All backends pass `daskdist.testing.BackendLaws`. Calls on one replica are made one after the other in the order of
+    the program (of each of its threads), and see the changes of earlier calls. A handle may be passed to any later
+    call. An error of a call does not end others; its results fail wherever they are needed, with the same error. At
+    most ``daskdist.max-steps-in-flight`` calls of ``run`` are in flight; then the program waits. A result without
+    handles is dropped on its worker.
     """
 
     def call_replicas(
@@ -93,77 +93,78 @@ class Backend(ResultSource, Protocol):
         Parameters
         ----------
         operation
-            The name of the call in messages; calls of ``run`` are the steps that are counted.
+            The name of the call in messages; calls of ``run`` count as steps.
         fn
             The function.
         leaves, treespec
-            Those of its positional and keyword arguments; each `PerReplica` stands for the replica's own value.
+            The leaves and structure of the positional and keyword arguments; each `PerReplica` stands for the replica's
+            value.
         group
             The replicas.
 
         Returns
         -------
         Sequence
-            For each replica the handle of what the function returns, as it is or flat as a `FlatResult`.
+            The handle of each replica's result, unchanged or as a `FlatResult`.
 
         Raises
         ------
         ArgumentError
             The function or an argument cannot be sent.
         ClusterError
-            It is closed, or a worker is lost.
+            The backend is closed, or a worker is lost.
         """
         ...
 
     def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
-        """Return for each result of a call on replicas its structure, and which of its leaves are None; waited for."""
+        """Wait for the results of a call on replicas; return the structure of each, and which leaves are None."""
         ...
 
     def known_function(self, fn: Callable[..., Any]) -> Any:
-        """Return what stands for a function as it was last called on replicas, a new object if it changed.
+        """Return the object that represents a function as last called on replicas; a new object if it has changed.
 
-        It may be referred to weakly. None where nothing stands for the function.
+        It supports weak references. None if there is no such object.
         """
         ...
 
     def wait(self, handles: Sequence[Handle]) -> None:
-        """Wait until calls are over, however they end."""
+        """Wait until calls have finished or failed."""
         ...
 
     def finish(self) -> None:
-        """Wait until all calls are over; raise an error that nobody has looked at."""
+        """Wait until all calls have finished; raise an error that has not been seen."""
         ...
 
     def raise_unseen(self) -> None:
-        """Raise an error that is known by now and that nobody has looked at, nor can; the end of a pass asks."""
+        """Raise a known error that can no longer be seen otherwise; called at the end of a pass."""
         ...
 
     def forget(self, variable: int) -> None:
-        """Drop what replicas keep of a variable, by its number, once the calls before are over.
+        """Drop the copies of a variable, by its number, once earlier calls have finished.
 
-        The garbage collector calls it, in any thread and at any time.
+        The garbage collector calls this, in any thread and at any time.
         """
         ...
 
     @property
     def in_doubt(self) -> bool:
-        """Return whether workers may be lost; `recover` tells."""
+        """Return whether workers may be lost, which `recover` checks."""
         ...
 
     def recover(self, group: ReplicaGroup) -> ReplicaGroup:
-        """Return the replicas to go on with: those on the workers that are left, or the group itself if none is lost.
+        """Return the remaining replicas after the loss of workers, or the group itself if none is lost.
 
-        Calls on the workers that are left are over by then, and what needs the others has failed.
+        Calls on the remaining workers have finished by then, and those that need the others have failed.
         """
         ...
 
     def status(self, group: ReplicaGroup, *, asks: bool = True) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, lost ones included; the others are asked, for a second at most.
 
-        If not ``asks``, it is as far as the program knows it, and which calls are running is left out.
+        If not ``asks``, it is the program's knowledge, without the running calls.
         """
         ...
 
     def close(self) -> None:
-        """Drop what is under way, and free all that the strategy has; a call after it is a `ClusterError`."""
+        """Drop unfinished calls and free all resources of the strategy; later calls raise `ClusterError`."""
         ...

@@ -1,4 +1,4 @@
-"""What there is between the replicas of a cluster, on the worker of the first: their strategy, and all they keep."""
+"""The strategy in functions called by `ReplicaContext.merge_call` on a cluster, and the variables available there."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from daskdist.strategy.variables.record import VariableRecord
 from daskdist.strategy.variables.replica_copy import ReplicaCopy, read_together
 from daskdist.strategy.variables.store import VariableStore
 
-# Variables, each with the leaves of a replica's copy.
+# Pairs of a variable and the leaves of a replica's copy.
 _States: TypeAlias = Sequence[tuple[VariableRecord, list[Any]]]
 
 
 class _StoreOfAll(VariableStore):
-    """What all replicas keep, where one of them is; what is changed there is still to be given to the others.
+    """The variables of all replicas in the process of one; changes are sent to the others afterwards.
 
     Parameters
     ----------
-    own
-        What those of this process keep.
+    local_store
+        The store of the replicas in this process.
     first
-        One of these.
-    given
-        By the number of a variable what each replica has.
+        One of the replicas in this process.
+    variable_states
+        The number of a variable -> replica -> its state.
     objects
-        By replica, those of which it has an object.
+        Replica -> the variables that are objects.
     """
 
     def __init__(
         self,
-        own: VariableStore,
+        local_store: VariableStore,
         first: int,
-        given: Mapping[int, Mapping[int, Any]],
+        variable_states: Mapping[int, Mapping[int, Any]],
         objects: Mapping[int, Sequence[VariableRecord]],
     ) -> None:
-        super().__init__(own.token)
-        self._own = own
+        super().__init__(local_store.token)
+        self._own = local_store
         self._first = first
-        self._states.update({number: dict(states) for number, states in given.items()})
+        self._states.update({number: dict(states) for number, states in variable_states.items()})
         self._objects = objects
         self._changed: dict[int, dict[int, VariableRecord]] = {}
 
@@ -61,8 +61,8 @@ class _StoreOfAll(VariableStore):
             return super().get(variable, replica)
         if not variable.is_mirrored:
             raise ArgumentError(
-                f"{variable.name}: each replica has its own, and on a cluster a function between replicas has those of "
-                "the variables that it is given: put it in args of merge_call"
+                f"{variable.name}: each replica has its own value, and on a cluster a function of merge_call "
+                "only has the values of variables among its arguments: pass it in args of merge_call"
             )
         return self._own.get(variable, self._first)
 
@@ -71,35 +71,35 @@ class _StoreOfAll(VariableStore):
         self._note(variable, replica)
 
     def lend(self, variable: VariableRecord, replica: int) -> None:
-        # Objects that share parts with it, as an optimizer does with a model, change too.
-        for each in (variable, *self._objects.get(replica, ())):
-            self._note(each, replica)
+        # Objects that share parts with it, as an optimizer does with a model, may change too.
+        for changed in (variable, *self._objects.get(replica, ())):
+            self._note(changed, replica)
 
     def _note(self, variable: VariableRecord, replica: int) -> None:
         self._changed.setdefault(replica, {})[variable.key.number] = variable
 
     def changes(self, replica: int) -> list[tuple[VariableRecord, Any]]:
         """Return the new values of variables of a replica."""
-        return [(each, self._sent(each, replica)) for each in self._changed.get(replica, {}).values()]
+        return [(variable, self._sent(variable, replica)) for variable in self._changed.get(replica, {}).values()]
 
     def _sent(self, variable: VariableRecord, replica: int) -> Any:
-        own = self.get(variable, replica)
+        state = self.get(variable, replica)
         if not variable.is_mirrored:
-            return own
-        # The same object for all replicas is pickled once.
+            return state
+        # Return the same object for all replicas if possible, as it is then pickled once.
         first = self.get(variable, 0)
-        return first if all(map(_is_same, first, own)) else own
+        return first if all(map(_is_same, first, state)) else state
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    # To the last bit.
-    if type(one) is not np.ndarray or type(other) is not np.ndarray:
+def _is_same(first: Any, other: Any) -> bool:
+    # Compare to the last bit.
+    if type(first) is not np.ndarray or type(other) is not np.ndarray:
         return False
-    return np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
+    return np.array_equal(first.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
 
 
 class _CrossReplicaBackend(LocalBackend):
-    """Calls replicas for functions between them, and for nobody else."""
+    """The backend of functions called by merge_call on a worker."""
 
     is_between = False
 
@@ -107,38 +107,42 @@ class _CrossReplicaBackend(LocalBackend):
         self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, group: ReplicaGroup
     ) -> list[Any]:
         if not self.is_between:
-            raise RuntimeError(f"{operation}: called on a worker; a strategy is for the program that made it")
+            raise RuntimeError(
+                f"{operation}: called on a worker; a strategy can only be used in the program that created it"
+            )
         return super().call_replicas(operation, fn, leaves, treespec, group)
 
 
 class _MergeCallsOnWorker:
-    """Functions between the replicas of a cluster, on the worker of one of them.
+    """The variables of functions called by merge_call on a cluster, in the process of one replica.
 
     Parameters
     ----------
     backend
-        Calls replicas for the functions.
+        The backend of the functions.
     replica, number
-        The replica that calls them, and its number.
-    own
-        What the replicas of this worker keep; None if it is not known.
+        The replica that calls the functions, and its number.
+    local_store
+        The store of the replicas on this worker; None if unknown.
     """
 
-    # The program would not know of them.
+    # The program would not know of new variables.
     makes_variables = False
 
-    def __init__(self, backend: _CrossReplicaBackend, replica: Replica, number: int, own: VariableStore | None) -> None:
+    def __init__(
+        self, backend: _CrossReplicaBackend, replica: Replica, number: int, local_store: VariableStore | None
+    ) -> None:
         self._backend = backend
         self._replica = replica
         self._number = number
-        self._own = own
+        self._own = local_store
 
-    def collect(self, given: Any) -> list[tuple[VariableRecord, list[Any]]]:
+    def collect(self, arguments: Any) -> list[tuple[VariableRecord, list[Any]]]:
         if self._backend.is_between:
-            # All replicas that it calls itself are here.
+            # The replicas that the function itself calls are all in this process.
             return []
-        leaves = (leaf for leaf in optree.tree_leaves(given) if isinstance(leaf, VariableRecord))
-        apart = list({each.key.number: each for each in leaves if not each.is_mirrored}.values())
+        leaves = (leaf for leaf in optree.tree_leaves(arguments) if isinstance(leaf, VariableRecord))
+        apart = list({variable.key.number: variable for variable in leaves if not variable.is_mirrored}.values())
         return list(zip(apart, read_together(apart), strict=True))
 
     @contextlib.contextmanager
@@ -150,15 +154,15 @@ class _MergeCallsOnWorker:
             yield lambda: [()] * len(along)
             return
         device = named(self._replica.device)
-        given: dict[int, dict[int, Any]] = {}
+        variable_states: dict[int, dict[int, Any]] = {}
         objects: dict[int, list[VariableRecord]] = {}
         for replica, states in enumerate(along):
             for variable, leaves in states:
-                found = leaves if device.is_host else [put_on(device, leaf) for leaf in leaves]
-                given.setdefault(variable.key.number, {})[replica] = list(map(frozen, found))
+                placed = leaves if device.is_host else [put_on(device, leaf) for leaf in leaves]
+                variable_states.setdefault(variable.key.number, {})[replica] = list(map(frozen, placed))
                 if variable.layout.treespec is None:
                     objects.setdefault(replica, []).append(variable)
-        store = backend.store = _StoreOfAll(self._own, self._number, given, objects)
+        store = backend.store = _StoreOfAll(self._own, self._number, variable_states, objects)
         backend.is_between = True
         try:
             yield lambda: [store.changes(replica) for replica in range(len(along))]
@@ -172,21 +176,21 @@ class _MergeCallsOnWorker:
 
 
 class CrossReplicaStrategy(Strategy):
-    """The strategy as a worker knows it: of use to what its replicas have called between them, and to nobody else.
+    """The strategy on a worker, for functions called by merge_call only.
 
     Parameters
     ----------
     group
         The replicas.
-    own
-        What those of this worker keep; None if it is not known.
+    local_store
+        The store of the replicas on this worker; None if unknown.
     number
-        Which of them has this.
+        The number of the replica that uses it.
     """
 
-    def __init__(self, group: ReplicaGroup, own: VariableStore | None, number: int) -> None:
+    def __init__(self, group: ReplicaGroup, local_store: VariableStore | None, number: int) -> None:
         replica = group.replicas[number]
-        # All replicas are called on this one's device: there may be no such devices here as those of other workers.
+        # All replicas are called on this replica's device, as this worker may lack the devices of the others.
         places = (replica,) * len(group.replicas)
         backend = _CrossReplicaBackend(weakref.ref(self), places, VariableStore(group.token))
-        super().__init__(group, backend, LocalInput(), _MergeCallsOnWorker(backend, replica, number, own))
+        super().__init__(group, backend, LocalInput(), _MergeCallsOnWorker(backend, replica, number, local_store))

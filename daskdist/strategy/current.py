@@ -12,7 +12,7 @@ from daskdist.strategy.strategy import Strategy
 
 @cache
 def _default() -> ReplicaContext:
-    # Not on a GPU, were there some: where no strategy is current a program is on the host.
+    # On the host even if there are GPUs, as a program without a strategy uses the host.
     strategy = MirroredStrategy(["CPU:0"])
     return ReplicaContext(0, 1, lambda: strategy)
 
@@ -23,20 +23,21 @@ def get_replica_context() -> ReplicaContext | None:
     Returns
     -------
     ReplicaContext or None
-        In a function that `Strategy.run` calls, that of its replica. None in a ``with strategy.scope()`` block and in a
-        function that `ReplicaContext.merge_call` calls. Anywhere else that of the only replica there is.
+        In a function called by `Strategy.run`, the context of its replica. None in a ``with strategy.scope()`` block
+        and in a function called by `ReplicaContext.merge_call`. Anywhere else, the context of the default single
+        replica.
 
     >>> get_replica_context().num_replicas_in_sync
     1
     """
-    found = current_context.get()
-    if found is None:
+    context = current_context.get()
+    if context is None:
         return _default()
-    return found if type(found) is ReplicaContext else None
+    return context if type(context) is ReplicaContext else None
 
 
 def in_cross_replica_context() -> bool:
-    """Return whether this is in a ``with strategy.scope()`` block or in a function of `ReplicaContext.merge_call`.
+    """Return whether the caller is in a ``with strategy.scope()`` block or a function of `ReplicaContext.merge_call`.
 
     >>> in_cross_replica_context()
     False
@@ -45,7 +46,7 @@ def in_cross_replica_context() -> bool:
 
 
 def has_strategy() -> bool:
-    """Return whether a strategy is current: in its scope, and in functions that its replicas run.
+    """Return whether a strategy is current: in its scope and in functions that its replicas run.
 
     >>> has_strategy()
     False
@@ -54,7 +55,7 @@ def has_strategy() -> bool:
 
 
 def get_strategy() -> Strategy:
-    """Return the current strategy; where there is none, one of a single replica in this process, on the host.
+    """Return the current strategy; if there is none, a default one with a single replica on the host of this process.
 
     >>> get_strategy().num_replicas_in_sync
     1

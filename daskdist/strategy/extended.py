@@ -1,4 +1,4 @@
-"""``strategy.extended``: devices, and values that are reduced, sent or changed where they are asked for."""
+"""``strategy.extended``: devices, and values that are reduced, sent or updated at a destination."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class StrategyExtended:
     Parameters
     ----------
     strategy
-        The strategy it speaks for.
+        The strategy.
 
     Notes
     -----
-    Where a value is to go is said as a *destination*: None, or a `PerReplica`, for every replica; or one replica, by
-    its name in `worker_devices` or as ``strategy.replicas`` has it. What goes to every replica is a `PerReplica` of the
-    value, also where there is one replica; TensorFlow has a ``Mirrored`` there. What goes to one comes as it is. On a
-    cluster both are asynchronous: the value is made once, on the worker it is for, and other workers fetch it once,
-    when a replica there uses it. Unlike in TensorFlow a destination is never a device that has no replica.
+    The *destination* of a value is None or a `PerReplica` for every replica, or one replica, by its name in
+    `worker_devices` or as an item of ``strategy.replicas``. A value for every replica is returned as a `PerReplica`,
+    even if there is one replica; TensorFlow returns a ``Mirrored``. A value for one replica is returned unwrapped. On a
+    cluster both are asynchronous: the value is computed once, on its destination's worker, and other workers fetch it
+    once, when a replica there uses it. Unlike in TensorFlow, a destination is never a device without a replica.
     """
 
     strategy: Any
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The device of each replica, in order of their ids.
+        """The device of each replica, in replica order.
 
         In this process ``"CPU:0"``; on a cluster with the address of the worker, ``"tcp://10.0.0.5:33507/CPU:0"``.
 
@@ -60,12 +60,12 @@ class StrategyExtended:
 
     @property
     def worker_devices_by_replica(self) -> tuple[tuple[str, ...], ...]:
-        """The devices of each replica, which is one."""
+        """The devices of each replica, one for each."""
         return tuple((name,) for name in self.worker_devices)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices that variables are on: each replica has its copy."""
+        """The devices of variables, as each replica has a copy."""
         return self.worker_devices
 
     @property
@@ -76,51 +76,51 @@ class StrategyExtended:
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Return whether all replicas need batches of one shape: False, they take any."""
+        """Return False: replicas accept batches of different shapes."""
         return False
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Return whether each worker has a program of its own: False, one program serves all."""
+        """Return False: one program serves all workers."""
         return False
 
     @property
     def experimental_should_init(self) -> bool:
-        """Return whether this program makes the variables' initial values: True, it is the only one."""
+        """Return True: this program creates the initial values of variables, as it is the only one."""
         return True
 
     @property
     def should_checkpoint(self) -> bool:
-        """Return whether this program is to write checkpoints: True, it is the only one."""
+        """Return True: this program writes checkpoints, as it is the only one."""
         return True
 
     @property
     def should_save_summary(self) -> bool:
-        """Return whether this program is to write summaries: True, it is the only one."""
+        """Return True: this program writes summaries, as it is the only one."""
         return True
 
     def variable_created_in_scope(self, v: Any) -> bool:
-        """Return whether a `Variable` was made in the scope of this strategy.
+        """Return whether a `Variable` was created in the scope of this strategy.
 
         Raises
         ------
         ArgumentError
-            It is no variable.
+            The value is not a variable.
         """
         return bool(variable_of("variable_created_in_scope", v).token == self.strategy.internals.token)
 
     def value_container(self, value: Any) -> Any:
-        """Return the `PerReplica` or `Variable` that a value stands for: the value itself, here."""
+        """Return the `PerReplica` or `Variable` that contains a value: the value itself."""
         return value
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """Open a scope in which new variables are where another one is: where all of this strategy's are.
+        """Open a scope for new variables next to another one, which is where all variables of this strategy are.
 
         Raises
         ------
         ArgumentError
-            It is no variable, or one of another strategy.
+            The value is not a variable, or belongs to another strategy.
         """
         if not self.variable_created_in_scope(colocate_with_variable):
             raise ArgumentError("colocate_vars_with: the variable is of another strategy; give one of this strategy's")
@@ -128,42 +128,42 @@ class StrategyExtended:
             yield
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
-        """Return the devices for values that belong to no one variable: those of all replicas."""
+        """Return the devices for values that do not belong to a single variable: those of all replicas."""
         return self.parameter_devices
 
     def read_var(self, v: Any) -> Any:
-        """Return what a `Variable` has: `Variable.read_value`."""
+        """Return the value of a `Variable`, as `Variable.read_value` does."""
         return variable_of("read_var", v).read_value()
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
-        """Make a dataset as `Strategy.experimental_make_numpy_dataset` does."""
+        """Create a dataset as `Strategy.experimental_make_numpy_dataset` does."""
         dataset: Dataset = self.strategy.experimental_make_numpy_dataset(numpy_input)
         return dataset
 
     def reduce_to(self, reduce_op: Op | str, value: Any, destinations: Any, options: Any = None) -> Any:
-        """Make one value of every replica's, where it is wanted.
+        """Reduce the values of all replicas at a destination.
 
         Parameters
         ----------
         reduce_op
-            As `Strategy.reduce` takes it.
+            A reduction, as for `Strategy.reduce`.
         value
             A `PerReplica` or a nest of them, reduced over the replicas only.
         destinations
-            Where to; see above.
+            The destination; see above.
         options
-            Taken for compatibility.
+            Accepted for compatibility and ignored.
 
         Returns
         -------
         nest
-            A `PerReplica` of the result for each `PerReplica` where it is for all replicas, so that `Strategy.run`
-            takes it; else the result.
+            For all replicas, a `PerReplica` of the result for each `PerReplica`, which `Strategy.run` accepts;
+            otherwise the result.
 
         Raises
         ------
         ArgumentError
-            There is no such destination; and as `Strategy.reduce` does.
+            The destination does not exist; and as for `Strategy.reduce`.
 
         >>> from daskdist import MirroredStrategy, PerReplica
         >>> MirroredStrategy(["CPU:0", "CPU:1"]).extended.reduce_to("SUM", PerReplica([1, 2]), None)
@@ -177,33 +177,33 @@ class StrategyExtended:
     def batch_reduce_to(
         self, reduce_op: Op | str, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any = None
     ) -> list[Any]:
-        """Make one value of every replica's of several at once, in one tree.
+        """Reduce the values of all replicas for several values at once, in one tree.
 
         Parameters
         ----------
         reduce_op
-            As `Strategy.reduce` takes it.
+            A reduction, as for `Strategy.reduce`.
         value_destination_pairs
-            What to reduce, and where to, as in `reduce_to`.
+            Pairs of a value and its destination, as for `reduce_to`.
         options
-            Taken for compatibility.
+            Accepted for compatibility and ignored.
 
         Returns
         -------
         list
-            For each pair what `reduce_to` gives.
+            The result of `reduce_to` for each pair.
 
         Raises
         ------
         ArgumentError
-            It is no sequence of pairs; and as `reduce_to` does.
+            The argument is not a sequence of pairs; and as for `reduce_to`.
         """
         op = checked_op(reduce_op)
         pairs = _pairs(value_destination_pairs)
         places = [self._destination("reduce_to", destination) for _, destination in pairs]
-        # The tree ends where the first of them wants it.
+        # Place the end of the tree on the first destination.
         on = next((place.worker for place in places if place is not None), None)
-        found = self.strategy.internals.reduce(op, [value for value, _ in pairs], None, on)
+        reduced = self.strategy.internals.reduce(op, [value for value, _ in pairs], None, on)
 
         def is_there(place: Replica) -> bool:
             is_host = named(place.device).is_host
@@ -211,7 +211,7 @@ class StrategyExtended:
 
         return [
             self._everywhere(value) if place is None else value if is_there(place) else self._at(value, place)
-            for value, place in zip(found, places, strict=True)
+            for value, place in zip(reduced, places, strict=True)
         ]
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
@@ -220,20 +220,21 @@ class StrategyExtended:
         Parameters
         ----------
         tensor
-            A value, or a nest of some, asynchronous ones too; of a `Variable` what the program reads.
+            A value or a nest of values, which may be asynchronous; a `Variable` stands for the value that the program
+            reads.
         destinations
-            Where to; see above.
+            The destination; see above.
 
         Returns
         -------
         nest
-            A `PerReplica` of the value for each, or where it is for one replica the value. On a cluster it leaves this
-            process once, and a worker gets it once, however many replicas and steps use it.
+            A `PerReplica` of each value, or the value itself for one replica. On a cluster it is sent from this process
+            once, and to each worker once, however many replicas and steps use it.
 
         Raises
         ------
         ArgumentError
-            There is no such destination, or a value is per replica already.
+            The destination does not exist, or a value is already per replica.
 
         >>> from daskdist import MirroredStrategy
         >>> MirroredStrategy(["CPU:0", "CPU:1"]).extended.broadcast_to(0.5, None)
@@ -250,8 +251,8 @@ class StrategyExtended:
         leaves = optree.tree_leaves(tensor, none_is_leaf=True)
         if any(isinstance(leaf, PerReplica) for leaf in leaves):
             raise ArgumentError(
-                "broadcast_to: a value is a PerReplica, and so on every replica; give one value, such as what reduce "
-                "returns"
+                "broadcast_to: a value is a PerReplica and already on every replica; give one value, such as the "
+                "result of reduce"
             )
         sent = self._at(tensor, place)
         return self._everywhere(sent) if place is None else sent
@@ -259,30 +260,30 @@ class StrategyExtended:
     def update(
         self, var: Any, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None, group: bool = True
     ) -> Any:
-        """Call a function with each replica's part of a value, where that is.
+        """Call a function with each replica's part of a value, on that replica.
 
         Parameters
         ----------
         var
-            A `Variable`; or a `PerReplica`, or a nest with some in it.
+            A `Variable`, a `PerReplica`, or a nest that contains one.
         fn
-            Called once a replica with the variable, then ``args`` and ``kwargs``: what it assigns to a variable is for
-            the replica's own copy, and not aggregated. Of a `PerReplica` it is given its part, and returns the new
-            value.
+            Called once per replica with the variable, then ``args`` and ``kwargs``: an assignment to a variable changes
+            only the replica's copy and is not aggregated. For a `PerReplica` it gets the replica's part, and returns
+            the new value.
         args, kwargs
-            As `Strategy.run` takes them.
+            Arguments as for `Strategy.run`.
         group
-            Whether what it returns comes as `Strategy.run` gives it; else a tuple of each replica's.
+            Whether the result is returned as by `Strategy.run`; otherwise it is a tuple of the replicas' results.
 
         Returns
         -------
         nest or tuple
-            What the function returns. A `PerReplica` stays as it is.
+            The results of the function. A `PerReplica` argument does not change.
 
         Raises
         ------
         ArgumentError
-            There is no variable and no `PerReplica` in ``var``, of several replicas.
+            ``var`` has neither a variable nor a `PerReplica` although there are several replicas.
 
         >>> from daskdist import MirroredStrategy, PerReplica
         >>> extended = MirroredStrategy(["CPU:0", "CPU:1"]).extended
@@ -293,14 +294,14 @@ class StrategyExtended:
             isinstance(leaf, (PerReplica, Variable)) for leaf in optree.tree_leaves(var)
         ):
             raise ArgumentError(
-                f"update: var is {type(var).__name__}, and not per replica; put it on every replica first, with "
+                f"update: var is {type(var).__name__}, which is not per replica; put it on every replica first, with "
                 "broadcast_to"
             )
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"update: args is a {type(args).__name__}; give a tuple, such as args=(gradient,)")
         with_variables = any(isinstance(leaf, Variable) for leaf in optree.tree_leaves(var))
-        found = self.strategy.run(Alone(fn) if with_variables else fn, args=(var, *args), kwargs=kwargs)
-        return found if group else self._components(found)
+        results = self.strategy.run(Alone(fn) if with_variables else fn, args=(var, *args), kwargs=kwargs)
+        return results if group else self._components(results)
 
     def update_non_slot(
         self,
@@ -315,14 +316,14 @@ class StrategyExtended:
         Parameters
         ----------
         colocate_with
-            The devices that `non_slot_devices` gave; taken for compatibility.
+            The devices returned by `non_slot_devices`; accepted for compatibility and ignored.
         fn, args, kwargs
-            As `Strategy.run` takes them.
+            Arguments as for `Strategy.run`.
         group
-            Whether what it returns comes as `Strategy.run` gives it; else a tuple of each replica's.
+            Whether the result is returned as by `Strategy.run`; otherwise it is a tuple of the replicas' results.
         """
-        found = self.strategy.run(fn, args=args, kwargs=kwargs)
-        return found if group else self._components(found)
+        results = self.strategy.run(fn, args=args, kwargs=kwargs)
+        return results if group else self._components(results)
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Call a function on every replica, as `Strategy.run` does."""
@@ -337,8 +338,10 @@ class StrategyExtended:
         def on_each(leaf: Any) -> PerReplica:
             if isinstance(leaf, AsyncValue) or not are_loaded():
                 return PerReplica([leaf] * len(replicas))
-            # In this process; what is to go to a worker is put on its device there.
-            return PerReplica([on_its_device(leaf, "CPU:0" if each.worker else each.device) for each in replicas])
+            # Values for a worker are put on its device there.
+            return PerReplica(
+                [on_its_device(leaf, "CPU:0" if replica.worker else replica.device) for replica in replicas]
+            )
 
         return optree.tree_map(on_each, nest, none_is_leaf=True)
 
@@ -347,7 +350,7 @@ class StrategyExtended:
         return optree.tree_unflatten(treespec, self._put(leaves, place))
 
     def _put(self, leaves: Sequence[Any], place: Replica | None) -> list[Any]:
-        # On a replica's worker; where it is for all what is asynchronous stays where it is, to be fetched.
+        # Put leaves on a replica's worker; for all replicas, asynchronous values stay on their workers until fetched.
         strategy = self.strategy
         sent = list(leaves)
         numbers = [k for k, leaf in enumerate(sent) if place is not None or not isinstance(leaf, AsyncValue)]
@@ -364,30 +367,30 @@ class StrategyExtended:
             sent[number] = leaf
         return sent
 
-    def _destination(self, operation: str, given: Any) -> Replica | None:
-        # A replica; None for all.
+    def _destination(self, operation: str, destination: Any) -> Replica | None:
+        # Return a replica, or None for all.
         strategy = self.strategy
-        if given is None:
+        if destination is None:
             return None
-        if isinstance(given, PerReplica):
-            strategy.internals.check_values(operation, [given])
+        if isinstance(destination, PerReplica):
+            strategy.internals.check_values(operation, [destination])
             return None
         by_name: dict[str, Replica] = dict(zip(self.worker_devices, strategy.replicas, strict=True))
-        if isinstance(given, str):
-            found = by_name.get(given) or by_name.get(_canonical(given))
+        if isinstance(destination, str):
+            replica = by_name.get(destination) or by_name.get(_canonical(destination))
         else:
-            found = given if isinstance(given, Replica) and given in strategy.replicas else None
-        if found is None:
+            replica = destination if isinstance(destination, Replica) and destination in strategy.replicas else None
+        if replica is None:
             raise ArgumentError(
-                f"{operation}: {given!r:.80} is no destination; give None for every replica, a PerReplica, or the "
+                f"{operation}: {destination!r:.80} is not a destination; give None for all, a PerReplica, or the "
                 f"device of a replica: {', '.join(by_name)}"
             )
-        return found
+        return replica
 
 
 @dataclass(frozen=True)
 class Alone:
-    """A function that, called on a replica, changes its own copies of variables alone."""
+    """A function whose assignments to variables only change the copies of the replica that it is called on."""
 
     __wrapped__: Callable[..., Any]
 
@@ -395,7 +398,7 @@ class Alone:
         """Call the function."""
         replica = current_replica()
         if replica is not None:
-            # The flag is the replica's, for this call.
+            # The flag belongs to the replica and is set for this call.
             replica.updates_alone = True
         return self.__wrapped__(*args, **kwargs)
 
@@ -406,25 +409,25 @@ def variable_of(operation: str, value: Any) -> Variable:
     Raises
     ------
     ArgumentError
-        It is something else.
+        The value is not a variable.
     """
     if not isinstance(value, Variable):
-        raise ArgumentError(f"{operation}: {type(value).__name__} is no Variable; give a daskdist.Variable")
+        raise ArgumentError(f"{operation}: {type(value).__name__} is not a Variable; give a daskdist.Variable")
     return value
 
 
 def put(
     results: Sequence[Any], picks: Sequence[tuple[int, Extract]], leaves: list[Any], device: str | None
 ) -> FlatResult:
-    """Return wired leaves filled where this is called; on a device if one is named."""
-    found = filled(results, picks, leaves) if picks else leaves
+    """Return wired leaves with their slots filled, on a device if one is named."""
+    values = filled(results, picks, leaves) if picks else leaves
     if device is not None:
-        found = [on_its_device(leaf, device) for leaf in found]
-    return FlatResult(found, list_spec(len(leaves)))
+        values = [on_its_device(leaf, device) for leaf in values]
+    return FlatResult(values, list_spec(len(leaves)))
 
 
 def on_its_device(value: Any, name: str) -> Any:
-    """Return a value with its arrays on a device, if that can have them, or on the host."""
+    """Return a value with its arrays on a device if that supports them, or on the host."""
     device = named(name)
     if device.is_host:
         return host_nest(value)
@@ -443,12 +446,12 @@ def _canonical(name: str) -> str:
         return name
 
 
-def _pairs(given: Any) -> list[tuple[Any, Any]]:
-    if not isinstance(given, (list, tuple)) or not all(
-        isinstance(each, (list, tuple)) and len(each) == 2 for each in given
+def _pairs(pairs: Any) -> list[tuple[Any, Any]]:
+    if not isinstance(pairs, (list, tuple)) or not all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs
     ):
         raise ArgumentError(
-            f"batch_reduce_to: value_destination_pairs is {type(given).__name__}; give a list of pairs, each of "
+            f"batch_reduce_to: value_destination_pairs is {type(pairs).__name__}; give a list of pairs, each of "
             "a value and its destination"
         )
-    return [(value, destination) for value, destination in given]
+    return [(value, destination) for value, destination in pairs]

@@ -28,34 +28,34 @@ def function(
     fn: None = None, *, input_signature: Sequence[Any] | None = None
 ) -> Callable[[Callable[..., Any]], Function]: ...
 def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) -> Any:
-    """Make a function of one or many steps, which go to a cluster together.
+    """Wrap a function of one or many steps, which are sent to a cluster together.
 
     Parameters
     ----------
     fn
-        The function. Its calls of ``run``, ``reduce`` and ``gather`` of a strategy are sent together, when it is over,
-        when it looks at a result, or when some dozens of them wait.
+        The function. Its calls of ``run``, ``reduce`` and ``gather`` of a strategy are sent together: when it returns,
+        when it reads a result, or when some dozens of them are pending.
     input_signature
-        For each positional argument its spec, such as ``dist_dataset.element_spec``; not checked if None.
+        The spec of each positional argument, such as ``dist_dataset.element_spec``; not checked if None.
 
     Returns
     -------
     Function
-        Called as the function is. `Function.explain` tells what its last call sent.
+        A callable with the same arguments. `Function.explain` describes its last call.
 
     Raises
     ------
     ArgumentError
-        When called: an argument is not of its spec.
+        At a call: an argument does not match its spec.
 
     Notes
     -----
-    The function itself is called each time, here: it may loop, branch, and call other such functions, which become part
-    of it. What `run` and `reduce` give in it is asynchronous, and arithmetic on that is sent along. Where a value is
-    looked at, by ``if loss < 1`` say, the calls so far are sent and waited for. A function that `run` calls for the
-    first time is waited for too, to learn what it returns.
+    The function itself is called each time, in this process: it may loop, branch, and call other such functions, which
+    become part of it. The results of `run` and `reduce` are asynchronous in it, and arithmetic on them is sent too.
+    When a value is read, for example by ``if loss < 1``, the calls so far are sent and waited for. The first call of a
+    function by `run` is also waited for, to learn the structure of its result.
 
-    Embedded strategies have nobody to send anything to: there it is called as it is.
+    With strategies in this process the function is called unchanged.
 
     >>> import daskdist
     >>> strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -71,11 +71,11 @@ def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) ->
 
 
 class Function:
-    """What `function` makes of a function."""
+    """A function wrapped by `function`."""
 
     def __init__(self, fn: Callable[..., Any], input_signature: Sequence[Any] | None = None) -> None:
         if not callable(fn):
-            raise ArgumentError(f"function: {type(fn).__name__} is no function")
+            raise ArgumentError(f"function: {type(fn).__name__} is not a function")
         functools.update_wrapper(self, fn)
         self.input_signature = None if input_signature is None else tuple(input_signature)
         self._fn = fn
@@ -87,7 +87,7 @@ class Function:
             if self.input_signature is not None:
                 _check(args, self.input_signature, self._name, current)
             result = self._fn(*args, **kwargs)
-            # Also what is done to values is done there.
+            # Compute the operations on values on the workers, too.
             settle(result)
         self._last = current
         return result
@@ -96,12 +96,12 @@ class Function:
         return self if owner is None else MethodType(self, owner)
 
     def explain(self) -> str:
-        """Return what the last call sent, and every place where it waited.
+        """Describe the calls that the last call sent, and every place where it waited.
 
         Returns
         -------
         str
-            A line for the calls, and one for each wait.
+            One line for the calls, and one for each wait.
         """
         last = self._last
         if last is None:
@@ -111,12 +111,12 @@ class Function:
         line = f"{self._name}: {_counted(last.num_steps, 'step')}"
         if last.num_other_calls:
             line += f" and {_counted(last.num_other_calls, 'other call')}"
-        waits = [f"  waited because {each}" for each in last.waits] or ["  waited nowhere"]
+        waits = [f"  waited because {wait}" for wait in last.waits] or ["  waited nowhere"]
         return "\n".join([line, *waits])
 
 
 def settle(nest: Any) -> None:
-    """Have what was done to the asynchronous values in a nest sent along."""
+    """Send the operations on the asynchronous values in a nest."""
     for leaf in optree.tree_leaves(nest):
         if isinstance(leaf, AsyncValue):
             leaf.settle()
@@ -137,25 +137,25 @@ def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current
     try:
         values = treespec.flatten_up_to(args)
     except ValueError as error:
-        given = optree.tree_structure(args, none_is_leaf=True)
+        structure = optree.tree_structure(args, none_is_leaf=True)
         raise ArgumentError(
-            f"{name}: the arguments are {describe_nesting(given)}; input_signature has {describe_nesting(treespec)}: "
-            f"{error}"
+            f"{name}: the arguments are {describe_nesting(structure)}; input_signature has "
+            f"{describe_nesting(treespec)}: {error}"
         ) from None
     for path, spec, value in zip(treespec.paths(), specs, values, strict=True):
         pairs = [(spec, value)]
         if isinstance(spec, PerReplicaSpec):
             if not isinstance(value, PerReplica) or value.number() != len(spec.specs):
-                given = f"{value.number()} values" if isinstance(value, PerReplica) else type(value).__name__
-                raise ArgumentError(f"{name}: argument {path} is {given}; input_signature has {spec}")
+                actual = f"{value.number()} values" if isinstance(value, PerReplica) else type(value).__name__
+                raise ArgumentError(f"{name}: argument {path} is {actual}; input_signature has {spec}")
             spread = value.spread
             known = None if spread is None else spread.spec
-            if all(_is_known(each, known, f"{name}: argument {path}") for each in spec.specs):
+            if all(_is_known(part_spec, known, f"{name}: argument {path}") for part_spec in spec.specs):
                 continue
             pairs = list(zip(spec.specs, value.values, strict=True))
-        for each, part in pairs:
-            if isinstance(each, TensorSpec):
-                _check_part(each, part, f"{name}: argument {path}", current)
+        for part_spec, part in pairs:
+            if isinstance(part_spec, TensorSpec):
+                _check_part(part_spec, part, f"{name}: argument {path}", current)
 
 
 def _check_part(spec: TensorSpec, part: Any, what: str, current: Capture) -> None:
@@ -164,7 +164,7 @@ def _check_part(spec: TensorSpec, part: Any, what: str, current: Capture) -> Non
         return
     if _is_known(spec, part.spec, what):
         return
-    # The rest is seen where the value is, which is waited for when the function is over.
+    # Check the rest on the value's worker, which is waited for when the function returns.
     wiring = Wiring()
     wired = wiring.wire_leaf(part)
     if wiring.caller is not None:
@@ -176,21 +176,23 @@ def _check_part(spec: TensorSpec, part: Any, what: str, current: Capture) -> Non
 
 
 def _is_known(spec: Any, known: TensorSpec | None, what: str) -> bool:
-    # Whether what is known of a value tells that it is of a spec.
+    # Return whether the known properties of a value show that it matches a spec.
     if known is None or not isinstance(spec, TensorSpec):
         return not isinstance(spec, TensorSpec)
     if not spec.is_compatible_with(known):
         raise ArgumentError(f"{what} is {known}; input_signature has {spec}")
-    return all(length is None or there is not None for length, there in zip(spec.shape, known.shape, strict=True))
+    return all(
+        length is None or known_length is not None for length, known_length in zip(spec.shape, known.shape, strict=True)
+    )
 
 
 def check_spec(
     results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any, spec: TensorSpec, what: str
 ) -> None:
-    """See that a wired value is of a spec."""
+    """Check that a wired value matches a spec."""
     value = filled(results, picks, nest)
     if is_on_device(value):
         value = TensorSpec(tuple(value.shape), dtype_of(value))
     if not spec.is_compatible_with(value):
-        given = value if isinstance(value, TensorSpec) else TensorSpec.of(np.asarray(value))
-        raise ArgumentError(f"{what} has shape {given.shape} and dtype {given.dtype}; input_signature has {spec}")
+        actual = value if isinstance(value, TensorSpec) else TensorSpec.of(np.asarray(value))
+        raise ArgumentError(f"{what} has shape {actual.shape} and dtype {actual.dtype}; input_signature has {spec}")

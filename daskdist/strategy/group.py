@@ -1,4 +1,4 @@
-"""The replicas of a strategy, on a cluster as all of its workers know them."""
+"""The replicas of a strategy, in the form that all workers of a cluster share."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def new_token() -> str:
 
 @dataclass(frozen=True)
 class Replica:
-    """One device slot.
+    """The worker and device of one replica.
 
     Parameters
     ----------
     worker
-        The address of the worker it is on; None in this process.
+        The address of the worker; None for this process.
     device
-        The name of its device there.
+        The name of the device.
     """
 
     worker: str | None
@@ -35,16 +35,16 @@ class Replica:
 
 @dataclass(frozen=True)
 class ReplicaGroup:
-    """The replicas of a strategy, for as long as none of them is lost.
+    """The replicas of a strategy, until one of them is lost.
 
     Parameters
     ----------
     token
-        The strategy's own.
+        The token of the strategy.
     replicas
-        In order.
+        The replicas, in order.
     client
-        On a cluster the id of its program's client.
+        On a cluster, the id of the program's client.
     """
 
     token: str
@@ -58,7 +58,7 @@ class ReplicaGroup:
 
     @cached_property
     def workers(self) -> tuple[str, ...]:
-        """Their addresses, in the order of the replicas."""
+        """The addresses of the workers, in the order of the replicas."""
         return tuple(dict.fromkeys(str(replica.worker) for replica in self.replicas))
 
     def members(self, worker: str) -> tuple[int, ...]:
@@ -68,18 +68,18 @@ class ReplicaGroup:
     @cached_property
     def _members(self) -> dict[str, tuple[int, ...]]:
         return {
-            worker: tuple([number for number, each in enumerate(self.worker_of) if each == worker])
+            worker: tuple([number for number, address in enumerate(self.worker_of) if address == worker])
             for worker in self.workers
         }
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the description of an error that others are told."""
+    """Return the description of an error that is sent to others."""
     return f"raised {type(error).__name__}: {error}"
 
 
 def lost_worker_error(name: str, group: ReplicaGroup, address: str, why: str) -> CollectiveError:
-    """Return the error of a worker that cannot be reached."""
+    """Return the error for a worker that cannot be reached."""
     numbers = group.members(address)
     who = f"replica{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
     return CollectiveError(f"{name}: lost {address}, and with it {who} ({why})")

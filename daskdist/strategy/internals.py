@@ -1,4 +1,4 @@
-"""`StrategyInternals`: the parts of a strategy that users do not call."""
+"""`StrategyInternals`: the internal parts of a strategy."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from daskdist.strategy.variables.read_copies import has_variables, with_copies
 from daskdist.strategy.variables.replica_copy import align_on_replica
 from daskdist.strategy.variables.variable import Variable
 
-# Types of arguments of a step that are leaves without a look into them.
+# Types of arguments of a step that are certainly leaves.
 ARGUMENT_LEAVES: Final = LEAVES | {PerReplica, AsyncValue, Variable}
 
 
 class StrategyInternals:
-    """The parts of a strategy that users do not call.
+    """The internal parts of a strategy.
 
     Parameters
     ----------
     strategy
-        The strategy, which owns this; referred to weakly.
+        The strategy that owns this object, referenced weakly.
     group
-        Its replicas.
+        The replicas.
     backend
-        Makes the calls.
+        The backend, which makes the calls.
     input_backend
-        Reads and places datasets.
+        The backend that reads and places datasets.
     merge_calls
-        Serves functions that `ReplicaContext.merge_call` calls.
+        The support for functions called by `ReplicaContext.merge_call`.
     """
 
     def __init__(
@@ -67,38 +67,38 @@ class StrategyInternals:
         self.input = input_backend
         self.merge_calls = merge_calls
         self.returned = ReturnedValues(backend)
-        # The variables that the program still has, by number.
+        # number -> variable, for the variables that the program still references.
         self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
 
     def register(self, variable: Variable) -> None:
-        """Remember a new variable; free what replicas keep of it when the program drops it."""
+        """Register a new variable; its copies on replicas are freed when the program drops it."""
         number = variable.key.number
         self._variables[number] = variable
         weakref.finalize(variable, self.backend.forget, number).atexit = False
 
     def recover(self) -> None:
-        """Go on with the replicas that are left, if some are lost."""
+        """Continue with the remaining replicas if some are lost."""
         if self.backend.in_doubt:
             self.group.recover(self._align)
 
     def _align(self) -> None:
-        # Some copies of a mirrored variable may have the next value already, and others not.
+        # Some copies of a mirrored variable may already have the next value, and others not.
         strategy: Any = self._strategy()
         with cross_replica_scope(strategy):
             variables = [variable for variable in list(self._variables.values()) if variable.is_mirrored]
             aligned = [self.call_each(1, "variable", align_on_replica, variable) for variable in variables]
         for (outcome,) in aligned:
-            # A variable that could not be created has no value to give to others.
+            # A variable whose creation failed has no value.
             with cross_replica_scope(strategy), contextlib.suppress(ArgumentError, CollectiveError):
                 strategy.local_results(outcome)
 
     def check_scope(self, operation: str) -> None:
-        """Refuse an operation on a replica or in the scope of another strategy; else recover from lost workers.
+        """Raise an error on a replica or in the scope of another strategy; otherwise recover from lost workers.
 
         Raises
         ------
         RuntimeError
-            It is called there.
+            It is called on a replica or in the scope of another strategy.
         """
         if current_context.get() is None or is_free_for(self._strategy()):
             self.recover()
@@ -107,17 +107,17 @@ class StrategyInternals:
         if replica is not None:
             raise RuntimeError(
                 f"{operation}: called by replica {replica.replica_id_in_sync_group}, inside the function that it runs; "
-                "a strategy is for the program that hands that function to run"
+                "a strategy can only be used in the program that passes that function to run"
             )
         raise RuntimeError(f"{operation}: a scope of another strategy is open; leave it first")
 
     def check_values(self, operation: str, leaves: Sequence[Any], num_replicas: int | None = None) -> None:
-        """Refuse values of another strategy, or of another number of replicas.
+        """Raise an error for values of another strategy or of another number of replicas.
 
         Raises
         ------
         ArgumentError
-            There is one.
+            There is such a value.
         """
         self.check_scope(operation)
         size = len(self.group.now.replicas)
@@ -136,14 +136,14 @@ class StrategyInternals:
                 continue
             if not leaf.can_be_given_to(self.backend):
                 raise ArgumentError(
-                    f"{operation}: a value is of another strategy, whose cluster is not this one's; bring it here "
-                    "first, with np.asarray say"
+                    f"{operation}: a value belongs to a strategy on another cluster; fetch it "
+                    "first, for example with np.asarray"
                 )
 
     def call_replicas(
         self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any
     ) -> tuple[Sequence[Handle], ReplicaGroup]:
-        """Call a function on every replica; return the handles of what it returns, and the replicas."""
+        """Call a function on every replica; return the handles of its results, and the replicas."""
         group = self.group.now
         if self.group.has_shrunk:
             for leaf in leaves:
@@ -153,14 +153,14 @@ class StrategyInternals:
         return self.backend.call_replicas(operation, fn, leaves, treespec, group), group
 
     def call_each(self, num_leaves: int, operation: str, fn: Callable[..., Any], *args: Any) -> list[PerReplica]:
-        """Call a function on each replica; return the leaves of the list of ``num_leaves`` that it returns."""
+        """Call a function that returns a list of ``num_leaves`` leaves on each replica; return each leaf's values."""
         leaves, treespec = flattened_call(args, {}, ARGUMENT_LEAVES)
         self.check_values(operation, leaves)
         handles, group = self.call_replicas(operation, fn, leaves, treespec)
         return self.returned.columns(handles, num_leaves, group)
 
     def reduce(self, op: Op, value: Any, axis: Axis, on: str | None = None) -> Any:
-        """Reduce the values of all replicas to one, as `Strategy.reduce` does, with the result on a given worker."""
+        """Reduce the values of all replicas as `Strategy.reduce` does, with the result on a given worker."""
         if type(value) is PerReplica and not has_variables(value):
             self.check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]

@@ -15,18 +15,18 @@ from daskdist.strategy.variables.store import VariableStore
 
 
 class MirroredStrategy(Strategy):
-    """Replicas in this process, one a device; no cluster.
+    """Replicas in this process, one per device, without a cluster.
 
     Parameters
     ----------
     devices
-        Their names, such as ``["CPU:0", "CPU:1"]`` or ``["GPU:0"]``. If None or empty, all GPUs that this process sees,
-        as `list_devices` lists them; one CPU replica where it sees none.
+        The names of the devices, such as ``["CPU:0", "CPU:1"]`` or ``["GPU:0"]``. If None or empty, all GPUs that this
+        process sees, as listed by `list_devices`, or one CPU if it sees none.
 
     Raises
     ------
     UnknownDeviceError
-        There is no such device here, or one is named twice.
+        A device does not exist in this process, or is named twice.
 
     >>> from daskdist import Dataset
     >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
@@ -40,9 +40,9 @@ class MirroredStrategy(Strategy):
     """
 
     def __init__(self, devices: Sequence[str] | None = None) -> None:
-        found = find_devices(devices) if devices else present() or find_devices("CPU:0")
-        check_present(found)
-        group = ReplicaGroup(new_token(), tuple([Replica(None, name_of(device)) for device in found]))
+        placed_on = find_devices(devices) if devices else present() or find_devices("CPU:0")
+        check_present(placed_on)
+        group = ReplicaGroup(new_token(), tuple([Replica(None, name_of(device)) for device in placed_on]))
         super().__init__(
             group, LocalBackend(weakref.ref(self), group.replicas, VariableStore(group.token)), LocalInput()
         )

@@ -18,60 +18,59 @@ from daskdist.strategy.strategy import Strategy
 
 
 class MultiWorkerMirroredStrategy(Strategy):
-    """Replicas on the workers of a Dask cluster, in step.
+    """Synchronous replicas on the workers of a Dask cluster.
 
     Parameters
     ----------
     cluster
-        A ``distributed.Client``, a cluster object such as ``LocalCluster``, the address of a scheduler, the path of the
-        file that ``dask scheduler --scheduler-file`` writes, or a `ClusterResolver`, which can also wait for workers
-        and has security. If None, the scheduler that Dask's setting ``scheduler-address`` names, which
-        ``DASK_SCHEDULER_ADDRESS`` sets; or else a ``LocalCluster`` with a process a GPU, or a core where there is none,
-        that belongs to the strategy: `close` closes it, and so do the end of a ``with`` block and that of the program.
+        A ``distributed.Client``, a cluster object such as ``LocalCluster``, the address of a scheduler, the path of a
+        file written by ``dask scheduler --scheduler-file``, or a `ClusterResolver`, which can also wait for workers and
+        has security options. If None, the scheduler in Dask's setting ``scheduler-address``
+        (``DASK_SCHEDULER_ADDRESS``), or else a new ``LocalCluster`` with one process per GPU, or per core without GPUs.
+        It belongs to the strategy and is closed by `close`, by the end of a ``with`` block, and at the program's end.
     device_assignment
-        Which worker and device each replica sits on. If None, all workers have replicas, in order: each on the GPUs
-        that it sees, or on a processor where it sees none.
+        The worker and device of each replica. If None, all workers have replicas, in order: each on the GPUs that it
+        sees, or on a CPU if it sees none.
     num_replicas_per_worker
-        Instead of that, the replicas on each worker: one number for all, a sequence of one for each worker in order, or
-        a mapping of names or addresses of workers to numbers. They are on its first GPUs, or on processors where it
-        sees no GPU. A worker that has none takes no part: it reads nothing either. One that has more than threads has
-        them take turns, but where they wait for each other. If None, as many as GPUs, or 1.
+        Instead, the number of replicas on each worker: one number for all, a sequence with a number for each worker in
+        order, or a mapping from names or addresses of workers to numbers. They are on the worker's first GPUs, or on
+        CPUs if it sees no GPU. Workers without replicas are not used, not even to read data. If a worker has more
+        replicas than threads, they take turns, except while they wait for each other. If None, one per GPU, or 1.
     share_devices
-        Whether workers that see the same GPUs, by their UUIDs, may have one GPU where there are not enough for all of
-        them, or where ``device_assignment`` gives them one. If False, that is an error; where there are enough, each
-        has its own in either case.
+        Whether workers that see the same GPUs, by their UUIDs, may share a GPU if there are not enough for all of them,
+        or if ``device_assignment`` says so. If False, that is an error. If there are enough, no GPU is shared.
 
     Raises
     ------
     ClusterError
-        Nobody answers at the address, or the cluster has no workers, or not as many as were to be waited for.
+        Nothing answers at the address, or the cluster has no workers or fewer than it should wait for.
     ArgumentError
-        A worker that is named is not there, there is not a number for each, or both ways of saying where replicas are
-        were used; or there are not as many GPUs as replicas to be on them.
+        A named worker does not exist, there is not one number for each worker, both ways of placing replicas were used,
+        or there are fewer GPUs than replicas on them.
     UnknownDeviceError
-        A worker cannot use a device that it is to have; the message says which, and why.
+        A worker cannot use a device of its replicas; the message says which one and why.
 
     Notes
     -----
-    A worker that dask-cuda started has the GPU that is its own, though it sees all. Other workers that see the same
-    GPUs are dealt them in turn, and where it is not said how many each has, until none is left.
+    A worker started by dask-cuda uses its own GPU although it sees all. The GPUs that other workers share are assigned
+    in turn; if the numbers of replicas are not given, until none is left.
 
-    What `run` and `reduce` return is asynchronous: it is waited for when it is looked at. The workers are
-    those there are when the strategy is made, ordered by name.
+    The results of `run` and `reduce` are asynchronous: reading them waits. The workers are those that exist when the
+    strategy is created, sorted by name.
 
-    A worker is lost when the scheduler knows it no more, or it was started anew. What needs it then fails, of what is
-    under way and of what was made before, with an error that names it. The next use of the strategy after such an error
-    first waits for what is under way on the workers that are left, and goes on with the replicas there, numbered anew
-    in their order: they are fewer, which a warning says. Variables have the copies that are left, and those that are
-    the same on all have the first one's value. A distributed dataset that is iterated over again is shared out anew; a
-    `PerReplica` of as many values as there were replicas is refused, but for `local_results`.
+    A worker is lost if the scheduler no longer knows it or it was restarted. Then unfinished calls and earlier results
+    that need it fail with an error that names it. The next use of the strategy after such an error first waits for
+    unfinished calls on the remaining workers, and continues with fewer replicas, renumbered in order; a warning says
+    so. Variables keep the remaining copies, and those that are the same on all replicas get the value of the first. A
+    distributed dataset that is iterated over again is distributed among the remaining replicas; a `PerReplica` with the
+    former number of values is an error, except for `local_results`.
 
-    `status` shows what workers are doing. Dask shows it too: its dashboard's page of workers has the columns
-    ``daskdist_replicas`` and ``daskdist_running``, and ``client.scheduler_info()`` has them among a worker's metrics.
-    Adaptive scaling does not close workers in use, if the scheduler can import daskdist; a warning says if it cannot.
+    `status` shows what workers are doing. Dask shows it too: the workers page of its dashboard has the columns
+    ``daskdist_replicas`` and ``daskdist_running``, and ``client.scheduler_info()`` lists them in a worker's metrics.
+    Adaptive scaling does not close workers in use if the scheduler can import daskdist; otherwise there is a warning.
 
-    What replicas keep, their copies of variables, is there until `close`, or until nobody has the strategy any more or
-    anything that came of it, or the program ends; of one that was killed until another strategy is made there.
+    The replicas' copies of variables are kept until `close`, until the strategy and all its results are garbage, or
+    until the program ends; those of a killed program until another strategy is created on the workers.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
             live_workers = LiveWorkers(group.workers)
             submit = Submit(self.client, live_workers)
-            # Which ones they are, in case others come to be at their addresses.
+            # Remember the identities of the workers, as others may later get their addresses.
             submit.missing()
             backend = ClusterBackend(self.client, live_workers, submit, CrossReplicaStrategy)
             backend.open(group, opened.pop_all())

@@ -1,4 +1,4 @@
-"""The status of a strategy: its workers, and the calls that they are making."""
+"""The status of a strategy: its workers and their running calls."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _HEADING: Final = ("worker", "replicas", "devices", "state", "steps sent", "in f
 
 @dataclass(frozen=True)
 class RunningCall:
-    """A call that a replica is making.
+    """A running call of a replica.
 
     Parameters
     ----------
     replica
-        Its number.
+        The number of the replica.
     name
         The operation and the function, such as ``"run-train_step"``.
     running_s
@@ -37,22 +37,22 @@ class WorkerStatus:
     Parameters
     ----------
     address
-        Its address; None for this process.
+        The address of the worker; None for this process.
     replicas, devices
-        The numbers of its replicas and their devices; none once the strategy goes on without the worker.
+        The numbers and devices of its replicas; empty once the strategy continues without the worker.
     state
-        ``"running"`` while a replica makes a call; ``"waiting"`` while calls are under way and none is being made:
-        they wait for data, for other workers, or to be sent; ``"idle"``; ``"lost"``; or ``"closed"`` with the strategy.
+        ``"running"`` while a replica runs a call; ``"waiting"`` while calls are in flight but none is running, as they
+        wait for data, for other workers, or to be sent; ``"idle"``; ``"lost"``; or ``"closed"`` with the strategy.
     running
-        The calls that its replicas are making.
+        The running calls of its replicas.
     num_steps_sent
-        Calls of `Strategy.run` so far.
+        The number of calls of `Strategy.run` so far.
     num_steps_in_flight
-        Those that are not over on this worker.
+        The number of those that have not finished on this worker.
     outstanding_bytes
-        The bytes of large arguments that are still to be sent to it.
+        The bytes of large arguments that have not been sent yet.
     heartbeat_age_s
-        Seconds since the worker was last heard of; None for this process.
+        Seconds since the last message of the worker; None for this process.
     """
 
     address: str | None
@@ -68,7 +68,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, repr=False)
 class StrategyStatus:
-    """The status of a strategy, as `Strategy.status` found it.
+    """The status of a strategy, as returned by `Strategy.status`.
 
     Parameters
     ----------
@@ -79,22 +79,22 @@ class StrategyStatus:
     workers: tuple[WorkerStatus, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the status as plain dicts, tuples, text and numbers."""
+        """Return the status as dicts, tuples, strings and numbers."""
         return asdict(self)
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [
             (
-                each.address or "this process",
-                ", ".join(map(str, each.replicas)) or "-",
-                ", ".join(each.devices) or "-",
-                _state(each),
-                f"{each.num_steps_sent:,}",
-                f"{each.num_steps_in_flight:,}",
-                size(each.outstanding_bytes),
-                "-" if each.heartbeat_age_s is None else f"{each.heartbeat_age_s:.1f} s ago",
+                status.address or "this process",
+                ", ".join(map(str, status.replicas)) or "-",
+                ", ".join(status.devices) or "-",
+                _state(status),
+                f"{status.num_steps_sent:,}",
+                f"{status.num_steps_in_flight:,}",
+                size(status.outstanding_bytes),
+                "-" if status.heartbeat_age_s is None else f"{status.heartbeat_age_s:.1f} s ago",
             )
-            for each in self.workers
+            for status in self.workers
         ]
 
     def __repr__(self) -> str:
@@ -111,13 +111,13 @@ class StrategyStatus:
 
 
 def state_of(running: tuple[RunningCall, ...], num_in_flight: int) -> str:
-    """Return the state of a worker that is there."""
+    """Return the state of a worker that is not lost."""
     if running:
         return "running"
     return "waiting" if num_in_flight else "idle"
 
 
 def _state(worker: WorkerStatus) -> str:
-    # The call that takes longest stands for all.
-    longest = max(worker.running, key=lambda each: each.running_s, default=None)
+    # Show only the longest running call.
+    longest = max(worker.running, key=lambda call: call.running_s, default=None)
     return worker.state if longest is None else f"running {longest.name} for {longest.running_s:.1f} s"

@@ -1,4 +1,4 @@
-"""`Strategy`: replicas, their batches, the functions they run, and reductions of the results."""
+"""`Strategy`: replicas, their batches, the functions that they run, and reductions of the results."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _S = TypeVar("_S", bound="Strategy")
 
 
 class Strategy(Viewed):
-    """Replicas in sync: each step gives every one of them a part of a batch, and runs one function on all.
+    """Synchronous replicas: each step gives every replica a part of a batch, and runs one function on all.
 
-    Not made directly: see `MirroredStrategy` and `MultiWorkerMirroredStrategy`.
+    It is not created directly: see `MirroredStrategy` and `MultiWorkerMirroredStrategy`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Strategy(Viewed):
 
     @property
     def internals(self) -> StrategyInternals:
-        """The parts that users do not call."""
+        """The internal parts."""
         return self._internals
 
     @property
@@ -68,7 +68,7 @@ class Strategy(Viewed):
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """Each replica's worker and device, in order of their ids."""
+        """The worker and device of each replica, in replica order."""
         self._internals.recover()
         return self._internals.group.now.replicas
 
@@ -89,33 +89,32 @@ class Strategy(Viewed):
         Raises
         ------
         RuntimeError
-            Another strategy is current, or a replica calls it, in a function that is run.
+            Another strategy is current, or a function that runs on a replica calls this.
         """
         self._internals.check_scope("scope")
         with cross_replica_scope(self):
             yield self
 
     def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> DistributedDataset:
-        """Distribute a dataset: each batch is cut into one piece a replica.
+        """Distribute a dataset: each batch is split into one piece per replica.
 
         Parameters
         ----------
         dataset
-            Batched by the global batch size: n rows over N replicas are cut into contiguous pieces of
-            ``ceil(n / N)`` rows until they run out. How it is sharded over workers is its
-            ``Options.auto_shard_policy``.
+            A dataset batched by the global batch size: n rows over N replicas are split into contiguous pieces of
+            ``ceil(n / N)`` rows until none are left. ``Options.auto_shard_policy`` says how it is sharded over workers.
         options
-            How replicas are fed.
+            Options for the input of replicas.
 
         Returns
         -------
         DistributedDataset
-            An iterable of steps; each leaf of an element is a `PerReplica`, or with one replica the value.
+            An iterable of steps; each leaf of an element is a `PerReplica`, or the value itself with one replica.
 
         Raises
         ------
         ShardingError
-            Elements have no batch dimension, or the policy cannot be followed.
+            Elements have no batch dimension, or the policy cannot be applied.
         """
         if not isinstance(dataset, Dataset):
             raise ArgumentError(f"distribute_dataset: expected a daskdist Dataset, got {type(dataset).__name__}")
@@ -125,31 +124,31 @@ class Strategy(Viewed):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Distribute datasets that a function makes, one for each worker; its replicas take the elements in turn.
+        """Distribute datasets returned by a function, one per worker, whose replicas take the elements in turn.
 
-        Nothing is sharded or cut: that is for the function, which knows the worker's number.
+        Nothing is sharded or split: the function does that, as it gets the worker's number.
 
         Parameters
         ----------
         dataset_fn
-            Called with an `InputContext` once for each worker, on that worker, where its dataset is and runs; once for
-            each replica with ``replication_mode="PER_REPLICA"``. It returns a `Dataset` whose elements are what one
-            replica is given in a step, as a rule batches of the size of one replica's. Shuffled datasets that it names
-            go on with their next order; those it reaches otherwise begin anew, on a cluster.
+            Called with an `InputContext` once per worker, on the worker that runs its dataset; once per replica with
+            ``replication_mode="PER_REPLICA"``. It returns a `Dataset` whose elements are the input of one replica in a
+            step, usually batches of a replica's batch size. Shuffled datasets that it references by name continue with
+            their next order; others begin again, on a cluster.
         options
-            How replicas are fed.
+            Options for the input of replicas.
 
         Returns
         -------
         DistributedDataset
-            An iterable of steps; each leaf of an element is a `PerReplica`, or with one replica the value. In a step
-            for which a worker has too few elements, replicas of its have zero rows.
+            An iterable of steps; each leaf of an element is a `PerReplica`, or the value itself with one replica. If a
+            worker has too few elements for a step, some of its replicas get zero rows.
 
         Raises
         ------
         ArgumentError
-            It returns no dataset, or on different workers datasets of elements that differ in more than their first
-            length.
+            The function does not return a dataset, or the elements on different workers differ in more than their
+            first length.
 
         >>> from daskdist import Dataset, MirroredStrategy
         >>> def dataset_fn(context):
@@ -175,39 +174,41 @@ class Strategy(Viewed):
         Parameters
         ----------
         fn
-            Called once a replica.
+            Called once per replica.
         args, kwargs
-            Nests in which each `PerReplica` stands for the replica's own value. A `DistributedDataset` stands for an
-            iterator over the replica's own part, read where the replica is: see Notes. Anything else goes to all; on a
-            cluster it is pickled, as it is now. Arrays of up to 64 KiB go with each step; functions, objects and larger
-            arrays are sent to a worker once, for all steps that are given the same. Functions must not change it; nor
-            what earlier calls returned, whose arrays are read-only there.
+            Nests in which each `PerReplica` stands for the replica's value. A `DistributedDataset` stands for an
+            iterator over the replica's part, read in the replica's process: see Notes. Anything else is passed to all
+            replicas; on a cluster its current value is pickled. Arrays of up to 64 KiB are sent with each step;
+            functions, objects and larger arrays are sent to a worker once for all steps with the same ones. Functions
+            must not change arguments, nor results of earlier calls, whose arrays are read-only there.
         options
-            Taken for compatibility.
+            Accepted for compatibility and ignored.
 
         Returns
         -------
         nest
-            What the function returns, each leaf a `PerReplica`; on a cluster of asynchronous values. None from every
-            replica is None, one object from all in this process comes bare, and so does the value of a lone replica.
+            The results of the function, each leaf a `PerReplica`, of asynchronous values on a cluster. It is None if
+            all replicas return None. An object shared by all replicas of this process is not wrapped, nor is the value
+            of a single replica.
 
         Raises
         ------
         ArgumentError
-            The function or an argument does not pickle (which one, and because of what), or is of another strategy.
+            The function or an argument cannot be pickled (the message says which and why), or belongs to another
+            strategy.
         RuntimeError
-            It is called by a replica, in a function that is run.
+            A function that runs on a replica calls this.
 
         Notes
         -----
-        The replicas of a call run at the same time, however few threads a worker has. In this process they take turns
-        in the caller's thread until one waits for the others, or the call has taken some 20 ms; then each that has not
-        begun has a thread of its own.
+        The replicas of a call run concurrently, however few threads a worker has. In this process they run one after
+        the other in the caller's thread until one waits for the others, or the call has taken some 20 ms; then each
+        replica that has not begun gets a thread.
 
-        On a cluster a replica makes the calls in the order of the program, those of several threads in the order of
-        each. The first call of a function is waited for, to learn the structure of its result. Later calls wait for
-        nothing until ``daskdist.max-steps-in-flight`` are under way. A call that gives None, or None in some place, is
-        always waited for, in a `daskdist.function` at its end: nobody would look at it to see it fail.
+        On a cluster, a replica runs the calls in the order of the program, or of each of its threads. The first call
+        of a function is waited for, to learn the structure of its result. Later calls do not wait until
+        ``daskdist.max-steps-in-flight`` are in flight. A call that returns None, also inside a nest, is always waited
+        for (in a `daskdist.function` at its end), as its failure would not be seen otherwise.
 
         A function that is given a distributed dataset runs its whole loop on the replicas. Its `ReplicaIterator` has
         just what each step of the distributed dataset has for the replica, with no message to the scheduler. Where one
@@ -221,16 +222,16 @@ class Strategy(Viewed):
         distributed dataset, whose number decides the order of a shuffle, and others follow on; but for the distributed
         dataset the call is one pass: what is iterated or run next has the number after that.
 
-        A call is completed though nobody waits for it; see `close`.
+        Calls are completed even if nothing waits for them; see `close`.
 
-        An error on a replica is raised at each look at a result of its step, or of one that depends on it; if nobody
-        has any of them any more, by the next look at something else. It names the replica, its device and its worker,
-        and has the traceback from there.
+        An error on a replica is raised whenever a result of its step, or of a step that depends on it, is read; if no
+        such result exists any more, by the next read of another one. It names the replica, its device and its worker,
+        and has the original traceback.
         """
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"run: args is a {type(args).__name__}; give a tuple, such as args=(batch,)")
         if not callable(fn):
-            raise ArgumentError(f"run: {type(fn).__name__} is no function")
+            raise ArgumentError(f"run: {type(fn).__name__} is not a function")
         leaves, treespec = flattened_call(args, kwargs or {}, ARGUMENT_LEAVES)
         self._internals.check_values("run", leaves)
         leaves, treespec, _shared_readers = with_plans(self, leaves, treespec)
@@ -238,26 +239,26 @@ class Strategy(Viewed):
         return self._internals.returned.of_run(fn, handles, group)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Make a value for each replica, where the replica is.
+        """Compute a value for each replica in the replica's process.
 
         Parameters
         ----------
         value_fn
-            Called once a replica with a `ValueContext`, on its worker. It returns a value or a nest of some, of one
-            structure on all.
+            Called once per replica with a `ValueContext`, on its worker. It returns a value or a nest of values, with
+            the same structure on all replicas.
 
         Returns
         -------
         nest
-            What the function returns, each leaf a `PerReplica`, also where all are the same or there is one replica;
-            on a cluster of asynchronous values, which stay on the workers.
+            The results of the function, each leaf a `PerReplica`, even if all are equal or there is one replica; on a
+            cluster, of asynchronous values that stay on the workers.
 
         Raises
         ------
         ArgumentError
-            It is no function.
+            ``value_fn`` is not a function.
         DaskdistError
-            It returns another structure on one replica than on another.
+            Its results have different structures on different replicas.
 
         >>> from daskdist import MirroredStrategy
         >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
@@ -269,7 +270,7 @@ class Strategy(Viewed):
         """
         if not callable(value_fn):
             raise ArgumentError(
-                f"distribute_values_from_function: {type(value_fn).__name__} is no function; give one that takes a "
+                f"distribute_values_from_function: {type(value_fn).__name__} is not a function; give one that takes a "
                 "ValueContext and returns a value"
             )
         num_replicas = self.num_replicas_in_sync
@@ -278,31 +279,31 @@ class Strategy(Viewed):
         return self._internals.returned.of_all(*self._internals.call_replicas("values", value_fn, leaves, treespec))
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
-        """Make a dataset of the slices of arrays, which are put where they will be read.
+        """Create a dataset of the rows of arrays, which are placed on the workers that will read them.
 
         Parameters
         ----------
         numpy_input
-            A nest of arrays of one length along axis 0; a list of arrays is stacked into one.
+            A nest of arrays of the same length along axis 0; a list of arrays is stacked into one.
 
         Returns
         -------
         Dataset
-            An element for each row. In this process it has the arrays as they are. On a cluster they are sent to the
-            workers now and once, in blocks of ``daskdist.split-bytes`` spread over them, and no part of them is in a
-            graph or sent again; what is done to the arrays later makes no difference. They stay there for as long as
-            the dataset, or one made of it, is in use and the strategy is not closed. Iterating over it without a
-            strategy brings them back a block at a time.
+            A dataset with one element per row. In this process it references the arrays. On a cluster they are sent to
+            the workers once, now, in blocks of ``daskdist.split-bytes`` spread over the workers; they are in no graph
+            and not sent again, and later changes of the arrays have no effect. They stay there while the dataset, or
+            one derived from it, is in use and the strategy is open. Iterating over it without a strategy fetches them
+            block by block.
 
         Raises
         ------
         ArgumentError
-            There are no arrays, one is a scalar, or they differ in their number of rows.
+            There are no arrays, one is a scalar, or their numbers of rows differ.
 
         Notes
         -----
-        Nobody but the workers has the blocks. A worker that is lost takes its own along: iterating over the dataset is
-        an error from then on.
+        Only the workers have the blocks. If a worker is lost, so are its blocks, and iterating over the dataset raises
+        an error.
 
         >>> import numpy as np
         >>> from daskdist import MirroredStrategy
@@ -314,26 +315,26 @@ class Strategy(Viewed):
         return Dataset(self._internals.input.place(node))
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Put every replica's values together along an axis, in replica order.
+        """Concatenate the values of all replicas along an axis, in replica order.
 
         Parameters
         ----------
         value
             A `PerReplica` or a nest of them.
         axis
-            The axis, 0 being the rows. Along it the values may differ in length, and have none.
+            The axis; 0 for the rows. The values may differ in length along it, and may be empty.
 
         Returns
         -------
         nest
-            An array for each `PerReplica`, on a cluster an asynchronous one, put together on a worker; what is not per
-            replica as it is.
+            An array for each `PerReplica`, on a cluster an asynchronous one computed on a worker; other values
+            unchanged.
 
         Raises
         ------
         ArgumentError
-            A value is a scalar or has no such axis, or shapes differ along another axis; on a cluster when the result
-            is looked at. Or the axis is negative.
+            A value is a scalar or lacks the axis, or shapes differ along another axis; on a cluster this is raised when
+            the result is read. Or the axis is negative.
 
         >>> import numpy as np
         >>> from daskdist import MirroredStrategy, PerReplica
@@ -357,12 +358,12 @@ class Strategy(Viewed):
             worker=self._internals.group.now.worker_of[0],
             name="gather-values",
         )
-        found = iter(self._internals.returned.leaves(handle, len(spread)))
-        gathered = [next(found) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
+        results = iter(self._internals.returned.leaves(handle, len(spread)))
+        gathered = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, gathered)
 
     def reduce(self, reduce_op: Op | str, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Make one value of every replica's.
+        """Reduce the values of all replicas to one.
 
         Parameters
         ----------
@@ -413,7 +414,7 @@ class Strategy(Viewed):
         return self._internals.reduce(checked_op(reduce_op), value, checked_axis(axis))
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Wait for the values of a `PerReplica`, or of a nest with some in it; return them in replica order.
+        """Wait for the values of a `PerReplica`, or of a nest that contains some, and return them in replica order.
 
         >>> from daskdist import MirroredStrategy
         >>> MirroredStrategy(["CPU:0", "CPU:1"]).local_results(3)
@@ -422,7 +423,7 @@ class Strategy(Viewed):
         leaves, treespec = with_copies("local_results", self._internals.token, value)
         if not any(isinstance(leaf, PerReplica) for leaf in leaves):
             return (optree.tree_unflatten(treespec, results_of(leaves)),)
-        # Also if it was made for replicas of which some are lost now.
+        # Also for values of replicas some of which are lost now.
         (size, *others) = {leaf.number(): None for leaf in leaves if isinstance(leaf, PerReplica)}
         self._internals.check_values("local_results", leaves, None if others else size)
         here = results_of([leaf for number in range(size) for leaf in component(leaves, number)])
@@ -434,12 +435,12 @@ class Strategy(Viewed):
         return self._internals.input.reader(dataset)
 
     def status(self) -> StrategyStatus:
-        """Return the status of each worker: its replicas, the calls they are making and since when, what is under way.
+        """Return the status of each worker: its replicas, their running calls with durations, and the steps in flight.
 
         Returns
         -------
         StrategyStatus
-            Plain data, which prints as a table. Workers are asked for it, for a second at most; it waits for no call.
+            Plain data, which prints as a table. Workers are asked for at most a second; no call is waited for.
 
         >>> from daskdist import MirroredStrategy
         >>> MirroredStrategy(["CPU:0", "CPU:1"]).status()
@@ -449,15 +450,15 @@ class Strategy(Viewed):
         return StrategyStatus(self._internals.backend.status(self._internals.group.now))
 
     def close(self) -> None:
-        """Complete the calls that were made; close the strategy, and the connection and the cluster if it made those.
+        """Complete the calls and close the strategy, with its connection and cluster if it created those.
 
-        Results that were not brought here before are gone after it. The end of a ``with`` block does the same, but for
-        one that ends with an error: then calls that no replica has begun are dropped.
+        Results that were not fetched before are lost. The end of a ``with`` block does the same, but after an error it
+        drops the calls that no replica has begun.
 
         Raises
         ------
         Exception
-            Of a call that failed, if nobody has looked at its results; the strategy is closed all the same.
+            The error of a failed call whose results have not been read; the strategy is closed anyway.
 
         Notes
         -----
@@ -467,7 +468,7 @@ class Strategy(Viewed):
         error or an interrupt: then calls that no replica has begun are dropped. So they are where the connection to the
         cluster is closed before, and where the program is killed.
         """
-        # With a worker lost or the connection closed there is nothing to wait for.
+        # If a worker is lost or the connection is closed, there is nothing to wait for.
         try:
             with contextlib.suppress(ClusterError):
                 self._internals.backend.finish()
@@ -478,11 +479,11 @@ class Strategy(Viewed):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        # After an error nothing is waited for.
+        # After an error, do not wait for calls.
         self.close() if kind is None else self._internals.backend.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a strategy stays in its program; give the function that is run what it needs by args")
+        raise TypeError("a strategy stays in its program; pass the values that the function needs in args")
 
     experimental_distribute_dataset = distribute_dataset
     experimental_distribute_datasets_from_function = distribute_datasets_from_function

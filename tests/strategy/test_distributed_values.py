@@ -74,7 +74,7 @@ def test_values_are_made_on_their_workers(on_cluster):
 
 
 def test_a_function_that_makes_no_such_values(strategy):
-    with pytest.raises(errors.ArgumentError, match="int is no function; give one that takes a ValueContext"):
+    with pytest.raises(errors.ArgumentError, match="int is not a function; give one that takes a ValueContext"):
         strategy.distribute_values_from_function(3)
     with pytest.raises(errors.DaskdistError, match=r"returned value on replica 0 and \(value, value\) on replica 1"):
         strategy.distribute_values_from_function(lambda context: (1, 2) if context.replica_id_in_sync_group else 1)

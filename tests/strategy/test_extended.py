@@ -190,14 +190,14 @@ def test_what_is_per_replica_is_not_broadcast(strategy):
 @pytest.mark.parametrize("operation", ["reduce_to", "broadcast_to"])
 def test_what_is_no_destination(operation, destination):
     args = ("SUM", arrays(1, 2)) if operation == "reduce_to" else (1,)
-    with pytest.raises(errors.ArgumentError, match=rf"{operation}: .* is no destination; give None.*CPU:0, CPU:1"):
+    with pytest.raises(errors.ArgumentError, match=rf"{operation}: .* is not a destination; give None.*CPU:0, CPU:1"):
         getattr(mirrored(2).extended, operation)(*args, destination)
 
 
 def test_a_destination_of_another_strategy():
     with pytest.raises(errors.ArgumentError, match=r"broadcast_to: a PerReplica of 3 values.*2 replicas"):
         mirrored(2).extended.broadcast_to(1, PerReplica([1, 2, 3]))
-    with pytest.raises(errors.ArgumentError, match="is no destination"):
+    with pytest.raises(errors.ArgumentError, match="is not a destination"):
         mirrored(2).extended.broadcast_to(1, mirrored(3).replicas[2])
 
 
@@ -234,7 +234,7 @@ def test_update_is_made_where_the_part_is(on_cluster):
 
 
 def test_update_of_what_is_not_per_replica(strategy):
-    with pytest.raises(errors.ArgumentError, match=r"update: var is int, and not per replica.*broadcast_to"):
+    with pytest.raises(errors.ArgumentError, match=r"update: var is int, which is not per replica.*broadcast_to"):
         strategy.extended.update(3, lambda part: part)
     assert mirrored(1).extended.update(3, lambda part: part + 1) == 4
     with pytest.raises(errors.ArgumentError, match=r"update: args is a int; give a tuple"):

@@ -521,7 +521,7 @@ def test_a_signature_of_known_length_is_checked_where_the_values_are(on_cluster,
 
 
 def test_only_functions_are_functions():
-    with pytest.raises(errors.ArgumentError, match="function: int is no function"):
+    with pytest.raises(errors.ArgumentError, match="function: int is not a function"):
         daskdist.function(3)
 
 

@@ -365,7 +365,7 @@ def test_a_value_of_another_cluster_is_refused(on_cluster):
 
 
 def test_bad_calls(strategy):
-    with pytest.raises(errors.ArgumentError, match="run: int is no function"):
+    with pytest.raises(errors.ArgumentError, match="run: int is not a function"):
         strategy.run(3)
     with pytest.raises(errors.ArgumentError, match=r"args is a ndarray; give a tuple"):
         strategy.run(abs, args=np.ones(2))

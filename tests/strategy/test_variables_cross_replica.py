@@ -252,7 +252,7 @@ def test_between_replicas_of_a_cluster_there_is_only_what_is_given_of_what_each_
     made = variable(on_cluster, 0.0, synchronization="ON_READ", aggregation="SUM", name="own")
     kept = variable(on_cluster, Kept, name="kept")
     for function in (lambda _: float(made), lambda _: made.assign_add(1.0), lambda _: kept.read_value()):
-        with pytest.raises(errors.ArgumentError, match=r"own|kept: each replica has its own, .* put it in args"):
+        with pytest.raises(errors.ArgumentError, match=r"own|kept: each replica has its own value, .* pass it in args"):
             on_cluster.local_results(on_cluster.run(between, args=(function,)))
     # What it is to have from now on can be said all the same.
     on_cluster.local_results(on_cluster.run(lambda: [between(lambda _: [made.assign(3.0), None][1]), 0][1]))
