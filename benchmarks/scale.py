@@ -97,6 +97,7 @@ class Counting(NeverRun):
     in_doubt = False
 
     def __init__(self, num_workers: int, *, weighs: bool = False) -> None:
+        super().__init__()
         self.num_ahead = 4 * num_workers
         self.bundle_bytes = in_bytes("bundle-bytes")
         self.counts: collections.Counter[str] = collections.Counter()

@@ -407,8 +407,8 @@ def test_a_worker_is_killed_another_comes_and_one_retires(own_client, parquet_fi
 def test_epochs_leave_nothing(client):
     def kept_by_worker(dask_worker):
         plugin = dask_worker.plugins["daskdist-service"]
-        parts = [plugin._outboxes, *[each for each in vars(plugin.tasks).values() if hasattr(each, "__len__")]]
-        return [len(part) for part in parts]
+        tasks = {name: part for name, part in vars(plugin.tasks).items() if hasattr(part, "__len__")}
+        return {"outboxes": len(plugin._outboxes), **{name: len(part) for name, part in tasks.items()}}
 
     def kept_by_scheduler(dask_scheduler):
         dispatcher = dask_scheduler.plugins["daskdist-service"].dispatcher
@@ -418,10 +418,18 @@ def test_epochs_leave_nothing(client):
 
     dataset = Dataset.range(40).batch(4).serve(client, job_name=job())
     list(dataset)
-    before = eventually(lambda: client.run(kept_by_worker)), client.run_on_scheduler(kept_by_scheduler)
+
+    def kept_when_idle():
+        # What has just ended is still being told to others for a moment.
+        by_worker = client.run(kept_by_worker)
+        num_datasets, *others = client.run_on_scheduler(kept_by_scheduler)
+        is_idle = not any(others) and not any(sum(kept.values()) - kept["_datasets"] for kept in by_worker.values())
+        return (by_worker, num_datasets) if is_idle else None
+
+    before = eventually(kept_when_idle)
     for _ in range(20):
         list(dataset)
-    eventually(lambda: (client.run(kept_by_worker), client.run_on_scheduler(kept_by_scheduler)) == before)
+    assert eventually(kept_when_idle) == before
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])

@@ -38,9 +38,12 @@ class Now(LocalCaller):
         return self
 
     def call(self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, name: str, **_: Any) -> Handle:
-        return self.source(function, handles, *args, name=name)
+        return self._timed(name, function, handles, *args)
 
     def source(self, function: Callable[..., Rows], *args: Any, name: str, **_: Any) -> Handle:
+        return self._timed(name, function, *args)
+
+    def _timed(self, name: str, function: Callable[..., Rows], *args: Any) -> Handle:
         begun_at = perf_counter()
         try:
             return function(*args)

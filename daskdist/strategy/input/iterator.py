@@ -390,8 +390,8 @@ class DistributedIterator:
             ``waiting_s`` where they work during steps.
         """
         found = self._own_stats()
-        if self._ahead is not None:
-            return {**found, "device": self._ahead.stats()}
+        if self._is_fed:
+            return {**found, "device": CopyStats().as_dict() if self._ahead is None else self._ahead.stats()}
         there = None if self._copied is None else self._copied()
         return found if there is None else {**found, "device": there.as_dict()}
 
