@@ -1,4 +1,4 @@
-"""What the commands share: datasets of files, errors and reports."""
+"""Datasets of files, errors and reports for all commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `Dataset.describe` and `Dataset.head` return, which print as tables."""
+"""The results of `Dataset.describe` and `Dataset.head`, which print as tables."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class SplitNode(Transformation):
 
     @cached_property
     def bounds(self) -> Index:
-        """Where each part but the first begins, as a share of all; shape ``(num_parts - 1,)``."""
+        """The share of all elements before each part but the first, shape ``(num_parts - 1,)``."""
         return np.cumsum(self.shares)[:-1]
 
     @property
@@ -122,7 +122,7 @@ class SplitByRow(SplitNode):
 
     @cached_property
     def ends(self) -> list[int]:
-        """Where each part ends in a random order of all elements, the number of which is known."""
+        """The end of each part in a random order of all elements, the number of which is known."""
         number = self.num_rows or 0
         return [*[int(bound * number + 0.5) for bound in self.bounds], number]
 

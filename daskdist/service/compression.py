@@ -42,5 +42,5 @@ def readable(request: str | None, comm: Comm) -> tuple[str, ...]:
 
 
 def compress(comm: Comm, names: tuple[str, ...]) -> None:
-    """Have a connection compress large messages with the first of the given compressions that is installed here."""
+    """Compress large messages of a connection with the first of the given compressions that is installed here."""
     comm.handshake_options["compression"] = next((name for name in names if name in compressions), None)

@@ -439,7 +439,7 @@ class ClusterBackend:
         return list(dict.fromkeys((*self.streams.lost(), *self._submit.missing())))
 
     def forget(self, variable: int) -> None:
-        """Have replicas drop a variable once the calls before are over; sent along with other news."""
+        """Drop a variable on its replicas once the calls before are over; sent along with other messages."""
         self.streams.dropped_variables.append(variable)
 
     def status(self, group: ReplicaGroup, *, asks: bool = True) -> tuple[WorkerStatus, ...]:

@@ -140,7 +140,7 @@ class Calls:
                 thread.join()
 
     def begin_rest(self) -> None:
-        """Have all replicas begin that have not."""
+        """Begin the calls on all replicas that have not begun."""
         if self._num_begun == self._size or self._context is None:
             return
         with self._lock:

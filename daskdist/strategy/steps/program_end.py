@@ -178,7 +178,7 @@ class _BeforeClose:
 
 
 def is_here(address: str) -> bool:
-    """Whether the scheduler of an address is in this process, and running."""
+    """Return whether the scheduler of an address is in this process, and running."""
     return any(each.address == address for each in Scheduler._instances if each.status == Status.running)
 
 

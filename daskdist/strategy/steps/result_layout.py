@@ -1,4 +1,4 @@
-"""What functions that are run give: its structure, which is learned from the first call of each."""
+"""The structure of the results of functions, which is learned from the first call of each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from daskdist.strategy.variables.variable import Variable
 
 @dataclass(frozen=True)
 class Layout:
-    """What a function gives, but for the values: the structure, and which of its leaves are None."""
+    """The structure of a function's result, and which of its leaves are None."""
 
     treespec: Any
     are_none: tuple[bool, ...]
 
     @cached_property
     def picks(self) -> tuple[ExtractFromResult, ...]:
-        """What takes out each leaf."""
+        """The objects that extract each leaf."""
         return tuple(ExtractFromResult(number, self.treespec) for number in range(len(self.are_none)))
 
 
