@@ -357,7 +357,7 @@ def test_a_value_of_another_cluster_is_refused(on_cluster):
             lambda: stranger.run(abs, args=(value.values[0] + 1,)),
             lambda: mirrored(2).run(abs, args=(value,)),
         ):
-            with pytest.raises(errors.ArgumentError, match="of another strategy"):
+            with pytest.raises(errors.ArgumentError, match="belongs to a strategy on another cluster"):
                 use()
         on_cluster.local_results(value)
         # Once it is here it is anybody's.
