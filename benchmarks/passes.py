@@ -9,6 +9,7 @@ workers already: a task a worker for each pass over it.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any, Final
 
 import dask
 import numpy as np
-from distributed import Client, Future, LocalCluster, wait
+from distributed import Client, LocalCluster, wait
 from measure import Figure, arguments, interleaved, measured, report
 
 import daskdist
@@ -56,7 +57,12 @@ def draw(client: Client, steps: Iterable[Any], num_batches: int) -> None:
     found = list(islice(steps, num_batches))
     if len(found) != num_batches:
         raise RuntimeError(f"{len(found)} batches were drawn of {num_batches}")
-    wait([Future(key, client) for key in list(client.futures)])
+    client.sync(_wait_for_all, client)
+
+
+async def _wait_for_all(client: Client) -> None:
+    # A state ends also where a key is released meanwhile, for which a new future would wait for ever.
+    await asyncio.gather(*(state.wait() for state in list(client.futures.values())))
 
 
 def by_hand(client: Client, workers: list[str], placed: Any, num_rows: int, num_passes: int, is_shuffled: bool) -> None:

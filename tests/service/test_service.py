@@ -416,20 +416,18 @@ def test_epochs_leave_nothing(client):
         tasks = [len(each.tasks) + len(each.consumers) for each in dispatcher.iterations()]
         return len(dispatcher.datasets), len(dispatcher._consumers), len(dispatcher._tasks), sum(tasks)
 
+    def kept():
+        by_worker = [count for counts in client.run(kept_by_worker).values() for count in counts.values()]
+        return np.array([*by_worker, *client.run_on_scheduler(kept_by_scheduler)])
+
     dataset = Dataset.range(40).batch(4).serve(client, job_name=job())
     list(dataset)
-
-    def kept_when_idle():
-        # What has just ended is still being told to others for a moment.
-        by_worker = client.run(kept_by_worker)
-        num_datasets, *others = client.run_on_scheduler(kept_by_scheduler)
-        is_idle = not any(others) and not any(sum(kept.values()) - kept["_datasets"] for kept in by_worker.values())
-        return (by_worker, num_datasets) if is_idle else None
-
-    before = eventually(kept_when_idle)
+    before = kept()
     for _ in range(20):
         list(dataset)
-    assert eventually(kept_when_idle) == before
+    # What has just ended is still being told to others for a moment, and so it was before: a count may be higher by a
+    # few, but not by one for each epoch.
+    eventually(lambda: (kept() - before < 5).all())
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])
