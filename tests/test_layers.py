@@ -394,6 +394,7 @@ ROOMS_WITH_PLAIN_NAMES = (
     "strategy/reduce/",
     "strategy/replica/",
     "strategy/status.py",
+    "strategy/steps/",
     "strategy/strategy.py",
     "strategy/values/",
     "strategy/variables/",

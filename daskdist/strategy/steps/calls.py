@@ -12,22 +12,22 @@ from daskdist.strategy.steps.outcomes import Failed
 
 
 class Record:
-    """A call that was sent, as the program knows it.
+    """The program's record of a call that was sent.
 
     Parameters
     ----------
     number
-        Its number, in the program's order.
+        The number of the call, in the order of the program.
     workers
-        For each of its results the address of the worker that makes it.
+        The address of the worker of each result.
     needs
-        What has to stay until the call is over: its arguments.
+        The arguments, which must be kept until the call has finished.
     name
-        Its name.
+        The name of the call.
     is_step
         Whether it is a call of `run`.
     kind
-        The same for calls that do the same with other values, whose results any worker could compute; None for others.
+        Equal for calls of the same operation on other values, whose results any worker could compute; None for others.
     """
 
     __slots__ = (
@@ -63,29 +63,33 @@ class Record:
         self.name = name
         self.is_step = is_step
         self.kind = kind
-        # Whether all results are the same, each worker having computed its own.
+        # Whether all results are the same, as each worker computes the result itself.
         self.is_replicated = kind is not None and len(workers) > 1
         # Whether a worker other than the first needed a result that is the same for all.
         self.is_shared = False
-        # For each result the number of its structure and what came of it; None until the call is over.
+        # The structure number and outcome of each result; None until the call has finished.
         self.outcomes: list[tuple[Any, Any] | None] = [None] * len(workers)
         self.num_left = len(workers)
-        # The workers that have a result of it, or will have one; more than `workers` where one was passed on.
+        # The workers that have or will have a result of it; more than `workers` if one was passed on.
         self.holders: set[str] = set(workers)
         self.is_dropped = False
         # Of a call that was given a result of this one, and failed: the number of the call whose error it has.
         self.told_with: int | None = None
-        # Makes the call again on another worker, where nothing of it is lost for good.
+        # Repeats the call on another worker, if all its inputs still exist.
         self.again: Callable[[], Result] | None = None
 
     def failures(self) -> list[Failed]:
         """Return the failures of its results, one for each call that raised."""
-        found = {each[1].origin: each[1] for each in self.outcomes if each is not None and type(each[1]) is Failed}
-        return list(found.values())
+        failures = {
+            outcome[1].origin: outcome[1]
+            for outcome in self.outcomes
+            if outcome is not None and type(outcome[1]) is Failed
+        }
+        return list(failures.values())
 
 
 class Call(Sequence["Result"]):
-    """The handle of a call: as long as somebody has it, workers keep its results."""
+    """The handle of a call: while it is referenced, workers keep the results."""
 
     __slots__ = ("_dropped", "passed_on", "record", "streams")
 
@@ -94,7 +98,7 @@ class Call(Sequence["Result"]):
         # A weak reference to the streams it was sent by.
         self.streams = streams
         self._dropped = dropped
-        # Results that were sent on to other workers, with those.
+        # Pairs of a result and a worker that it was sent on to.
         self.passed_on: set[tuple[int, str]] = set()
 
     def __len__(self) -> int:
@@ -120,7 +124,7 @@ class Result:
     call
         The call.
     place
-        Which of its results it is.
+        The index of the result in the call.
     """
 
     __slots__ = ("call", "place")
@@ -131,28 +135,28 @@ class Result:
 
     @property
     def worker(self) -> str:
-        """The address of the worker that makes it."""
+        """The address of the worker that computes the result."""
         return self.call.record.workers[self.place]
 
     @property
     def is_over(self) -> bool:
-        """Return whether the call is over for it."""
+        """Return whether the result is known."""
         return self.call.record.outcomes[self.place] is not None
 
 
 def futures_in(needs: Any) -> list[Future]:
-    """Return the results of Dask's tasks that a call needs."""
+    """Return the futures of Dask tasks that a call needs."""
     return [
-        part for each in needs or () for part in (each if type(each) is tuple else (each,)) if isinstance(part, Future)
+        part for need in needs or () for part in (need if type(need) is tuple else (need,)) if isinstance(part, Future)
     ]
 
 
 def records_in(needs: Any) -> list[Record]:
     """Return the records of the calls whose results a call needs."""
     calls = []
-    for each in needs or ():
-        if type(each) is Call:
-            calls.append(each)
+    for need in needs or ():
+        if type(need) is Call:
+            calls.append(need)
         else:
-            calls += [part.call for part in (each if type(each) is tuple else (each,)) if type(part) is Result]
-    return [each.record for each in calls]
+            calls += [part.call for part in (need if type(need) is tuple else (need,)) if type(part) is Result]
+    return [call.record for call in calls]

@@ -13,19 +13,19 @@ _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 
 
 class Sender(Protocol):
-    """A backend whose calls wait until the function is over."""
+    """A backend whose calls wait until the function returns."""
 
     def flush(self) -> None:
         """Send what waits."""
         ...
 
     def raise_unseen(self) -> None:
-        """Raise an error that is known by now and that nobody has looked at, nor can."""
+        """Raise a known error that can no longer be seen otherwise."""
         ...
 
 
 class Capture:
-    """The calls that one call of a function sends, until it is over."""
+    """The calls that one call of a function sends, until it returns."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -37,7 +37,7 @@ class Capture:
         self._awaited: list[Callable[[], None]] = []
 
     def add(self, sender: Sender, *, is_step: bool) -> None:
-        """Note a call; ``sender`` sends what waits when the function is over."""
+        """Note a call; ``sender`` sends pending calls when the function returns."""
         self._senders[id(sender)] = sender
         if is_step:
             self.num_steps += 1
@@ -45,7 +45,7 @@ class Capture:
             self.num_other_calls += 1
 
     def wait_for(self, wait: Callable[[], None]) -> None:
-        """Wait for something when the function is over, since nobody has a result of it to look at."""
+        """Wait for something when the function returns, as no result of it can be read."""
         self._awaited.append(wait)
 
     def note_wait(self, reason: str) -> None:
@@ -53,7 +53,7 @@ class Capture:
         self.waits.append(f"{reason}, {_where()}")
 
     def end(self) -> None:
-        """Send what waits, and wait for what is to be waited for."""
+        """Send the pending calls, and run the registered waits."""
         self.is_over = True
         for sender in self._senders.values():
             sender.flush()
@@ -63,13 +63,13 @@ class Capture:
             try:
                 wait()
             except Exception as error:
-                # The first is raised, and the others are not raised later.
+                # Raise the first error; the others are dropped.
                 failure = failure or error
         if failure is not None:
             raise failure
 
     def raise_unseen(self) -> None:
-        """Raise an error that is known by now and that nobody has looked at, nor can."""
+        """Raise a known error that can no longer be seen otherwise."""
         for sender in self._senders.values():
             sender.raise_unseen()
 
@@ -78,15 +78,15 @@ _current: ContextVar[Capture | None] = ContextVar("daskdist capture", default=No
 
 
 def current_capture() -> Capture | None:
-    """Return the capture of the function this is in, if it is in one."""
-    found = _current.get()
-    # A coroutine that was started in it may go on when it is over.
-    return None if found is None or found.is_over else found
+    """Return the capture of the running function, if any."""
+    capture = _current.get()
+    # A coroutine started in the function may continue after it.
+    return None if capture is None or capture.is_over else capture
 
 
 @contextlib.contextmanager
 def capturing() -> Iterator[Capture]:
-    """Capture the calls of a ``with`` block; inside of another one those are its own."""
+    """Capture the calls of a ``with`` block; a nested block adds to the outer capture."""
     outer = current_capture()
     if outer is not None:
         yield outer
@@ -97,7 +97,7 @@ def capturing() -> Iterator[Capture]:
         try:
             yield capture
         finally:
-            # Also what was called before an error: it would have been made without a function around it.
+            # Also send calls made before an error, as they would be without a capture.
             capture.end()
         capture.raise_unseen()
     finally:
@@ -106,7 +106,7 @@ def capturing() -> Iterator[Capture]:
 
 
 def _where() -> str:
-    # The innermost line of the program itself.
+    # Return the innermost line of the user's program.
     frame: Any = sys._getframe(1)
     while frame is not None and _is_of_a_library(frame.f_code.co_filename):
         frame = frame.f_back

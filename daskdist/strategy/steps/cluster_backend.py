@@ -125,7 +125,7 @@ class ClusterBackend:
         ]
         columns, args = _wired(packed, len(group.replicas))
         columns = list(map(self._own_column, columns))
-        needs = [each if type(each) in _COLUMNS else repeat(each, len(workers)) for each in columns]
+        needs = [column if type(column) in _COLUMNS else repeat(column, len(workers)) for column in columns]
         lanes = list(zip(*needs, strict=True)) or [()] * len(workers)
         structure, settings = pickled_structure(treespec), to_send()
         here = [leaf.values for leaf in leaves if type(leaf) is PerReplica and not leaf.spread]
@@ -145,16 +145,16 @@ class ClusterBackend:
                 for worker in group.workers:
                     members = group.members(worker)
                     # Before a message to another worker that tells the place of the one that needs them.
-                    streams.send_objects(worker, function, *chain.from_iterable([lanes[each] for each in members]))
-                    own = [
+                    streams.send_objects(worker, function, *chain.from_iterable([lanes[number] for number in members]))
+                    worker_lanes = [
                         (
-                            each,
-                            [streams.reference(worker, need) for need in lanes[each] if need is not None],
-                            args[each],
+                            number,
+                            [streams.reference(worker, need) for need in lanes[number] if need is not None],
+                            args[number],
                         )
-                        for each in members
+                        for number in members
                     ]
-                    streams.append(worker, "run", number, function.number, structure, own, settings, name)
+                    streams.append(worker, "run", number, function.number, structure, worker_lanes, settings, name)
             except BaseException:
                 # Some workers have a part of the call.
                 streams.close()
@@ -190,9 +190,9 @@ class ClusterBackend:
                 for place, worker in enumerate(workers):
                     streams.send_objects(worker, prepared, *handles)
                     reference = ("p", pickled) if prepared is None else streams.reference(worker, prepared)
-                    what = reference, [streams.reference(worker, each) for each in handles], to_send(), name
+                    what = reference, [streams.reference(worker, handle) for handle in handles], to_send(), name
                     streams.append(worker, "call", call.record.number, place, len(workers) > 1, *what)
-                if handles and all(isinstance(each, Future) for each in handles):
+                if handles and all(isinstance(handle, Future) for handle in handles):
                     # Dask computes what was lost again.
                     call.record.again = partial(self.call, function, handles, *args, name=name)
             except BaseException:
@@ -204,18 +204,20 @@ class ClusterBackend:
 
     def _workers_of(self, kind: Any, worker: str, handles: Sequence[Handle]) -> tuple[str, ...]:
         # Those that make a call: one, or all where each has a part of what it needs.
-        workers = tuple({worker: None} | dict.fromkeys([each.worker for each in handles if type(each) is Result]))
+        workers = tuple({worker: None} | dict.fromkeys([handle.worker for handle in handles if type(handle) is Result]))
         num_workers = len(self.live_workers.present)
         if self.streams.replicated.has(kind, num_workers) and len(workers) == num_workers:
             return workers if all(map(self.streams.is_open, workers)) else (worker,)
         return (worker,)
 
     def _prepared_object(self, function: Any) -> SentObject:
-        found = self._prepared.get(function)
-        if found is None:
-            found = SentObject(_pickled((function, ()), lambda: "reduce: the function"), self.streams.dropped_objects)
-            self._prepared[function] = found
-        return found
+        sent_object = self._prepared.get(function)
+        if sent_object is None:
+            sent_object = SentObject(
+                _pickled((function, ()), lambda: "reduce: the function"), self.streams.dropped_objects
+            )
+            self._prepared[function] = sent_object
+        return sent_object
 
     def _own(self, handle: Handle) -> Handle:
         # A result of another strategy is brought here: its streams have calls of the same numbers.
@@ -232,7 +234,7 @@ class ClusterBackend:
         return tuple(map(self._own, column)) if type(column) in _COLUMNS else self._own(column)
 
     def _worker_of(self, handles: Sequence[Handle]) -> str:
-        workers = [each.worker for each in handles if type(each) is Result]
+        workers = [handle.worker for handle in handles if type(handle) is Result]
         return next(filter(self.streams.is_open, (*workers, *self.live_workers.present)), self.live_workers.present[0])
 
     def _sent(self, *, is_step: bool) -> None:
@@ -281,19 +283,19 @@ class ClusterBackend:
         handles = list(map(self._as_result, handles))
         outcomes = self._outcomes(handles, "a result was looked at")
         while again := self._to_call_again(handles, outcomes):
-            handles = [again[index]() if index in again else each for index, each in enumerate(handles)]
+            handles = [again[index]() if index in again else handle for index, handle in enumerate(handles)]
             outcomes = self._outcomes(handles, "a result was looked at")
         return self.streams.values(handles)
 
     def _to_call_again(self, handles: Sequence[Handle], outcomes: Sequence[Any]) -> dict[int, Callable[[], Result]]:
         # Calls on data alone whose worker is lost; while there are others.
-        found = {}
+        callable_again = {}
         for index, (handle, (_, payload)) in enumerate(zip(handles, outcomes, strict=True)):
             if type(payload) in (Failed, Held) and type(handle) is Result and not self.streams.is_open(handle.worker):
                 again = handle.call.record.again
                 if again is not None and self.streams.lost() != list(self.live_workers.present):
-                    found[index] = again
-        return found
+                    callable_again[index] = again
+        return callable_again
 
     def result(self, handle: Handle) -> Any:
         """Return a result, waited for and brought here."""
@@ -307,11 +309,11 @@ class ClusterBackend:
         """Wait for the calls of one step; raise what one of them raised as soon as it did."""
 
         def failed() -> list[Failed]:
-            outcomes = [each.call.record.outcomes[each.place] for each in step]
-            return [each[1] for each in outcomes if each is not None and type(each[1]) is Failed]
+            outcomes = [result.call.record.outcomes[result.place] for result in step]
+            return [outcome[1] for outcome in outcomes if outcome is not None and type(outcome[1]) is Failed]
 
         def are_over() -> bool:
-            return all(each.is_over for each in step)
+            return all(result.is_over for result in step)
 
         self._note_wait(step, reason)
         # Of another strategy, it may be.
@@ -321,7 +323,7 @@ class ClusterBackend:
             # The others come soon, if at all: the first in order is raised, but what one raised of its own accord
             # rather than that another is missed.
             streams.wait(are_over, _SOON_S)
-        streams.raise_first(sorted(failed(), key=lambda each: each.is_of_others))
+        streams.raise_first(sorted(failed(), key=lambda failure: failure.is_of_others))
 
     def is_done(self, handle: Handle) -> bool:
         """Return whether a result is there."""
@@ -342,11 +344,11 @@ class ClusterBackend:
         return [loaded_structure(structure) for structure, _ in self._outcomes(results, "")]
 
     def _outcomes(self, handles: Sequence[Handle], reason: str) -> list[tuple[Any, Any]]:
-        own = list(map(self._as_result, handles))
-        self._note_wait(own, reason)
-        self.streams.wait(lambda: all(each.is_over for each in own))
+        results = list(map(self._as_result, handles))
+        self._note_wait(results, reason)
+        self.streams.wait(lambda: all(result.is_over for result in results))
         self.streams.raise_unseen()
-        return [outcome for each in own if (outcome := each.call.record.outcomes[each.place]) is not None]
+        return [outcome for result in results if (outcome := result.call.record.outcomes[result.place]) is not None]
 
     def _as_result(self, handle: Handle) -> Result:
         if type(handle) is Result and handle.call.streams is self.streams.identity:
@@ -356,30 +358,30 @@ class ClusterBackend:
     def _note_wait(self, handles: Sequence[Result], reason: str) -> None:
         self._num_unsent = 0
         capture = current_capture()
-        if capture is not None and not all(each.is_over for each in handles):
+        if capture is not None and not all(handle.is_over for handle in handles):
             capture.note_wait(reason)
 
     def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Future], Picks]:
         """Return results as what Dask knows: each is put into its worker's memory as the result of a task."""
         futures = []
-        for each in map(self._own, handles):
-            if type(each) is Result:
+        for handle in map(self._own, handles):
+            if type(handle) is Result:
                 # Waited for: the task would hold up a thread of the worker.
-                self.results([self.call(_nothing, [each], worker=each.worker, name="see")])
-                each = self._submit.call(
+                self.results([self.call(_nothing, [handle], worker=handle.worker, name="see")])
+                handle = self._submit.call(
                     result_in_memory,
                     [],
                     self._token,
-                    each.call.record.number,
-                    each.place,
-                    worker=each.worker,
+                    handle.call.record.number,
+                    handle.place,
+                    worker=handle.worker,
                     is_pinned=True,
                     name="value",
                 )
-                self._submit.wait([each])
-            elif type(each) is SentObject:
-                each = self._submit.place(_loaded(each.value), self.live_workers.present[0])
-            futures.append(each)
+                self._submit.wait([handle])
+            elif type(handle) is SentObject:
+                handle = self._submit.place(_loaded(handle.value), self.live_workers.present[0])
+            futures.append(handle)
         return self._submit.as_futures(futures, picks)
 
     # --- life ---
@@ -415,7 +417,7 @@ class ClusterBackend:
         while len(lost := self._missing()) < len(live_workers.present):
             live_workers.drop(lost)
             left = replace(
-                group, replicas=tuple([each for each in group.replicas if each.worker in live_workers.present])
+                group, replicas=tuple([replica for replica in group.replicas if replica.worker in live_workers.present])
             )
             if left == group:
                 break
@@ -558,4 +560,4 @@ def _name_of(operation: str, function: str, is_loop: bool) -> str:
 def _place_of(operation: str, treespec: Any, number: int) -> str:
     # Where among its arguments a leaf of a call is.
     (which, *path) = treespec.paths()[number]
-    return f"{operation}: " + ("args" if which == 0 else "kwargs") + "".join(f"[{each!r}]" for each in path)
+    return f"{operation}: " + ("args" if which == 0 else "kwargs") + "".join(f"[{key!r}]" for key in path)

@@ -45,38 +45,38 @@ class FunctionParts:
     @classmethod
     def of(cls, function: FunctionType) -> FunctionParts | None:
         """Return the parts of a function; None where some of them may change in place."""
-        made = cls(function.__code__, function.__defaults__, [], [], [])
+        parts = cls(function.__code__, function.__defaults__, [], [], [])
         seen: set[int] = set()
         waiting = [function]
         while waiting:
-            each = waiting.pop()
-            if id(each) in seen:
+            current = waiting.pop()
+            if id(current) in seen:
                 continue
-            seen.add(id(each))
-            code, variables = each.__code__, each.__globals__
+            seen.add(id(current))
+            code, variables = current.__code__, current.__globals__
             # Of a function in it, the names are its own.
-            if each.__kwdefaults__ or each.__dict__ or any(isinstance(part, CodeType) for part in code.co_consts):
+            if current.__kwdefaults__ or current.__dict__ or any(isinstance(part, CodeType) for part in code.co_consts):
                 return None
             names = [(variables, name, variables.get(name, _MISSING)) for name in code.co_names]
-            cells = [(cell, _held(cell)) for cell in each.__closure__ or ()]
-            for part in (*[value for *_, value in (*names, *cells)], *(each.__defaults__ or ())):
+            cells = [(cell, _held(cell)) for cell in current.__closure__ or ()]
+            for part in (*[value for *_, value in (*names, *cells)], *(current.__defaults__ or ())):
                 if type(part) is FunctionType:
                     waiting.append(part)
                 elif part is not _MISSING and not _is_constant(part):
                     return None
-            made.names.extend(names)
-            made.cells.extend(cells)
-            if each is not function:
+            parts.names.extend(names)
+            parts.cells.extend(cells)
+            if current is not function:
                 # It is not kept by what is kept of it.
-                made.functions.append((each, code, each.__defaults__))
-        return made
+                parts.functions.append((current, code, current.__defaults__))
+        return parts
 
     def is_still_of(self, function: FunctionType) -> bool:
         """Return whether the function still has the same parts."""
-        for each, code, defaults in ((function, self.code, self.defaults), *self.functions):
-            if each.__code__ is not code or each.__defaults__ is not defaults:
+        for part, code, defaults in ((function, self.code, self.defaults), *self.functions):
+            if part.__code__ is not code or part.__defaults__ is not defaults:
                 return False
-            if each.__kwdefaults__ or each.__dict__:
+            if part.__kwdefaults__ or part.__dict__:
                 return False
         for variables, name, value in self.names:
             if variables.get(name, _MISSING) is not value:

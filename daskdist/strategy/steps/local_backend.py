@@ -1,4 +1,4 @@
-"""The backend of strategies in this process: calls are made at once."""
+"""The backend of strategies in this process: calls run immediately."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class LocalBackend:
     Parameters
     ----------
     strategy
-        Gives the strategy that replicas know of; None once it is gone.
+        Returns the strategy for the replicas; None once it is garbage.
     places
-        For each replica the device on which its functions are called.
+        The device of each replica, on which its functions run.
     store
-        What the replicas keep.
+        The variables of the replicas.
     """
 
     defers = False
@@ -53,7 +53,7 @@ class LocalBackend:
     def call_replicas(
         self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, group: ReplicaGroup
     ) -> list[Any]:
-        """Call a function on every replica; give what they return, and raise what one of them raised."""
+        """Call a function on every replica; return the results, or raise the error of one."""
         if self._is_closed:
             raise _closed(operation)
         calls = Calls(self._strategy(), self.places, self.store, fn, leaves, treespec)
@@ -75,12 +75,12 @@ class LocalBackend:
         return function(handles, *args)
 
     def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
-        """Return for each result its structure, and which of its leaves are None."""
+        """Return the structure of each result, and which of its leaves are None."""
         flat = map(FlatResult.of, handles)
-        return [(each.treespec, tuple(leaf is None for leaf in each.leaves)) for each in flat]
+        return [(result.treespec, tuple(leaf is None for leaf in result.leaves)) for result in flat]
 
     def known_function(self, fn: Callable[..., Any]) -> None:
-        """Return None: functions are called as they are."""
+        """Return None: functions are not sent."""
 
     def result(self, handle: Handle) -> Any:
         """Return the result."""
@@ -91,7 +91,7 @@ class LocalBackend:
         return list(handles)
 
     def see(self, step: Sequence[Handle]) -> None:
-        """Return at once: what a call raises is raised by it."""
+        """Return immediately: errors are raised by the call itself."""
 
     def at_hand(self, handle: Handle) -> tuple[Any] | None:
         """Return the result, which is the handle."""
@@ -102,24 +102,24 @@ class LocalBackend:
         return True
 
     def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Any], Picks]:
-        """Return the results, which are here."""
+        """Return the results, which are in this process."""
         return handles, picks
 
     def wait(self, handles: Sequence[Handle]) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def finish(self) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def raise_unseen(self) -> None:
-        """Return: what a call raises is raised by it."""
+        """Return immediately: errors are raised by the call itself."""
 
     def forget(self, variable: int) -> None:
-        """Drop what replicas keep of a variable."""
+        """Drop the replicas' copies of a variable."""
         self.store.drop((variable,))
 
     def recover(self, group: ReplicaGroup) -> ReplicaGroup:
-        """Return the group: replicas of this process are not lost."""
+        """Return the group, as replicas of this process cannot be lost."""
         return group
 
     def status(self, group: ReplicaGroup, *, asks: bool = True) -> tuple[WorkerStatus, ...]:
@@ -135,12 +135,12 @@ class LocalBackend:
         )
         num_in_flight = sum(operation == "run" for _, (operation, _) in under_way)
         replicas = tuple(range(len(group.replicas)))
-        devices = tuple([each.device for each in group.replicas])
+        devices = tuple([replica.device for replica in group.replicas])
         state = "closed" if self._is_closed else state_of(running, num_in_flight)
         return (WorkerStatus(None, replicas, devices, state, running, self._num_steps, num_in_flight),)
 
     def close(self) -> None:
-        """Drop what replicas keep."""
+        """Drop the variables of the replicas."""
         self._is_closed = True
         self.store = VariableStore(self.store.token)
 

@@ -92,7 +92,7 @@ class Calls:
         if self._size > 1:
             self._context = contextvars.copy_context()
             if are_loaded():
-                self._streams = [named(each.device).current_stream() for each in self._places]
+                self._streams = [named(replica.device).current_stream() for replica in self._places]
 
     def results(self) -> list[Any]:
         """Return the results of the replicas, in order; raise the error of one that failed."""
@@ -113,7 +113,7 @@ class Calls:
         if self._errors:
             # What a replica raised of its own accord, rather than that others miss it.
             errors = [self._errors[number] for number in sorted(self._errors)]
-            raise next((each for each in errors if not isinstance(each, CollectiveError)), errors[0])
+            raise next((error for error in errors if not isinstance(error, CollectiveError)), errors[0])
         return self._results
 
     def running(self) -> list[int]:
@@ -159,17 +159,17 @@ class Calls:
     def _call(self, number: int) -> None:
         replica = self._places[number]
         context = ReplicaContext(number, self._size, self._strategy, self._rendezvous, self._store, replica.device)
-        own = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in self._leaves]
+        replica_leaves = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in self._leaves]
         error = None
         try:
-            if not self._streams and ReplicaPlan not in map(type, own):
+            if not self._streams and ReplicaPlan not in map(type, replica_leaves):
                 # Neither a stream nor an iterator to open and to close.
-                args, kwargs = self._treespec.unflatten(own)
+                args, kwargs = self._treespec.unflatten(replica_leaves)
                 self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
             else:
                 with (
                     self._callers_stream(number),
-                    replica_iterators(own, self._treespec, replica, number) as (args, kwargs),
+                    replica_iterators(replica_leaves, self._treespec, replica, number) as (args, kwargs),
                 ):
                     self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
         except BaseException as raised:

@@ -174,7 +174,7 @@ def _small(most_bytes: float, value: Any) -> Any:
     packed = packed_value(value)
     if type(packed) is Packed:
         # As it is now: the replica may change it before it is sent.
-        return packed._replace(buffers=[bytes(each._raw) for each in packed.buffers])
+        return packed._replace(buffers=[bytes(buffer._raw) for buffer in packed.buffers])
     # It stays of use where it is.
     return Held(num_bytes)
 

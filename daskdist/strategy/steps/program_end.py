@@ -76,7 +76,7 @@ class ClusterUse:
         if is_here(self.address):
             _clients_here.add(self.client)
             # An interrupt of the terminal goes to the worker processes too, which the program ends itself.
-            if not any(isinstance(each, _BeforeClose) for each in self.client.preloads):
+            if not any(isinstance(preload, _BeforeClose) for preload in self.client.preloads):
                 self.client.preloads = PreloadManager([*self.client.preloads, _BeforeClose(self.client)])
             self.client.run(_ignore_interrupts, on_error="ignore")
 
@@ -100,7 +100,7 @@ class ClusterUse:
             logger.error("a step failed, and nobody looked at it: %s", told)
 
     def free(self) -> None:
-        """Free all, once; whoever comes second waits until that is done."""
+        """Free all resources once; a second caller waits until that is done."""
         with self._lock:
             if self not in _uses:
                 return
@@ -168,10 +168,10 @@ class _BeforeClose:
     async def teardown(self) -> None:
         """Let go of futures, as long as the client can tell the scheduler."""
         client = self._client()
-        of_client = [each for each in list(_uses) if each.client is client]
-        for each in of_client:
-            each.streams.close()
-        futures = [future for each in of_client for future in each.futures]
+        of_client = [use for use in list(_uses) if use.client is client]
+        for use in of_client:
+            use.streams.close()
+        futures = [future for use in of_client for future in use.futures]
         if client is not None and _is_worth(client, futures):
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(_settle(client, futures, _AT_CLOSE_S, is_end=False), _AT_CLOSE_S)
@@ -179,7 +179,7 @@ class _BeforeClose:
 
 def is_here(address: str) -> bool:
     """Return whether the scheduler of an address is in this process, and running."""
-    return any(each.address == address for each in Scheduler._instances if each.status == Status.running)
+    return any(scheduler.address == address for scheduler in Scheduler._instances if scheduler.status == Status.running)
 
 
 def _is_worth(client: Client, futures: Collection[Future]) -> bool:

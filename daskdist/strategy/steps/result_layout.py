@@ -43,8 +43,8 @@ def made_of(fn: Any) -> list[Any]:
         return [fn] if within is None else [type(fn), *made_of(within)]
     variables = getattr(fn, "__globals__", {})
     called = [getattr(variables.get(name), "__code__", None) for name in code.co_names]
-    own = [getattr(fn, "__self__", None), *(fn.__closure__ or ()), *(fn.__defaults__ or ())]
-    return [code, *map(_without_state, own), *called]
+    bound = [getattr(fn, "__self__", None), *(fn.__closure__ or ()), *(fn.__defaults__ or ())]
+    return [code, *map(_without_state, bound), *called]
 
 
 def _without_state(part: Any) -> Any:

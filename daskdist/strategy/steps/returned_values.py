@@ -63,7 +63,7 @@ class ReturnedValues:
     def columns(self, handles: Sequence[Handle], num_leaves: int, group: ReplicaGroup) -> list[PerReplica]:
         """Return each leaf of what gave a `FlatResult` list of so many on each replica."""
         if not self._backend.defers:
-            return [PerReplica(column) for column in zip(*[each.leaves for each in handles], strict=True)]
+            return [PerReplica(column) for column in zip(*[leaf.leaves for leaf in handles], strict=True)]
         return [self._picked(handles, pick, group) for pick in _list_layout(num_leaves).picks]
 
     def leaves(self, handle: Handle, num_leaves: int) -> list[Any]:
@@ -89,7 +89,7 @@ class ReturnedValues:
         parts = made_of(fn)
         key = tuple(map(id, parts))
         known = self._layouts.get(key)
-        if known is not None and any(each() is None for each in known[1]):
+        if known is not None and any(part() is None for part in known[1]):
             # Something else has come to be at the address of what is gone.
             known = None
         capture = current_capture()
@@ -119,8 +119,8 @@ class ReturnedValues:
         # Waits for the calls.
         layouts = [Layout(*structure) for structure in self._backend.structures(handles)]
         # Refuses structures that differ.
-        regroup([optree.tree_unflatten(each.treespec, each.are_none) for each in layouts])
-        are_none = tuple(map(all, zip(*[each.are_none for each in layouts], strict=True)))
+        regroup([optree.tree_unflatten(layout.treespec, layout.are_none) for layout in layouts])
+        are_none = tuple(map(all, zip(*[layout.are_none for layout in layouts], strict=True)))
         return Layout(layouts[0].treespec, are_none)
 
 

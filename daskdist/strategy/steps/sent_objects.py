@@ -128,17 +128,17 @@ class SentObjects:
             if known is not None and known[0].is_still_of(value):
                 return known[1]
             parts = FunctionParts.of(value)
-            found = self._pickled(value, name)
+            sent_object = self._pickled(value, name)
             if parts is None:
                 self._functions.pop(id(value), None)
             else:
                 # Its parts are kept, so that nothing else comes to be at their addresses.
                 if id(value) not in self._functions:
                     weakref.finalize(value, self._functions.pop, id(value), None).atexit = False
-                self._functions[id(value)] = parts, found
+                self._functions[id(value)] = parts, sent_object
                 if len(self._functions) > _MOST_KEPT:
                     self._functions.popitem(last=False)
-            return found
+            return sent_object
 
     def _pickled(self, value: Any, name: Callable[[], str]) -> SentObject:
         try:
@@ -155,21 +155,21 @@ class SentObjects:
             )
 
     def _kept(self, digest: bytes, value: Callable[[], Any]) -> SentObject:
-        found = self._objects.get(digest)
-        if found is not None:
+        sent_object = self._objects.get(digest)
+        if sent_object is not None:
             self._objects.move_to_end(digest)
-            return found
-        found = self._objects[digest] = SentObject(value(), self._dropped)
-        self._num_bytes += found.num_bytes
+            return sent_object
+        sent_object = self._objects[digest] = SentObject(value(), self._dropped)
+        self._num_bytes += sent_object.num_bytes
         while len(self._objects) > _MOST_KEPT or (self._num_bytes > _MOST_BYTES and len(self._objects) > 1):
             _, oldest = self._objects.popitem(last=False)
             self._num_bytes -= oldest.num_bytes
-        return found
+        return sent_object
 
 
 def _digest(value: np.ndarray[Any, Any]) -> bytes:
     # With the order of its memory, on which the last bits of a sum depend.
     is_by_column = value.flags.f_contiguous and not value.flags.c_contiguous
-    found = hashlib.sha256(f"{value.dtype!r} {value.shape} {is_by_column}".encode())
-    found.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
-    return found.digest()
+    digest = hashlib.sha256(f"{value.dtype!r} {value.shape} {is_by_column}".encode())
+    digest.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
+    return digest.digest()

@@ -99,22 +99,22 @@ class StreamSet:
         reference = weakref.ref(self)
 
         def receive(stream: StepStream, messages: list[Any]) -> None:
-            own = reference()
-            if own is not None:
-                own._receive(stream, messages)
+            streams = reference()
+            if streams is not None:
+                streams._receive(stream, messages)
 
         def broken(stream: StepStream, why: str) -> None:
-            own = reference()
-            if own is not None:
-                own._broken(stream, why)
+            streams = reference()
+            if streams is not None:
+                streams._broken(stream, why)
 
-        opening = [StepStream.open(each, group, self.client, receive, broken) for each in group.workers]
-        found = await asyncio.gather(*opening, return_exceptions=True)
-        opened = [each for each in found if isinstance(each, StepStream)]
-        for each in found:
-            if isinstance(each, BaseException):
+        opening = [StepStream.open(address, group, self.client, receive, broken) for address in group.workers]
+        results = await asyncio.gather(*opening, return_exceptions=True)
+        opened = [result for result in results if isinstance(result, StepStream)]
+        for result in results:
+            if isinstance(result, BaseException):
                 close_all(opened)
-                raise each
+                raise result
         self._streams.update({stream.address: stream for stream in opened})
         relayed = [stream.address for stream in opened if stream.is_relayed]
         if relayed:
@@ -169,8 +169,8 @@ class StreamSet:
         self._under_way[record.number] = record
         if is_step:
             self.num_steps += 1
-            for each in record.holders:
-                self._streams[each].num_steps += 1
+            for holder in record.holders:
+                self._streams[holder].num_steps += 1
         return Call(record, self._dropped, self.identity)
 
     def append(self, address: str, *message: Any) -> None:
@@ -180,10 +180,10 @@ class StreamSet:
     def send_objects(self, address: str, *needs: Any) -> None:
         """Send the objects among what a call needs to a worker that has not got them."""
         stream = self._streams[address]
-        for each in needs:
-            if type(each) is SentObject and each.number not in stream.objects:
-                stream.append("object", each.number, each.value, num_bytes=each.num_bytes)
-                stream.objects.add(each.number)
+        for need in needs:
+            if type(need) is SentObject and need.number not in stream.objects:
+                stream.append("object", need.number, need.value, num_bytes=need.num_bytes)
+                stream.objects.add(need.number)
 
     def reference(self, address: str, handle: Handle) -> tuple[Any, ...]:
         """Return the reference by which a call on a worker names a result, or an object that was sent before."""
@@ -235,8 +235,8 @@ class StreamSet:
                 "the connection to the cluster is closed, and what was computed there is gone with it; bring results "
                 "here, with local_results say, before the strategy or its client is closed"
             )
-        for each in workers:
-            if not self.is_open(each):
+        for address in workers:
+            if not self.is_open(address):
                 self.live_workers.in_doubt = True
                 raise self._lost_error(self.lost())
 
@@ -258,7 +258,7 @@ class StreamSet:
 
     def lost(self) -> list[str]:
         """Return the workers that take part and whose streams are broken."""
-        return [each for each in self.live_workers.present if not self.is_open(each)]
+        return [address for address in self.live_workers.present if not self.is_open(address)]
 
     def _lost_error(self, lost: Sequence[str], why: str = "") -> ClusterError:
         rest = "no worker is left, make a new strategy"
@@ -350,8 +350,8 @@ class StreamSet:
 
     async def _tell_of_key(self, stream: StepStream, key: Any) -> None:
         # A worker waits for the result of a task; it does not hear of one that failed elsewhere.
-        futures = [each for record in list(self._under_way.values()) for each in futures_in(record.needs)]
-        future = next((each for each in futures if each.key == key), None)
+        futures = [needed for record in list(self._under_way.values()) for needed in futures_in(record.needs)]
+        future = next((candidate for candidate in futures if candidate.key == key), None)
         if future is None:
             return
         await future._state.wait()
@@ -370,7 +370,7 @@ class StreamSet:
     def _record_outcome(self, record: Record, place: int, structure: Any, payload: Any) -> None:
         if record.outcomes[place] is not None:
             return
-        is_new = type(payload) is Failed and all(each.origin != payload.origin for each in record.failures())
+        is_new = type(payload) is Failed and all(failure.origin != payload.origin for failure in record.failures())
         record.outcomes[place] = structure, payload
         record.num_left -= 1
         if is_new:
@@ -462,7 +462,9 @@ class StreamSet:
                 stream.append("ping", now)
         with contextlib.suppress(ClusterError):
             if asked:
-                self.wait(lambda: all(each.running_at >= now or not each.is_open for each in asked), _LOOK_EVERY_S)
+                self.wait(
+                    lambda: all(stream.running_at >= now or not stream.is_open for stream in asked), _LOOK_EVERY_S
+                )
         return worker_statuses(
             self._streams.values(),
             list(self._under_way.values()),
@@ -479,7 +481,7 @@ class StreamSet:
             self.raise_unseen()
         most_bytes = in_bytes("step-bytes")
         if max([stream.outbox.num_bytes for stream in self._streams.values()]) > most_bytes:
-            self.wait(lambda: all(each.outbox.num_bytes <= most_bytes for each in self._streams.values()))
+            self.wait(lambda: all(stream.outbox.num_bytes <= most_bytes for stream in self._streams.values()))
 
     @property
     def is_busy(self) -> bool:
@@ -488,7 +490,7 @@ class StreamSet:
 
     def names_under_way(self) -> list[str]:
         """Return the names of the calls that are under way."""
-        return [each.name.removeprefix(LOOP) for each in list(self._under_way.values())]
+        return [record.name.removeprefix(LOOP) for record in list(self._under_way.values())]
 
     def finish(self, within_s: float | None = None) -> None:
         """Send what waits, and wait until all calls are over, or for so many seconds."""
@@ -515,21 +517,23 @@ class StreamSet:
                 stream.append("fetch", request, *key)
         try:
             # A worker that is lost meanwhile sends nothing any more.
-            self.wait(lambda: all(each in self._fetched or not stream.is_open for each, stream, _ in requests.values()))
+            self.wait(
+                lambda: all(request in self._fetched or not stream.is_open for request, stream, _ in requests.values())
+            )
         finally:
             self._requests -= {request for request, _, _ in requests.values()}
-            found = {key: self._fetched.pop(request, None) for key, (request, _, _) in requests.items()}
-        for key, payload in found.items():
+            payloads = {key: self._fetched.pop(request, None) for key, (request, _, _) in requests.items()}
+        for key, payload in payloads.items():
             if payload is None:
                 raise self._lost_with(requests[key][2])
-        return [found[each.call.record.number, each.place] for each in results]
+        return [payloads[result.call.record.number, result.place] for result in results]
 
     def values(self, results: Sequence[Result]) -> list[Any]:
         """Return results, waited for and brought here; raise what the call of the first that failed raised."""
-        self.wait(lambda: all(each.is_over for each in results))
-        outcomes = [each.call.record.outcomes[each.place] or (None, None) for each in results]
+        self.wait(lambda: all(result.is_over for result in results))
+        outcomes = [result.call.record.outcomes[result.place] or (None, None) for result in results]
         held = [index for index, (_, payload) in enumerate(outcomes) if type(payload) is Held]
-        for index, payload in zip(held, self._fetch([results[each] for each in held]), strict=True):
+        for index, payload in zip(held, self._fetch([results[place] for place in held]), strict=True):
             outcomes[index] = outcomes[index][0], payload
         self.raise_first([payload for _, payload in outcomes if type(payload) is Failed])
         return [received(structure, payload) for structure, payload in outcomes]
@@ -540,8 +544,8 @@ class StreamSet:
 
     def raise_first(self, failures: Sequence[Failed]) -> None:
         """Raise the first of the failures that were looked at together; none of them is raised by itself later."""
-        for each in failures:
-            self._failures.mark_seen(each)
+        for failure in failures:
+            self._failures.mark_seen(failure)
         if failures:
             # A lost worker may be what it comes of.
             self.live_workers.in_doubt = True

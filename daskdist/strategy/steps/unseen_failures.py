@@ -1,4 +1,4 @@
-"""The failures of calls that nobody has looked at, nor can any more."""
+"""Failures of calls whose results were not read and are no longer referenced."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _NUM_SEEN: Final = 1024
 
 
 class UnseenFailures:
-    """The failures of calls that nobody has looked at: the next that waits raises the first, and counts the others.
+    """Failures of calls whose results were not read: the next wait raises the first, and counts the others.
 
-    A failure is known by the number of the call that raised it. Calls that were given its result fail with it, and as
-    long as the program has a result of one of them it can still look.
+    A failure is identified by the number of the call that raised it. Calls that use its result fail with it, and while
+    the program references a result of one of them, the failure can still be seen.
     """
 
     def __init__(self) -> None:
-        # By the call that raised, how many calls that failed of it can still be looked at.
+        # call that raised -> the number of calls failed by it whose results can still be read.
         self._num_failed: Counter[int] = Counter()
         self._unseen: dict[int, Failed] = {}
         self._seen: deque[int] = deque(maxlen=_NUM_SEEN)
@@ -45,14 +45,14 @@ class UnseenFailures:
         if origin in (None, record.number):
             return
         # A call has one error: whatever else it was given that failed is not raised by itself.
-        for each in records_in(record.needs):
-            each.told_with = origin
-            for other in each.failures():
+        for needed in records_in(record.needs):
+            needed.told_with = origin
+            for other in needed.failures():
                 if other.origin != origin:
                     self.mark_seen(other)
 
     def drop(self, record: Record) -> None:
-        """Note that nobody can look at a call any more."""
+        """Note that the results of a call can no longer be read."""
         for failed in record.failures():
             self._count(failed, -1)
 

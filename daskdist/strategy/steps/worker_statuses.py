@@ -1,4 +1,4 @@
-"""The status of workers, as their streams tell it."""
+"""The status of workers, from their streams."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def worker_statuses(
     streams
         The streams to the workers.
     under_way
-        The calls that are not over.
+        The unfinished calls.
     group
-        The replicas there are.
+        The current replicas.
     is_closed
         Whether the strategy is closed.
     tells_running
-        Whether what the workers said last of the calls that are running is up to date.
+        Whether the workers' last report of running calls is up to date.
     """
     num_calls, num_steps = _num_left(under_way, steps_only=False), _num_left(under_way, steps_only=True)
     return tuple(
         [
-            _status(each, group, num_calls[each.address], num_steps[each.address], is_closed, tells_running)
-            for each in streams
+            _status(stream, group, num_calls[stream.address], num_steps[stream.address], is_closed, tells_running)
+            for stream in streams
         ]
     )
 
@@ -69,10 +69,12 @@ def _status(
 
 
 def _num_left(under_way: Collection[Record], *, steps_only: bool) -> Counter[str]:
-    # By worker, the calls that are not over there.
+    # worker -> the number of its unfinished calls.
     return Counter(
         worker
         for record in under_way
         if record.is_step or not steps_only
-        for worker in {each for each, outcome in zip(record.workers, record.outcomes, strict=True) if outcome is None}
+        for worker in {
+            address for address, outcome in zip(record.workers, record.outcomes, strict=True) if outcome is None
+        }
     )

@@ -1,4 +1,4 @@
-"""Results that are not there yet."""
+"""Results that may not have arrived yet."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _UNSET: Final = object()
 
 
 class Cell:
-    """One result of one call on a worker: empty until the call is over, then a value or a `Failure`.
+    """One result of one call on a worker: empty until the call has finished, then a value or a `Failure`.
 
     Parameters
     ----------
     origin
-        The address of the worker that sends the value; None where it is computed here.
+        The address of the worker that sends the value; None if it is computed here.
     """
 
     __slots__ = ("_callbacks", "_value", "origin")
@@ -28,7 +28,7 @@ class Cell:
 
     @property
     def is_set(self) -> bool:
-        """Return whether the result is there."""
+        """Return whether the result has arrived."""
         return self._value is not _UNSET
 
     @property
@@ -47,7 +47,7 @@ class Cell:
             callback()
 
     def when_set(self, callback: Callable[[], None]) -> None:
-        """Call a function once the result is there: in the thread that fills the cell, or now."""
+        """Call a function when the result arrives, in the thread that fills the cell, or now if it has arrived."""
         with _lock:
             if self._value is _UNSET:
                 self._callbacks.append(callback)
@@ -55,7 +55,7 @@ class Cell:
         callback()
 
     def get(self) -> Any:
-        """Return the result, waited for."""
+        """Wait for the result and return it."""
         if self._value is _UNSET:
             gate = threading.Lock()
             gate.acquire()

@@ -39,7 +39,7 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
         self._events: dict[Any, list[asyncio.Event]] = {}
 
     def transition(self, key: Any, start: Any, finish: Any, **rest: Any) -> None:
-        """Wake whoever waits for a key; called by Dask in the event loop."""
+        """Wake the waiters for a key; called by Dask in the event loop."""
         if finish == "memory" and self._events:
             for event in self._events.get(key, ()):
                 event.set()
@@ -76,9 +76,9 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
                 look_s = min(2 * look_s, _MOST_LOOK_S)
             status = (await worker.scheduler.get_task_status(keys=[key]))[key]
             if status == "memory":
-                found = await self._from_others(key)
-                if found is not None:
-                    return found[key]
+                data = await self._from_others(key)
+                if data is not None:
+                    return data[key]
             if status not in _NOT_THERE:
                 last_seen = time.monotonic()
             elif time.monotonic() > last_seen + _PATIENCE_S:
@@ -87,18 +87,18 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
     async def _from_others(self, key: Any) -> dict[Any, Any] | None:
         worker = self._worker
         holders = (await worker.scheduler.who_has(keys=[key])).get(key, ())
-        others = [each for each in holders if each != worker.address]
+        others = [address for address in holders if address != worker.address]
         if not others:
             return None
-        found, _, failed, _ = await gather_from_workers({key: others}, rpc=worker.rpc, who=worker.address)
+        data, _, failed, _ = await gather_from_workers({key: others}, rpc=worker.rpc, who=worker.address)
         if failed:
             raise ClusterError(f"{key} is on {', '.join(others)} and cannot be read on {worker.address}: see its log")
-        return found if key in found else None
+        return data if key in data else None
 
 
 def data_keys_of(worker: Worker) -> DataKeys:
     """Return what waits for keys of a worker; it is made in the worker's event loop."""
-    found: DataKeys | None = worker.plugins.get(_PLUGIN)
-    if found is None:
-        found = worker.plugins[_PLUGIN] = DataKeys(worker)
-    return found
+    data_keys: DataKeys | None = worker.plugins.get(_PLUGIN)
+    if data_keys is None:
+        data_keys = worker.plugins[_PLUGIN] = DataKeys(worker)
+    return data_keys

@@ -1,4 +1,4 @@
-"""Threads that make the calls of one replica in the order of the program."""
+"""Threads that run the calls of one replica in the order of the program."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Executor:
 
     @property
     def has_more(self) -> bool:
-        """Return whether calls wait behind the one that is being made."""
+        """Return whether calls wait behind the running one."""
         return not self._queue.empty()
 
     def put(self, call: Callable[[], None]) -> None:
-        """Make a call after those before it. It may not raise."""
+        """Queue a call, which must not raise, after the earlier ones."""
         self._queue.put(call)
 
     def close(self) -> None:
-        """End the thread after the call that is being made; those in the queue are not made."""
+        """End the thread after the running call; queued calls are dropped."""
         self._is_closed = True
         self._queue.put(None)
 
@@ -53,7 +53,7 @@ _ready: threading.local = threading.local()
 
 
 def run_ready(call: Callable[[], None]) -> None:
-    """Make a call in this thread: at once, or after the one that is being made, so that chains do not nest."""
+    """Run a call in this thread: now, or after the running one, so that chains of calls do not nest."""
     waiting: deque[Callable[[], None]] | None = getattr(_ready, "calls", None)
     if waiting is not None:
         waiting.append(call)

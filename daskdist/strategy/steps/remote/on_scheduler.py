@@ -49,7 +49,7 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Forget the strategies of a program that is gone."""
-        for key in [each for each in self.used if each[0] == client]:
+        for key in [used_key for used_key in self.used if used_key[0] == client]:
             del self.used[key]
 
     async def _relay(self, comm: Comm, worker: str) -> Any:
@@ -66,8 +66,8 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             ends += map(asyncio.ensure_future, (_pass_on(comm, other), _pass_on(other, comm)))
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in ends:
-                each.cancel()
+            for end in ends:
+                end.cancel()
             comm.abort()
             other.abort()
             await asyncio.gather(*ends, return_exceptions=True)

@@ -168,8 +168,8 @@ class Peers:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             next(iter(done)).result()
         finally:
-            for each in ends:
-                each.cancel()
+            for end in ends:
+                end.cancel()
             comm.abort()
             await asyncio.gather(*ends, return_exceptions=True)
 

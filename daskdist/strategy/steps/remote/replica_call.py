@@ -112,19 +112,19 @@ def call_replica(
         device = named(slot.replica.device)
         if not device.is_host:
             results = list(map(staging_of(slot.replica.device), results))
-        results = [each.on(device) if type(each) is ForDevices else _for_reading(each) for each in results]
-        given = filled(results[1:], picks, leaves)
+        results = [result.on(device) if type(result) is ForDevices else _for_reading(result) for result in results]
+        arguments = filled(results[1:], picks, leaves)
 
         def services() -> WorkerServices:
             return WorkerServices(
                 WorkerFetch(mailbox.worker), mailbox.step_counts, partial(mailbox.ask_steps, (slot.token, step))
             )
 
-        with replica_iterators(given, treespec, slot.replica, slot.number, services) as (args, kwargs):
+        with replica_iterators(arguments, treespec, slot.replica, slot.number, services) as (args, kwargs):
             context = slot.context(mailbox, step)
             returned = FlatResult.of(call_on_replica(results[0], args, kwargs, slot.replica, context))
             del args, kwargs
-        del given
+        del arguments
         keep_as_they_are(returned.leaves)
     except BaseException as error:
         slot.leave(mailbox, step, error)

@@ -141,11 +141,11 @@ class _Key:
 def _is_quick(inputs: Sequence[Any]) -> bool:
     # True if the event loop can make a call with these inputs itself: a thread would first have to wake up.
     function, *results = inputs
-    if type(function) is not _Object or not function.is_made or any(type(each) is not Cell for each in results):
+    if type(function) is not _Object or not function.is_made or any(type(result) is not Cell for result in results):
         return False
     prepared, _ = function.get()
-    values = [each.get() for each in results]
-    is_failed = any(type(each) is Failed for each in values)
+    values = [result.get() for result in results]
+    is_failed = any(type(value) is Failed for value in values)
     return is_failed or (isinstance(prepared, Prepared) and prepared.is_quick(values))
 
 
@@ -288,7 +288,7 @@ class StepsOnWorker:
         name: str,
     ) -> None:
         sent_function = self._objects[function]
-        for replica, references, own in lanes:
+        for replica, references, lane_args in lanes:
             cell = self._new_cell(number, replica)
             if replica not in self._slots:
                 # A thread of the program had still the replicas before some were lost.
@@ -300,7 +300,7 @@ class StepsOnWorker:
                 continue
             slot, executor = self._slots[replica]
             inputs = [sent_function, *map(self._input, references)]
-            args = structure, own
+            args = structure, lane_args
             executor.put(partial(self._make_run, slot, executor, number, cell, inputs, args, settings, name))
 
     def _call(
@@ -314,9 +314,9 @@ class StepsOnWorker:
         name: str,
     ) -> None:
         finish = partial(self._finish_call, number, place, self._new_cell(number, place), is_replicated)
-        inputs = [self._input(each) for each in (function, *references)]
+        inputs = [self._input(reference) for reference in (function, *references)]
         make = partial(self._make_call, number, finish, inputs, settings, name)
-        missing = [each for each in inputs if not each.is_set]
+        missing = [call_input for call_input in inputs if not call_input.is_set]
         if not missing:
             self._make_soon(make, inputs)
             return
@@ -324,8 +324,8 @@ class StepsOnWorker:
         num_left = itertools.count(len(missing), -1)
         num_made = itertools.count()
 
-        def one_is_there(each: Any) -> None:
-            value = each.get() if type(each) is Cell else None
+        def one_is_there(arrived: Any) -> None:
+            value = arrived.get() if type(arrived) is Cell else None
             is_last = next(num_left) == 1
             if type(value) is Failed:
                 # Others may take long, or never come.
@@ -334,8 +334,8 @@ class StepsOnWorker:
             elif is_last and not next(num_made):
                 self._make_soon(make, inputs)
 
-        for each in missing:
-            each.when_set(partial(one_is_there, each))
+        for call_input in missing:
+            call_input.when_set(partial(one_is_there, call_input))
 
     def _make_soon(self, make: Callable[[], None], inputs: Sequence[Any]) -> None:
         if threading.get_ident() != self._loop_thread or _is_quick(inputs):
@@ -366,10 +366,10 @@ class StepsOnWorker:
 
     def value(self, number: int, replica: int) -> Any:
         """Return a result; raise what its call raised."""
-        found = self._cells[number][replica].get()
-        if type(found) is Failed:
-            raise found.failure.error()
-        return found
+        value = self._cells[number][replica].get()
+        if type(value) is Failed:
+            raise value.failure.error()
+        return value
 
     def _drop(self, numbers: Sequence[int]) -> None:
         for number in numbers:
@@ -504,8 +504,8 @@ class StepsOnWorker:
         name: str,
     ) -> None:
         outcome: Any
-        values = [each.get() for each in inputs]
-        failures = [each for each in values if type(each) is Failed]
+        values = [call_input.get() for call_input in inputs]
+        failures = [value for value in values if type(value) is Failed]
         if failures:
             outcome = failures[0]
             slot.leave(self._mailbox, number, outcome.failure.error())
@@ -542,8 +542,8 @@ class StepsOnWorker:
         self, number: int, finish: Callable[[Any], None], inputs: Sequence[Any], settings: Any, name: str
     ) -> None:
         outcome: Any
-        values = [each.get() for each in inputs]
-        outcome = next((each for each in values if type(each) is Failed), None)
+        values = [call_input.get() for call_input in inputs]
+        outcome = next((value for value in values if type(value) is Failed), None)
         if outcome is None:
             function, args = values[0]
             try:
@@ -558,7 +558,7 @@ class StepsOnWorker:
         is_awaited = cell.is_awaited
         cell.set(outcome)
         # Of results that are the same the first worker sends its own.
-        is_urgent = not place and not is_awaited and not any(each.has_more for each in self._executors)
+        is_urgent = not place and not is_awaited and not any(executor.has_more for executor in self._executors)
         most_bytes = SMALL_AWAITED_BYTES if is_replicated and (place or is_awaited) else SMALL_BYTES
         self._tell_outcome(number, place, outcome, most_bytes, is_urgent=is_urgent)
 

@@ -73,7 +73,8 @@ class StreamsOfWorker:
         until = time.monotonic() + seconds("timeouts.step")
         calls = {steps: steps.calls_being_made() for steps in self.by_token.values()}
         while time.monotonic() < until and any(
-            steps in self.by_token.values() and not steps.has_told_of(own) for steps, own in calls.items()
+            steps in self.by_token.values() and not steps.has_told_of(running_calls)
+            for steps, running_calls in calls.items()
         ):
             await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -81,7 +82,7 @@ class StreamsOfWorker:
         return sum(steps.num_replicas for steps in self.by_token.values())
 
     def _running(self, worker: Worker) -> str:
-        running = [each for steps in self.by_token.values() for each in steps.running()]
+        running = [call for steps in self.by_token.values() for call in steps.running()]
         return ", ".join(f"{name.removeprefix(LOOP)} for {so_far:.0f} s" for _, name, so_far in running)
 
     def _receive(self, message: Any) -> None:
