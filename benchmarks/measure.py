@@ -78,8 +78,13 @@ class Figure:
         return value >= self.target if self.bound == "least" else value <= self.target
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the figure for machines."""
         return {**self.__dict__, "ratio": self.ratio, "holds": self.holds}
+
+    @classmethod
+    def of_dict(cls, figure: dict[str, Any]) -> Figure:
+        """Return the figure that `as_dict` gave."""
+        return cls(**{name: value for name, value in figure.items() if name not in ("ratio", "holds")})
 
     def cells(self) -> list[str]:
         """For the table."""

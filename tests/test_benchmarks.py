@@ -225,12 +225,13 @@ def test_without_cupy_it_says_what_it_needs(tmp_path: Path) -> None:
 @pytest.mark.skipif(WHY_NO_GPU is not None, reason=f"no GPU: {WHY_NO_GPU}")
 @pytest.mark.parametrize(
     ("name", "num_figures"),
-    [("feeding", 2), ("small-chunks", 1), ("behind-steps", 1), ("shuffling", 3), ("reducing", 2)],
+    [("feeding", 4), ("small-chunks", 3), ("behind-steps", 4), ("shuffling", 6), ("reducing", 6)],
 )
 def test_a_gpu_gives_figures(run, name: str, num_figures: int) -> None:
     figures = run(GPU, "--only", name)
     assert len(figures) >= num_figures
-    assert all(figure["ours"] > 0 for figure in figures)
+    # The last two are of memory, which small sizes may not move.
+    assert all(figure["ours"] > 0 for figure in figures[:-2] if not figure["what"].startswith("share"))
 
 
 def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
