@@ -458,20 +458,22 @@ def test_a_worker_that_is_killed_is_named_at_once():
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):
         pids = client.run(os.getpid)
-        strategy.local_results(strategy.run(float, args=(1,)))
 
-        def long(seconds):
-            time.sleep(seconds)
-            return 1.0
+        def wait():
+            return float(Event("go on").wait(60))
 
-        strategy.local_results(strategy.run(long, args=(0.0,)))
-        waiting = strategy.reduce("SUM", strategy.run(long, args=(9.0,)), axis=None)
+        gate = Event("go on", client=client)
+        gate.set()
+        strategy.local_results(strategy.run(wait))
+        gate.clear()
+        waiting = strategy.reduce("SUM", strategy.run(wait), axis=None)
         worker = strategy.workers[1]
         since = time.monotonic()
-        threading.Timer(0.5, os.kill, (pids[worker], signal.SIGKILL)).start()
+        threading.Timer(0.2, os.kill, (pids[worker], signal.SIGKILL)).start()
         with pytest.raises(errors.ClusterError, match=f"lost {worker}"):
             float(waiting)
         assert time.monotonic() - since < 8
+        gate.set()
 
 
 @pytest.mark.cluster

@@ -15,7 +15,7 @@ import dask
 import numpy as np
 import pytest
 from conftest import eventually
-from distributed import Client, LocalCluster
+from distributed import Client, Event, LocalCluster
 from distributed.comm.tcp import TCP
 
 import daskdist
@@ -171,9 +171,8 @@ def test_steps_do_not_notice_that_connections_between_workers_are_cut(own_client
 
 @pytest.mark.parametrize("relay", [False, True])
 def test_a_worker_is_lost_at_once_when_its_stream_is_cut(relay):
-    def long(seconds):
-        time.sleep(seconds)
-        return 1.0
+    def wait():
+        return float(Event("go on").wait(60))
 
     with (
         LocalCluster(
@@ -183,14 +182,18 @@ def test_a_worker_is_lost_at_once_when_its_stream_is_cut(relay):
         dask.config.set({"daskdist.steps.relay": relay}),
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):
-        strategy.local_results(strategy.run(long, args=(0.0,)))
-        waiting = strategy.reduce("SUM", strategy.run(long, args=(4.0,)), axis=None)
+        gate = Event("go on", client=client)
+        gate.set()
+        strategy.local_results(strategy.run(wait))
+        gate.clear()
+        waiting = strategy.reduce("SUM", strategy.run(wait), axis=None)
         worker = strategy.workers[1]
         since = time.monotonic()
         assert client.run(cut("daskdist_steps"), workers=[worker]) == {worker: 1}
         with pytest.raises(errors.ClusterError, match=f"lost {worker}, on which replicas were"):
             float(waiting)
         assert time.monotonic() - since < 3
+        gate.set()
         # It is there, and another strategy has it.
         assert strategy.local_results(strategy.run(float, args=(1,))) == (1.0,)
         with daskdist.MultiWorkerMirroredStrategy(client) as other:

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import TESTS, eventually
-from distributed import Client, LocalCluster, get_worker
+from distributed import Client, Event, LocalCluster, get_worker
 from distributed.comm import registry
 from distributed.deploy.subprocess import SubprocessCluster
 
@@ -120,21 +120,23 @@ def test_a_program_that_reaches_no_worker(far):
 
 
 def test_a_relayed_worker_that_is_killed_is_named_at_once(far):
-    def long(seconds):
-        time.sleep(seconds)
-        return 1.0
+    def wait():
+        return float(Event("go on").wait(60))
 
-    pids = far.run(os.getpid)
+    pids, gate = far.run(os.getpid), Event("go on", client=far)
     with no_way_to_workers(far), daskdist.MultiWorkerMirroredStrategy(far) as strategy:
-        strategy.local_results(strategy.run(long, args=(0.0,)))
-        waiting = strategy.reduce("SUM", strategy.run(long, args=(4.0,)), axis=None)
+        gate.set()
+        strategy.local_results(strategy.run(wait))
+        gate.clear()
+        waiting = strategy.reduce("SUM", strategy.run(wait), axis=None)
         worker = strategy.workers[1]
         since = time.monotonic()
         threading.Timer(0.3, os.kill, (pids[worker], signal.SIGKILL)).start()
         with pytest.raises(errors.ClusterError, match=f"lost {worker}"):
             float(waiting)
         assert time.monotonic() - since < 3
-        assert strategy.local_results(strategy.run(long, args=(0.0,))) == (1.0,)
+        gate.set()
+        assert strategy.local_results(strategy.run(wait)) == (1.0,)
 
 
 def test_a_worker_that_nobody_reaches_is_named(on_cluster, client):
