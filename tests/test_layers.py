@@ -387,6 +387,7 @@ ROOMS_WITH_PLAIN_NAMES = (
     "strategy/extended.py",
     "strategy/function.py",
     "strategy/group.py",
+    "strategy/input/",
     "strategy/internals.py",
     "strategy/mirrored.py",
     "strategy/multi_worker.py",

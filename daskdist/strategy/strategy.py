@@ -210,17 +210,18 @@ class Strategy(Viewed):
         ``daskdist.max-steps-in-flight`` are in flight. A call that returns None, also inside a nest, is always waited
         for (in a `daskdist.function` at its end), as its failure would not be seen otherwise.
 
-        A function that is given a distributed dataset runs its whole loop on the replicas. Its `ReplicaIterator` has
-        just what each step of the distributed dataset has for the replica, with no message to the scheduler. Where one
-        input pipeline serves several workers (policy DATA), each reads all of it, and puts together only the rows of
-        its own replicas; what is not deterministic is read in order there, and a generator is to give the same on each.
-        Where only the data tells how many steps there are (policy FILE and a filter, say), a worker that has no more
-        rows reads on in those of others to learn of their steps; of datasets of a function it asks their workers, from
-        its own end on, and one whose replicas have left the loop is at its end. Data that lies on the cluster already
-        is waited for by the call, and goes from worker to worker as it is read. Files on disks of some workers only
-        (`Options.locations`) are to be on those that read them. The first pass of a call is the next one of the
-        distributed dataset, whose number decides the order of a shuffle, and others follow on; but for the distributed
-        dataset the call is one pass: what is iterated or run next has the number after that.
+        A function that gets a distributed dataset can run its whole loop on the replicas. Its `ReplicaIterator` yields
+        the replica's part of each step, without messages to the scheduler:
+
+        - If several workers share an input pipeline (policy DATA), each reads all of it in its deterministic order, and
+          gathers the rows of its own replicas only. A generator has to yield the same elements on each worker.
+        - If the number of steps depends on the data, as with policy FILE and a filter, a worker at the end of its rows
+          reads the other workers' input to count their steps. With datasets from a function, it asks those workers;
+          a worker whose replicas have left the loop counts as being at its end.
+        - The call waits for data that the cluster is still computing. Files that only some workers have
+          (`Options.locations`) have to be on the workers that read them.
+        - The first pass of a call is the next pass of the distributed dataset, which decides the order of a shuffle.
+          The dataset counts the whole call as one pass.
 
         Calls are completed even if nothing waits for them; see `close`.
 
@@ -374,35 +375,34 @@ class Strategy(Viewed):
         value
             A `PerReplica` or a nest of them, which are reduced in one tree.
         axis
-            The axis, or axes, of each replica's value to reduce along as well, 0 being its rows; None to
-            reduce over the replicas only.
+            The axis or axes of each replica's value to reduce along as well, 0 for its rows; None to reduce over the
+            replicas only.
 
         Returns
         -------
         nest
-            An array or number for each `PerReplica`; on a cluster an asynchronous one. MEAN along an axis
-            counts rows, so that a replica weighs as much as it holds; MEAN over replicas only counts
-            replicas. MEAN of integers is float64; SUM and PROD of small integers and of bools are 64 bits wide, as
-            NumPy's are. NaN makes everything NaN. A value that is not per replica is what MEAN, MIN and MAX of it are.
-            Arrays of devices are reduced there, and those of one process combine on the first one's device, where the
-            result is, a number as an array without axes; NumPy's if one of them is of the host. What leaves a worker of
-            a cluster is NumPy's.
+            An array or number for each `PerReplica`; on a cluster an asynchronous one. MEAN along an axis weighs each
+            replica by its number of rows; without an axis, all replicas weigh the same. MEAN of integers is float64;
+            SUM and PROD of small integers and bools have 64 bits, as in NumPy. NaN values give NaN. MEAN, MIN and MAX
+            of a plain value are the value.
+            Device arrays are reduced on their device. Those of one process are combined on the first one's device,
+            which has the result; a number is then an array without axes. The result is a NumPy array if a value is on
+            the host, or if it leaves its worker.
 
         Raises
         ------
         ArgumentError
-            Shapes differ over replicas and no axis is given, a value has no such axis, no replica has a row and there
-            is no value of none (SUM has 0, PROD 1, MEAN NaN), or a plain value is to be summed, multiplied or combined
-            by a function over several replicas. On a cluster the first three raise when the result is looked at.
+            Shapes differ between replicas and no axis is given; a value lacks the axis; no replica has rows and the
+            operation has no result without rows (SUM has 0, PROD 1, MEAN NaN); or a plain value is reduced by SUM, PROD
+            or a function over several replicas. On a cluster, the first three are raised when the result is read.
 
         Notes
         -----
-        The tree is of fixed shape: inside each worker first, then across workers, ``daskdist.split-every`` at a time.
-        The same values give the same bits. Rows are added in pairs, or nearly, whichever axis they are along, so that
-        the error does not grow with their number.
+        Values are combined in a fixed tree, inside each worker first, then across workers, ``daskdist.split-every`` at
+        a time: equal values give bitwise equal results. Rows are summed pairwise, which keeps rounding errors small.
 
-        Tensors of PyTorch and arrays of JAX are reduced as NumPy's are, or, on GPUs of replicas, as CuPy's, without a
-        copy; without what they were computed from.
+        PyTorch tensors and JAX arrays are reduced as NumPy arrays, or on GPUs as CuPy arrays, without a copy and
+        detached from the computation of gradients.
 
         >>> import numpy as np
         >>> from daskdist import MirroredStrategy, PerReplica
@@ -423,7 +423,7 @@ class Strategy(Viewed):
         leaves, treespec = with_copies("local_results", self._internals.token, value)
         if not any(isinstance(leaf, PerReplica) for leaf in leaves):
             return (optree.tree_unflatten(treespec, results_of(leaves)),)
-        # Also for values of replicas some of which are lost now.
+        # Values may be of more replicas than are left.
         (size, *others) = {leaf.number(): None for leaf in leaves if isinstance(leaf, PerReplica)}
         self._internals.check_values("local_results", leaves, None if others else size)
         here = results_of([leaf for number in range(size) for leaf in component(leaves, number)])
@@ -431,7 +431,7 @@ class Strategy(Viewed):
         return tuple(optree.tree_unflatten(treespec, row) for row in rows)
 
     def reader(self, dataset: Dataset) -> Caller:
-        """Return a caller for one pass over a dataset, closed with the pass."""
+        """Return a caller for one pass over a dataset; it is closed when the pass ends."""
         return self._internals.input.reader(dataset)
 
     def status(self) -> StrategyStatus:
@@ -462,13 +462,12 @@ class Strategy(Viewed):
 
         Notes
         -----
-        Where nobody closes a strategy its calls are completed all the same, and their side effects happen in the order
-        of the program. They are when nobody refers to the strategy any more or to anything that came of it: it is
-        closed when they are over. And they are at the end of the program, which waits for them, unless it ends with an
-        error or an interrupt: then calls that no replica has begun are dropped. So they are where the connection to the
-        cluster is closed before, and where the program is killed.
+        Calls are completed even if the strategy is never closed, and their side effects happen in the order of the
+        program. A strategy that is no longer referenced closes itself after its calls. The end of the program waits for
+        all calls. Calls that no replica has begun are dropped if the program ends with an error or an interrupt, if it
+        is killed, or if its connection to the cluster is closed first.
         """
-        # If a worker is lost or the connection is closed, there is nothing to wait for.
+        # After a loss of the worker or the connection, there is nothing to wait for.
         try:
             with contextlib.suppress(ClusterError):
                 self._internals.backend.finish()
@@ -493,7 +492,7 @@ class Strategy(Viewed):
     experimental_local_results = local_results
 
     def _repr_html_(self) -> str | None:
-        # As far as the program knows it: workers are asked by `status` only.
+        # Without asking the workers, as `status` does.
         status = StrategyStatus(self._internals.backend.status(self._internals.group.now, asks=False))
         return status.page(type(self).__name__)
 

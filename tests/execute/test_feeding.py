@@ -796,12 +796,12 @@ def test_replicas_that_wait_for_each_other_in_a_loop(late):
 
 
 def test_a_replica_that_ends_waits_for_no_other(monkeypatch):
-    monkeypatch.setattr(shared_reader, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(shared_reader, "_MAX_WAIT_S", 60.0)
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(Dataset.range(2**16).batch(2**10))
     with dask.config.set({"daskdist.window-bytes": "16 KiB"}):
-        feeding = distributed.feeding_of_pass()
-        plans = replica_plans.plans_of(strategy, distributed, feeding)
+        feed = distributed.feed_for_pass()
+        plans = replica_plans.plans_of(strategy, distributed, feed)
         reader = shared_reader.SharedReader(plans.plans[0].read_plan, [0, 1])
         shared = reader.begin(0, 0)
         # The other one takes part, and nothing of its own.

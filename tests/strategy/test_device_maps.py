@@ -199,7 +199,7 @@ class TestEmbedded:
         strategy = MirroredStrategy(["STRICT:0", "STRICT:1"])
         iterator = iter(strategy.distribute_dataset(Dataset.range(8).batch(4).map(fails_on_seven, device=True)))
         next(iterator)
-        said = r"map: fails_on_seven .*raised ValueError: a seven, on what replica 1 \(STRICT:1\) is given"
+        said = r"map: fails_on_seven .*raised ValueError: a seven, on the element of replica 1 \(STRICT:1\)"
         with pytest.raises(UserFunctionError, match=rf"{said}.*raised by replica 1, STRICT:1, in fails_on_seven"):
             next(iterator)
         with pytest.raises(UserFunctionError, match="a seven"):
@@ -209,7 +209,7 @@ class TestEmbedded:
         strategy = MirroredStrategy(["STRICT:1"])
         rows = {"x": np.arange(4.0), "half": np.ones(4, np.float16), "word": np.array(list("abcd"), object)}
         ds = Dataset.from_tensor_slices(rows).batch(2).map(lambda row: row["x"] * row["half"], device=True)
-        left = r"replica 0 \(STRICT:1\) is given, where \['half'\] \(float16\), \['word'\] \(object\) stays on the host"
+        left = r"replica 0 \(STRICT:1\), where \['half'\] \(float16\), \['word'\] \(object\) stays on the host"
         with pytest.raises(UserFunctionError, match=left):
             next(iter(strategy.distribute_dataset(ds)))
 
@@ -239,7 +239,7 @@ class TestEmbedded:
     def test_an_error_in_a_loop_names_the_replica(self) -> None:
         strategy = MirroredStrategy(["STRICT:0"])
         ds = strategy.distribute_dataset(Dataset.range(8).batch(4).map(fails_on_seven, device=True))
-        with pytest.raises(UserFunctionError, match=r"on what replica 0 \(STRICT:0\) is given"):
+        with pytest.raises(UserFunctionError, match=r"on the element of replica 0 \(STRICT:0\)"):
             strategy.run(lambda iterator: len(list(iterator)), args=(ds,))
 
 
@@ -292,5 +292,5 @@ class TestOnCluster:
 
     def test_an_error_names_the_replica(self, strategy: MultiWorkerMirroredStrategy) -> None:
         distributed = strategy.distribute_dataset(Dataset.range(8).batch(4).map(fails_on_seven, device=True))
-        with pytest.raises(UserFunctionError, match=r"a seven, on what replica 1 \(STRICT:0\) is given"):
+        with pytest.raises(UserFunctionError, match=r"a seven, on the element of replica 1 \(STRICT:0\)"):
             [_lists(step) for step in distributed]

@@ -359,7 +359,7 @@ def test_a_function_that_returns_no_dataset(mode):
 
 
 def test_no_function():
-    with pytest.raises(ValueError, match="Dataset is no function; give one that takes an InputContext"):
+    with pytest.raises(ValueError, match="Dataset is not a function; give one that takes an InputContext"):
         mirrored(2).distribute_datasets_from_function(Dataset.range(3))
 
 

@@ -310,7 +310,7 @@ def test_one_that_is_ahead_waits_for_the_slowest():
 
 @pytest.mark.parametrize("how", ["leaves", "closes"])
 def test_one_that_leaves_holds_nobody_up(how, monkeypatch):
-    monkeypatch.setattr(shared_reader, "_PATIENCE_S", 60)
+    monkeypatch.setattr(shared_reader, "_MAX_WAIT_S", 60)
     strategy = mirrored(2)
     dataset = Dataset.from_tensor_slices(np.zeros((400, 2**14), np.float32)).batch(2)
     distributed = strategy.distribute_dataset(with_options(dataset, memory_budget_bytes=2**21))
@@ -332,7 +332,7 @@ def test_one_that_leaves_holds_nobody_up(how, monkeypatch):
 
 
 def test_one_that_waits_elsewhere_holds_nobody_up_for_ever(monkeypatch):
-    monkeypatch.setattr(shared_reader, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(shared_reader, "_MAX_WAIT_S", 0.01)
     strategy = mirrored(2)
     dataset = Dataset.from_tensor_slices(np.zeros((100, 2**14), np.float32)).batch(2)
     distributed = strategy.distribute_dataset(with_options(dataset, memory_budget_bytes=2**19))
@@ -425,7 +425,7 @@ def test_nothing_is_left_embedded(parquet_files):
         time.sleep(0.02)
     assert not threads_of_passes() - before
     for each in kept:
-        with pytest.raises(ArgumentError, match="this iterator is closed: it is of use in the call it was given to"):
+        with pytest.raises(ArgumentError, match="this iterator is closed: it can be used until its function returns"):
             next(each)
 
 
@@ -506,7 +506,7 @@ def test_an_error_on_a_cluster(on_cluster):
 def test_of_another_strategy():
     distributed = mirrored(2).distribute_dataset(Dataset.range(8).batch(4))
     with pytest.raises(
-        ArgumentError, match="a distributed dataset is of another strategy; distribute the dataset with"
+        ArgumentError, match="a distributed dataset is of another strategy; distribute it with the strategy"
     ):
         mirrored(2).run(list, args=(distributed,))
 

@@ -36,9 +36,9 @@ class ClusterInput:
     Parameters
     ----------
     submit
-        Makes Dask's tasks.
+        Submits Dask tasks.
     backend
-        Makes the calls of the strategy.
+        Runs the strategy's calls.
     """
 
     def __init__(self, submit: Submit, backend: Backend) -> None:
@@ -46,7 +46,7 @@ class ClusterInput:
         self._backend = backend
 
     def check(self, dataset: Dataset) -> None:
-        """Refuse functions that do not pickle, and files that are said to be on a worker that is not there."""
+        """Raise for functions that do not pickle, and for files whose named worker is not in the cluster."""
         check_functions(node_of(dataset))
         locations = dataset.options().locations
         if locations is None:
@@ -55,23 +55,25 @@ class ClusterInput:
         for path, names in locations.named():
             addresses.of(path, names)
         for node in walk(node_of(dataset)):
-            # A function of locations is called now, not in the middle of a pass.
+            # Call the user's function of locations now rather than in the middle of a pass.
             for path in node.paths if isinstance(node, ReadFiles) else ():
                 addresses(path)
 
     def reader(self, dataset: Dataset) -> Caller:
-        """Return a caller that submits tasks, near the files where the dataset says where those are."""
+        """Return a caller that submits tasks, on the workers that have the files if the dataset names them."""
         locations = dataset.options().locations
         return self._reader(None if locations is None else self.addresses(locations))
 
     def _reader(self, located: Addresses | None = None) -> Submit:
-        own = self._submit
-        return Submit(own.client, own.live_workers, own.futures, located, own.home, self._backend, own.kept_blocks)
+        submit = self._submit
+        return Submit(
+            submit.client, submit.live_workers, submit.futures, located, submit.home, self._backend, submit.kept_blocks
+        )
 
     def make_datasets(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
     ) -> tuple[list[PipelineDataset], Callable[[], Caller]]:
-        """Make the dataset of each input pipeline on its worker, where it stays."""
+        """Create the dataset of each input pipeline on its worker; the datasets stay there."""
         call = self._submit.call
         dataset_fn = sent_function(dataset_fn, "distribute_datasets_from_function", len(contexts))
         held = [
@@ -90,9 +92,9 @@ class ClusterInput:
         return datasets, self._reader
 
     def place(self, node: FromTensorSlices) -> Node:
-        """Send the rows to the workers in blocks, and return a source of those."""
+        """Send the rows to the workers in blocks, and return a source that reads those blocks."""
         client = self._submit.client
-        # Workers that are threads of this process would be given the very arrays.
+        # In-process workers would get the arrays themselves, not copies.
         is_shared = client.scheduler.address.startswith("inproc://")
         blocks = []
         start = 0
@@ -102,7 +104,7 @@ class ClusterInput:
             start += len(block)
             future = self._submit.place(copy.deepcopy(block) if is_shared else block, worker)
             blocks.append(PlacedArray(future.key, future, len(block), block.nbytes))
-        # A token of the contents, which are not at hand later.
+        # Hash the contents now: later they are on the workers only.
         token = tokenize(node.structure, node.leaves)
         return MakeNumpyDataset(start, node.spec, Placing(tuple(blocks), token))
 
@@ -113,16 +115,16 @@ class ClusterInput:
     def with_kept_blocks(
         self, plans: Sequence[Any], futures: Mapping[Any, Any], around: Mapping[Any, Any]
     ) -> Sequence[Any]:
-        """Return plans with the workers that have each block."""
+        """Return the plans with the addresses of the workers that have each block."""
         needed = {**around, **futures}
         holders = workers_with_data(self._submit, needed)
         return [WithRemoteResults(plan, needed, {key: holders[key] for key in futures}) for plan in plans]
 
     def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> CopyStats | None:
-        """Return the figures of copies that workers make to their devices; None where all replicas are on the host."""
+        """Return statistics of the copies from workers to their devices; None if all replicas are on the host."""
         names: dict[str, list[str]] = {}
         for worker, device in devices:
             if worker is not None and not named(device).is_host:
                 names.setdefault(worker, []).append(device)
-        found = self._submit.client.run(copy_stats_on_worker, names, workers=list(names)) if names else {}
-        return CopyStats.of(found.values()) if names else None
+        stats = self._submit.client.run(copy_stats_on_worker, names, workers=list(names)) if names else {}
+        return CopyStats.of(stats.values()) if names else None

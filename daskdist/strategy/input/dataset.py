@@ -1,4 +1,4 @@
-"""Distributed datasets: the input of replicas, step by step."""
+"""`DistributedDataset`: a dataset that gives each replica its part of every step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.replica.contract import StrategyContract
 
 logger: Final = logging.getLogger("daskdist")
-# By strategy, the sharding decisions that were logged, each with the pipeline it is for.
+# strategy -> the sharding decisions that were logged, each with its pipeline.
 _logged: Final[weakref.WeakKeyDictionary[StrategyContract, set[str]]] = weakref.WeakKeyDictionary()
 
 
@@ -61,25 +61,25 @@ class ReplicaFeed:
     Parameters
     ----------
     pipelines
-        The input pipelines, which serve the replicas in order.
+        The input pipelines; the first feeds the first replicas, and so on.
     spec
-        The spec of what a replica is given, whatever its length along the first axis.
+        The spec of a replica's element, ignoring its length along the first axis.
     length
-        That length, by that of an element of the dataset; None where it can vary.
+        Maps the length of a dataset element to the length of a replica's part; None if that varies.
     cardinality
-        Gives the number of steps.
+        Returns the number of steps.
     reader
-        Makes the caller for one pass.
+        Returns the caller for one pass.
     drops_uneven
-        Whether the end is before the first step in which a replica would have nothing.
+        Whether the pass ends before the first step in which some replica has no rows.
     sharding
-        The policy by which what is read is shared out over workers, and why.
-    how
-        What plans call that.
+        The policy that assigns input to workers, and the reason for it.
+    sharding_title
+        The policy's name in `DistributedDataset.explain`.
     maps
-        Of each pipeline, what its replicas call with what they are given, on their devices.
+        For each pipeline, the functions that its replicas call on their devices.
     source
-        What iterators need for positions.
+        The parts of the dataset that positions of iterators depend on.
     """
 
     pipelines: Sequence[Pipeline]
@@ -89,24 +89,24 @@ class ReplicaFeed:
     reader: Callable[[], Caller]
     drops_uneven: bool
     sharding: Decision
-    how: str
+    sharding_title: str
     maps: Sequence[DeviceMaps]
     source: PassSource
 
     def begin_pass(self) -> list[Epoch]:
-        """Draw the numbers of a pass, the same for the same operations in all pipelines; return each pipeline's."""
+        """Begin a pass: return each pipeline's pass numbers, equal for operations that the pipelines share."""
         return begin_pass(*[pipeline.node for pipeline in self.pipelines])
 
     def begin_passes_of_call(self) -> list[Epoch]:
-        """Return the numbers of the first pass that replicas make in a call; no later pass has those of the others."""
+        """Return the numbers of the first pass that replicas make in a call, and reserve those of its other passes."""
         epochs = self.begin_pass()
         for pipeline, epoch in zip(self.pipelines, epochs, strict=True):
             skip_passes_of_call(pipeline.node, epoch)
         return epochs
 
     @cached_property
-    def mapped(self) -> MapsOnReplicas | None:
-        """The functions that each replica calls with its elements; None if there are none."""
+    def maps_on_replicas(self) -> MapsOnReplicas | None:
+        """The functions that replicas call with their elements, as one function; None if there are none."""
         if not any(self.maps):
             return None
         pairs = zip(self.maps, self.pipelines, strict=True)
@@ -116,81 +116,81 @@ class ReplicaFeed:
 class DistributedDataset:
     """A dataset for all replicas. Iterate over it: each step is one batch a replica.
 
-    Made by `Strategy.distribute_dataset` and `Strategy.distribute_datasets_from_function`. It takes no further
+    Returned by `Strategy.distribute_dataset` and `Strategy.distribute_datasets_from_function`. It takes no further
     transformations: apply them to the dataset.
 
-    Where a worker is lost, what is iterated or run next is shared out over the replicas that are left. An iterator goes
-    on with what it was made for, a part for each of the replicas there were, which `Strategy.local_results` takes.
+    After a worker is lost, new iterators and calls divide the input among the remaining replicas. Existing iterators
+    keep the old division, with one part for each replica that there was; `Strategy.local_results` takes such values.
     """
 
     def __init__(
         self,
         strategy: StrategyContract,
-        feed: Callable[[], ReplicaFeed],
+        make_feed: Callable[[], ReplicaFeed],
         options: InputOptions,
         code: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self.strategy = strategy
-        # Tokens of the functions that it calls, which change where one is defined again.
-        self._code = code
-        self._code_fed: tuple[str, ...] = ()
-        # Called again where replicas are lost, to feed those that are left.
-        self._feed = feed
-        self._fed: Sequence[Replica] = ()
-        self._feeding_of_those: ReplicaFeed
-        # The `DatasetPlans` for replicas that read it themselves, once they are made.
+        # Returns hashes of the code of the dataset's functions: they change when a function is redefined.
+        self._code_tokens = code
+        self._code_of_feed: tuple[str, ...] = ()
+        # Called again after a loss, to feed the remaining replicas.
+        self._make_feed = make_feed
+        self._fed_replicas: Sequence[Replica] = ()
+        self._last_feed: ReplicaFeed
+        # The `DatasetPlans` for replicas that iterate over the dataset themselves, made at the first use.
         self.plans: Any = None
         self.options = options
-        self._feeding  # noqa: B018
+        self._feed  # noqa: B018
 
     @property
-    def _feeding(self) -> ReplicaFeed:
+    def _feed(self) -> ReplicaFeed:
         """The feed of the current replicas."""
         replicas = self.strategy.replicas
-        if self._fed is not replicas:
-            self._code_fed = self._code()
-            self._feeding_of_those = self._feed()
+        if self._fed_replicas is not replicas:
+            self._code_of_feed = self._code_tokens()
+            self._last_feed = self._make_feed()
             self.plans = None
             self.__dict__.pop("known_element_spec", None)
-            self._fed = replicas
-        return self._feeding_of_those
+            self._fed_replicas = replicas
+        return self._last_feed
 
-    def feeding_of_pass(self) -> ReplicaFeed:
-        """Return the feed of the replicas for a pass that begins now, with the functions as they are defined now."""
-        if self._code() != self._code_fed:
-            # Data kept under the tokens of the old functions must not mix with data made now.
-            self._fed = ()
-        return self._feeding
+    def feed_for_pass(self) -> ReplicaFeed:
+        """Return the feed for a pass that begins now, with functions as they are defined now."""
+        if self._code_tokens() != self._code_of_feed:
+            # Cached data of the old functions must not mix with new data.
+            self._fed_replicas = ()
+        return self._feed
 
     def __iter__(self) -> DistributedIterator:
         check_in_program("iter")
-        feeding = self.feeding_of_pass()
+        feed = self.feed_for_pass()
         return DistributedIterator(
-            feeding.pipelines,
-            feeding.spec,
+            feed.pipelines,
+            feed.spec,
             self.known_element_spec,
-            feeding.reader(),
-            feeding.begin_pass(),
+            feed.reader(),
+            feed.begin_pass(),
             options=self.options,
             devices=[named(replica.device) for replica in self.strategy.replicas if replica.worker is None],
-            drops_uneven=feeding.drops_uneven,
-            mapped=feeding.mapped and partial(_mapped, self.strategy, feeding.mapped),
-            copied=partial(_copy_stats, self.strategy),
-            at_end=self.strategy.internals.backend.raise_unseen,
-            source=feeding.source,
+            drops_uneven=feed.drops_uneven,
+            call_maps=feed.maps_on_replicas and partial(_mapped, self.strategy, feed.maps_on_replicas),
+            copy_stats=partial(_copy_stats, self.strategy),
+            raise_unseen=self.strategy.internals.backend.raise_unseen,
+            source=feed.source,
         )
 
     def progress(self, title: str = "") -> ProgressSteps:
-        """Return the steps of one pass, whose progress is shown on standard error.
+        """Return the steps of one pass, with progress shown on standard error.
 
-        Shows steps and rows a second, the share of the time that the program waits for the next step, and the figures
-        that it reports: ``steps.report(loss=loss)``. With tqdm if that is installed. Nothing is shown where standard
-        error is neither a terminal nor a notebook's.
+        Progress shows steps and rows per second, the share of time spent waiting for the next step, and values that the
+        program reports: ``steps.report(loss=loss)``. Uses tqdm if it is installed. Nothing is shown unless standard
+        error is a terminal or a notebook.
 
         Parameters
         ----------
         title
-            A text before the figures, such as ``"epoch 1"``.
+            A label shown first, such as ``"epoch 1"``.
 
         >>> from daskdist import Dataset, MirroredStrategy
         >>> steps = MirroredStrategy(["CPU:0"]).distribute_dataset(Dataset.range(6).batch(3)).progress("epoch 1")
@@ -199,7 +199,7 @@ class DistributedDataset:
         """
         iterator = iter(self)
         is_counted = all(is_at_hand(pipeline.node) for pipeline in iterator.pipelines)
-        total = self._feeding_of_those.cardinality() if is_counted else UNKNOWN
+        total = self._last_feed.cardinality() if is_counted else UNKNOWN
         return ProgressSteps(iterator, total if total >= 0 else None, title)
 
     def __reduce__(self) -> Any:
@@ -207,45 +207,45 @@ class DistributedDataset:
 
     @property
     def sharding(self) -> Decision:
-        """The policy by which input is shared out over workers, and the reason for it."""
-        return self._feeding.sharding
+        """The policy that assigns input to workers, and the reason for it."""
+        return self._feed.sharding
 
     @property
     def pipelines(self) -> Sequence[Pipeline]:
-        """The input pipelines, which serve the replicas in order."""
-        return self._feeding.pipelines
+        """The input pipelines; the first feeds the first replicas, and so on."""
+        return self._feed.pipelines
 
     @property
     def element_spec(self) -> Any:
-        """The spec of each leaf of a step, a `PerReplicaSpec` where there are several replicas.
+        """The spec of each leaf of a step; a `PerReplicaSpec` if there are several replicas.
 
-        The first length is None where it can vary. Other lengths that a function gives are inferred by trying it on
-        sample elements, and elements of replicas are not checked against them.
+        The first length is None if it varies. Other lengths of a function's results are inferred by calling it with
+        sample elements, and the elements of replicas are not checked against them.
 
         Raises
         ------
         SpecUnknown
-            A function that replicas call with it can be tried on their devices only.
+            A function that replicas call on their devices cannot be called here.
         """
         num_replicas = self.strategy.num_replicas_in_sync
-        spec = self._feeding.spec
+        spec = self._feed.spec
         if num_replicas > 1:
             spec = spec.with_leaves(list(map(self._piece, spec.leaves)))
-        spec = self._feeding.maps[0].spec_after(spec)
+        spec = self._feed.maps[0].spec_after(spec)
         if num_replicas == 1:
             return spec.packed
         return spec.structure.pack([PerReplicaSpec(*[leaf] * num_replicas) for leaf in spec.leaves])
 
     def _piece(self, leaf: TensorSpec) -> TensorSpec:
-        # One replica's; of scalars, one that has run out has an array without any.
+        # The spec of one replica's part. A replica without a scalar in a step gets an empty array.
         if not leaf.shape:
-            return leaf if self._feeding.length(1) else AnyRankSpec(dtype=leaf.dtype, name=leaf.name)
-        return replace(leaf, shape=(self._feeding.length(leaf.shape[0]), *leaf.shape[1:]))
+            return leaf if self._feed.length(1) else AnyRankSpec(dtype=leaf.dtype, name=leaf.name)
+        return replace(leaf, shape=(self._feed.length(leaf.shape[0]), *leaf.shape[1:]))
 
     @cached_property
     def known_element_spec(self) -> Any:
-        """The same; None where it is not known before there are elements."""
-        # Functions that replicas call are tried for it, and not again for each pass.
+        """The `element_spec`; None if it is not known before there are elements."""
+        # Cached: it may call the replicas' functions with samples.
         try:
             return self.element_spec
         except SpecUnknown:
@@ -254,31 +254,31 @@ class DistributedDataset:
     def cardinality(self) -> int:
         """Return the number of steps; `UNKNOWN` (-2) or `INFINITE` (-1) otherwise.
 
-        A function of whole batches that leaves some of them without any row makes as many steps fewer.
+        If a function of whole batches leaves a batch without rows, there is one step less than this.
         """
-        return self._feeding.cardinality()
+        return self._feed.cardinality()
 
     def explain(self) -> str:
-        """Describe how the input is shared out and why, what each worker reads, and what devices leave on the host."""
+        """Describe how input is divided and why, what each worker reads, and which leaves stay on the host."""
         replicas = self.strategy.replicas
-        feeding = self._feeding
+        feed = self._feed
         return "\n".join(
             [
                 f"{count(len(replicas), 'replica')} on {count(len(self.strategy.workers), 'worker')}",
-                f"sharding: {feeding.how} ({feeding.sharding})",
-                shares_table(shares_of(feeding.pipelines, replicas)),
+                f"sharding: {feed.sharding_title} ({feed.sharding})",
+                shares_table(shares_of(feed.pipelines, replicas)),
                 "pipeline:",
-                tree(feeding.pipelines[0].node),
-                *[f"  {line}  # on the device of each replica" for line in feeding.maps[0].lines],
+                tree(feed.pipelines[0].node),
+                *[f"  {line}  # on the device of each replica" for line in feed.maps[0].lines],
                 *self._left_on_the_host(),
                 *self._gathered_on_devices(),
             ]
         )
 
     def _left_on_the_host(self) -> list[str]:
-        # For replicas on devices; empty if nothing stays on the host.
-        there = [device for each in self.strategy.replicas if not (device := named(each.device)).is_host]
-        spec = self._feeding.spec
+        # A line about the leaves that stay on the host although replicas are on devices.
+        there = [device for replica in self.strategy.replicas if not (device := named(replica.device)).is_host]
+        spec = self._feed.spec
         left = [
             f"{path or '(the element)'} ({what})"
             for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True)
@@ -287,29 +287,27 @@ class DistributedDataset:
         return [f"on the host, as devices have no such arrays: {', '.join(left)}"] if left else []
 
     def _gathered_on_devices(self) -> list[str]:
-        node = self._feeding.pipelines[0].node
+        node = self._feed.pipelines[0].node
         if not merged_options(node).shuffle_on_device:
             return []
         if all(named(replica.device).is_host for replica in self.strategy.replicas):
             return ["shuffle_on_device: of no effect, as all replicas are on the host"]
         where = "" if self.strategy.workers == (None,) else "in loops on replicas, "
-        return [
-            f"shuffle_on_device: {where}{describe_row_order(self._feeding.pipelines[0].primitive, self._feeding.spec)}"
-        ]
+        return [f"shuffle_on_device: {where}{describe_row_order(self._feed.pipelines[0].primitive, self._feed.spec)}"]
 
     def _repr_html_(self) -> str | None:
-        # Of the replicas that were fed last: to ask for those of now may wait for workers.
-        feeding, replicas = self._feeding_of_those, self._fed
-        is_counted = all(is_at_hand(pipeline.node) for pipeline in feeding.pipelines)
-        steps = cardinality_in_words(feeding.cardinality() if is_counted else None, "step")
+        # Shows the last feed: asking for the current replicas may wait for workers.
+        feed, replicas = self._last_feed, self._fed_replicas
+        is_counted = all(is_at_hand(pipeline.node) for pipeline in feed.pipelines)
+        steps = cardinality_in_words(feed.cardinality() if is_counted else None, "step")
         return distributed_page(
             type(self).__name__,
             [steps, count(len(replicas), "replica")],
-            known_shares_of(feeding.pipelines, replicas),
-            f"{feeding.how} ({feeding.sharding})",
-            feeding.pipelines[0].node,
-            feeding.spec,
-            [f"{line}, on the device of each replica" for line in feeding.maps[0].lines],
+            known_shares_of(feed.pipelines, replicas),
+            f"{feed.sharding_title} ({feed.sharding})",
+            feed.pipelines[0].node,
+            feed.spec,
+            [f"{line}, on the device of each replica" for line in feed.maps[0].lines],
             is_counted=is_counted,
         )
 
@@ -318,7 +316,7 @@ class DistributedDataset:
 
 
 def _lacking(leaf: TensorSpec, devices: Sequence[Device]) -> str:
-    # The part of a leaf that some devices do not have; "" if none.
+    # The kind of array or dtype that some devices lack; "" if they support the leaf.
     if not devices:
         return ""
     if isinstance(leaf, DatasetSpec):
@@ -329,7 +327,7 @@ def _lacking(leaf: TensorSpec, devices: Sequence[Device]) -> str:
 
 
 def _log_once(strategy: StrategyContract, node: Node, sharding: Decision) -> None:
-    # A program may distribute the same pipeline again in every epoch.
+    # A program may distribute the same pipeline in every epoch.
     logged, notice = _logged.setdefault(strategy, set()), f"sharding by {sharding.policy.name}: {sharding}"
     key = f"{notice}\n{tree(node)}"
     if key not in logged:
@@ -351,25 +349,25 @@ def _first_elements(node: Node, number: int) -> list[Any]:
 
 
 def of_dataset(strategy: StrategyContract, dataset: Dataset, options: InputOptions) -> DistributedDataset:
-    """Distribute a dataset, each batch cut into one piece a replica; see `Strategy.distribute_dataset`."""
+    """Distribute a dataset, each batch cut into one piece per replica; see `Strategy.distribute_dataset`."""
     if options.replication_mode is InputReplicationMode.PER_REPLICA:
         raise ArgumentError(
             "distribute_dataset: replication_mode PER_REPLICA is for distribute_datasets_from_function; a dataset that "
             "is given is cut for all replicas"
         )
     supplied = SuppliedDataset(dataset)
-    return DistributedDataset(strategy, lambda: _feeding_of(strategy, supplied), options, lambda: supplied.code)
+    return DistributedDataset(strategy, lambda: _make_feed(strategy, supplied), options, lambda: supplied.code)
 
 
-def _feeding_of(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaFeed:
-    given = dataset.options()
-    # The spec is the same whatever a place for a shard is filled with.
+def _make_feed(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaFeed:
+    dataset_options = dataset.options()
+    # The spec does not depend on the shard number: fill its placeholder with any.
     node = filled(node_of(dataset), 0, 1)
     of_one = dataset if node is node_of(dataset) else Dataset(node)
     spec = spec_by(of_one, lambda: strategy.reader(of_one))
     workers = strategy.workers
     consumers = tuple(replica.worker for replica in strategy.replicas)
-    policy = given.auto_shard_policy or AutoShardPolicy.AUTO
+    policy = dataset_options.auto_shard_policy or AutoShardPolicy.AUTO
 
     def shared_out(node: Node, num_workers: int, num_replicas: int) -> tuple[Decision, list[Node]]:
         return autoshard(rebatch(node, spec, num_replicas), policy, num_workers, _first_elements)
@@ -384,7 +382,7 @@ def _feeding_of(strategy: StrategyContract, dataset: SuppliedDataset) -> Replica
         return (num_rows or 0) // len(consumers) if is_even else None
 
     def cardinality() -> int:
-        return num_steps(pipelines, drops_uneven=bool(given.drop_uneven))
+        return num_steps(pipelines, drops_uneven=bool(dataset_options.drop_uneven))
 
     def named_shares(node: Node, num_workers: int, num_replicas: int) -> tuple[str, list[Node]]:
         decision, shares = shared_out(node, num_workers, num_replicas)
@@ -396,7 +394,7 @@ def _feeding_of(strategy: StrategyContract, dataset: SuppliedDataset) -> Replica
         length,
         cardinality,
         lambda: strategy.reader(dataset),
-        bool(given.drop_uneven),
+        bool(dataset_options.drop_uneven),
         sharding,
         sharding.policy.name if len(workers) > 1 else "none needed",
         (dataset.device_maps,) * len(pipelines),

@@ -1,4 +1,4 @@
-"""Functions that replicas call with what a distributed dataset gives them."""
+"""Functions that replicas call on their devices with the elements of a distributed dataset."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from daskdist.strategy.values.device_arrays import put_on
 
 @dataclass(frozen=True)
 class DeviceMaps:
-    """The functions at the end of a pipeline that its replicas call, the first one first.
+    """The functions at the end of a pipeline that its replicas call on their devices.
 
     Parameters
     ----------
     functions
-        They.
+        The functions, in the order of the calls.
     lines
-        What plans call them.
+        Their lines in plans.
     """
 
     functions: tuple[UserFunction, ...] = ()
@@ -44,13 +44,13 @@ class DeviceMaps:
         return bool(self.functions)
 
     def __call__(self, element: Any, replica_id: int, device: Device) -> Any:
-        """Call the functions with a replica's element, on its device, in its thread and stream."""
+        """Call the functions with a replica's element, in the replica's thread, on its device."""
         for function in self.functions:
             if not device.is_host:
                 element = optree.tree_map(partial(put_on, device), element, none_is_leaf=True)
 
-            def where(given: Any = element) -> str:
-                return f"what replica {replica_id} ({name_of(device)}) is given{_but_for(given, device)}"
+            def where(argument: Any = element) -> str:
+                return f"the element of replica {replica_id} ({name_of(device)}){_but_for(argument, device)}"
 
             element = _as_element(function, function(element, where), where)
         return element
@@ -61,7 +61,7 @@ class DeviceMaps:
         Raises
         ------
         SpecUnknown
-            It cannot be told without real ones.
+            Only real elements would tell.
         """
         for function in self.functions:
             spec = spec_after(function, spec)
@@ -69,7 +69,7 @@ class DeviceMaps:
 
 
 def _but_for(element: Any, device: Device) -> str:
-    # For messages: what a function for arrays of a device is likely to fail on.
+    # For error messages: leaves that are not device arrays, on which a function for such arrays is likely to fail.
     if device.is_host:
         return ""
     leaves, structure = Structure.of(element)
@@ -82,18 +82,18 @@ def _but_for(element: Any, device: Device) -> str:
 
 
 def _as_element(function: UserFunction, result: Any, where: Callable[[], str]) -> Any:
-    # By the rules for elements, but for what is on a device: that stays there.
+    # Apply the rules for elements; arrays that are on a device stay there.
     leaves, structure = Structure.of(tuple(result) if type(result) is list else result)
     return structure.pack([leaf if is_on_device(leaf) else function.flattened((leaf,), where)[0][0] for leaf in leaves])
 
 
 class MapsOnReplicas:
-    """The functions as one for `Strategy.run`, which each replica calls with what it is given.
+    """All device functions as one function for `Strategy.run`.
 
     Parameters
     ----------
     by_replica
-        Each replica's, in order.
+        The functions of each replica.
     """
 
     def __init__(self, by_replica: Sequence[DeviceMaps]) -> None:
@@ -103,32 +103,32 @@ class MapsOnReplicas:
     def __call__(self, element: Any) -> Any:
         context = current_context.get()
         if not isinstance(context, ReplicaContext):
-            raise DaskdistError("what replicas call on their devices was called where there is none")
+            raise DaskdistError("a function for replicas' devices was called outside of a replica")
         number = context.replica_id_in_sync_group
         return self._by_replica[number](element, number, named(context.devices[0]))
 
 
 class SuppliedDataset(Dataset):
-    """A dataset as replicas are supplied from it: without the functions at its end that they call themselves.
+    """A dataset without the functions at its end that replicas call on their devices, which `device_maps` holds.
 
     Parameters
     ----------
     dataset
-        With them.
+        The dataset with these functions.
 
     Raises
     ------
     ArgumentError
-        One is not at its end.
+        Another operation follows such a function.
     """
 
     def __init__(self, dataset: Dataset) -> None:
         node, maps = without_device_maps(node_of(dataset))
         super().__init__(node)
-        self.device_maps = DeviceMaps(tuple(each.function for each in maps), tuple(map(str, maps)))
+        self.device_maps = DeviceMaps(tuple(node.function for node in maps), tuple(map(str, maps)))
 
     @property
     def code(self) -> tuple[str, ...]:
-        """Tokens of its functions, which change where one is defined again."""
+        """Hashes of the code of its functions: they change when a function is redefined."""
         self._follow_code()
         return self._code or ()

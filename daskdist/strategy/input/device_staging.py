@@ -1,4 +1,4 @@
-"""Copies of a worker's batches to a replica's device: a few at a time, and the next ones ahead of use."""
+"""Copies of a worker's batches to a replica's device: several small ones at a time, and one copy ahead of use."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from daskdist.execute.transfer.layout import MIB, copied_bytes, layout_of
 
 logger: Final = logging.getLogger("daskdist")
 
-# Batches are copied together up to so many bytes, and so many of them.
+# Limits of the batches that are copied together.
 _UNIT_BYTES: Final = 4 * MIB
 _MOST_STEPS: Final = 64
 _MOST_THREADS: Final = 8
-# Batches copied alone after there was no room for several; trying again takes long.
+# After an allocation for several batches fails, this many are copied one by one: failing again would be slow.
 _NUM_ALONE: Final = 32
-# Rows whose last elements stay on the device though they may not be used again.
+# Blocks of rows whose last copies stay on the device, in case they are used again.
 _MOST_ROWS: Final = 4
 _making: Final = threading.RLock()
 
@@ -40,19 +40,19 @@ class StagedRows(NamedTuple):
     rows
         The rows, on the host.
     copies
-        What of them is on the device.
+        Their copies on the device.
     """
 
     rows: Rows
     copies: _StagedCopies
 
     def item(self, place: int) -> Any:
-        """Return the leaves of an element; arrays of dtypes that the device lacks are on the host.
+        """Return the leaves of an element, on the device; arrays of dtypes that the device lacks stay on the host.
 
         Raises
         ------
         DeviceMemoryError
-            There is no room for it.
+            The device has no memory left for it.
         """
         return self.copies.item(self.rows, place)
 
@@ -74,53 +74,53 @@ class _StagedCopies:
                     self._queue.note_use(part)
                 self._last = place, part.leaves(place - start)
                 if place == start and stop < len(rows):
-                    # Without room for the next ones, they are copied when they are asked for.
+                    # Without memory for the next ones, they are copied at their first use.
                     with contextlib.suppress(NoRoomError):
                         self._parts = [(start, stop, part), self._queue.begin(rows, stop)]
             return self._last[1]
 
     def _part_of(self, rows: Rows, place: int) -> tuple[int, int, ReplicaPart]:
-        for each in self._parts:
-            if each[0] <= place < each[1]:
-                return each
-        # The present copies have been used: free their memory first.
+        for part in self._parts:
+            if part[0] <= place < part[1]:
+                return part
+        # The previous copies have been used: free their memory first.
         self._parts, self._last = [], (-1, None)
         with self._queue.timer.stalled():
             try:
-                found = self._begin_some(rows, place)
+                new_part = self._begin_some(rows, place)
             except NoRoomError:
                 # Free unused objects first.
                 gc.collect()
                 try:
-                    found = self._queue.begin(rows, place, 1)
+                    new_part = self._queue.begin(rows, place, 1)
                 except NoRoomError as error:
                     raise error.as_user_error() from None
-        self._parts = [found]
-        return found
+        self._parts = [new_part]
+        return new_part
 
     def _begin_some(self, rows: Rows, place: int) -> tuple[int, int, ReplicaPart]:
         try:
             return self._queue.begin(rows, place)
         except NoRoomError:
-            # There may be room for one alone.
+            # There may be memory for a single element.
             return self._queue.begin(rows, place, 1)
 
 
 class _CopyQueue:
-    # To one device: its pinned memory is for all calls on its replica.
+    # All copies to one device, through one set of pinned buffers.
     def __init__(self, device: Device) -> None:
         self._device = device
         self._copier = Copier(device, 2)
         self._lock = threading.Lock()
         self._has_said = False
-        # The number of batches still to be copied alone, as there was no room for several.
+        # The number of batches that are still to be copied one by one, after an allocation failed.
         self._num_alone = 0
         self._alive: set[UnitLifetime] = set()
         self.timer = CopyTimer()
         self._threads: ThreadPoolExecutor | None = None
 
     def begin(self, rows: Rows, start: int, most: int = _MOST_STEPS) -> tuple[int, int, ReplicaPart]:
-        """Begin to copy some elements, from one on; raises `NoRoomError`."""
+        """Begin to copy elements from ``start`` on; raise `NoRoomError` without memory."""
         if self._num_alone:
             self._num_alone -= 1
             most = 1
@@ -150,7 +150,7 @@ class _CopyQueue:
         return start, start + len(steps), part
 
     def note_use(self, part: ReplicaPart) -> None:
-        """Note that somebody has come for what is copied."""
+        """Record that a copied part was asked for."""
         self.timer.add_times([part.times(self._copier.record_arrival())])
 
     def _say(self, error: NoRoomError) -> None:
@@ -172,7 +172,7 @@ class _CopyQueue:
 
 
 class DeviceStaging:
-    """The copies, on a replica's device, of the rows that it used last.
+    """Copies, on a replica's device, of the rows that it used last.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ class DeviceStaging:
         with self._lock:
             known = self._found.pop(key, None)
             if known is None or known[0]() is not result:
-                # It goes with the rows, or when others have come.
+                # Dropped with the rows, or when newer rows take its place.
                 known = weakref.ref(result, lambda _: self._found.pop(key, None)), _StagedCopies(self._queue)
             self._found[key] = known
             if len(self._found) > _MOST_ROWS:
@@ -201,13 +201,13 @@ class DeviceStaging:
         return StagedRows(result, known[1])
 
     def stats(self) -> CopyStats:
-        """Return the figures of the copies so far."""
+        """Return statistics of the copies so far."""
         return self._queue.timer.stats()
 
 
 def staging_of(name: str) -> DeviceStaging:
     """Return the staging of a device of this process, by its name."""
-    # Two threads that ask first must get the same object.
+    # lru_cache alone may create two objects if two threads call at once.
     with _making:
         return _arrivals_of(name)
 
@@ -218,5 +218,5 @@ def _arrivals_of(name: str) -> DeviceStaging:
 
 
 def copy_stats_on_worker(names: dict[str, list[str]], dask_worker: Any) -> CopyStats:
-    """Return the figures of the copies to this worker's devices so far, whose names are given by worker."""
+    """Return statistics of the copies to this worker's devices; ``names`` are the devices by worker address."""
     return CopyStats.of(staging_of(name).stats() for name in names[dask_worker.address])

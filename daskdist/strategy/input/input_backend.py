@@ -1,4 +1,4 @@
-"""The contract of what reads and places the datasets of a strategy, and its implementation in this process."""
+"""`InputBackend`, the interface that reads and places a strategy's datasets, and its in-process implementation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PipelineDataset:
     Parameters
     ----------
     node
-        The source of its elements.
+        The root of its operations.
     summary
         Its spec, cardinality and options.
     """
@@ -47,35 +47,35 @@ class InputBackend(Protocol):
     """
 
     def check(self, dataset: Dataset) -> None:
-        """Refuse a dataset that workers cannot be sent, or whose files are said to be on a worker that is not there."""
+        """Raise for a dataset that cannot be sent to workers, or with files on a worker that is not in the cluster."""
         ...
 
     def reader(self, dataset: Dataset) -> Caller:
-        """Return a caller for one pass over a dataset, closed with the pass."""
+        """Return a caller for one pass over a dataset; it is closed when the pass ends."""
         ...
 
     def make_datasets(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
     ) -> tuple[list[PipelineDataset], Callable[[], Caller]]:
-        """Make the dataset of each input pipeline on its worker; return those, and a maker of callers for a pass."""
+        """Create each input pipeline's dataset on its worker; return them and a function that makes a pass's caller."""
         ...
 
     def place(self, node: FromTensorSlices) -> Node:
-        """Return a source of the same elements, which lie where they will be read."""
+        """Return a source of the same elements, stored on the workers that will read them."""
         ...
 
     def addresses(self, locations: Locations) -> Callable[[str], Sequence[str]]:
-        """Return a function from the path of a file to the workers that have it; to none where all have it."""
+        """Return a function that maps a file's path to the workers that have it; to no workers if all have it."""
         ...
 
     def with_kept_blocks(
         self, plans: Sequence[Any], futures: Mapping[Any, Any], around: Mapping[Any, Any]
     ) -> Sequence[Any]:
-        """Return plans of loops with the places of blocks that are on the cluster already, or will be soon."""
+        """Return the plans with the addresses of blocks that the cluster has, or is computing."""
         ...
 
     def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> CopyStats | None:
-        """Return the figures of copies to devices, given as worker and name; None where other processes make none."""
+        """Return statistics of copies to (worker, device) pairs; None if no other process makes copies."""
         ...
 
 
@@ -92,29 +92,29 @@ class LocalInput:
     def make_datasets(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
     ) -> tuple[list[PipelineDataset], Callable[[], Caller]]:
-        """Make the dataset of each input pipeline."""
+        """Create the dataset of each input pipeline."""
         datasets = [make_dataset(dataset_fn, context) for _, context in contexts]
 
         def caller() -> Caller:
-            # Threads, if one of the datasets gains by those.
-            return next((each for each in map(self.reader, datasets) if each.num_ahead), Now())
+            # Use threads if at least one of the datasets benefits from them.
+            return next((caller for caller in map(self.reader, datasets) if caller.num_ahead), Now())
 
-        return [PipelineDataset(node_of(each), summary_of(each)) for each in datasets], caller
+        return [PipelineDataset(node_of(dataset), summary_of(dataset)) for dataset in datasets], caller
 
     def place(self, node: FromTensorSlices) -> Node:
-        """Return the source itself: the arrays are in this process."""
+        """Return the source unchanged: its arrays are in this process already."""
         return node
 
     def addresses(self, locations: Locations) -> Callable[[str], Sequence[str]]:
-        """Return a function that names no worker: this process has all files."""
+        """Return a function that names no workers: this process has all files."""
         return lambda path: ()
 
     def with_kept_blocks(
         self, plans: Sequence[Any], futures: Mapping[Any, Any], around: Mapping[Any, Any]
     ) -> Sequence[Any]:
-        """Return the plans as they are."""
+        """Return the plans unchanged."""
         return plans
 
     def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> CopyStats | None:
-        """Return None: iterators of this process know of their own copies."""
+        """Return None: iterators in this process count their own copies."""
         return None

@@ -40,8 +40,8 @@ from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import PerReplicaRef, Remote, pick_from_rows
 from daskdist.strategy.values.per_replica import PerReplica
 
-# For each pipeline the number of elements, and of errors, that were handed out.
-Behind = list[tuple[int, int]]
+# For each pipeline, the numbers of elements and of errors that were handed out.
+HandedOut = list[tuple[int, int]]
 _NO_ROWS: Final = (Lane(None, ()), -1)
 _AT_ITS_END: Final = "the iterator is at its end; iterate over the dataset again for another pass"
 
@@ -52,9 +52,9 @@ class _PipelineCursor:
     Parameters
     ----------
     builder
-        Gives them.
+        Builds bundles of elements.
     caller
-        Who makes calls.
+        Makes the calls.
     """
 
     def __init__(self, builder: BundleBuilder, caller: Caller) -> None:
@@ -66,12 +66,12 @@ class _PipelineCursor:
         self._num_before = self._num_elements = 0
 
     @property
-    def num_behind(self) -> tuple[int, int]:
-        """The number of elements, and of errors, that were handed out."""
+    def num_handed_out(self) -> tuple[int, int]:
+        """The numbers of elements and of errors that were handed out."""
         return self._num_before + min(self.position * len(self.lanes), self._num_elements), self.builder.num_errors
 
     def move_to(self, primitive: Primitive, position: StreamPosition, *, is_exact: bool) -> None:
-        """Go on from a position."""
+        """Continue from a position."""
         self._num_before = position.num_elements
         self.builder.move_to(
             primitive,
@@ -83,9 +83,9 @@ class _PipelineCursor:
         )
 
     def next(self) -> list[tuple[Lane, int]] | None:
-        """Return each replica's lane and its place in that; None at the end."""
+        """Return each replica's lane and its place in the lane; None at the end."""
         if self.position == self.length:
-            self._num_before, self._num_elements = self.num_behind[0], 0
+            self._num_before, self._num_elements = self.num_handed_out[0], 0
             self.position = self.length = 0
             try:
                 bundle = self.builder.pull()
@@ -106,26 +106,26 @@ class _PipelineCursor:
 
 
 class _JointCursor:
-    """The steps of all pipelines, as places in blocks.
+    """The steps of all pipelines together, as places in blocks.
 
     Parameters
     ----------
     feeds
-        Of each pipeline.
+        The cursor of each pipeline.
     num_lanes
-        The replicas that each serves.
+        The number of replicas that each pipeline feeds.
     drops_uneven
-        Whether the end is before the first step in which a replica would have nothing.
+        Whether the pass ends before the first step in which some replica has no rows.
     """
 
     def __init__(self, feeds: list[_PipelineCursor], num_lanes: list[int], *, drops_uneven: bool) -> None:
         self.feeds = feeds
-        self._behind_at_end: Behind = []
+        self._handed_out_at_end: HandedOut = []
         self._num_lanes = num_lanes
         self._drops_uneven = drops_uneven
 
     def next(self) -> tuple[list[tuple[Lane, int]], int]:
-        """Return each replica's lane and place, and how many have no rows; raise `OutOfRangeError` at the end."""
+        """Return each replica's lane and place, and the number without rows; raise `OutOfRangeError` at the end."""
         while True:
             is_over = True
             places: list[tuple[Lane, int]] = []
@@ -139,33 +139,33 @@ class _JointCursor:
             if is_over:
                 raise OutOfRangeError(_AT_ITS_END)
             num_empty = len([place for _, place in places if place < 0])
-            # A step is one if any replica has a row.
+            # It is a step if some replica has rows.
             if num_empty < len(places):
                 break
         if num_empty and self._drops_uneven:
             raise OutOfRangeError(_AT_ITS_END)
         return places, num_empty
 
-    def behind(self) -> Behind:
-        """Return for each pipeline the number of elements, and of errors, that were handed out."""
-        return [feed.num_behind for feed in self.feeds] if self.feeds else self._behind_at_end
+    def handed_out(self) -> HandedOut:
+        """Return for each pipeline the numbers of elements and of errors that were handed out."""
+        return [feed.num_handed_out for feed in self.feeds] if self.feeds else self._handed_out_at_end
 
     def close(self) -> None:
-        """Drop the blocks that were read; the next step is the end."""
-        self._behind_at_end, self.feeds = self.behind(), []
+        """Drop the blocks that were read; no step follows."""
+        self._handed_out_at_end, self.feeds = self.handed_out(), []
 
 
 class _HostSteps(Iterator[Any]):
-    """Steps in this process: for each replica the leaves, on the host. It knows nothing of the iterator it is for."""
+    """The steps of a pass in this process, as each replica's leaves on the host; keeps no reference to its iterator."""
 
     def __init__(self, feeds: _JointCursor, caller: Caller, empty: Sequence[Any]) -> None:
         self._feeds = feeds
         self._caller = caller
         self._empty = empty
-        # Held while steps are read: who wants the streams to stand still takes it.
+        # Held while a step is read, and by `state_dict` while it copies positions.
         self.reading = Lock()
-        # What is behind each step that was read, and not handed out yet.
-        self.behind: deque[Behind] = deque()
+        # The numbers handed out after each step that was read but not handed out yet.
+        self.handed_out: deque[HandedOut] = deque()
 
     def __next__(self) -> list[Sequence[Any]]:
         with self.reading:
@@ -173,14 +173,14 @@ class _HostSteps(Iterator[Any]):
                 places, _ = self._feeds.next()
             except OutOfRangeError:
                 raise StopIteration from None
-            self.behind.append(self._feeds.behind())
+            self.handed_out.append(self._feeds.handed_out())
         return [
             self._empty if place < 0 else self._caller.result(lane.ref.handle).item(place)  # type: ignore[union-attr]
             for lane, place in places
         ]
 
     def close(self) -> None:
-        """Stop reading ahead, and let go of what was read."""
+        """Stop reading ahead, and drop the data that was read."""
         self._feeds.close()
         self._caller.close()
 
@@ -188,7 +188,7 @@ class _HostSteps(Iterator[Any]):
 def ahead_of(
     source: Iterator[Any], devices: Sequence[Device], options: InputOptions, unit_bytes: int, **when: Any
 ) -> DevicePrefetch:
-    """Return an iterator that puts steps on devices ahead of use, as the options say."""
+    """Return an iterator that copies steps to devices ahead of use, according to the options."""
     return DevicePrefetch(
         source,
         devices,
@@ -200,10 +200,10 @@ def ahead_of(
 
 
 class DistributedIterator:
-    """A place in a distributed dataset: each value is one step's, for all replicas.
+    """An iterator over a distributed dataset: each value is a step of all replicas.
 
-    Several threads may take steps from one iterator: each step goes to exactly one of them. A function that
-    `Strategy.run` calls may not: it is given the step, or the distributed dataset.
+    Several threads may take steps from one iterator: each step goes to exactly one of them. Functions that
+    `Strategy.run` calls cannot use it: give them the step, or the distributed dataset.
     """
 
     def __init__(
@@ -217,22 +217,22 @@ class DistributedIterator:
         options: InputOptions,
         devices: Sequence[Device] = (),
         drops_uneven: bool = False,
-        mapped: Callable[[Any], Any] | None = None,
-        copied: Callable[[], CopyStats | None] | None = None,
-        at_end: Callable[[], None],
+        call_maps: Callable[[Any], Any] | None = None,
+        copy_stats: Callable[[], CopyStats | None] | None = None,
+        raise_unseen: Callable[[], None],
         source: PassSource,
     ) -> None:
         self.element_spec = element_spec
-        # Tells what came of copies that the replicas' workers make.
-        self._copied = copied
-        # Calls the functions of `map` with a step's elements on their replicas; None if there are none.
-        self._mapped = mapped
-        # Raises the failure of a call at which nobody has looked.
-        self._at_end = at_end
+        # Returns statistics of copies that the replicas' workers make.
+        self._copy_stats = copy_stats
+        # Calls the device functions of `map` on the replicas with a step's elements; None if there are none.
+        self._call_maps = call_maps
+        # Raises the failures of calls whose results were never looked at.
+        self._raise_unseen = raise_unseen
         self._caller = caller
         self._structure = spec.structure
         self._specs = spec.leaves
-        self._told = ReportedFailures()
+        self._reported = ReportedFailures()
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
         self._num_steps = 0
         self.times = StepTimes()
@@ -244,31 +244,31 @@ class DistributedIterator:
         self._options = options
         self._devices = devices
         self._drops_uneven = drops_uneven
-        self._is_fed = options.fetch_to_device and not all(device.is_host for device in devices)
+        self._puts_on_devices = options.fetch_to_device and not all(device.is_host for device in devices)
         self._source = source
-        # How the beginning of the pass was shared out, if otherwise than the rest.
+        # The earlier parts of the pass, divided otherwise than the rest.
         self._legs: list[Leg] = []
         self._open(pipelines, epochs)
-        # The blocks of the last step's parts, and their handles and workers.
+        # The blocks of the last step, and their handles and workers.
         num_replicas = sum(len(pipeline.consumers) for pipeline in pipelines)
         self._refs: list[BlockRef | None] = [None] * num_replicas
         self._handles: tuple[Handle, ...] = ()
         self._workers: tuple[str | None, ...] = ()
         self._empty = tuple(leaf.zeros() for leaf in spec.leaves) if num_replicas > 1 else ()
-        # The steps that are read ahead to be put on devices, once there is a first one.
+        # The steps that are read ahead for copies to devices, from the first step on.
         self._host_steps: _HostSteps | None = None
         self._ahead: DevicePrefetch | None = None
-        # What is behind the last step that was handed out of those.
-        self._behind: Behind = []
+        # The numbers handed out after the last step that left `_ahead`.
+        self._handed_out: HandedOut = []
         self._is_over = self._is_closed = False
-        # The threads of a caller end with its iterator, closed or dropped.
+        # Ends the caller's threads when the iterator is closed or garbage collected.
         self._finalizer = Finalizer(self, caller.close)
 
     def _open(self, pipelines: Sequence[Pipeline], epochs: Sequence[Epoch], *, goes_on: bool = False) -> None:
         devices, options = self._devices, self._options
         num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
-        # Any device of a kind copies from what is pinned for one of them.
-        is_pinned = self._is_fed and len({device.kind for device in devices}) == 1
+        # Memory pinned for one device of a kind serves all devices of that kind.
+        is_pinned = self._puts_on_devices and len({device.kind for device in devices}) == 1
         feeds: list[_PipelineCursor] = []
         self._interpreters: list[Interpreter] = []
         self.pipelines, self._epochs = pipelines, epochs
@@ -276,11 +276,11 @@ class DistributedIterator:
             interpreter = Interpreter(self._caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
             first = sum(num_lanes[: len(feeds)])
-            own = devices[first : first + len(pipeline.consumers)]
-            is_gathered_there = self._is_fed and bool(merged_options(pipeline.node).shuffle_on_device)
-            # For datasets of a function, only the elements tell whether a step has rows.
+            pipeline_devices = devices[first : first + len(pipeline.consumers)]
+            is_gathered_on_device = self._puts_on_devices and bool(merged_options(pipeline.node).shuffle_on_device)
+            # Elements of a ``dataset_fn`` have to be looked at to know whether they have rows.
             asks_lengths = sum(num_lanes) > 1 and pipeline.varies and not pipeline.primitive.grouped
-            here = pooled_empty if self.is_here else None
+            local_empty = pooled_empty if self.is_here else None
             builder = BundleBuilder(
                 interpreter,
                 pipeline.primitive,
@@ -288,8 +288,8 @@ class DistributedIterator:
                 pipeline.consumers,
                 asks_lengths=asks_lengths,
                 num_steps_ahead=options.per_replica_buffer_size,
-                empty=pinned_empty(devices[0]) if is_pinned else here,
-                device_gathers=device_gathers(own, pipeline.primitive) if is_gathered_there else (),
+                empty=pinned_empty(devices[0]) if is_pinned else local_empty,
+                device_gathers=device_gathers(pipeline_devices, pipeline.primitive) if is_gathered_on_device else (),
                 as_views=self.is_here and not is_pinned,
             )
             feeds.append(_PipelineCursor(builder, self._caller))
@@ -308,23 +308,24 @@ class DistributedIterator:
             raise StopIteration from None
 
     def get_next(self) -> Any:
-        """Return the next step's values.
+        """Return the values of the next step.
 
         Returns
         -------
         nest
-            In the structure of an element, a `PerReplica` a leaf; with one replica the plain value. A replica
-            for which no rows are left has zero rows. In this process, what is for a replica on a device is there,
-            unless `InputOptions` say otherwise, but for text, objects, times and rows of different lengths.
+            The structure of an element with a `PerReplica` for each leaf; with one replica, the element itself. A
+            replica for which no rows are left gets arrays without rows. In this process, the parts of replicas on
+            devices are on these devices, unless `InputOptions` say otherwise, except text, objects, times and ragged
+            values.
 
         Raises
         ------
         OutOfRangeError
-            There are no more.
+            There are no more steps.
         DeviceMemoryError
-            A device has no room for it, though nothing is copied there ahead of use any more.
+            A device has no memory for the step, even without copies ahead of use.
         RuntimeError
-            A replica calls it, in a function that `Strategy.run` calls.
+            It is called inside a function that `Strategy.run` calls.
         """
         check_in_program("next")
         begun_at = perf_counter()
@@ -340,63 +341,63 @@ class DistributedIterator:
 
     def _next(self) -> Any:
         if self._failure:
-            # Raise the failure again, rather than pass over it in silence.
+            # Raise the failure again instead of skipping it silently.
             raise self._failure[0](*self._failure[1])
         try:
             value = self._step()
-            return value if self._mapped is None else self._mapped(value)
+            return value if self._call_maps is None else self._call_maps(value)
         except OutOfRangeError:
             if num_skipped := self.stats()["num_skipped"]:
                 logger.warning("left out %d elements in all", num_skipped)
             self._is_over = True
             self._close()
-            self._at_end()
+            self._raise_unseen()
             raise
         except Exception as error:
-            if is_of_element(error) and not self._is_fed:
-                # The step is over; the next one is behind it.
-                if self._told.is_new(error):
+            if is_of_element(error) and not self._puts_on_devices:
+                # Only this step failed; others follow it.
+                if self._reported.is_new(error):
                     raise
                 return self._next()
-            # Not the error itself: the frames of its traceback hold on to this iterator.
-            self._failure = _made_of(error)
+            # Keep no reference to the error: its traceback refers to this iterator.
+            self._failure = _type_and_arguments(error)
             self._close()
             raise
 
     def get_next_as_optional(self) -> Optional:
-        """Return the next step's values in an `Optional`, which is empty at the end."""
+        """Return the values of the next step in an `Optional`, which is empty at the end."""
         try:
             return Optional(self.get_next(), self.element_spec, has_value=True)
         except OutOfRangeError:
             return Optional(None, self.element_spec)
 
     def stats(self) -> dict[str, Any]:
-        """Return the figures of the pass so far.
+        """Return statistics of the pass so far.
 
         Returns
         -------
         dict
-            ``num_elements``, the steps handed out; ``num_skipped``, what was left out because it could not be read or
-            its computation failed; and ``skipped_by_file``, of it what is of files, by their paths. Where values are
-            put on devices, ``device`` too, as `CopyStats.told` has it: bytes, speed and overlap of the copies. Workers
-            copy what is given to `run`, and are asked for that, which takes some milliseconds: it is of all that was
-            copied to the replicas' devices so far.
+            ``num_elements``: the steps handed out. ``num_skipped``: the elements that were skipped because they could
+            not be read or computed, and ``skipped_by_file``: their number for each file. If values are copied to
+            devices, ``device`` has the bytes, speed and overlap of the copies, see `CopyStats.as_dict`. On a cluster,
+            workers copy the arguments of `run`; they are asked for these statistics, which takes some milliseconds and
+            covers all copies to the replicas' devices so far.
 
-            ``waiting_s`` are the seconds in which the program waited for the next step, and ``step_s`` those between,
-            which are the program's own; on a cluster a step is handed out before its data is there, and waiting for
-            that is the program's own time. ``steps_per_s`` is of that time, and of the steps that were handed out in
-            it, not those before a position that was loaded. In this process ``busy_s`` are the seconds that reading,
-            functions and gathering took, by the names that `explain` has for them, of all threads together: more than
-            ``waiting_s`` where they work during steps.
+            ``waiting_s`` is the time that the program waited for the next step, and ``step_s`` the time between steps,
+            which the program spent itself. On a cluster, a step is handed out before its data has arrived, and waiting
+            for the data is part of ``step_s``. ``steps_per_s`` counts the steps that were handed out in this time, not
+            those before a position that was loaded. In this process, ``busy_s`` has the time that reading, functions
+            and gathering took, by their names in `explain`, summed over all threads: it exceeds ``waiting_s`` if
+            threads work during steps.
         """
-        found = self._own_stats()
-        if self._is_fed:
-            return {**found, "device": CopyStats().as_dict() if self._ahead is None else self._ahead.stats()}
-        there = None if self._copied is None else self._copied()
-        return found if there is None else {**found, "device": there.as_dict()}
+        stats = self._own_stats()
+        if self._puts_on_devices:
+            return {**stats, "device": CopyStats().as_dict() if self._ahead is None else self._ahead.stats()}
+        copied = None if self._copy_stats is None else self._copy_stats()
+        return stats if copied is None else {**stats, "device": copied.as_dict()}
 
     def _own_stats(self) -> dict[str, Any]:
-        # Without what workers would be asked for.
+        # The statistics that need no question to workers.
         times = {
             "waiting_s": self.times.waiting_s,
             "step_s": self.times.step_s,
@@ -407,7 +408,7 @@ class DistributedIterator:
 
     @property
     def num_threads(self) -> int:
-        """The threads that compute input besides the program's own; 0 on a cluster."""
+        """The number of threads that compute input besides the program's own; 0 on a cluster."""
         return self._caller.num_ahead if isinstance(self._caller, LocalCaller) else 0
 
     def _repr_html_(self) -> str | None:
@@ -418,9 +419,9 @@ class DistributedIterator:
 
     @locked
     def close(self) -> None:
-        """Stop reading ahead and let go of what was read. A thread that is taking a step is waited for.
+        """Stop reading ahead and drop the data that was read; waits for a thread that is taking a step.
 
-        An iterator that was closed, rather than at its end, has no position.
+        An iterator that was closed before its end has no position any more.
         """
         self._is_closed = not self._is_over
         self._close()
@@ -440,8 +441,8 @@ class DistributedIterator:
         Returns
         -------
         dict
-            As of the iterator of a dataset: some hundred bytes, of types that `Checkpoint` takes. Steps that were put
-            on devices ahead of use, and not handed out, are still to come.
+            A few hundred bytes of plain types that `Checkpoint` can save. Steps that were copied to devices ahead of
+            use, and not handed out, are part of the remaining rows.
 
         Raises
         ------
@@ -451,15 +452,15 @@ class DistributedIterator:
         if self._is_closed:
             raise ArgumentError("state_dict: this iterator is closed; take the position of one before it is closed")
         if self._host_steps is None:
-            return self._state(self._feeds.behind())
+            return self._state(self._feeds.handed_out())
         with self._host_steps.reading:
-            return self._state(self._behind)
+            return self._state(self._handed_out)
 
-    def _state(self, behind: Behind) -> dict[str, Any]:
+    def _state(self, handed_out: HandedOut) -> dict[str, Any]:
         positions = [
             StreamPosition(epoch, seeds, num_elements, num_errors, interpreter.answers)
             for epoch, seeds, (num_elements, num_errors), interpreter in zip(
-                self._epochs, seeds_of(self.pipelines), behind, self._interpreters, strict=True
+                self._epochs, seeds_of(self.pipelines), handed_out, self._interpreters, strict=True
             )
         ]
         source, caller = self._source, self._interpreters[0].caller
@@ -477,20 +478,19 @@ class DistributedIterator:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position of an iterator over the same dataset, taken in any process.
 
-        The dataset may be distributed to other numbers of replicas and workers, and have another global batch size,
-        than when the position was taken. Then what is left of the pass is made batches again and dealt to the replicas
-        there are now, every row once; where ``batch`` drops an incomplete one, the last rows may be another number.
-        Where batches cannot be made again, as those of ``padded_batch``, replicas get the parts of batches as they were
-        cut. Later passes are shared out as usual.
+        The numbers of replicas and workers and the global batch size may differ from those when the position was
+        taken. The remaining rows are then batched again and divided among the present replicas, each row exactly once;
+        if ``batch`` drops an incomplete last batch, it may drop another number of rows. Batches that cannot be rebuilt,
+        such as those of ``padded_batch``, stay cut as they were. Later passes are divided as usual.
 
         Raises
         ------
         ArgumentError
-            The position is of another dataset or version, or this iterator has begun or is closed.
+            The position is of another dataset or version, or this iterator has begun already or is closed.
         """
         if self._is_closed:
             raise ArgumentError("load_state_dict: this iterator is closed; take a new one")
-        if self._num_steps or self._is_over or any(map(any, self._feeds.behind())):
+        if self._num_steps or self._is_over or any(map(any, self._feeds.handed_out())):
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
         source = self._source
         content = content_of(state, source.identity)
@@ -507,44 +507,44 @@ class DistributedIterator:
         for feed, pipeline, position in zip(self._feeds.feeds, pipelines, positions, strict=True):
             feed.move_to(pipeline.primitive, position, is_exact=is_exact)
         self._num_steps, self._is_over = state["number"], content["is_over"]
-        self._behind = self._feeds.behind()
+        self._handed_out = self._feeds.handed_out()
         source.note_pass((self._legs or [leg])[0])
         if self._is_over:
             self._close()
 
     def _step(self) -> Any:
-        if self._is_fed and self._ahead is None and not self._is_over:
+        if self._puts_on_devices and self._ahead is None and not self._is_over:
             self._host_steps = _HostSteps(self._feeds, self._caller, self._empty)
             self._ahead = ahead_of(self._host_steps, self._devices, self._options, self._caller.bundle_bytes)
         if self._ahead is not None:
-            return self._handed_out(self._on_devices(self._ahead))
+            return self._step_value(self._on_devices(self._ahead))
         places, num_empty = self._feeds.next()
         self._num_steps += 1
         if len(places) == 1:
             return self._structure.pack(self._leaves(*places[0]))
         if not num_empty and not self.is_here:
-            return self._structure.pack(self._spread(places))
-        return self._handed_out([self._empty if place[1] < 0 else self._leaves(*place) for place in places])
+            return self._structure.pack(self._references(places))
+        return self._step_value([self._empty if place[1] < 0 else self._leaves(*place) for place in places])
 
     def _on_devices(self, ahead: DevicePrefetch) -> list[Sequence[Any]]:
         rows = next(ahead, None)
         if rows is None:
             raise OutOfRangeError(_AT_ITS_END)
         self._num_steps += 1
-        self._behind = self._host_steps.behind.popleft()  # type: ignore[union-attr]
-        # The leaves that are not put on devices.
+        self._handed_out = self._host_steps.handed_out.popleft()  # type: ignore[union-attr]
+        # For the leaves that stay on the host.
         return [list(map(writable, leaves)) for leaves in rows] if self._is_writable else rows
 
-    def _handed_out(self, rows: Sequence[Sequence[Any]]) -> Any:
-        # The elements of all replicas in the form that the program gets.
+    def _step_value(self, rows: Sequence[Sequence[Any]]) -> Any:
+        # The elements of all replicas, as the program gets them.
         if len(rows) == 1:
             return self._structure.pack(rows[0])
         return self._structure.pack([PerReplica(column) for column in zip(*rows, strict=True)])
 
-    def _spread(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
-        # The same as `_leaves`, for all replicas.
+    def _references(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
+        # References to the elements of all replicas, as `_leaves` for one replica.
         refs = [lane.ref for lane, _ in places]
-        # The references of one bundle are the same objects.
+        # All steps of one bundle share their references.
         if refs != self._refs:
             self._refs = refs
             self._handles = tuple([ref.handle for ref in refs])  # type: ignore[union-attr]
@@ -552,19 +552,19 @@ class DistributedIterator:
         numbers = [place for _, place in places]
         first = numbers[0]
         are_alike = numbers.count(first) == len(numbers)
-        found = []
+        values = []
         for leaf, spec in enumerate(self._specs):
             alike = pick_from_rows(first, leaf, self._is_writable)
             picks = alike if are_alike else tuple([pick_from_rows(place, leaf, self._is_writable) for place in numbers])
-            found.append(PerReplica.of(PerReplicaRef(self._backend, self._handles, picks, self._workers, spec)))
-        return found
+            values.append(PerReplica.of(PerReplicaRef(self._backend, self._handles, picks, self._workers, spec)))
+        return values
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:
         ref = lane.ref
         if self.is_here:
             leaves: Leaves = self._caller.result(ref.handle).item(place)  # type: ignore[union-attr]
             return list(map(writable, leaves)) if self._is_writable else leaves
-        # Not the reference, but its handle: what was handed out is the consumer's, and counts no longer as read ahead.
+        # Keep the handle only: through the reference, the data would still count as read ahead.
         handle, worker = ref.handle, ref.worker  # type: ignore[union-attr]
         return [
             AsyncValue(self._backend, Remote(handle, pick_from_rows(place, number, self._is_writable), worker), spec)
@@ -572,8 +572,8 @@ class DistributedIterator:
         ]
 
 
-def _made_of(error: Exception) -> tuple[type[Exception], tuple[Any, ...]]:
-    # The type and arguments of an equal error, without the traceback.
+def _type_and_arguments(error: Exception) -> tuple[type[Exception], tuple[Any, ...]]:
+    # The type and the arguments of an equal error, without the traceback.
     try:
         type(error)(*error.args)
     except Exception:

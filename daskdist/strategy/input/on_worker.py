@@ -1,4 +1,4 @@
-"""Datasets that are made on the worker whose replicas they feed, and run there."""
+"""Datasets that are created and read on the worker whose replicas they feed."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from daskdist.strategy.values.error_context import add_context
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """The spec, cardinality, options and plan of a dataset that is elsewhere.
+    """The spec, cardinality, options and plan of a dataset on a worker.
 
     Parameters
     ----------
     spec, cardinality, options
-        As the dataset's own.
+        Those of the dataset.
     plan
-        Its operations, a line each.
+        Its operations, one per line.
     device_maps
-        What replicas call with its elements, on their devices.
+        The functions that replicas call on their devices.
     """
 
     spec: ElementSpec
@@ -50,7 +50,7 @@ class DatasetSummary:
 
 
 def summary_of(dataset: SuppliedDataset) -> DatasetSummary:
-    """Return the summary of a dataset; where that depends on a function, its first element is computed."""
+    """Return the summary of a dataset; if its spec depends on a function, its first element is computed."""
 
     def caller() -> Any:
         return local_caller(node_of(dataset), dataset.options().num_threads)
@@ -62,12 +62,12 @@ def summary_of(dataset: SuppliedDataset) -> DatasetSummary:
 def make_dataset(
     dataset_fn: Callable[[InputContext], Any], context: InputContext, worker: str | None = None
 ) -> SuppliedDataset:
-    """Make the dataset of an input pipeline by a user's function.
+    """Create the dataset of an input pipeline with a user's function.
 
     Raises
     ------
     ArgumentError
-        It made something else.
+        The function returned something else.
     """
     where = f"input pipeline {context.input_pipeline_id}" + (f" on worker {worker}" if worker else "")
     try:
@@ -86,7 +86,7 @@ def make_dataset(
 def make_on_worker(
     _: Sequence[Any], dataset_fn: Callable[..., Any], context: InputContext, worker: str
 ) -> SuppliedDataset:
-    """Make a dataset as `make_dataset` does, in the form of a call: the dataset stays where it was made."""
+    """Create a dataset with `make_dataset`, as a task: the dataset stays on the worker."""
     return make_dataset(dataset_fn, context, worker)
 
 
@@ -96,7 +96,7 @@ def summary_on_worker(values: Sequence[SuppliedDataset]) -> DatasetSummary:
 
 
 class WorkerPass:
-    """One pass over a dataset, by the engine of the process it is in."""
+    """One pass over a dataset, in this process."""
 
     def __init__(self, dataset: Dataset, epoch: Epoch) -> None:
         caller = local_caller(node_of(dataset), dataset.options().num_threads)
@@ -112,7 +112,7 @@ class WorkerPass:
             return Bundle(LONE, [])
         self._rest = rows.slice(num_rows, len(rows)) if len(rows) > num_rows else None
         rows = rows.slice(0, min(num_rows, len(rows)))
-        rows.skipped = self._interpreter.told()
+        rows.skipped = self._interpreter.take_notes()
         return rows
 
 
@@ -122,12 +122,12 @@ def _without_rows(dataset: Dataset) -> tuple[Structure, Leaves]:
 
 @dataclass(frozen=True)
 class BeginWorkerPass:
-    """Begins passes over the one dataset there is.
+    """A function that begins passes over a dataset.
 
     Parameters
     ----------
     passes
-        Tells which pass it is, of all operations of the dataset.
+        Counts the passes of all operations of the dataset.
     """
 
     passes: PassNumber
@@ -137,7 +137,7 @@ class BeginWorkerPass:
 
 
 class _SkipCollector(Interpreter):
-    # Collects notes of skipped elements, which are reported where the rows go.
+    # Collects notes of skipped elements, which travel with the rows.
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._notes: list[Skipped] = []
@@ -145,14 +145,14 @@ class _SkipCollector(Interpreter):
     def note_skipped(self, notes: Sequence[Skipped]) -> None:
         self._notes += notes
 
-    def told(self) -> tuple[Skipped, ...]:
+    def take_notes(self) -> tuple[Skipped, ...]:
         notes, self._notes = tuple(self._notes), []
         return notes
 
 
 @dataclass(frozen=True, eq=False)
 class OnWorker(CountingNode, Source):
-    """The elements of a dataset that is on a worker.
+    """A source of the elements of a dataset on a worker.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ class OnWorker(CountingNode, Source):
     worker
         The address of the worker.
     known
-        What is known of it.
+        The summary of the dataset.
     """
 
     held: Handle = field(repr=False)
@@ -189,4 +189,4 @@ class OnWorker(CountingNode, Source):
 
 
 def _nothing_here() -> Any:
-    raise ArgumentError("a dataset that is on a worker is read there only")
+    raise ArgumentError("a dataset on a worker can only be read there")

@@ -1,4 +1,4 @@
-"""`InputContext`, the argument of functions that make a worker's dataset, and `InputOptions`."""
+"""`InputContext`, the argument of a ``dataset_fn``, and `InputOptions`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from daskdist.errors import ArgumentError
 
 @dataclass(frozen=True)
 class InputContext:
-    """The input pipeline that a ``dataset_fn`` makes a dataset for.
+    """The input pipeline for which a ``dataset_fn`` returns a dataset.
 
     Parameters
     ----------
     num_input_pipelines
-        How many there are.
+        The number of input pipelines.
     input_pipeline_id
-        Which of them this is, from 0 on.
+        The number of this one, from 0.
     num_replicas_in_sync
-        The replicas that all of them serve.
+        The number of replicas that all of them feed.
 
     >>> context = InputContext(2, 0, 4)
     >>> context.get_per_replica_batch_size(256)
@@ -32,17 +32,17 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return the number of rows of a global batch that each replica has.
+        """Return the rows per replica of a global batch.
 
         Parameters
         ----------
         global_batch_size
-            The rows of a batch over all replicas.
+            The rows of a batch, of all replicas together.
 
         Raises
         ------
         ArgumentError
-            They cannot be divided evenly.
+            The rows cannot be divided evenly.
         """
         whole_number("get_per_replica_batch_size", "global_batch_size", global_batch_size, at_least=1)
         size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
@@ -62,44 +62,44 @@ class InputContext:
 
 
 class InputReplicationMode(enum.Enum):
-    """The unit that a ``dataset_fn`` makes a dataset for; values as in TensorFlow."""
+    """The unit for which a ``dataset_fn`` returns a dataset; values as in TensorFlow."""
 
     PER_WORKER = "PER_WORKER"
-    """Each worker, whose replicas take its elements in turn."""
+    """One dataset per worker, whose replicas take its elements in turn."""
     PER_REPLICA = "PER_REPLICA"
-    """Each replica."""
+    """One dataset per replica."""
 
 
 @dataclass(frozen=True, init=False)
 class InputOptions:
-    """The options of feeding replicas. The first four are TensorFlow's, and have TensorFlow's names too.
+    """Options for the input of replicas. The first four are TensorFlow's, and may be given by TensorFlow's names too.
 
-    Those are ``experimental_fetch_to_device`` and so on; they are also given by position, in TensorFlow's order.
+    These names are ``experimental_fetch_to_device`` and so on. Arguments by position are in TensorFlow's order.
 
     Parameters
     ----------
     fetch_to_device
-        Whether values are put on a replica's device ahead of use; else they stay in its host's memory, which is
-        where a CPU's are in any case. With False a loop that is given the distributed dataset iterates over NumPy
-        arrays, and a program that iterates over it is given such. Where that calls ``run`` with them, each replica is
-        given its own on its device all the same, as it is any array: they are put there by the call.
+        Whether values are copied to a replica's device ahead of use. With False, iterating over the distributed
+        dataset gives NumPy arrays, in the program and in loops on replicas. `Strategy.run` copies its array arguments
+        to the replicas' devices in any case.
     replication_mode
-        `InputReplicationMode`, or its name: of what ``distribute_datasets_from_function`` makes a dataset each.
+        `InputReplicationMode`, or its name: whether ``distribute_datasets_from_function`` creates a dataset per
+        worker or per replica.
     place_dataset_on_device
-        Whether the dataset itself is on the device: only with PER_REPLICA, and not with ``fetch_to_device``.
+        Whether the dataset itself is on the device; needs PER_REPLICA and ``fetch_to_device=False``.
     per_replica_buffer_size
-        How many values are made for each replica ahead of use, at the least, the next one among them. With 0 each is
-        made when it is asked for. More are made where the setting ``daskdist.window-bytes`` leaves room.
+        The least number of values computed ahead for each replica, the next one included. With 0, each is computed
+        when it is asked for. More are computed ahead if the setting ``daskdist.window-bytes`` allows.
     device_buffer_size
-        How many copies to a replica's device are made ahead of use, at the most. Each is of one step's value, or of
-        several together where those are small, up to 4 MiB.
+        The greatest number of copies to a replica's device ahead of use. A copy is one step's value, or several small
+        ones of up to 4 MiB together.
     device_buffer_bytes
-        Bytes of each device that they may take, at the most; any if None. One is made in any case.
+        The most bytes of a device that copies ahead of use may take; unlimited if None. One copy is always made.
 
     Raises
     ------
     ArgumentError
-        A value is not allowed, or does not go with the others.
+        An option is not allowed, or contradicts another.
     """
 
     fetch_to_device: bool
@@ -170,11 +170,11 @@ class InputOptions:
         return self.per_replica_buffer_size
 
 
-def _either(name: str, given: object, by_its_older_name: object, default: object) -> object:
-    if given is not None and by_its_older_name is not None:
+def _either(name: str, value: object, by_its_older_name: object, default: object) -> object:
+    if value is not None and by_its_older_name is not None:
         raise ArgumentError(f"InputOptions: {name} is given twice, as experimental_{name} too")
-    found = by_its_older_name if given is None else given
-    return default if found is None else found
+    chosen = by_its_older_name if value is None else value
+    return default if chosen is None else chosen
 
 
 def _mode(value: object) -> InputReplicationMode:
@@ -192,7 +192,7 @@ def checked_options(options: object) -> InputOptions:
     Raises
     ------
     ArgumentError
-        They are something else.
+        They are not `InputOptions`.
     """
     if options is None:
         return InputOptions()

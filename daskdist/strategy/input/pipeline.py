@@ -1,4 +1,4 @@
-"""Input pipelines: the stream of one worker, or of all where they share one."""
+"""Input pipelines: the stream of one worker, or one stream that all workers share."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from daskdist.strategy.group import Replica
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The stream of one worker, or of all where they share one.
+    """The stream of one worker, or one stream that all workers share.
 
     Parameters
     ----------
     node
-        Each of its elements is for one replica.
+        Its operations; each of its elements is for one replica.
     readers
         The workers that read it.
     consumers
-        The worker of each replica it serves, in replica order.
+        The worker of each replica that it feeds, in replica order.
     varies
-        Whether elements may differ in their number of rows, and some have none.
+        Whether elements may have different numbers of rows, also none.
     rest
-        What is left of a pass that was shared out otherwise, to be read instead of ``node``.
+        The rest of a pass that was divided otherwise before a position was loaded; read instead of ``node``.
     """
 
     node: Node
@@ -61,16 +61,16 @@ class Pipeline:
 
     @property
     def budget_bytes(self) -> int | None:
-        """Bytes that may be outstanding on each reader; the setting ``window-bytes`` if None."""
+        """The bytes that may be outstanding on each reader; None for the setting ``daskdist.window-bytes``."""
         return merged_options(self.node).memory_budget_bytes
 
     @property
     def is_listed(self) -> bool:
-        """Return whether all that it reads comes in splits that can be looked at."""
-        return all(each.is_listed for each in walk(self.node) if isinstance(each, Source))
+        """Return whether all its sources list their splits."""
+        return all(node.is_listed for node in walk(self.node) if isinstance(node, Source))
 
     def splits_by_reader(self) -> Iterator[tuple[str | None, list[Split]]]:
-        """Yield each reader and the splits it reads; readers take the splits of every source in turn."""
+        """Yield each reader and its splits; readers take the splits of every source in turn."""
         sources = list(read_by(self.node))
         for turn, reader in enumerate(self.readers):
             yield reader, [split for splits in sources for split in splits[turn :: len(self.readers)]]
@@ -79,7 +79,7 @@ class Pipeline:
 def pipelines_of(
     nodes: Sequence[Node], workers: Sequence[str | None], consumers: Sequence[str | None]
 ) -> list[Pipeline]:
-    """Return the pipelines of the nodes that `autoshard` gives: one for each worker, or one that all share."""
+    """Return the pipelines for the nodes that `autoshard` returned: one per worker, or one that all share."""
     if len(nodes) == 1:
         return [Pipeline(nodes[0], tuple(workers), tuple(consumers))]
     return [
@@ -89,12 +89,12 @@ def pipelines_of(
 
 
 def shares_of(pipelines: Sequence[Pipeline], replicas: Sequence[Replica]) -> list[Share]:
-    """Return what each worker reads, by the indexes of the files, which are read if they have not been."""
+    """Return what each worker reads; reads the indexes of files that have not been read yet."""
     return [share for pipeline in pipelines for share in _shares(pipeline, replicas, reads_indexes=True)]
 
 
 def known_shares_of(pipelines: Sequence[Pipeline], replicas: Sequence[Replica]) -> list[Share]:
-    """Return what is known of what each worker reads; nothing is read for it."""
+    """Return what each worker reads, as far as it is known without reading anything."""
     return [share for pipeline in pipelines for share in _shares(pipeline, replicas, reads_indexes=False)]
 
 
@@ -106,7 +106,7 @@ def _shares(pipeline: Pipeline, replicas: Sequence[Replica], *, reads_indexes: b
         for reader, splits in pipeline.splits_by_reader():
             yield Share.of(reader or "this process", devices[reader], splits, is_all=pipeline.is_listed)
         return
-    # Readers that share a pipeline take its splits in turn, whose files are not known yet.
+    # Readers of a shared pipeline take its splits in turn; their files are not known yet.
     files = sum(len(node.files) for node in walk(pipeline.node) if isinstance(node, ReadFiles))
     for reader in pipeline.readers:
         yield Share(reader or "this process", devices[reader], files if len(pipeline.readers) == 1 else None)
@@ -114,20 +114,20 @@ def _shares(pipeline: Pipeline, replicas: Sequence[Replica], *, reads_indexes: b
 
 @dataclass(frozen=True)
 class Cuts:
-    """The pieces that one pipeline cuts its batches into, as far as their rows go.
+    """The pieces that a pipeline cuts its batches into, by numbers of rows.
 
     Parameters
     ----------
     num_rows
-        Rows of each batch but the last one.
+        The rows of each batch but a shorter last one.
     num_batches
-        How many there are of those, or INFINITE.
+        The number of these batches, or INFINITE.
     num_rest
-        Rows of one more batch that is shorter; 0 where there is none.
+        The rows of a shorter last batch; 0 if there is none.
     num_pieces
-        Into how many pieces each is cut.
+        The number of pieces per batch.
     num_replicas
-        How many pieces are handed out a step.
+        The number of pieces per step.
     """
 
     num_rows: int
@@ -138,7 +138,7 @@ class Cuts:
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> Cuts | None:
-        """Return the cuts of a pipeline; None where only its data tells."""
+        """Return the cuts of a pipeline; None if they depend on its data."""
         if not isinstance(pipeline.node, Deal):
             return None
         source, rest = pipeline.node.source, 0
@@ -158,12 +158,12 @@ class Cuts:
 
     @property
     def num_full(self) -> int:
-        """The number of pieces with rows in each batch but the last."""
+        """The number of pieces with rows in each batch but a shorter last one."""
         return num_pieces_with_rows(self.num_rows, self.num_pieces)
 
     @property
     def num_even_steps(self) -> int:
-        """The steps, before the first in which a replica has no rows; UNKNOWN where others may follow it."""
+        """The number of steps before the first in which some replica has no rows; UNKNOWN if even steps may follow."""
         if self.num_batches and self.num_full < self.num_pieces:
             return 0 if self.num_replicas == self.num_pieces else UNKNOWN
         if self.num_batches == INFINITE:
@@ -173,7 +173,7 @@ class Cuts:
 
     @property
     def num_steps(self) -> int | None:
-        """The steps, up to the last in which a replica has rows; None without end."""
+        """The number of steps up to the last in which some replica has rows; None if there is no end."""
         if self.num_batches == INFINITE and self.num_full:
             return None
         num_last = num_pieces_with_rows(self.num_rest, self.num_pieces)
@@ -183,7 +183,7 @@ class Cuts:
         return -(-num_pieces // self.num_replicas) if self.num_full or num_last else 0
 
     def full(self, first: int, stop: int) -> Any:
-        """Return whether each step from ``first`` to ``stop`` has rows for each replica, as ``(step, replica)``."""
+        """Return whether each replica has rows in the steps from ``first`` to ``stop``, as ``(step, replica)``."""
         batch, piece = np.divmod(np.arange(first * self.num_replicas, stop * self.num_replicas), self.num_pieces)
         has_rows = piece < self.num_full
         if self.num_batches != INFINITE:
@@ -193,10 +193,10 @@ class Cuts:
         return has_rows.reshape(-1, self.num_replicas)
 
     def steps(self) -> Iterator[tuple[Index, Index]]:
-        """Yield the first and the last of each run of steps in which a replica has rows, as two arrays."""
+        """Yield the first and the last steps of runs of steps in which some replica has rows, as two arrays."""
         first, of_last = self.num_batches * self.num_pieces, num_pieces_with_rows(self.num_rest, self.num_pieces)
         if self.num_batches and self.num_full:
-            # Batches whose pieces without rows do not fill a step follow on.
+            # Runs join if the pieces without rows between them do not fill a step.
             follow_on = self.num_pieces - self.num_full < self.num_replicas
             starts = np.arange(0, first, first if follow_on else self.num_pieces)
             lasts = starts + (first - self.num_pieces if follow_on else 0) + self.num_full - 1
@@ -206,10 +206,10 @@ class Cuts:
 
 
 def num_steps(pipelines: Sequence[Pipeline], *, drops_uneven: bool = False) -> int:
-    """Return the number of steps of pipelines that each cut their own batches; UNKNOWN where arithmetic does not tell.
+    """Return the number of steps of pipelines that each cut their own batches; UNKNOWN if it depends on data.
 
-    A step is one in which some piece has rows. Where uneven ones are dropped, they end before the first in which some
-    piece has rows and another none.
+    A step has a piece with rows. With ``drops_uneven``, the pass ends before the first step in which some piece has
+    rows and another has none.
     """
     cardinalities = [pipeline.node.cardinality for pipeline in pipelines]
     if sum(len(pipeline.consumers) for pipeline in pipelines) == 1:
@@ -219,11 +219,11 @@ def num_steps(pipelines: Sequence[Pipeline], *, drops_uneven: bool = False) -> i
             return INFINITE if INFINITE in cardinalities else UNKNOWN
         (source, *_) = pipelines[0].node.inputs
         if len(pipelines) == 1:
-            # Each batch is a step, if it has rows at all.
+            # Each batch is a step, unless it has no rows.
             return source.cardinality if _length(source) != 0 else 0
-    found = set(map(Cuts.of, pipelines))
-    known = [cuts for cuts in found if cuts is not None]
-    if len(known) < len(found):
+    all_cuts = set(map(Cuts.of, pipelines))
+    known = [cuts for cuts in all_cuts if cuts is not None]
+    if len(known) < len(all_cuts):
         return UNKNOWN
     if drops_uneven:
         ends = [cuts.num_even_steps for cuts in known]
@@ -232,7 +232,7 @@ def num_steps(pipelines: Sequence[Pipeline], *, drops_uneven: bool = False) -> i
 
 
 def _length(node: Node) -> int | None:
-    # The rows of every element, where the spec tells.
+    # The number of rows of every element, if the spec has it.
     try:
         lengths = {leaf.shape[0] for leaf in node.spec.leaves}
     except SpecUnknown:
@@ -241,7 +241,7 @@ def _length(node: Node) -> int | None:
 
 
 def _num_covered(stretches: Sequence[tuple[Index, Index]]) -> int:
-    # The number of integers that are in some stretch from a first to a last one.
+    # The number of integers in the union of inclusive intervals.
     if not stretches:
         return 0
     firsts, lasts = (np.concatenate(column) for column in zip(*stretches, strict=True))
@@ -253,23 +253,23 @@ def _num_covered(stretches: Sequence[tuple[Index, Index]]) -> int:
 
 @dataclass(frozen=True)
 class PassSource:
-    """The dataset of a pass, and the way in which the pass is shared out.
+    """The dataset of a pass, and how the pass is divided among pipelines.
 
     Parameters
     ----------
     node
-        The dataset, or what stands for it.
+        The dataset, or the first pipeline of datasets from a function.
     spec
         The spec of its elements.
     pipelines
         The input pipelines.
     num_workers, policy
         The number of workers, and the name of the sharding policy.
-    shared_out
-        Returns the policy and the nodes of the pipelines of a dataset, for so many workers and replicas; None if it
-        cannot be shared out otherwise than it is.
-    told
-        The identity of the dataset; None if its nodes tell it.
+    share_out
+        Returns the policy and the nodes of the pipelines for a dataset and numbers of workers and replicas; None if
+        the division cannot change.
+    known_identity
+        The identity of the dataset; None to derive it from the nodes.
     """
 
     node: Node
@@ -277,12 +277,12 @@ class PassSource:
     pipelines: Sequence[Pipeline]
     num_workers: int
     policy: str
-    shared_out: Callable[[Node, int, int], tuple[str, Sequence[Node]]] | None = None
-    told: PipelineIdentity | None = None
+    share_out: Callable[[Node, int, int], tuple[str, Sequence[Node]]] | None = None
+    known_identity: PipelineIdentity | None = None
 
     @cached_property
     def layout(self) -> PassLayout:
-        """The way in which the pass is shared out."""
+        """The division of the pass among pipelines."""
         batch = final_batch(self.node)
         num_replicas = tuple(len(pipeline.consumers) for pipeline in self.pipelines)
         size, drops = (None, False) if batch is None else (batch.group_size, batch.drops_remainder)
@@ -290,43 +290,43 @@ class PassSource:
 
     @cached_property
     def identity(self) -> PipelineIdentity:
-        """The identity of the dataset, whatever its global batch size."""
-        if self.told is not None:
-            return self.told
+        """The identity of the dataset, independent of its global batch size."""
+        if self.known_identity is not None:
+            return self.known_identity
         node = with_batch_size(self.node, 1)
         return PipelineIdentity.of(node, fingerprint(node))
 
     def note_pass(self, leg: Leg) -> None:
-        """Count the pass of which a leg is the first one: later passes have other numbers."""
+        """Count the pass that begins with a leg, so that later passes get other numbers."""
         if len(leg.positions) == len(self.pipelines):
             for pipeline, (epoch, *_) in zip(self.pipelines, leg.positions, strict=True):
                 note_pass(pipeline.node, epoch)
         else:
-            # The same operations count in all pipelines.
+            # All pipelines share these operations.
             note_pass(self.pipelines[0].node, leg.positions[0][0])
 
     def pipelines_at(
         self, before: Sequence[Leg], leg: Leg, positions: Sequence[StreamPosition]
     ) -> tuple[list[Leg], list[Pipeline], list[StreamPosition], bool]:
-        """Return how to go on from a position.
+        """Return the pipelines that continue from a position.
 
         Parameters
         ----------
         before
-            How the beginning of the pass was shared out, if otherwise than when the position was taken.
+            The legs of the pass before the one in which the position was taken.
         leg
-            How it was shared out when the position was taken.
+            The leg in which the position was taken.
         positions
-            The positions of its streams.
+            The positions of the leg's streams.
 
         Returns
         -------
         before, pipelines, positions, is_exact
-            ``before`` for positions to come, the pipelines, the position in each of them, and whether errors were
-            raised before.
+            The earlier legs for later positions, the pipelines, the position in each of them, and whether elements
+            have failed before.
         """
         legs = [*before, leg]
-        is_exact = any(num_errors for each in legs for *_, num_errors in each.positions)
+        is_exact = any(num_errors for earlier in legs for *_, num_errors in earlier.positions)
         if leg.layout.is_like(self.layout):
             if before:
                 return list(before), [self._rest(legs[:-1], leg.layout)[0]], list(positions), is_exact
@@ -338,7 +338,7 @@ class PassSource:
             ]
             return [], seeded, list(positions), is_exact
         if before:
-            # What was left then was one stream for all replicas.
+            # The rest was already one stream for all replicas.
             legs[-1] = replace(leg, layout=replace(leg.layout, num_replicas=(sum(leg.layout.num_replicas),)))
         pipeline, path = self._rest(legs, self.layout)
         answers = Answers()
@@ -349,7 +349,7 @@ class PassSource:
     def _rest(self, legs: Sequence[Leg], layout: PassLayout) -> tuple[Pipeline, Any]:
         streams = [plan(node) for node in self._nodes_of(legs[0])]
         path: Any = ()
-        for leg, following in zip(legs, [*[each.layout for each in legs[1:]], layout], strict=True):
+        for leg, following in zip(legs, [*[later_leg.layout for later_leg in legs[1:]], layout], strict=True):
             primitive, path = rest_of(streams, leg, following, self.spec)
             streams = [primitive]
         readers = tuple(dict.fromkeys(reader for pipeline in self.pipelines for reader in pipeline.readers))
@@ -357,9 +357,9 @@ class PassSource:
         return Pipeline(self.pipelines[0].node, readers, consumers, varies=True, rest=streams[0]), path
 
     def _nodes_of(self, leg: Leg) -> list[Node]:
-        # Return the pipelines as they were shared out.
+        # The pipelines of a leg.
         layout = leg.layout
-        if self.shared_out is None:
+        if self.share_out is None:
             raise ArgumentError(
                 f"load_state_dict: the position is of {len(layout.num_replicas)} input pipelines of "
                 f"{sum(layout.num_replicas)} replicas, whose datasets a function made; here are {len(self.pipelines)} "
@@ -367,20 +367,25 @@ class PassSource:
                 "distribute_dataset, which goes on with any number"
             )
         node = with_batch_size(self.node, layout.batch_size)
-        policy, nodes = self.shared_out(node, layout.num_workers, sum(layout.num_replicas))
+        policy, nodes = self.share_out(node, layout.num_workers, sum(layout.num_replicas))
         if policy != layout.policy or len(nodes) != len(layout.num_replicas):
             raise ArgumentError(
                 f"load_state_dict: the position is of a pass shared out by {layout.policy}, and for as many workers "
                 f"the dataset is shared out by {policy} now; set the option auto_shard_policy as it was"
             )
-        return [with_drawn(each, seeds) for each, (_, seeds, *_) in zip(nodes, leg.positions, strict=True)]
+        return [
+            with_drawn(pipeline_node, seeds) for pipeline_node, (_, seeds, *_) in zip(nodes, leg.positions, strict=True)
+        ]
 
 
 def leg_of(layout: PassLayout, positions: Sequence[StreamPosition]) -> Leg:
     """Return the part of a pass with streams at some positions."""
-    return Leg(layout, tuple([(each.epoch, each.seeds, each.num_elements, each.num_errors) for each in positions]))
+    return Leg(
+        layout,
+        tuple([(position.epoch, position.seeds, position.num_elements, position.num_errors) for position in positions]),
+    )
 
 
 def seeds_of(pipelines: Sequence[Pipeline]) -> list[list[int]]:
-    """Return for each pipeline the seeds that its operations have drawn for themselves."""
+    """Return the seeds that the operations of each pipeline have drawn because none was given."""
     return [[] if pipeline.rest is not None else drawn_seeds(pipeline.node) for pipeline in pipelines]

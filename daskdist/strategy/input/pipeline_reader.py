@@ -1,4 +1,4 @@
-"""`PipelineReader`: one input pipeline read in this process; and the steps in which others have rows."""
+"""`PipelineReader`, which reads an input pipeline in this process, and the steps in which others have rows."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from daskdist.strategy.input.pipeline import Cuts, Pipeline
 
 
 class PipelineReader:
-    """The elements of one pipeline, read in this process, a few steps at a time.
+    """A reader of one pipeline in this process, a few steps at a time.
 
     Parameters
     ----------
     pipeline
-        The pipeline; its order is the one it has where the order of elements is fixed, for others may read it too.
+        The pipeline; always read in its deterministic order, since other processes may read it too.
     epoch
-        Which pass.
+        The number of the pass.
     wanted
-        The replicas, of those that the pipeline serves, whose elements are put together.
+        The replicas whose elements are gathered, by their place among those that the pipeline feeds.
     is_alone
-        Whether there is one replica in all.
+        Whether there is only one replica in all.
     num_steps_ahead
-        Steps that are built ahead of use whatever that takes.
+        The least number of steps computed ahead of use.
     fetch
-        Brings what the cluster has, on a worker.
+        Gets data from the cluster, on a worker.
     empty
-        Makes the arrays into which elements are copied; NumPy's if None.
+        Allocates the arrays into which elements are gathered; pooled NumPy arrays if None.
     devices
-        The names of the devices of the replicas that the pipeline serves, where elements are put on them.
+        The names of the devices of the pipeline's replicas, if elements are copied to them.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class PipelineReader:
         if options.deterministic is False:
             pipeline = replace(pipeline, node=WithOptions(pipeline.node, Options(deterministic=True)))
         self.caller = local_caller(pipeline.node, options.num_threads, fetch)
-        # The threads of a caller end with the pass, closed or dropped.
+        # Ends the caller's threads when the pass is closed or garbage collected.
         self.close = Finalizer(self, self.caller.close)
         self.interpreter = Interpreter(self.caller, budget_bytes=pipeline.budget_bytes)
         self.wanted = wanted
         self._num_lanes = len(pipeline.consumers)
         primitive = pipeline.primitive
-        # Devices of others may be none that there are here.
+        # Devices of other processes may not exist here.
         here = [named(name) if lane in wanted else None for lane, name in enumerate(devices)]
         self._builder = BundleBuilder(
             self.interpreter,
@@ -79,17 +79,17 @@ class PipelineReader:
             active=wanted,
             empty=empty or pooled_empty,
             device_gathers=device_gathers(here, primitive) if options.shuffle_on_device else (),
-            # Blocks of replicas that are ahead stay for the slowest.
+            # With more replicas, views would keep whole blocks alive until the slowest replica has used them.
             as_views=empty is None and self._num_lanes <= 2,
         )
 
     @property
     def limit_bytes(self) -> int:
-        """Bytes that may wait for a replica."""
+        """The bytes that may be queued for a replica."""
         return self.interpreter.bundles[None].limit_bytes
 
     def pull(self) -> tuple[list[Lane], Any] | None:
-        """Return the lanes of the next steps, and whether each has rows, as ``(step, lane)``; None at the end."""
+        """Return the lanes of the next steps and whether they have rows, as ``(step, lane)``; None at the end."""
         try:
             bundle = self._builder.pull()
         except Exhausted:
@@ -103,22 +103,22 @@ class PipelineReader:
 
 
 class ComputedSteps:
-    """The steps in which a pipeline of other replicas has rows, computed."""
+    """The steps in which a pipeline of other replicas has rows, computed from the way it cuts batches."""
 
     def __init__(self, cuts: Cuts) -> None:
         self._cuts = cuts
 
     def full(self, first: int, stop: int) -> Any:
-        """Return whether each step has rows for each of its replicas, as ``(step, replica)``."""
+        """Return whether each of its replicas has rows in each step, as ``(step, replica)``."""
         return self._cuts.full(first, stop)
 
     def is_over(self, step: int) -> bool:
-        """Return whether there are no rows from a step on."""
+        """Return whether no step has rows from this one on."""
         return self._cuts.num_steps is not None and step >= self._cuts.num_steps
 
 
 class CountedSteps:
-    """The steps in which a pipeline of other replicas has rows, found by reading it, as nothing else tells."""
+    """The steps in which a pipeline of other replicas has rows, counted by reading it."""
 
     def __init__(self, pipeline: Pipeline, epoch: Epoch, fetch: Fetch | None = None) -> None:
         self._reader: PipelineReader | None = PipelineReader(pipeline, epoch, set(), is_alone=False, fetch=fetch)
@@ -127,16 +127,16 @@ class CountedSteps:
         self._first = 0
 
     def full(self, first: int, stop: int) -> Any:
-        """Return the same as `ComputedSteps.full`; steps before ``first`` cannot be asked for after that."""
+        """Return the same as `ComputedSteps.full`, and forget the steps before ``first``."""
         self._read_to(stop)
         self._full, self._first = self._full[max(first - self._first, 0) :], max(first, self._first)
-        found = np.zeros((stop - first, self._num_lanes), bool)
+        has_rows = np.zeros((stop - first, self._num_lanes), bool)
         known = self._full[: stop - first]
-        found[: len(known)] = known
-        return found
+        has_rows[: len(known)] = known
+        return has_rows
 
     def is_over(self, step: int) -> bool:
-        """Return whether there are no rows from a step on."""
+        """Return whether no step has rows from this one on."""
         self._read_to(step + 1)
         return self._reader is None and step >= self._first + len(self._full)
 

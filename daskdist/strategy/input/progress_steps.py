@@ -23,7 +23,7 @@ class ProgressSteps(Iterator[Any]):
     total
         The number of steps; None if it is unknown.
     title
-        A text before the figures.
+        A label shown first.
     """
 
     def __init__(self, steps: DistributedIterator, total: int | None, title: str) -> None:
@@ -34,9 +34,9 @@ class ProgressSteps(Iterator[Any]):
         self._rows = _rows_of_step(steps.pipelines)
 
     def report(self, **figures: Any) -> None:
-        """Show figures of the program beside the progress, such as ``report(loss=loss)``.
+        """Show values beside the progress, such as ``report(loss=loss)``.
 
-        A value that is not here yet is not waited for: the figure before it stays.
+        A value that has not arrived yet is not waited for: the previous one stays.
         """
         for name, value in figures.items():
             here = value.at_hand() if isinstance(value, AsyncValue) else (value,)
@@ -44,11 +44,11 @@ class ProgressSteps(Iterator[Any]):
                 self._figures[name] = here[0]
 
     def stats(self) -> dict[str, Any]:
-        """Return the figures of the pass so far, see `DistributedIterator.stats`."""
+        """Return statistics of the pass so far, see `DistributedIterator.stats`."""
         return self._steps.stats()
 
     def close(self) -> None:
-        """Stop reading ahead, and leave the progress as it is."""
+        """Stop reading ahead; the progress stays as it is."""
         self._steps.close()
         self._end()
 
@@ -59,7 +59,7 @@ class ProgressSteps(Iterator[Any]):
             self._end()
             raise
         if self._display is not None:
-            # The step before is over now.
+            # The previous step is over now.
             self._show(self._display)
         self._num_steps += 1
         return step
@@ -80,7 +80,7 @@ class ProgressSteps(Iterator[Any]):
 
 
 def _rows_of_step(pipelines: Sequence[Pipeline]) -> float | None:
-    # The rows of a whole step, if that is known before any is there; the last step may have fewer.
+    # The rows of a full step, if known before reading; the last step may have fewer.
     rows = 0.0
     for pipeline in pipelines:
         node = pipeline.node

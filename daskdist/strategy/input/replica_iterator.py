@@ -1,4 +1,4 @@
-"""Whole loops on the replicas: distributed datasets given to `Strategy.run`, as iterators over a replica's own part."""
+"""`ReplicaIterator`: a replica's part of a distributed dataset that is an argument of `Strategy.run`."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ _OVER: Final = object()
 
 
 class ReplicaIterator(Iterator[Any]):
-    """A replica's own part of a distributed dataset, in a function that `Strategy.run` calls.
+    """An iterator over a replica's part of a distributed dataset, inside a function that `Strategy.run` calls.
 
-    Several threads of that function may take steps from it: each step goes to exactly one of them.
+    Several threads of the function may take steps from it: each step goes to exactly one of them.
 
-    It gives what a step of the distributed dataset has for the replica, one step after the other, as arrays on the
-    replica's device, or as NumPy arrays where `InputOptions` say so. At its end it can be iterated over again, which is
-    another pass: ``for epoch in range(3): for batch in iterator: ...`` makes three. Leaving a loop early and coming
-    back goes on where it was left. Each pass of a shuffled dataset has an order of its own. In the first call these are
-    the orders of a loop in the program; calls after it begin with an order that no pass had before.
+    Its elements are the replica's parts of the steps, as arrays on the replica's device, or as NumPy arrays if
+    `InputOptions` say so. After its end, iterating again makes another pass:
+    ``for epoch in range(3): for batch in iterator: ...`` makes three. A loop that was left early continues where it
+    was left. A shuffled dataset has another order in each pass. In the first call the orders are those of loops in the
+    program; each later call begins with an order that no pass had before.
 
-    Not made directly. It is of use until the function returns.
+    Not created directly. It can be used until the function returns.
 
     Attributes
     ----------
     element_spec
-        The spec of what it gives, the first length None where it can vary.
+        The spec of its elements; the first length is None if it varies.
     """
 
     def __init__(self, plan: ReplicaPlan, reader: SharedReader, lane: int, device: Device) -> None:
@@ -58,15 +58,15 @@ class ReplicaIterator(Iterator[Any]):
         self._plan = plan
         self._shared_reader = reader
         self._lane = lane
-        # Counted within the call.
+        # The number of the pass within the call.
         self._iteration = 0
         self._device = device
-        # The iterator that puts elements on the device, in this pass.
+        # Copies the elements of this pass to the device.
         self._ahead: DevicePrefetch | None = None
         self._num_elements = 0
         self._is_over = False
         self._told = ReportedFailures()
-        # True if the raised error is of one element, and others follow it.
+        # True if the raised error is of one element and others follow it.
         self._goes_on = False
         self.lock = RLock()
         self._elements: Iterator[Any] = self._pass()
@@ -90,7 +90,7 @@ class ReplicaIterator(Iterator[Any]):
             self._is_over = True
             raise
         except Exception as error:
-            # Raise the failure again the next time, unless the iterator is past it.
+            # Raise the failure again at the next call, unless other elements follow it.
             if not self._goes_on:
                 self._elements = _Failed(error)
             self._goes_on = False
@@ -107,38 +107,38 @@ class ReplicaIterator(Iterator[Any]):
         return element
 
     def get_next(self) -> Any:
-        """Return the next step's value.
+        """Return the value of the next step.
 
         Raises
         ------
         StopIteration
-            There are no more in this pass.
+            The pass has no more steps.
         """
         return next(self)
 
     def get_next_as_optional(self) -> Optional:
-        """Return the next step's value in an `Optional`, which is empty at the end of the pass."""
-        found = next(self, _OVER)
-        if found is _OVER:
+        """Return the value of the next step in an `Optional`, which is empty at the end of the pass."""
+        value = next(self, _OVER)
+        if value is _OVER:
             return Optional(None, self.element_spec)
-        return Optional(found, self.element_spec, has_value=True)
+        return Optional(value, self.element_spec, has_value=True)
 
     def stats(self) -> dict[str, Any]:
-        """Return the figures of this pass so far.
+        """Return statistics of this pass so far.
 
         Returns
         -------
         dict
-            ``num_elements``, those handed out; and where they are put on a device, ``device``, see
-            `DevicePrefetch.stats`: bytes, speed and overlap of the copies.
+            ``num_elements``: the elements handed out. If they are copied to a device, ``device`` has the bytes, speed
+            and overlap of the copies, see `DevicePrefetch.stats`.
         """
-        found: dict[str, Any] = {"num_elements": self._num_elements}
-        return found if self._ahead is None else {**found, "device": self._ahead.stats()}
+        stats: dict[str, Any] = {"num_elements": self._num_elements}
+        return stats if self._ahead is None else {**stats, "device": self._ahead.stats()}
 
     def close(self) -> None:
-        """Stop reading ahead and let go of what was read; nothing comes after it."""
+        """Stop reading ahead and drop the data that was read; no step follows."""
         if not self.lock.acquire(blocking=False):
-            # Another thread is in a step, and may wait there for other replicas.
+            # Another thread is taking a step, and may wait for other replicas.
             self._shared_reader.wake(self._lane)
             self.lock.acquire()
         try:
@@ -149,13 +149,13 @@ class ReplicaIterator(Iterator[Any]):
     def _close(self) -> None:
         if isinstance(self._elements, Generator):
             self._elements.close()
-        self._elements = _Failed(ArgumentError("this iterator is closed: it is of use in the call it was given to"))
+        self._elements = _Failed(ArgumentError("this iterator is closed: it can be used until its function returns"))
         self._is_over = False
         leave = partial(self._shared_reader.leave, self._lane)
         if self._ahead is None:
             leave()
         else:
-            # Not while its thread takes part.
+            # Leave the pass after the copying thread has stopped.
             self._ahead.close(leave)
 
     def _pass(self) -> Iterator[Any]:
@@ -186,10 +186,10 @@ class _Failed(Iterator[Any]):
 
 
 def _elements(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int) -> Iterator[Any]:
-    # Not a method: an iterator that is let go of is to go at once, with what was read for it.
+    # A function rather than a method: a generator with a reference to the iterator would delay its release.
     structure: Structure = plan.spec.structure
     is_writable = bool(merged_options(reader.node).writable)
-    # Nothing is held on to but what is handed out.
+    # Keep no reference to a part longer than needed.
     parts = reader.begin(lane, iteration).parts(lane)
     try:
         for part in parts:
@@ -212,7 +212,7 @@ def _elements(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int
 
 
 def _steps(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int) -> Iterator[Any]:
-    # The same as `_elements`, as leaves for the one replica.
+    # The same as `_elements`, as leaves.
     parts = reader.begin(lane, iteration).parts(lane)
     try:
         for part in parts:
@@ -229,16 +229,16 @@ def _packed(ahead: DevicePrefetch, structure: Structure) -> Iterator[Any]:
 
 
 class WorkerServices(NamedTuple):
-    """The parts of a worker that a replica's iterators use.
+    """The services of a worker that a replica's iterators use.
 
     Parameters
     ----------
     fetch
-        Brings what the cluster has.
+        Gets data from the cluster.
     step_counts
-        Where the worker's pipelines are told of.
+        Answers other workers about the steps of this worker's pipelines.
     ask
-        Asks other workers of theirs.
+        Asks other workers about theirs.
     """
 
     fetch: Fetch
@@ -253,9 +253,9 @@ def replica_iterators(
     number: int,
     services: Callable[[], WorkerServices] | None = None,
 ) -> contextlib.AbstractContextManager[Any]:
-    """Give the arguments of a function on a replica, with iterators in the places of plans; the block closes them.
+    """Return a context with the arguments of a function on a replica: iterators replace plans, and are closed at exit.
 
-    On a worker ``services`` gives the parts of it that iterators use.
+    On a worker, ``services`` returns the parts of the worker that iterators use.
     """
     nest = treespec.unflatten(leaves)
     is_plain = ReplicaPlan not in map(type, leaves)
@@ -268,31 +268,31 @@ def _open_iterators(
 ) -> Iterator[Any]:
     with contextlib.ExitStack() as opened:
 
-        def iterator(each: Any) -> Any:
-            if type(each) is not DatasetArgument:
-                return each
-            made = _iterator(each, replica, number, None if services is None else services())
-            opened.callback(made.close)
-            return made
+        def iterator(argument: Any) -> Any:
+            if type(argument) is not DatasetArgument:
+                return argument
+            replica_iterator = _iterator(argument, replica, number, None if services is None else services())
+            opened.callback(replica_iterator.close)
+            return replica_iterator
 
-        yield optree.tree_map(iterator, nest, is_leaf=lambda each: type(each) is DatasetArgument, none_is_leaf=True)
+        yield optree.tree_map(iterator, nest, is_leaf=lambda leaf: type(leaf) is DatasetArgument, none_is_leaf=True)
 
 
 def _iterator(
-    given: DatasetArgument, replica: Replica, number: int, services: WorkerServices | None
+    argument: DatasetArgument, replica: Replica, number: int, services: WorkerServices | None
 ) -> ReplicaIterator:
-    plan: ReplicaPlan = given.plan
-    token, _, numbers = given.turn.partition(":")
-    read_plan = in_pass(plan, [(tuple(each), *rest) for each, *rest in json.loads(numbers)])
+    plan: ReplicaPlan = argument.plan
+    token, _, numbers = argument.turn.partition(":")
+    read_plan = in_pass(plan, [(tuple(pass_numbers), *rest) for pass_numbers, *rest in json.loads(numbers)])
     if services is not None:
-        # Other threads ask; the settings of the call hold for them too.
+        # Questions are asked in other threads, with the settings of the call.
         within = contextvars.copy_context()
         ask = services.ask
         peers = PeerPipelines(token, plan.number, services.step_counts, lambda *args: within.copy().run(ask, *args))
         read_plan = replace(read_plan, fetch=services.fetch, peers=peers)
-    if given.held is not None:
-        pipeline = replace(read_plan.pipeline, node=node_of(given.held))
-        # The number of the one operation that stands for all of the dataset.
+    if argument.held is not None:
+        pipeline = replace(read_plan.pipeline, node=node_of(argument.held))
+        # The number of the one operation that stands for the whole dataset.
         (((number_of_all,), *rest), *others) = read_plan.epochs
         read_plan = replace(read_plan, pipeline=pipeline, epochs=((number_of_all, *rest), *others))
     device = named(replica.device)

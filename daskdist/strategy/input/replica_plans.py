@@ -1,4 +1,4 @@
-"""Plans by which replicas read their own parts of a distributed dataset that is given to `Strategy.run`."""
+"""Plans with which replicas read their parts of a distributed dataset that is an argument of `Strategy.run`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from daskdist.strategy.values.extract import ExtractAll, PerReplicaRef
 from daskdist.strategy.values.flat import flattened
 from daskdist.strategy.values.per_replica import PerReplica
 
-# Where the replicas of one process come together, by the call, the worker and the pipeline; each goes with the last of
-# its iterators.
+# (call, worker, number of the pipeline) -> the reader that replicas of this process share; dropped with the last of
+# their iterators.
 _shared_readers: Final[weakref.WeakValueDictionary[tuple[str, str | None, int], SharedReader]] = (
     weakref.WeakValueDictionary()
 )
@@ -54,24 +54,24 @@ _INSTEAD: Final = (
 
 @dataclass(frozen=True)
 class ReplicaPlan:
-    """The plan by which the replicas of one input pipeline read their own parts of a distributed dataset.
+    """The plan with which the replicas of one input pipeline read their parts of a distributed dataset.
 
     Parameters
     ----------
     read_plan
-        The plan of their input pipeline, and of the others that decide how many steps there are.
+        The plan for their pipeline, and for the other pipelines, which also decide how many steps there are.
     number
-        Which input pipeline that is.
+        The number of their input pipeline.
     first_replica
-        The first replica that it serves; the others follow.
+        The first replica that the pipeline feeds; the others follow.
     spec
-        The spec of what a replica is given, whatever its length along the first axis.
+        The spec of a replica's element, ignoring its length along the first axis.
     element_spec
-        The same as users see it.
+        The spec that users see.
     options
-        How the replicas are fed.
+        The options for the input of replicas.
     maps
-        What they call with what they are given, on their devices.
+        The functions that replicas call on their devices.
     """
 
     read_plan: SharedReadPlan
@@ -84,12 +84,12 @@ class ReplicaPlan:
 
     @cached_property
     def no_rows(self) -> list[Any]:
-        """The leaves of a replica's element in a step for which it has no rows."""
+        """The leaves of a replica's element in a step in which it has no rows."""
         return [] if self.read_plan.is_alone else [leaf.zeros() for leaf in self.spec.leaves]
 
     @cached_property
     def empty(self) -> Any:
-        """The element of a replica in a step for which it has no rows."""
+        """The element of a replica in a step in which it has no rows."""
         return None if self.read_plan.is_alone else self.spec.structure.pack(self.no_rows)
 
 
@@ -100,11 +100,11 @@ class DatasetPlans:
     Parameters
     ----------
     plans
-        One for each of its input pipelines.
+        A plan for each of its input pipelines.
     futures
-        By key, what of its data lies on the cluster already.
+        key -> future of its data that the cluster has already.
     referenced
-        By key, what its functions refer to on the cluster.
+        key -> future that its functions refer to.
     """
 
     plans: list[ReplicaPlan]
@@ -113,16 +113,16 @@ class DatasetPlans:
 
 
 class DatasetArgument(NamedTuple):
-    """The argument that a replica is sent in the place of a distributed dataset.
+    """The argument that is sent to a replica instead of a distributed dataset.
 
     Parameters
     ----------
     plan
-        Its plan, the same for every call.
+        The plan, the same for every call.
     turn
-        Which call this is, and the numbers of its first pass for each input pipeline.
+        The id of the call, and the numbers of its first pass for each input pipeline.
     held
-        The dataset, where it is on the worker already.
+        The dataset, if it is on the worker already.
     """
 
     plan: Any
@@ -133,18 +133,18 @@ class DatasetArgument(NamedTuple):
 def with_plans(
     strategy: StrategyContract, leaves: list[Any], treespec: Any
 ) -> tuple[list[Any], Any, list[SharedReader]]:
-    """Replace distributed datasets among the arguments of `run` by plans; return also the readers to keep meanwhile.
+    """Replace distributed datasets among the arguments of `run` by plans; also return the readers to keep until then.
 
     Raises
     ------
     ArgumentError
-        One is of another strategy, or is an iterator, or cannot be read by the replicas themselves.
+        A dataset is of another strategy, or cannot be read by replicas; or an argument is an iterator.
     """
     kinds = set(map(type, leaves))
     if DistributedIterator in kinds:
         raise ArgumentError(
             "run: an iterator over a distributed dataset stays in its program; give the distributed dataset itself, "
-            "of which each replica has an iterator then, or what next() gives"
+            "for which each replica gets an iterator, or the result of next()"
         )
     if DistributedDataset not in kinds:
         return leaves, treespec, []
@@ -161,20 +161,20 @@ def _dataset_argument(
 ) -> DatasetArgument:
     if dataset.strategy is not strategy:
         raise ArgumentError(
-            "run: a distributed dataset is of another strategy; distribute the dataset with the one that is to run"
+            "run: a distributed dataset is of another strategy; distribute it with the strategy whose run you call"
         )
-    # First: where replicas are lost, or functions are defined again, it has other plans.
-    feeding = dataset.feeding_of_pass()
-    pipelines = feeding.pipelines
-    found: DatasetPlans | None = dataset.plans
-    if found is None:
-        found = dataset.plans = plans_of(strategy, dataset, feeding)
-    plans: Sequence[Any] = found.plans
-    if found.futures or found.referenced:
-        plans = strategy.internals.input.with_kept_blocks(plans, found.futures, found.referenced)
-    # Not before it is known that there will be a call.
+    # First, since this may change `plans`: after a loss, or when functions were redefined.
+    feed = dataset.feed_for_pass()
+    pipelines = feed.pipelines
+    dataset_plans: DatasetPlans | None = dataset.plans
+    if dataset_plans is None:
+        dataset_plans = dataset.plans = plans_of(strategy, dataset, feed)
+    plans: Sequence[Any] = dataset_plans.plans
+    if dataset_plans.futures or dataset_plans.referenced:
+        plans = strategy.internals.input.with_kept_blocks(plans, dataset_plans.futures, dataset_plans.referenced)
+    # Only now is it certain that the call will be made.
     token = uuid.uuid4().hex
-    epochs = feeding.begin_passes_of_call()
+    epochs = feed.begin_passes_of_call()
     turn = f"{token}:{json.dumps(epochs)}"
     by_replica = [plan for plan, pipeline in zip(plans, pipelines, strict=True) for _ in pipeline.consumers]
     held: Any = None
@@ -183,17 +183,17 @@ def _dataset_argument(
         workers = tuple(replica.worker for replica in strategy.replicas)
         held = PerReplica.of(PerReplicaRef(strategy.internals.backend, handles, ExtractAll(), workers))
     elif strategy.workers == (None,):
-        # Replicas of this process, which may come one after the other, find what was read for them.
+        # Replicas of this process may begin one after the other: keep the data that was read for later ones.
         devices = [named(replica.device) for replica in strategy.replicas]
         for plan in plans:
-            own = devices[plan.first_replica : plan.first_replica + len(plan.read_plan.pipeline.consumers)]
-            readers.append(shared_reader(token, None, plan, pinned(plan, in_pass(plan, epochs), own)))
+            pipeline_devices = devices[plan.first_replica : plan.first_replica + len(plan.read_plan.pipeline.consumers)]
+            readers.append(shared_reader(token, None, plan, pinned(plan, in_pass(plan, epochs), pipeline_devices)))
     return DatasetArgument(PerReplica(by_replica), turn, held)
 
 
-def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feeding: ReplicaFeed) -> DatasetPlans:
-    """Return the plans by which replicas read a distributed dataset in their own loops."""
-    pipelines = feeding.pipelines
+def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feed: ReplicaFeed) -> DatasetPlans:
+    """Return the plans with which replicas read a distributed dataset themselves."""
+    pipelines = feed.pipelines
     futures: dict[Any, Any] = {}
     referenced: dict[Any, Any] = {}
     if strategy.workers != (None,):
@@ -201,17 +201,17 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feeding: R
             futures |= _futures_of(pipeline)
             referenced |= _futures_around(pipeline)
     num_replicas = strategy.num_replicas_in_sync
-    # Anew: what was found out of them here need not travel.
+    # Copies without cached properties, which need not be sent.
     fresh = [
         Pipeline(
-            None if isinstance(each.node, OnWorker) else each.node,  # type: ignore[arg-type]
-            each.readers,
-            each.consumers,
-            each.varies,
+            None if isinstance(pipeline.node, OnWorker) else pipeline.node,  # type: ignore[arg-type]
+            pipeline.readers,
+            pipeline.consumers,
+            pipeline.varies,
         )
-        for each in pipelines
+        for pipeline in pipelines
     ]
-    first_replicas = accumulate((len(each.consumers) for each in pipelines), initial=0)
+    first_replicas = accumulate((len(pipeline.consumers) for pipeline in pipelines), initial=0)
     step_sources = list(map(_step_source, pipelines, fresh, count(), first_replicas)) if len(pipelines) > 1 else []
     if strategy.workers != (None,):
         for pipeline, step_source in zip_longest(pipelines, step_sources):
@@ -223,7 +223,7 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feeding: R
             pipeline,
             others,
             num_replicas == 1,
-            feeding.drops_uneven,
+            feed.drops_uneven,
             dataset.options.per_replica_buffer_size,
             ((0,),) * len(fresh),
         )
@@ -231,8 +231,8 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feeding: R
         if dataset.options.fetch_to_device:
             read_plan = replace(read_plan, devices=tuple(replica.device for replica in replicas))
         spec = _spec_of_one(dataset.known_element_spec)
-        maps = feeding.maps[number]
-        plans.append(ReplicaPlan(read_plan, number, first_replica, feeding.spec, spec, dataset.options, maps))
+        maps = feed.maps[number]
+        plans.append(ReplicaPlan(read_plan, number, first_replica, feed.spec, spec, dataset.options, maps))
         first_replica += len(pipeline.consumers)
     return DatasetPlans(plans, futures, referenced)
 
@@ -240,7 +240,7 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feeding: R
 def _step_source(
     pipeline: Pipeline, fresh: Pipeline, number: int, first_replica: int
 ) -> Cuts | Pipeline | RemotePipeline:
-    # The object that tells others in which steps a pipeline has rows.
+    # The object from which others know in which steps a pipeline has rows.
     known = Cuts.of(pipeline)
     if known is not None:
         return known
@@ -255,7 +255,7 @@ def _step_source(
 def _check_located(
     strategy: StrategyContract, pipeline: Pipeline, step_source: Cuts | Pipeline | RemotePipeline | None
 ) -> None:
-    # Whoever reads a file is to have it. What the data alone tells, all workers read.
+    # Each reader of a file has to have it. If only reading tells the steps of a pipeline, all workers read it.
     locations = merged_options(pipeline.node).locations
     if locations is None:
         return
@@ -285,7 +285,9 @@ def _futures_of(pipeline: Pipeline) -> dict[Any, Any]:
 
 
 def _futures_around(pipeline: Pipeline) -> dict[Any, Any]:
-    functions = [each for node in walk(pipeline.node) for each in vars(node).values() if isinstance(each, UserFunction)]
+    functions = [
+        value for node in walk(pipeline.node) for value in vars(node).values() if isinstance(value, UserFunction)
+    ]
     return futures_in(functions) if functions else {}
 
 
@@ -294,27 +296,27 @@ def _spec_of_one(element_spec: Any) -> Any:
 
 
 def in_pass(plan: ReplicaPlan, epochs: Sequence[Epoch]) -> SharedReadPlan:
-    """Return the plan of the pipelines in a pass, given the numbers of the pass for each of them."""
-    own = epochs[plan.number]
+    """Return the plan for a pass, given the numbers of the pass for each pipeline."""
+    epoch_of_plan = epochs[plan.number]
     others = [epoch for number, epoch in enumerate(epochs) if number != plan.number]
-    return replace(plan.read_plan, epochs=(own, *others))
+    return replace(plan.read_plan, epochs=(epoch_of_plan, *others))
 
 
 def pinned(plan: ReplicaPlan, read_plan: SharedReadPlan, devices: Sequence[Device]) -> SharedReadPlan:
-    """Return the plan with elements put together in pinned memory, from which devices copy, if they go to devices."""
+    """Return the plan, with elements gathered in pinned memory if they are copied to devices."""
     first = devices[0]
-    if not plan.options.fetch_to_device or any(each.is_host or each.kind != first.kind for each in devices):
+    if not plan.options.fetch_to_device or any(device.is_host or device.kind != first.kind for device in devices):
         return read_plan
     return replace(read_plan, empty=pinned_empty(first))
 
 
 def shared_reader(token: str, worker: str | None, plan: ReplicaPlan, read_plan: SharedReadPlan) -> SharedReader:
-    """Return the reader that the replicas of this process share in a call; make it for the first of them."""
+    """Return the reader that the replicas of this process share in a call, created at the first use."""
     key = token, worker, plan.number
     with _opening:
-        found = _shared_readers.get(key)
-        if found is None:
+        reader = _shared_readers.get(key)
+        if reader is None:
             consumers = read_plan.pipeline.consumers
-            found = SharedReader(read_plan, [lane for lane, each in enumerate(consumers) if each == worker])
-            _shared_readers[key] = found
-        return found
+            reader = SharedReader(read_plan, [lane for lane, consumer in enumerate(consumers) if consumer == worker])
+            _shared_readers[key] = reader
+        return reader

@@ -1,4 +1,4 @@
-"""Passes that the replicas of one process make together: input is read once, and each replica takes its own part."""
+"""`SharedReader`: reads input once for all replicas of a process that make a pass together."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from daskdist.strategy.collectives.step_counts import PeerPipelines, RemotePipel
 from daskdist.strategy.input.pipeline import Cuts, Pipeline
 from daskdist.strategy.input.pipeline_reader import ComputedSteps, CountedSteps, PipelineReader
 
-# A replica that is ahead of one that makes no progress goes on by one stretch after so long: the other may be waiting
-# for it somewhere else.
-_PATIENCE_S: Final = 5.0
-# Somebody who has the turn, and does not read, gives it back sooner.
+# A replica waits at most this long for one that is behind, then reads on: the other may be waiting for it elsewhere.
+_MAX_WAIT_S: Final = 5.0
+# A thread holds the condition's lock longer than this only while it reads.
 _WAKE_S: Final = 0.1
-# Steps looked at together beyond the end of a replica's own pipeline.
+# The number of steps that are looked at together after the end of a pipeline.
 _STEPS_AT_ONCE: Final = 64
-# Passes under way of one call: replicas that have not come to them yet read for themselves.
+# The most shared passes of a call at a time; in further passes, replicas read for themselves.
 _MOST_PASSES: Final = 16
 
 
@@ -41,11 +40,11 @@ class StepSlice:
     Parameters
     ----------
     ref
-        The block its elements are in; None where it has none.
+        The block of its elements; None if it has none.
     places
-        For each step the element's place in that block; -1 for one without rows.
+        The element's place in the block for each step; -1 without rows.
     rows
-        The block itself, where it was waited for already.
+        The block itself, once it has arrived.
     """
 
     ref: BlockRef | None
@@ -54,37 +53,37 @@ class StepSlice:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that it takes while it is kept."""
+        """The bytes of the block."""
         return 0 if self.ref is None else self.ref.nbytes
 
 
 @dataclass(frozen=True)
 class SharedReadPlan:
-    """The pipelines of a pass, and how they are read.
+    """The pipelines of a pass and how to read them.
 
     Parameters
     ----------
     pipeline
-        Serves the replicas.
+        The pipeline of the replicas.
     others
-        The pipelines of other replicas, which have a say in what a step is: how they are cut; or where only their data
-        tells, they themselves, or who can tell.
+        The pipelines of other replicas, which also decide how many steps there are: their cuts; if those depend on
+        data, the pipeline itself, or the worker that reads it.
     is_alone
-        Whether there is one replica in all.
+        Whether there is only one replica in all.
     drops_uneven
-        Whether the end is before the first step in which a replica would have nothing.
+        Whether the pass ends before the first step in which some replica has no rows.
     num_steps_ahead
-        Steps that are built ahead of use whatever that takes.
+        The least number of steps computed ahead of use.
     epochs
-        The first pass of a call: of the pipeline, and then of each other one.
+        The numbers of a call's first pass, for the pipeline and then for each other one.
     fetch
-        Brings what the cluster has, on a worker.
+        Gets data from the cluster, on a worker.
     peers
-        Tells others what only this worker can tell, and asks them.
+        Exchanges with other workers in which steps their pipelines have rows.
     empty
-        Makes the arrays into which elements are copied; NumPy's if None.
+        Allocates the arrays into which elements are gathered; pooled NumPy arrays if None.
     devices
-        The names of the devices of the replicas that the pipeline serves, where elements are put on them.
+        The names of the devices of the pipeline's replicas, if elements are copied to them.
     """
 
     pipeline: Pipeline
@@ -100,18 +99,18 @@ class SharedReadPlan:
 
 
 class SharedPass:
-    """One pass over a pipeline, by some of the replicas it serves.
+    """One pass over a pipeline, shared by some of the replicas that it feeds.
 
-    What one asks for is kept for the others until they take it. A replica that is ahead waits for the slowest of those
-    that take part, once a window's bytes are kept for them. Those that have not begun, which may be waiting for it to
-    end, are kept as much for, and read for themselves when they begin later than that.
+    Each part that is read for one replica is queued for the others. A replica that is ahead waits for the slowest one
+    that has begun once the window's bytes are queued for it. The same number of bytes is queued for replicas that have
+    not begun, which may be waiting for this one to end; if they begin after that, they read for themselves.
 
     Parameters
     ----------
     plan
-        What it is of.
+        The plan of the pass.
     iteration
-        Which pass of the call, from 0 on.
+        The number of the pass within the call, from 0.
     lanes
         The replicas that may take part, by their place among those that the pipeline serves.
     """
@@ -121,7 +120,7 @@ class SharedPass:
         self._iteration = iteration
         self._queues: dict[int, deque[StepSlice]] = {lane: deque() for lane in lanes}
         self._begun: set[int] = set()
-        self._ending: set[int] = set()
+        self._woken: set[int] = set()
         self._reader = PipelineReader(
             plan.pipeline,
             later(plan.epochs[0], iteration),
@@ -132,61 +131,61 @@ class SharedPass:
             empty=plan.empty,
             devices=plan.devices,
         )
-        self._watched: list[ComputedSteps | CountedSteps | RemoteSteps] | None = None
+        self._other_steps: list[ComputedSteps | CountedSteps | RemoteSteps] | None = None
         self._num_steps = 0
-        # The lanes and steps that were read and are not handed on yet, and from which place on.
-        self._rest: tuple[list[Lane] | None, Any, int] | None = None
-        # True once there is no more to read.
-        self._is_read = False
-        # True while a replica waits for the answer of another worker.
+        # The lanes and steps that were read and are not queued yet, and the place of the first of them.
+        self._pending: tuple[list[Lane] | None, Any, int] | None = None
+        # True once the pipeline is at its end.
+        self._has_read_all = False
+        # True while a replica waits for an answer of another worker.
         self._is_asking = False
         self._is_over = False
         self._failure: Exception | None = None
-        # One thread may come here twice: iterators are let go of by the garbage collector too.
-        self._turn = Condition(RLock())
+        # Reentrant: the garbage collector may close an iterator in a thread that holds the lock.
+        self._condition = Condition(RLock())
         self._num_waiting = 0
 
     @property
     def is_done(self) -> bool:
-        """Return whether no replica takes part any more, or may."""
+        """Return whether no replica can take part any more."""
         return not self._queues
 
     @property
     def num_bytes_for_late(self) -> int:
-        """The bytes that are kept for replicas that have not begun."""
-        with self._turn:
+        """The bytes that are queued for replicas that have not begun."""
+        with self._condition:
             return sum(self._kept_for(lane) for lane in self._queues if lane not in self._begun)
 
     def begin(self, lane: int) -> bool:
-        """Take part from the first step on; False where that is no longer to be had."""
-        with self._turn:
+        """Take part from the first step; return False if that step is gone."""
+        with self._condition:
             if lane not in self._queues:
                 return False
             self._begun.add(lane)
             return True
 
     def leave(self, lane: int) -> None:
-        """Take no further part."""
-        with self._turn:
+        """Stop taking part."""
+        with self._condition:
             self._drop(lane)
-            self._turn.notify_all()
+            self._condition.notify_all()
             if self._is_over and not self._begun:
-                self._settle()
+                self._fetch_queued()
             if not self._queues:
                 self._close()
 
     def wake(self, lane: int) -> None:
-        """End the waiting of a replica, which another thread takes parts for: nothing more comes for it."""
-        self._ending.add(lane)
-        # Whoever has the turn looks before it waits; it may also be reading, which is not waited for.
-        if self._turn.acquire(timeout=_WAKE_S):
+        """Wake another thread that waits for the replica's parts: it gets no more."""
+        self._woken.add(lane)
+        # If a thread holds the lock because it reads, it looks at `_woken` before it waits.
+        if self._condition.acquire(timeout=_WAKE_S):
             try:
-                self._turn.notify_all()
+                self._condition.notify_all()
             finally:
-                self._turn.release()
+                self._condition.release()
 
     def parts(self, lane: int) -> Iterator[StepSlice]:
-        """Yield the parts of a replica in order; elements of one block come together."""
+        """Yield the parts of a replica in order; each part is of one block."""
         try:
             while (part := self._take(lane)) is not None:
                 if part.rows is None and part.ref is not None:
@@ -196,9 +195,9 @@ class SharedPass:
             self.leave(lane)
 
     def drop_late(self) -> None:
-        """Keep nothing for those that have not begun."""
-        with self._turn:
-            for lane in [each for each in self._queues if each not in self._begun]:
+        """Drop what is queued for replicas that have not begun."""
+        with self._condition:
+            for lane in [lane_number for lane_number in self._queues if lane_number not in self._begun]:
                 self._drop(lane)
 
     def _take(self, lane: int) -> StepSlice | None:
@@ -207,43 +206,43 @@ class SharedPass:
             if queue:
                 part = queue.popleft()
                 if self._num_waiting:
-                    with self._turn:
-                        self._turn.notify_all()
+                    with self._condition:
+                        self._condition.notify_all()
                 return part
-            with self._turn:
+            with self._condition:
                 if queue:
                     continue
-                if lane in self._ending:
+                if lane in self._woken:
                     return None
                 if self._failure is not None:
-                    raise _like(self._failure)
+                    raise _copy_error(self._failure)
                 if self._is_over:
                     return None
                 if self._is_asking:
-                    self._turn.wait(_PATIENCE_S)
+                    self._condition.wait(_MAX_WAIT_S)
                     continue
-                if self._lead_bytes(lane) > self._reader.limit_bytes and self._waited(lane):
+                if self._lead_bytes(lane) > self._reader.limit_bytes and self._wait_for_others(lane):
                     continue
-                asked = self._pull()
-                self._is_asking = bool(asked)
-            if asked:
-                self._ask(asked)
+                unknown_steps = self._pull()
+                self._is_asking = bool(unknown_steps)
+            if unknown_steps:
+                self._ask(unknown_steps)
 
     def _lead_bytes(self, lane: int) -> int:
-        return max((self._kept_for(each) for each in self._begun if each != lane), default=0)
+        return max((self._kept_for(other) for other in self._begun if other != lane), default=0)
 
-    def _waited(self, lane: int) -> bool:
-        # True if the others came nearer.
+    def _wait_for_others(self, lane: int) -> bool:
+        # True if the replica need not wait any more; False after a timeout.
         self._num_waiting += 1
         try:
-            return self._turn.wait_for(
+            return self._condition.wait_for(
                 lambda: (
                     bool(self._queues[lane])
                     or self._is_over
-                    or lane in self._ending
+                    or lane in self._woken
                     or self._lead_bytes(lane) <= self._reader.limit_bytes
                 ),
-                _PATIENCE_S,
+                _MAX_WAIT_S,
             )
         finally:
             self._num_waiting -= 1
@@ -251,114 +250,114 @@ class SharedPass:
     def _kept_for(self, lane: int) -> int:
         return sum(part.num_bytes for part in tuple(self._queues[lane]))
 
-    def _ask(self, asked: Sequence[RemoteSteps]) -> None:
-        # Without the turn: others may take what there is, or leave.
+    def _ask(self, unknown_steps: Sequence[RemoteSteps]) -> None:
+        # Without the lock, so that others can take queued parts, or leave.
         failure: Exception | None = None
         try:
-            for each in asked:
-                each.ask(self._num_steps)
+            for steps in unknown_steps:
+                steps.ask(self._num_steps)
         except Exception as error:
             failure = error
-        with self._turn:
+        with self._condition:
             self._is_asking = False
             if failure is not None:
                 self._fail(failure)
-            self._turn.notify_all()
+            self._condition.notify_all()
 
     def _fail(self, error: Exception) -> None:
-        # Parts that came before it are handed out first.
+        # Parts that were queued before the failure are handed out first.
         self._failure, self._is_over = error, True
-        self._turn.notify_all()
+        self._condition.notify_all()
 
     def _pull(self) -> list[RemoteSteps]:
-        # Read on; return the remote pipelines that must be asked first, if any.
+        # Queue further steps, or return the remote pipelines that have to be asked first.
         if self.num_bytes_for_late > self._reader.limit_bytes:
             self.drop_late()
         try:
-            told = [each for each in self._others() if isinstance(each, RemoteSteps)]
-            if self._rest is None:
+            remote_steps = [steps for steps in self._steps_of_others() if isinstance(steps, RemoteSteps)]
+            if self._pending is None:
                 self._read()
-            if self._rest is None:
-                if asked := [each for each in told if not each.is_known(self._num_steps)]:
-                    return asked
-                if all(each.is_over(self._num_steps) for each in self._others()):
+            if self._pending is None:
+                if unknown_steps := [steps for steps in remote_steps if not steps.is_known(self._num_steps)]:
+                    return unknown_steps
+                if all(steps.is_over(self._num_steps) for steps in self._steps_of_others()):
                     self._end()
                     return []
-                self._rest = None, np.zeros((_STEPS_AT_ONCE, len(self._plan.pipeline.consumers)), bool), 0
-            lanes, full, begin = self._rest
-            number = self._num_decided(full[begin:], told) if told else len(full) - begin
+                self._pending = None, np.zeros((_STEPS_AT_ONCE, len(self._plan.pipeline.consumers)), bool), 0
+            lanes, full, begin = self._pending
+            number = self._num_decided(full[begin:], remote_steps) if remote_steps else len(full) - begin
             if not number:
-                return [each for each in told if not each.is_known(self._num_steps)]
-            self._rest = (lanes, full, begin + number) if lanes and begin + number < len(full) else None
-            self._hand_on(lanes, full[begin : begin + number], begin)
+                return [steps for steps in remote_steps if not steps.is_known(self._num_steps)]
+            self._pending = (lanes, full, begin + number) if lanes and begin + number < len(full) else None
+            self._queue_steps(lanes, full[begin : begin + number], begin)
         except Exception as error:
             self._fail(error)
         return []
 
     def _read(self) -> None:
-        # The next steps of the pipeline, if there are any.
-        pulled = None if self._is_read else self._reader.pull()
+        # Read the next steps of the pipeline, if there are any.
+        pulled = None if self._has_read_all else self._reader.pull()
         peers = self._plan.peers
         if pulled is not None:
-            self._rest = (*pulled, 0)
+            self._pending = (*pulled, 0)
             if peers is not None:
                 peers.add(self._iteration, self._num_steps, pulled[1])
-        elif not self._is_read:
-            self._is_read = True
+        elif not self._has_read_all:
+            self._has_read_all = True
             if peers is not None:
                 nothing = np.zeros((0, len(self._plan.pipeline.consumers)), bool)
                 peers.add(self._iteration, self._num_steps, nothing, is_over=True)
 
-    def _num_decided(self, full: Any, told: Sequence[RemoteSteps]) -> int:
-        # The number of steps that need no question; another worker may wait for this one to take them.
+    def _num_decided(self, full: Any, remote_steps: Sequence[RemoteSteps]) -> int:
+        # The number of steps that need no question; another worker may be waiting for this one to take them.
         to_ask = np.flatnonzero(np.ones(len(full), bool) if self._plan.drops_uneven else ~full.any(axis=1))
         if not len(to_ask):
             return len(full)
         if to_ask[0]:
             return int(to_ask[0])
-        if not all(each.is_known(self._num_steps) for each in told):
+        if not all(steps.is_known(self._num_steps) for steps in remote_steps):
             return 0
-        return min(each.num_known(self._num_steps, len(full)) for each in told)
+        return min(steps.num_known(self._num_steps, len(full)) for steps in remote_steps)
 
-    def _hand_on(self, lanes: list[Lane] | None, full: Any, begin: int) -> None:
-        keep = self._steps(full)
+    def _queue_steps(self, lanes: list[Lane] | None, full: Any, begin: int) -> None:
+        keep = self._steps_with_rows(full)
         self._num_steps += len(full)
-        are_all = bool(keep.all()) and len(keep) == len(full)
+        keeps_all = bool(keep.all()) and len(keep) == len(full)
         for number, queue in self._queues.items():
             if lanes is None:
                 places = np.full(len(full), -1)
             else:
                 places = np.where(full[:, number], lanes[number].places[begin : begin + len(full)], -1)
-            places = places if are_all else places[: len(keep)][keep]
+            places = places if keeps_all else places[: len(keep)][keep]
             if len(places):
                 queue.append(StepSlice(None if lanes is None else lanes[number].ref, places.tolist()))
-        self._turn.notify_all()
+        self._condition.notify_all()
 
-    def _steps(self, full: Any) -> Any:
-        # Which of some steps there are: those in which any replica has rows.
+    def _steps_with_rows(self, full: Any) -> Any:
+        # Which of the steps exist: those in which some replica has rows.
         has_rows: Any = full.any(axis=1)
         if self._plan.drops_uneven:
             first = self._num_steps
-            everywhere = [full, *(each.full(first, first + len(full)) for each in self._others())]
-            found = np.concatenate(everywhere, axis=1)
-            has_rows = found.any(axis=1)
-            uneven = np.flatnonzero(has_rows & ~found.all(axis=1))
+            everywhere = [full, *(steps.full(first, first + len(full)) for steps in self._steps_of_others())]
+            by_replica = np.concatenate(everywhere, axis=1)
+            has_rows = by_replica.any(axis=1)
+            uneven = np.flatnonzero(has_rows & ~by_replica.all(axis=1))
             if len(uneven):
                 self._end()
                 return has_rows[: uneven[0]]
         elif not has_rows.all():
             first = self._num_steps
-            for each in self._others():
-                has_rows |= each.full(first, first + len(full)).any(axis=1)
+            for steps in self._steps_of_others():
+                has_rows |= steps.full(first, first + len(full)).any(axis=1)
         return has_rows
 
-    def _others(self) -> list[ComputedSteps | CountedSteps | RemoteSteps]:
-        if self._watched is None:
+    def _steps_of_others(self) -> list[ComputedSteps | CountedSteps | RemoteSteps]:
+        if self._other_steps is None:
             plan = self._plan
-            self._watched = list(map(self._other, plan.others, plan.epochs[1:]))
-        return self._watched
+            self._other_steps = list(map(self._make_steps, plan.others, plan.epochs[1:]))
+        return self._other_steps
 
-    def _other(
+    def _make_steps(
         self, other: Cuts | Pipeline | RemotePipeline, epoch: Epoch
     ) -> ComputedSteps | CountedSteps | RemoteSteps:
         plan = self._plan
@@ -367,12 +366,12 @@ class SharedPass:
         if isinstance(other, Pipeline):
             return CountedSteps(other, later(epoch, self._iteration), plan.fetch)
         if plan.peers is None:
-            raise ArgumentError(f"nobody here can tell of the pipeline of {other.worker}")
+            raise ArgumentError(f"no worker can be asked about the pipeline of {other.worker} here")
         return RemoteSteps(other, self._iteration, plan.peers)
 
     def _end(self) -> None:
         self._is_over = True
-        self._turn.notify_all()
+        self._condition.notify_all()
         if num_skipped := self._reader.interpreter.num_skipped:
             logger.warning("left out %d elements in all", num_skipped)
 
@@ -381,34 +380,36 @@ class SharedPass:
         self._begun.discard(lane)
         self._reader.wanted.discard(lane)
 
-    def _settle(self) -> None:
-        # Nobody may come to take what is left; its threads are not to wait for that.
+    def _fetch_queued(self) -> None:
+        # Replicas that have not begun may never come: fetch their blocks now so that the reader's threads can end.
         for lane, queue in list(self._queues.items()):
             try:
                 for part in queue:
                     if part.rows is None and part.ref is not None:
                         part.rows = self._reader.caller.result(part.ref.handle)
             except Exception:
-                # It reads for itself, and finds so too.
+                # The replica will read for itself, and meet the error then.
                 self._drop(lane)
         self._close()
 
     def _close(self) -> None:
-        for each in self._watched or ():
-            if isinstance(each, CountedSteps):
-                each.close()
+        for steps in self._other_steps or ():
+            if isinstance(steps, CountedSteps):
+                steps.close()
         self._reader.close()
 
 
 class SharedReader:
-    """The shared passes of the replicas of one process that read the same pipeline in one call.
+    """A reader for the replicas of a process that read the same pipeline in one call.
+
+    Each pass is a `SharedPass`.
 
     Parameters
     ----------
     plan
-        What they are given.
+        The plan of the passes.
     lanes
-        Those replicas, by their place among those that the pipeline serves.
+        These replicas, by their place among those that the pipeline feeds.
     """
 
     def __init__(self, plan: SharedReadPlan, lanes: Iterable[int]) -> None:
@@ -420,45 +421,45 @@ class SharedReader:
         self._lock = RLock()
 
     def begin(self, lane: int, iteration: int) -> SharedPass:
-        """Return the pass that a replica takes part in."""
+        """Begin a pass for a replica, and return the shared pass or one of its own."""
         with self._lock:
-            self._tidy()
-            found = self._passes.get(iteration)
-            if found is not None and found.begin(lane):
-                return found
-            is_shared = found is None and len(self._passes) < _MOST_PASSES
-            made = SharedPass(self._plan, iteration, self._present if is_shared else {lane})
-            made.begin(lane)
+            self._drop_done()
+            shared_pass = self._passes.get(iteration)
+            if shared_pass is not None and shared_pass.begin(lane):
+                return shared_pass
+            is_shared = shared_pass is None and len(self._passes) < _MOST_PASSES
+            new_pass = SharedPass(self._plan, iteration, self._present if is_shared else {lane})
+            new_pass.begin(lane)
             if is_shared:
-                self._passes[iteration] = made
-            return made
+                self._passes[iteration] = new_pass
+            return new_pass
 
     def wake(self, lane: int) -> None:
-        """End the waiting of a replica, which another thread takes parts for."""
-        for each in list(self._passes.values()):
-            each.wake(lane)
+        """Wake another thread that waits for the replica's parts: it gets no more."""
+        for shared_pass in list(self._passes.values()):
+            shared_pass.wake(lane)
 
     def leave(self, lane: int) -> None:
-        """Take part in no pass any more."""
+        """Stop taking part in all passes."""
         with self._lock:
             self._present.discard(lane)
-            for each in self._passes.values():
-                each.leave(lane)
-            self._tidy()
+            for shared_pass in self._passes.values():
+                shared_pass.leave(lane)
+            self._drop_done()
         if self._plan.peers is not None:
             self._plan.peers.leave(lane, self._num_lanes)
 
-    def _tidy(self) -> None:
-        self._passes = {number: each for number, each in self._passes.items() if not each.is_done}
+    def _drop_done(self) -> None:
+        self._passes = {number: shared_pass for number, shared_pass in self._passes.items() if not shared_pass.is_done}
 
 
-def _like(error: Exception) -> Exception:
-    # An equal error for each replica, which adds its own note to it and its own traceback.
+def _copy_error(error: Exception) -> Exception:
+    # A copy of the error for each replica, which adds its own notes and traceback.
     try:
-        found = copy.copy(error)
+        equal_error = copy.copy(error)
     except Exception:
         return error
     if hasattr(error, "__notes__"):
-        found.__notes__ = list(error.__notes__)
-    found.__cause__, found.__suppress_context__ = error.__cause__, True
-    return found.with_traceback(error.__traceback__)
+        equal_error.__notes__ = list(error.__notes__)
+    equal_error.__cause__, equal_error.__suppress_context__ = error.__cause__, True
+    return equal_error.with_traceback(error.__traceback__)
