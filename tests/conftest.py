@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import gc
 import itertools
@@ -36,6 +37,12 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def _is_for_gpus(config: pytest.Config) -> bool:
     return bool(config.getoption("markexpr") == "gpu")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Tests start a hundred programs. Where Python is told to write no bytecode, each would compile the package again.
+    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+        compileall.compile_dir(TESTS.parent / "daskdist", quiet=2)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
