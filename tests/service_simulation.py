@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict, deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from daskdist.service.dispatcher.commands import (
     StopTask,
     TellEnd,
     TellFailure,
+    TellRecorded,
     TellTasks,
 )
 from daskdist.service.dispatcher.dispatcher import Dispatcher
@@ -28,7 +30,6 @@ from daskdist.service.modes import ShardingPolicy
 from daskdist.service.worker.producer import Producer
 from daskdist.service.worker.producers import Producers
 
-PART = 3
 CLOSED = ("closed",)
 
 
@@ -118,13 +119,14 @@ class SimulatedWorker:
             if position > len(numbers) or not producer.delivery.is_wanted:
                 continue
             has_produced = True
-            self.positions[spec.id, spec.attempt] = position + PART
-            stop = min(position + PART, len(numbers))
+            num_elements = self.service.part
+            self.positions[spec.id, spec.attempt] = position + num_elements
+            stop = min(position + num_elements, len(numbers))
             for first, end in Intervals(spec.done).missing(position, stop):
                 rows = Block(LONE, [np.asarray(numbers[first:end])])
                 producer.count(rows.nbytes)
                 producer.add(first, rows)
-            if position + PART > len(numbers):
+            if position + num_elements > len(numbers):
                 producer.end(None)
         return has_produced
 
@@ -132,12 +134,19 @@ class SimulatedWorker:
 class SimulatedConsumer:
     """A consumer, and the program that takes its elements."""
 
-    def __init__(self, service: Simulation, name: str, window: int | None) -> None:
+    def __init__(self, service: Simulation, name: str, index: int) -> None:
         self.name = name
         self.service = service
         self.arrived = Arrived()
-        joining = {"window_elements": window, "window_bytes": 40, "index": 0, "trainer": ""}
-        self.reading = Reading(name, joining, self.arrived, self._send, self._read_all, in_turn=False)
+        in_turn = service.options.num_consumers is not None
+        joining = {
+            "window_elements": service.window,
+            "window_bytes": 40 * service.part,
+            "index": index if in_turn else 0,
+            "trainer": "",
+        }
+        self.join = Join(name, "dataset", "job", 0, service.options, index=index if in_turn else None)
+        self.reading = Reading(name, joining, self.arrived, self._send, self._read_all, in_turn=in_turn)
         self.links: dict[str, Link] = {}
         self.is_cut: set[str] = set()
         self.asked: deque[Any] = deque()
@@ -213,6 +222,8 @@ class SimulatedConsumer:
             return
         if isinstance(message, TellTasks):
             self.reading.tasks(message.tasks, message.number)
+        elif isinstance(message, TellRecorded):
+            self.reading.recorded(message.tasks)
         elif isinstance(message, TellEnd):
             if message.was_over or not self.reading.was_given_more():
                 self.arrived.is_over = True
@@ -250,24 +261,42 @@ class Simulation:
         The number of elements of the dataset.
     is_leased
         Whether runs of elements are leased to workers.
-    redelivers
-        Whether the unacknowledged elements of a lost consumer go to others.
+    window
+        The number of elements that may be in flight to a consumer; None for no limit.
+    part
+        The number of elements that are produced together.
+    options
+        Other options of the job.
     """
 
     def __init__(
-        self, mode: ShardingPolicy, num_elements: int, *, is_leased: bool, redelivers: bool, window: int | None
+        self,
+        mode: ShardingPolicy,
+        num_elements: int,
+        *,
+        is_leased: bool = False,
+        window: int | None = None,
+        part: int = 3,
+        **options: Any,
     ) -> None:
         self.num_elements = num_elements
-        self.options = JobOptions(mode, redelivers=redelivers)
+        self.options = JobOptions(mode, **options)
         self.window = window
-        self.dispatcher = Dispatcher(lambda: 0.0, gc_timeout_s=1e9)
+        self.part = part
+        self.dispatcher = self._new_dispatcher()
+        # The state that is kept for another dispatcher.
+        self.state: dict[Any, Any] = {}
         pieces = (num_elements, 1) if is_leased else None
         self.dispatcher.register(DatasetEntry("dataset", "fingerprint", b"", b"", pieces))
+        self._carry_out([])
         self.workers: dict[str, SimulatedWorker] = {}
         self.consumers: dict[str, SimulatedConsumer] = {}
         self.links: list[Link] = []
         self._names = itertools.count()
         self._sent: defaultdict[str, set[str]] = defaultdict(set)
+
+    def _new_dispatcher(self) -> Dispatcher:
+        return Dispatcher(lambda: 0.0, gc_timeout_s=1e9, is_kept=True)
 
     def numbers_of(self, spec: Any) -> range:
         """Return the elements of a task, which are numbers."""
@@ -287,8 +316,8 @@ class Simulation:
     def add_consumer(self) -> None:
         """Start a consumer."""
         name = f"consumer-{next(self._names)}"
-        consumer = self.consumers[name] = SimulatedConsumer(self, name, self.window)
-        consumer.asked.append(("join", Join(name, "dataset", "job", 0, self.options)))
+        consumer = self.consumers[name] = SimulatedConsumer(self, name, len(self.consumers))
+        consumer.asked.append(("join", consumer.join))
 
     def kill_worker(self, worker: SimulatedWorker, num_kept: int) -> None:
         """End a worker's process."""
@@ -310,6 +339,32 @@ class Simulation:
             if link.consumer is consumer:
                 link.cut(num_kept)
                 link.down.clear()
+
+    def restart_dispatcher(self) -> None:
+        """Replace the dispatcher by one that continues from its state; workers end, consumers come again."""
+        for consumer in self.consumers.values():
+            while consumer.asked and (consumer.is_leaving or not consumer.is_alive):
+                self._request(consumer, *consumer.asked.popleft())
+        for worker in self.workers.values():
+            if worker.is_alive:
+                self.kill_worker(worker, 0)
+            worker.events.clear()
+        before, self.dispatcher = self.dispatcher, self._new_dispatcher()
+        self.dispatcher.restore(self.state)
+        self._sent.clear()
+        for consumer in self.consumers.values():
+            consumer.told.clear()
+            if consumer.is_alive and not consumer.is_leaving:
+                consumer.asked.clear()
+                consumer.reading.begin_again()
+                consumer.asked.append(("join", replace(consumer.join, is_again=before.knows(consumer.name))))
+
+    def tick(self) -> None:
+        """Let some time pass for the dispatcher and the workers."""
+        for worker in self.workers.values():
+            if worker.is_alive:
+                worker.producers.tick()
+        self._carry_out(self.dispatcher.tick())
 
     def connect(self, consumer: SimulatedConsumer, worker: str) -> Link:
         """Return a new connection; a broken one if the worker is gone."""
@@ -370,6 +425,11 @@ class Simulation:
             self._carry_out(self.dispatcher.left(consumer.name))
 
     def _carry_out(self, commands: list[Any]) -> None:
+        for key, value in self.dispatcher.changes().items():
+            if value is None:
+                self.state.pop(key, None)
+            else:
+                self.state[key] = value
         for command in commands:
             match command:
                 case StartTask(worker, spec):
@@ -378,7 +438,7 @@ class Simulation:
                     self._to_worker(worker, "stop", task)
                 case LoseConsumer(worker, task, consumer, done):
                     self._to_worker(worker, "lose", task, consumer, done)
-                case TellTasks(name) | TellEnd(name) | TellFailure(name):
+                case TellTasks(name) | TellEnd(name) | TellFailure(name) | TellRecorded(name):
                     if self.consumers[name].is_alive:
                         self.consumers[name].told.append(command)
 
@@ -410,8 +470,7 @@ class Simulation:
             has_taken = [each.take(4) for each in self.consumers.values() if each.is_reading]
             if steps or any(has_produced) or any(has_taken):
                 continue
-            for worker in alive:
-                worker.producers.tick()
+            self.tick()
             if not self.steps():
                 return
         raise AssertionError("the iteration does not end")

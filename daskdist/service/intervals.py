@@ -87,6 +87,10 @@ class Intervals:
         pairs = zip(self._firsts[begin:end], self._stops[begin:end], strict=True)
         return [(max(low, first), min(high, stop)) for low, high in pairs]
 
+    def first(self, most: int) -> list[tuple[int, int]]:
+        """Return the first intervals, at most ``most``."""
+        return list(zip(self._firsts[:most], self._stops[:most], strict=True))
+
     def missing(self, first: int, stop: int) -> list[tuple[int, int]]:
         """Return the intervals of numbers from ``first`` to before ``stop`` that are not in the set."""
         lacks = []

@@ -1,5 +1,6 @@
 """The data service on real clusters: modes, jobs, consumers and workers that are lost."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from daskdist import Dataset, errors
 from daskdist.data import service
 from daskdist.data.service import CrossTrainerCache, ShardingPolicy, distribute
 from daskdist.service.consumer.pace import FEW
+from daskdist.service.consumer.reading import Reading
 from daskdist.testing import same_elements, same_multiset
 
 pytestmark = pytest.mark.cluster
@@ -193,6 +195,22 @@ def test_what_a_consumer_leaves_goes_to_the_next(client):
     assert len(numbers_found) == len(set(numbers_found))
     # The pipeline of the first had taken a few batches.
     assert 10_000 - len(numbers_found) <= 10 * 2 * FEW
+
+
+def test_what_consumers_keep_of_an_endless_task_is_forgotten_in_time(client):
+    before = [each for each in gc.get_objects() if isinstance(each, Reading)]
+    name = job()
+    iterators = [iter(Dataset.counter().serve(client, ShardingPolicy.DATA, job_name=name)) for _ in range(3)]
+    found = [int(next(iterator)) for _ in range(400) for iterator in iterators]
+    assert len(set(found)) == len(found)
+    readings = [each for each in gc.get_objects() if isinstance(each, Reading) and each not in before]
+    assert len(readings) == 3
+    eventually(lambda: not any(each.done() for each in readings))
+    # They go on, and what they leave is not lost.
+    found += [int(next(iterator)) for _ in range(20) for iterator in iterators]
+    assert len(set(found)) == len(found)
+    for iterator in iterators:
+        iterator.close()
 
 
 def test_rounds(client):
@@ -412,9 +430,10 @@ def test_epochs_leave_nothing(client):
 
     def kept_by_scheduler(dask_scheduler):
         dispatcher = dask_scheduler.plugins["daskdist-service"].dispatcher
-        # An iteration that is over is remembered, for those who come late.
-        tasks = [len(each.tasks) + len(each.consumers) for each in dispatcher.iterations()]
-        return len(dispatcher.datasets), len(dispatcher._consumers), len(dispatcher._tasks), sum(tasks)
+        iterations = dispatcher.iterations()
+        tasks = [len(each.tasks) + len(each.consumers) for each in iterations]
+        num_iterations = len(iterations)
+        return len(dispatcher.datasets), len(dispatcher._consumers), len(dispatcher._tasks), sum(tasks), num_iterations
 
     def kept():
         by_worker = [count for counts in client.run(kept_by_worker).values() for count in counts.values()]

@@ -15,6 +15,7 @@ from daskdist.service.dispatcher.commands import (
     StartTask,
     StopTask,
     TellEnd,
+    TellRecorded,
     TellTasks,
     TellWaiting,
 )
@@ -44,9 +45,18 @@ class Bench:
         for number in range(workers):
             self.dispatcher.worker_joined(f"w{number}", "host")
 
-    def join(self, name="c", job="j", **fields):
+    def join(self, name="c", job="j", iteration=0, **fields):
         """Have a consumer join."""
-        return self.dispatcher.joined(Join(name, "ds", job, 0, self.options, **fields))
+        return self.dispatcher.joined(Join(name, "ds", job, iteration, self.options, **fields))
+
+    def read_through(self, iteration, job="j"):
+        """Have a consumer read an iteration to its end and leave."""
+        name = f"c{iteration}"
+        tasks = [spec for _, spec in started(self.join(name, job, iteration))]
+        while tasks:
+            task = tasks.pop(0)
+            tasks += [spec for _, spec in started(self.dispatcher.task_done(task.id, task.attempt))]
+        assert not self.dispatcher.left(name)
 
 
 def started(commands):
@@ -162,6 +172,66 @@ def test_jobs_that_nobody_reads_are_removed():
     assert len(of_kind(bench.dispatcher.tick(), StopTask)) == 4
     # The name is free again.
     assert started(bench.join("d"))
+
+
+@pytest.mark.parametrize("pieces", [(100, 1), None])
+def test_only_the_number_of_an_iteration_that_is_over_is_kept(pieces):
+    state = {}
+    bench = Bench(pieces, is_kept=True)
+    for iteration in range(200):
+        bench.read_through(iteration)
+        kept(bench, state)
+        # The latest is kept for its status.
+        assert [each.number for each in bench.dispatcher.iterations()] == [iteration]
+        assert len(bench.dispatcher._tasks) == len(bench.dispatcher.iterations()[0].tasks)
+    assert len(state) == 3
+    other = Bench(workers=0, is_kept=True)
+    other.dispatcher.restore(state)
+    for dispatcher in (bench, other):
+        for iteration in (0, 7, 199):
+            commands = dispatcher.join("late", iteration=iteration)
+            assert commands == [TellEnd("late", was_over=True)]
+            dispatcher.dispatcher.left("late")
+    assert started(bench.join("next", iteration=200))
+
+
+def test_iterations_that_all_have_gone_on_from_are_removed():
+    bench = Bench()
+    # Two consumers leave early, and the first of the iterations is read again by another, who is slow.
+    for iteration, name in enumerate("abc"):
+        bench.join(name, iteration=iteration)
+    bench.dispatcher.left("a")
+    bench.dispatcher.left("b")
+    bench.clock.now = 599
+    assert not bench.dispatcher.tick()
+    bench.join("slow", iteration=1)
+    bench.clock.now = 600
+    assert {each.task for each in of_kind(bench.dispatcher.tick(), StopTask)} == {f"name:j/0/{n}" for n in range(4)}
+    with pytest.raises(Refused, match=r"iteration 0 of the job 'j' was removed.* 600 s .*job-gc-timeout"):
+        bench.join("late")
+    # Others may come to those that are later than some consumer's.
+    bench.dispatcher.left("c")
+    bench.clock.now = 1200
+    assert not bench.dispatcher.tick()
+    bench.dispatcher.left("slow")
+    bench.clock.now = 1800
+    assert len(of_kind(bench.dispatcher.tick(), StopTask)) == 8
+    assert not bench.dispatcher.iterations()
+
+
+def test_consumers_are_told_each_second_what_is_recorded():
+    bench = Bench(None)
+    (_, spec), *_ = started(bench.join("a"))
+    bench.join("b")
+    assert not bench.dispatcher.tick()
+    bench.dispatcher.progressed(spec.id, 0, [(0, 3), (5, 6)])
+    recorded = ((spec.id, ((0, 3), (5, 6))),)
+    assert bench.dispatcher.tick() == [TellRecorded("a", recorded), TellRecorded("b", recorded)]
+    # There is nothing new.
+    assert not bench.dispatcher.tick()
+    # A message is bounded: the rest follows when what is before it is complete.
+    bench.dispatcher.progressed(spec.id, 0, [(2 * number, 2 * number + 1) for number in range(100_000)])
+    assert [len(each.tasks[0][1]) for each in bench.dispatcher.tick()] == [256, 256]
 
 
 def kept(bench, state):

@@ -1,5 +1,7 @@
 """What consumers of the data service can rely on, whatever is lost and in whichever order messages come."""
 
+import random
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -64,9 +66,7 @@ class Service(RuleBasedStateMachine):
 
     @rule()
     def time_passes(self):
-        for worker in self.service.workers.values():
-            if worker.is_alive:
-                worker.producers.tick()
+        self.service.tick()
 
     @precondition(lambda self: len(self.service.workers) < 6)
     @rule()
@@ -90,6 +90,11 @@ class Service(RuleBasedStateMachine):
         if reading:
             self.num_lost += 1
             self.service.kill_consumer(reading[number % len(reading)], num_kept)
+
+    @precondition(lambda self: len(self.service.workers) < 6)
+    @rule()
+    def the_scheduler_restarts(self):
+        self.service.restart_dispatcher()
 
     @rule(number=small)
     def a_consumer_closes(self, number):
@@ -163,3 +168,96 @@ class Copies(Service):
 @pytest.mark.parametrize("machine", [Service, Leased, Files, Dropped, FewOutstanding, Copies])
 def test_elements_come_as_often_as_is_promised(machine):
     run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=30, deadline=None))
+
+
+# --- what is kept of an endless task ---
+
+# Far fewer than the elements, and more than those in flight and those used since the last tick.
+MOST_KEPT = 100
+
+
+def sizes(service):
+    """Return the numbers of intervals that the parts of the service keep."""
+    consumers = [each for each in service.consumers.values() if each.is_reading]
+    used = [numbers for each in consumers for numbers in each.reading._done.values()]
+    untold = [
+        consumer.untold
+        for worker in service.workers.values()
+        for producer in worker.producers.producers.values()
+        for consumer in producer.delivery.consumers
+    ]
+    tasks = [task.done for iteration in service.dispatcher.iterations() for task in iteration.tasks.values()]
+    return [len(list(numbers)) for numbers in (*used, *untold, *tasks)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_elements", "options"),
+    [
+        (ShardingPolicy.DATA, 100_000, {}),
+        (ShardingPolicy.DATA, 12_000, {"num_consumers": 3}),
+        (ShardingPolicy.DYNAMIC, 100_000, {"cache_bytes": 1 << 20}),
+    ],
+    ids=["first come", "rounds", "cache"],
+)
+def test_what_is_kept_of_a_long_task_that_consumers_share_is_bounded(mode, num_elements, options):
+    draw = random.Random(0)
+    service = Simulation(mode, num_elements, window=250, part=100, **options)
+    service.add_worker()
+    for _ in range(3):
+        service.add_consumer()
+    # Five connections are cut, a worker is lost, and the scheduler is restarted.
+    faults = dict.fromkeys(range(100, 600, 100), "cut") | {650: "worker", 700: "scheduler"}
+    if "cache_bytes" in options:
+        # A cache begins anew on another worker.
+        faults = {number: fault for number, fault in faults.items() if fault == "cut"}
+    largest = number = 0
+    while any(each.is_reading for each in service.consumers.values()):
+        number += 1
+        for step in service.steps():
+            step()
+        for worker in [each for each in service.workers.values() if each.is_alive]:
+            worker.produce()
+        for consumer in service.consumers.values():
+            if consumer.is_reading:
+                consumer.take(draw.choice((40, 100, 100, 100)))
+        if number % 10 == 0:
+            service.tick()
+            largest = max(largest, *sizes(service))
+        fault = faults.pop(number, None)
+        if fault == "cut":
+            draw.choice([link for link in service.links if not link.is_cut]).cut(draw.randint(0, 3))
+        elif fault == "worker":
+            service.kill_worker(next(each for each in service.workers.values() if each.is_alive), 1)
+        elif fault == "scheduler":
+            service.restart_dispatcher()
+        if fault in ("worker", "scheduler"):
+            service.add_worker()
+    assert not faults
+    assert largest < MOST_KEPT
+    counts = service.counts(of_living=True)
+    assert len(counts) == num_elements
+    assert max(counts.values()) == 1
+
+
+def test_elements_given_up_with_their_consumer_are_not_produced_again():
+    service = Simulation(ShardingPolicy.DATA, 24, redelivers=False)
+    service.add_worker()
+    service.add_consumer()
+    lost, worker = service.consumers["consumer-1"], service.workers["worker-0"]
+    while not lost.taken:
+        for step in service.steps():
+            step()
+        worker.produce()
+        lost.take(2)
+    service.kill_consumer(lost, 0)
+    while steps := service.steps():
+        steps[0]()
+    # The worker reports what was given up before it is lost, too.
+    service.tick()
+    while steps := service.steps():
+        steps[0]()
+    service.kill_worker(worker, 0)
+    service.finish()
+    counts = service.counts(of_living=False)
+    assert max(counts.values()) == 1
+    assert len(counts) < 24

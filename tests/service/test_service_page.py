@@ -105,8 +105,8 @@ def test_each_repetition_is_a_new_job(one_worker):
     name = job()
     dataset = Dataset.range(5).apply(distribute("parallel_epochs", one_worker, job_name=name)).repeat(3)
     assert sorted(map(int, dataset)) == sorted(3 * list(range(5)))
-    numbers = {each.iteration for each in service.status(one_worker).jobs if each.name == name}
-    assert numbers == {0, 1, 2}
+    # Of those that are over, the status has the latest.
+    assert [each.iteration for each in service.status(one_worker).jobs if each.name == name] == [2]
 
 
 def test_the_name_of_a_finished_job_gives_no_elements(one_worker, caplog):

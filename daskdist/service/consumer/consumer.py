@@ -309,6 +309,9 @@ class _Connection:
     def _on_tasks(self, tasks: tuple[tuple[str, int, str], ...], number: int) -> None:
         self._reading.tasks(tasks, number)
 
+    def _on_recorded(self, tasks: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> None:
+        self._reading.recorded(tasks)
+
     def _read_all(self, told: int) -> None:
         if self._comm is not None:
             sending = asyncio.ensure_future(send(self._comm, ("read_all", self._name, told)))

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from daskdist.core.block import Rows
@@ -134,7 +134,8 @@ class Reading:
         self._ended: set[str] = set()
         # The tasks that came while the program took no elements, which are left to consumers that do.
         self._unjoined: set[str] = set()
-        # By task: the elements that arrived and are not acknowledged, and those that are acknowledged.
+        # By task: the elements that arrived and are not acknowledged, and those that are acknowledged and may not have
+        # been recorded by the dispatcher.
         self._held: defaultdict[str, Intervals] = defaultdict(Intervals)
         self._done: defaultdict[str, Intervals] = defaultdict(Intervals)
         self._windows = _Windows(joining["window_elements"], self._held, is_each_read=in_turn)
@@ -176,8 +177,14 @@ class Reading:
         """Forget the messages of the dispatcher, since another one may answer from now on."""
         self._told = 0
 
+    def recorded(self, tasks: Iterable[tuple[str, Iterable[tuple[int, int]]]]) -> None:
+        """Forget elements that were used and are recorded: ``(task, pairs)``."""
+        for task, pairs in tasks:
+            if task in self._done:
+                self._done[task].difference_update(pairs)
+
     def done(self) -> dict[str, Pairs]:
-        """Return the elements that were used, by task."""
+        """Return the elements that were used and may not have been recorded, by task."""
         return {task: list(numbers) for task, numbers in self._done.items() if len(numbers)}
 
     def was_given_more(self) -> bool:
@@ -253,6 +260,9 @@ class Reading:
     def _on_window(self, task: str, window_elements: int) -> None:
         self._windows.confirm(task, window_elements)
         self._resize()
+
+    def _on_recorded(self, task: str, pairs: Pairs) -> None:
+        self.recorded([(task, pairs)])
 
     def _on_failed(self, task: str, failure: Any) -> None:
         self._arrived.end(failure.error())

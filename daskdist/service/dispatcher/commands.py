@@ -196,4 +196,12 @@ class TellWaiting:
     message: str
 
 
-Command = StartTask | StopTask | LoseConsumer | TellTasks | TellEnd | TellFailure | TellWaiting
+@dataclass(frozen=True)
+class TellRecorded:
+    """Tell a consumer which elements are recorded as used: ``(task, pairs)``; some may be left out."""
+
+    consumer: str
+    tasks: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
+
+
+Command = StartTask | StopTask | LoseConsumer | TellTasks | TellEnd | TellFailure | TellWaiting | TellRecorded

@@ -18,6 +18,7 @@ from daskdist.service.dispatcher.commands import (
     StopTask,
     TellEnd,
     TellFailure,
+    TellRecorded,
     TellTasks,
     TellWaiting,
 )
@@ -28,6 +29,7 @@ from daskdist.service.dispatcher.jobs import (
     JobConsumer,
     Task,
 )
+from daskdist.service.intervals import Intervals
 from daskdist.service.modes import ShardingPolicy
 
 Pairs = Iterable[tuple[int, int]]
@@ -36,6 +38,8 @@ Key = tuple[Any, ...]
 
 # A consumer that has waited this long for a worker or for other consumers is told the reason.
 WARN_AFTER_S: Final = 30.0
+# A message names at most this many intervals of a task: later messages have those that follow.
+_MOST_RECORDED: Final = 256
 _BY_WORKER: Final = (ShardingPolicy.OFF, ShardingPolicy.FILE, ShardingPolicy.HINT)
 _ORDER: Final = ("dataset", "job", "iteration")
 
@@ -149,6 +153,13 @@ class Dispatcher:
                 "which is kept if the setting daskdist.service.work-dir is set, or it considers the consumer lost"
             )
         job = self._job_of(join)
+        if join.iteration in job.over:
+            return [TellEnd(join.name, was_over=True)]
+        if join.iteration in job.removed:
+            raise Refused(
+                f"the iteration {join.iteration} of the job {job.name!r} was removed, since nobody had read it for "
+                f"{self._gc_timeout_s:g} s while others read later ones; set daskdist.service.job-gc-timeout higher"
+            )
         iteration = job.iterations.setdefault(join.iteration, Iteration(job, join.iteration, (0, self._clock())))
         if join.index is not None:
             taken = [consumer for consumer in iteration.consumers.values() if consumer.join.index == join.index]
@@ -159,6 +170,7 @@ class Dispatcher:
         self._away.pop(join.name, None)
         iteration.idle_since = None
         self._note_change(iteration)
+        self._forget_over(job)
         if iteration.failure is not None:
             return [TellFailure(join.name, *iteration.failure)]
         if iteration.is_over:
@@ -186,6 +198,7 @@ class Dispatcher:
         self._note_change(iteration)
         if not iteration.consumers:
             iteration.idle_since = self._clock()
+            self._forget_over(iteration.job)
         for task_id, pairs in (done or {}).items():
             if task_id in iteration.tasks:
                 iteration.tasks[task_id].done.update(pairs)
@@ -256,16 +269,38 @@ class Dispatcher:
         """Remove jobs that have had no consumer for long, and tell consumers what they are waiting for."""
         now, commands = self._clock(), []
         for job in list(self._jobs.values()):
-            idle = [iteration.idle_since for iteration in job.iterations.values()]
-            if all(since is not None and now - since >= self._gc_timeout_s for since in idle):
+            idle = {
+                number
+                for number, iteration in job.iterations.items()
+                if iteration.idle_since is not None and now - iteration.idle_since >= self._gc_timeout_s
+            }
+            if len(idle) == len(job.iterations):
                 commands += self._remove(job)
+                continue
+            first_read = min((number for number, other in job.iterations.items() if other.consumers), default=0)
+            for number in idle:
+                if number < first_read:
+                    # All consumers have gone on to later iterations.
+                    job.removed.add(number, number + 1)
+                    commands += self._forget(job.iterations[number])
         for name, since in list(self._away.items()):
             if now - since >= self._reconnect_timeout_s:
                 commands += self.left(name)
         for iteration in self.iterations(only_running=True):
-            iteration.tick(now)
+            if iteration.tick(now):
+                commands += self._tell_recorded(iteration)
             commands += self._warnings(iteration, now)
         return commands
+
+    def _tell_recorded(self, iteration: Iteration) -> list[Command]:
+        # Consumers keep what they used until it is recorded here, also if their worker is lost. With a cache, elements
+        # are recorded that one of the trainers used: workers tell their consumers themselves.
+        if iteration.job.options.cache_bytes is not None:
+            return []
+        tasks = [
+            (task.id, tuple(task.done.first(_MOST_RECORDED))) for task in iteration.tasks.values() if len(task.done)
+        ]
+        return [TellRecorded(name, tuple(tasks)) for name in iteration.consumers] if tasks else []
 
     def _warnings(self, iteration: Iteration, now: float) -> list[Command]:
         reason = self._waits_for(iteration)
@@ -309,7 +344,9 @@ class Dispatcher:
             if key[0] == "dataset":
                 self.datasets[saved.id] = saved
             elif key[0] == "job":
-                self._jobs[key[1]] = Job(dataset=self.datasets[saved["dataset"]], **saved["fields"])
+                over, removed = Intervals(saved["over"]), Intervals(saved["removed"])
+                dataset = self.datasets[saved["dataset"]]
+                self._jobs[key[1]] = Job(dataset=dataset, over=over, removed=removed, **saved["fields"])
             else:
                 iteration = Iteration.restored(self._jobs[saved["job"]], saved, now)
                 iteration.job.iterations[iteration.number] = iteration
@@ -412,6 +449,21 @@ class Dispatcher:
             self._tasks.pop(task.id, None)
         iteration.tasks = {}
         return [StopTask(task.worker or "", task.id) for task in running]
+
+    def _forget_over(self, job: Job) -> None:
+        # The number of an iteration that is over suffices for late consumers. The latest is kept for `status`.
+        latest = max(job.iterations)
+        for number, iteration in list(job.iterations.items()):
+            if number < latest and iteration.is_over and not iteration.consumers and iteration.failure is None:
+                job.over.add(number, number + 1)
+                self._forget(iteration)
+
+    def _forget(self, iteration: Iteration) -> list[Command]:
+        job, number = iteration.job, iteration.number
+        del job.iterations[number]
+        self._note("iteration", job.key, number, value=None)
+        self._note("job", job.key, value=job)
+        return self._stop(iteration)
 
     def _remove(self, job: Job) -> list[Command]:
         del self._jobs[job.key]

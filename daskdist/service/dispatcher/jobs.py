@@ -121,13 +121,14 @@ class Iteration:
         """The number of elements that were acknowledged."""
         return self.num_done + sum(len(task.done) for task in self.tasks.values())
 
-    def tick(self, now: float) -> None:
-        """Update the number of elements that are acknowledged in a second."""
+    def tick(self, now: float) -> bool:
+        """Update the number of elements that are acknowledged per second; return whether there were any."""
         num_used, (before, since) = self.num_used, self.measured
         if now > since:
             share = 1 - 2 ** -((now - since) / _RATE_OVER_S)
             self.elements_per_s += share * ((num_used - before) / (now - since) - self.elements_per_s)
         self.measured = num_used, now
+        return num_used != before
 
     @property
     def is_over(self) -> bool:
@@ -251,6 +252,8 @@ class Job:
         The dataset, and the options of the job.
     host
         The host of the job's first consumer.
+    over, removed
+        The numbers of forgotten iterations: those that were over, and those that nobody read any more.
     """
 
     key: str
@@ -258,6 +261,8 @@ class Job:
     dataset: DatasetEntry
     options: JobOptions
     host: str
+    over: Intervals = field(default_factory=Intervals)
+    removed: Intervals = field(default_factory=Intervals)
     iterations: dict[int, Iteration] = field(default_factory=dict)
 
     @property
@@ -270,7 +275,12 @@ class Job:
     def saved(self) -> dict[str, Any]:
         """Return the state that a new scheduler needs to continue the job, without its iterations."""
         fields = {name: getattr(self, name) for name in ("key", "name", "options", "host")}
-        return {"dataset": self.dataset.id, "fields": fields}
+        return {
+            "dataset": self.dataset.id,
+            "fields": fields,
+            "over": list(self.over),
+            "removed": list(self.removed),
+        }
 
     def mismatch(self, join: Join, fingerprint: str) -> str | None:
         """Return why a request does not match the job; None if it does."""

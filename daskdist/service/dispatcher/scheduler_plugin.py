@@ -26,6 +26,7 @@ from daskdist.service.dispatcher.commands import (
     StopTask,
     TellEnd,
     TellFailure,
+    TellRecorded,
     TellTasks,
     TellWaiting,
 )
@@ -241,6 +242,8 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
                     self._to_consumer(consumer, "failed", message, error)
                 case TellWaiting(consumer, message):
                     self._to_consumer(consumer, "waiting", message)
+                case TellRecorded(consumer, tasks):
+                    self._to_consumer(consumer, "recorded", tasks)
 
     def _to_worker(self, worker: str, *command: Any) -> None:
         if worker in self._scheduler.stream_comms:

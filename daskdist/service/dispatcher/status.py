@@ -92,7 +92,7 @@ class ServiceStatus:
     workers
         The addresses of its workers.
     jobs
-        The iterations of the service's jobs.
+        The iterations of the service's jobs. Of those that are over and have no consumers, the latest of each job.
     """
 
     address: str

@@ -41,6 +41,14 @@ class Withdraw:
 
 
 @dataclass(frozen=True)
+class Confirm:
+    """Tell a consumer which elements are recorded here as used, so that it need not tell of them again."""
+
+    consumer: str
+    pairs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class Passed:
     """Tell a consumer how many elements it missed because it was too slow."""
 
@@ -68,7 +76,7 @@ class Done:
     """The end of the task: all its elements were acknowledged."""
 
 
-Action = Send | Recall | Withdraw | Passed | End | Forget | Done
+Action = Send | Recall | Withdraw | Confirm | Passed | End | Forget | Done
 
 
 class Delivery(Protocol):
@@ -152,6 +160,8 @@ class Consumer:
     is_recalled: bool = False
     has_answered: bool = False
     has_ended: bool = False
+    # If trainers share a cache: the elements it has used, since it was last told that this is recorded.
+    untold: Intervals = field(default_factory=Intervals)
 
 
 class PartSizes:

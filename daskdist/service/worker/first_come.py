@@ -103,11 +103,8 @@ class FirstCome:
             consumer.is_away, consumer.is_recalled, consumer.has_answered = True, False, False
 
     def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
-        consumer = self._consumers.get(name)
-        if consumer is None:
-            return []
-        actions = self._acknowledge(consumer, pairs)
-        return actions + self._hand_out()
+        # Elements that were taken from a consumer that was considered lost are used all the same.
+        return self._note_done(self._consumers.get(name), pairs) + self._hand_out()
 
     def returned(self, name: str, pairs: Pairs) -> list[Action]:
         consumer = self._consumers.get(name)

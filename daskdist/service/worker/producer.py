@@ -32,6 +32,7 @@ from daskdist.service.intervals import Intervals
 from daskdist.service.modes import ShardingPolicy
 from daskdist.service.worker.delivery import (
     Action,
+    Confirm,
     Consumer,
     Delivery,
     Done,
@@ -196,7 +197,11 @@ class Producer:
     def lose(self, name: str, done: list[tuple[int, int]] | None = None) -> None:
         """Remove a consumer; ``done`` has the elements it used if it left, and is None if it was lost."""
         is_redelivered = done is not None or self.spec.options.redelivers
-        self._unreported.update(done or ())
+        used = done or ()
+        if not is_redelivered:
+            # Given up, also for a later attempt of the task.
+            used = [pair for consumer in self.delivery.consumers if consumer.name == name for pair in consumer.held]
+        self._unreported.update(used)
         self._carry_out(self.delivery.lost(name, done or (), redeliver=is_redelivered))
 
     def tick(self) -> None:
@@ -232,6 +237,8 @@ class Producer:
                     self._tell_consumer(name, "recall")
                 case Withdraw(name, pairs):
                     self._tell_consumer(name, "withdraw", pairs)
+                case Confirm(name, pairs):
+                    self._tell_consumer(name, "recorded", pairs)
                 case Passed(name, num_elements):
                     self._tell_consumer(name, "passed", num_elements)
                 case End(name) if self.failure is not None:

@@ -69,7 +69,9 @@ class Rounds:
             )
         actions = self._note_done(done)
         self._consumers[consumer.index] = consumer
-        first = consumer.index
+        # All elements before the first that is missing are done.
+        first = self.done.first_missing()
+        first += (consumer.index - first) % self._num_consumers
         while first in self.done or first in consumer.held:
             first += self._num_consumers
         self._next[consumer.index] = first
@@ -89,14 +91,12 @@ class Rounds:
 
     def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
         consumer = self._named(name)
+        actions = self._note_done(pairs)
         if consumer is None:
-            return []
-        actions: list[Action] = []
+            return actions + self._end()
         for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
             consumer.held.remove(first, stop)
             consumer.held_bytes = max(consumer.held_bytes - self._sizes.total(first, stop), 0.0)
-            self.done.add(first, stop)
-            actions += self._forget([(first, stop)])
         self._sizes.forget(self.done.first_missing())
         return actions + self._send(consumer) + self._end()
 
@@ -105,9 +105,9 @@ class Rounds:
 
     def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
         consumer = self._named(name)
-        if consumer is None:
-            return []
         actions = self._note_done(done)
+        if consumer is None:
+            return actions
         del self._consumers[consumer.index]
         return actions if redeliver else actions + self._note_done(consumer.held)
 

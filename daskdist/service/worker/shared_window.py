@@ -8,6 +8,7 @@ from collections import defaultdict
 from daskdist.service.intervals import Intervals
 from daskdist.service.worker.delivery import (
     Action,
+    Confirm,
     Consumer,
     Done,
     End,
@@ -76,6 +77,7 @@ class SharedWindow:
         if before is not None:
             before.held.difference_update([*consumer.held, *done])
             self._again[consumer.trainer].update(before.held)
+        consumer.untold.update(done)
         self._consumers[consumer.name] = consumer
         self._next.setdefault(consumer.trainer, self._start)
         return [End(consumer.name)] if self._is_finished else self._send()
@@ -93,6 +95,7 @@ class SharedWindow:
         consumer = self._consumers.get(name)
         if consumer is None:
             return []
+        consumer.untold.update(pairs)
         for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
             consumer.held.remove(first, stop)
             # The sizes of elements that have left the window are no longer known.
@@ -112,7 +115,12 @@ class SharedWindow:
         return self._send()
 
     def tick(self) -> list[Action]:
-        return []
+        actions: list[Action] = []
+        for consumer in self._consumers.values():
+            if len(consumer.untold) and not consumer.is_away:
+                actions.append(Confirm(consumer.name, tuple(consumer.untold)))
+                consumer.untold = Intervals()
+        return actions
 
     @property
     def _start(self) -> int:
