@@ -161,7 +161,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     @classmethod
     def range(cls, *args: int, output_type: Any = np.int64, name: str | None = None) -> Dataset:
-        """Integers of the builtin ``range``, called with ``(stop)``, ``(start, stop)`` or ``(start, stop, step)``.
+        """Return the integers of the builtin ``range``: ``(stop)``, ``(start, stop)`` or ``(start, stop, step)``.
 
         Parameters
         ----------
@@ -732,7 +732,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     @property
     def columns(self) -> list[str | int]:
-        """The names of the columns: keys of dicts, fields of named tuples, places in tuples; none of lone values.
+        """The names of the columns: keys of dicts, fields of named tuples, indices of tuples; empty for single values.
 
         >>> Dataset.from_tensor_slices({"a": [1, 2], "b": [3, 4]}).columns
         ['a', 'b']
@@ -740,18 +740,18 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return columns_of_nest(self._spec.packed)
 
     def select(self, columns: str | int | list[str] | list[int], name: str | None = None) -> Dataset:
-        """Keep some columns of elements; readers of Parquet, Arrow, CSV and JSON read no others then.
+        """Keep some columns of the elements; readers of Parquet, Arrow, CSV and JSON then read only these.
 
         Parameters
         ----------
         columns
-            The names of columns (places, where elements are tuples), in the order wanted: elements stay dicts or
-            tuples. Or one name, whose values become the elements, as in ``ds["name"]``.
+            A list of the names of columns (indices for tuples), in the desired order: elements stay dicts or tuples.
+            Or one name, whose values become the elements, as in ``ds["name"]``.
 
         Raises
         ------
         ArgumentError
-            There is no such column. While iterating, where columns are known only then.
+            There is no such column. Raised while iterating if the columns are not known earlier.
 
         >>> ds = Dataset.from_tensor_slices({"a": [1, 2], "b": [3, 4], "c": [5, 6]})
         >>> list(ds.select(["c", "a"]))[0], list(ds.select("b"))
@@ -763,29 +763,29 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def __getitem__(self, columns: str | list[str]) -> Dataset:
         if not isinstance(columns, (str, list)):
             raise ArgumentError(
-                f"a dataset is indexed by the name of a column or a list of such, not by {columns!r:.80}; for elements "
-                "by their number use take and skip, for a column of tuples select"
+                f"a dataset is indexed by the name of a column or a list of names, not by {columns!r:.80}; use take "
+                "and skip for elements by number, and select for columns of tuples"
             )
         return self.select(columns)
 
     def rename(self, columns: Mapping[Any, str], name: str | None = None) -> Dataset:
-        """Give columns other names; the others keep theirs.
+        """Rename columns; the others keep their names.
 
         Parameters
         ----------
         columns
-            The new names by the old ones; by places, where elements are tuples, which become dicts.
+            old name -> new name. For tuples, index -> name; elements become dicts.
 
         Raises
         ------
         ArgumentError
-            There is no such column, or two columns would have one name.
+            There is no such column, or two columns would have the same name.
 
         >>> list(Dataset.from_tensor_slices({"a": [1, 2], "b": [3, 4]}).rename({"a": "x"}))[0]
         {'x': np.int64(1), 'b': np.int64(3)}
         """
         if not isinstance(columns, Mapping):
-            raise ArgumentError(f"rename: columns is {columns!r:.80}; give a dict of new names by old ones")
+            raise ArgumentError(f"rename: columns is {columns!r:.80}; give a dict of old names to new ones")
         return self._with(Rename(self._node, tuple(columns.items()), label=name).of_reader())
 
     # --- elements: selection, repetition, order ---
@@ -1009,20 +1009,20 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         stratify: Any = None,
         name: str | None = None,
     ) -> tuple[Dataset, ...]:
-        """Share out the elements at random among parts, as for training and validation.
+        """Divide the elements at random into parts, such as training and validation data.
 
         Parameters
         ----------
         fractions
-            The fraction of the first of two parts, or a list of the fractions of all, which sum to 1.
+            The fraction of the first of two parts, or a list with the fractions of all parts, which sum to 1.
         seed
-            Decides which element is in which part.
+            Determines the part of each element.
         by
-            A column, a list of columns, or a function of an element: elements for which its value is the same are in
-            the same part, as the rows of a patient. Fractions are then of the values.
+            A column, a list of columns, or a function of an element: elements with equal values, such as the rows of
+            one patient, are in the same part. Fractions are then fractions of the distinct values.
         stratify
-            A column, a list of columns, or a function of an element: elements of each value are in each part in the
-            same proportion, as are labels.
+            A column, a list of columns, or a function of an element: each part has the same proportion of each value,
+            such as of each label.
 
         Returns
         -------
@@ -1032,19 +1032,20 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Raises
         ------
         ArgumentError
-            Fractions do not sum to 1; a part would be empty; or this dataset is endless or repeated, and not split
-            ``by`` a value.
+            Fractions do not sum to 1; a part would be empty; or this dataset is endless or repeated, and ``by`` is not
+            given.
 
         Notes
         -----
-        Each element is in exactly one part, in every iteration, in every program and on any number of workers: its part
-        depends on the seed and on its number in this dataset, or its value of ``by``. Operations before a split draw
-        the same in every iteration, since another order would move elements from part to part.
+        Each element is in exactly one part, the same in every iteration, in every program and on any number of workers:
+        the seed and the number of the element in this dataset, or its value of ``by``, determine its part. Random
+        operations before a split draw the same in every iteration, since another order would move elements to other
+        parts.
 
-        Where the number of elements is known, parts have exactly their fraction of it. Else, as after ``filter``, each
-        element is in a part with the probability of its fraction. With ``stratify``, consecutive elements of a value
-        are shared out so many at a time as come out even, as 5 for 0.8, and every part has its fraction of each value
-        but for the rest of that.
+        If the number of elements is known, parts have exactly their fractions. Otherwise, such as after ``filter``,
+        each element is in a part with the probability of the part's fraction. With ``stratify``, consecutive elements
+        of each value are divided in groups that divide evenly, such as 5 elements for 0.8, so that each part has its
+        exact fraction of each value except for an incomplete last group.
 
         >>> train, valid = Dataset.range(10).split(0.8, seed=0)
         >>> [int(x) for x in train], [int(x) for x in valid]
@@ -1064,7 +1065,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         num_folds
             The number of folds, 2 or more. Each element is in the validation data of one.
         seed, by, stratify
-            As in `split`, which this is made of.
+            As in `split`.
 
         Raises
         ------
@@ -1256,27 +1257,26 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def sliding_window(
         self, size: int, shift: int = 1, stride: int = 1, drop_remainder: bool = True, name: str | None = None
     ) -> Dataset:
-        """Stack the elements of windows along a new first axis, as NumPy's ``sliding_window_view`` does.
+        """Stack the elements of overlapping windows along a new first axis, like NumPy's ``sliding_window_view``.
 
-        ``window(size, shift, stride).flat_map(lambda window: window.batch(size))`` gives the same in the same way.
+        ``window(size, shift, stride).flat_map(lambda window: window.batch(size))`` gives the same, and runs the same
+        way.
 
         Parameters
         ----------
         size
-            The number of elements of a window.
+            The number of elements in a window.
         shift
-            From the beginning of a window to that of the next.
+            The number of elements between the starts of successive windows.
         stride
-            From an element of a window to the next.
+            The distance between successive elements of a window.
         drop_remainder
-            Whether windows at the end that are not full are left out.
+            Whether to leave out windows with fewer elements at the end.
 
         Raises
         ------
         ArgumentError
-            A number is less than 1.
-        StackError
-            While iterating: elements of a window differ in shape or dtype.
+            ``size``, ``shift`` or ``stride`` is below 1.
 
         >>> [window.tolist() for window in Dataset.range(5).sliding_window(3)]
         [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
@@ -1407,8 +1407,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         ragged
             Whether leaves of variable length become `Ragged`; otherwise they are padded to the longest.
         round_size
-            Each buffer makes a multiple of this number of batches, so that consumers that take turns get batches of
-            similar lengths; some batches are smaller for it.
+            Divide each buffer into a multiple of this number of batches, so that consumers that take turns get batches
+            of similar lengths; some batches are then smaller than the budget allows.
 
         Raises
         ------
@@ -1857,69 +1857,72 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         tokens_per_consumer: int | None = None,
         length_fn: Callable[..., Any] | None = None,
     ) -> Dataset:
-        """Return the elements, produced by a cluster's workers; what is applied to them after it runs in this process.
+        """Have a cluster's workers produce the elements; later operations run in this process.
 
-        Each iteration begins a job, or takes part in the one of the given name.
+        Each iteration starts a job of the data service, or joins the job with the given name.
 
         Parameters
         ----------
         service
-            A Dask client or cluster, the address of a scheduler, a scheduler file; this program's client if None.
+            A Dask client or cluster, the address of a scheduler, or a scheduler file; this program's client if None.
         processing_mode
-            ``"distributed_epoch"``: each element once, in any order; in the dataset's order, and more slowly, where its
-            options say ``deterministic=True``. ``"parallel_epochs"``: all of them from each worker, each in its own
+            ``"distributed_epoch"``: each element once, in any order; in the dataset's order, but more slowly, if its
+            options say ``deterministic=True``. ``"parallel_epochs"``: all elements from each worker, each in its own
             shuffle order. Or a `daskdist.data.service.ShardingPolicy`.
         job_name
-            Datasets of one job name share its elements: each goes to the first consumer that asks. Each iteration and
-            each repetition is a job of its own, by its number. A job of its own for each iteration if None.
+            Iterations with the same job name share its elements: each goes to the first consumer that asks. Later
+            iterations and repetitions with this name are separate jobs, by their number. None for a separate job for
+            each iteration.
         consumer_index, num_consumers
-            For reads in rounds: in each round, each of the consumers gets one element of the same worker, by its index.
+            For reading in rounds: in each round, consumers get one element each, all from the same worker.
         max_outstanding_requests
-            The most elements that are sent from one worker and not used; bounded by bytes only if None.
+            The most elements that a worker sends before they are used; limited only by bytes if None.
         compression
-            ``"AUTO"`` compresses what goes to another host.
+            ``"AUTO"`` compresses data that is sent to another host.
         cross_trainer_cache
-            Has trainers with different ids read the same elements, which are produced once.
+            Lets several trainers, each with its id, read the same elements, which are produced once.
         target_workers
             ``"LOCAL"`` to read from workers of this host only.
         on_consumer_loss
-            What becomes of elements that a consumer had taken when its process was lost: ``"redeliver"`` gives them to
-            others, ``"drop"`` does not.
+            How to treat elements that a lost consumer had received: ``"redeliver"`` gives them to other consumers,
+            ``"drop"`` does not.
         tokens_per_consumer, length_fn
-            For reads in rounds: have the elements put into padded batches within this budget of lengths, those of a
-            round of similar lengths, by `batch_by_size`; elements of one array are as long as that if ``length_fn`` is
-            None. Call `batch_by_size` with ``round_size=num_consumers`` before this for its other options.
+            For reading in rounds: `batch_by_size` puts the elements into padded batches within this budget of lengths;
+            the batches of a round have similar lengths. If ``length_fn`` is None, elements are single arrays, and their
+            length is that of the array. For other options of `batch_by_size`, call it before this with
+            ``round_size=num_consumers``.
 
         Raises
         ------
         ArgumentError
-            An argument is none of those allowed, or does not go with others or the dataset.
+            An argument is not allowed, or contradicts others or the dataset.
 
         Notes
         -----
-        How often each element comes, where the mode is one of ``DYNAMIC``, ``DATA``, ``FILE`` and ``HINT``:
+        The modes ``DYNAMIC``, ``DATA``, ``FILE`` and ``HINT`` guarantee how often each element is delivered:
 
-        * exactly once, to one of the consumers, as long as no consumer's process is lost, whatever workers are lost,
-          join or retire and whatever connections are cut;
-        * if a consumer's process is lost, still at most once to those that live. What it had taken and not acknowledged
-          goes to them, also where its program had used it already (``on_consumer_loss="redeliver"``), or to nobody
-          (``"drop"``). It acknowledges elements when its program waits for the next ones. What operations behind the
-          service keep of them then, for a batch or a shuffle, is lost with it, and so is what the pipeline of an
-          iterator that is closed early had taken ahead: a few elements, or what the program uses in 10 ms;
-        * a consumer that comes to the end does not wait for elements that another's program is using. If that one is
-          lost afterwards they go to consumers that still read or join the job later, if any.
+        * Exactly once, to one of the consumers, as long as no consumer's process is lost; even if workers are lost,
+          join or retire, and if connections break.
+        * If a consumer's process is lost, at most once to the other consumers together. Elements that the lost consumer
+          received and did not acknowledge go to others, even if its program had used them
+          (``on_consumer_loss="redeliver"``), or are dropped (``"drop"``). A consumer acknowledges elements when its
+          program asks for the next ones. If later operations still hold acknowledged elements, such as for a batch or a
+          shuffle, these are lost with the consumer. Likewise, closing an iterator early loses what its pipeline had
+          taken ahead: a few elements, or as many as the program uses in 10 ms.
+        * A consumer at the end does not wait for elements that another consumer is using. If the other is lost later,
+          they go to consumers that are still reading or join the job later, if there are any.
 
-        In ``OFF``, every worker's copy is such a job of its own; a copy ends with its worker. Each element comes at
-        least once. A worker that is lost together with a consumer may have heard of acknowledgements of the last
-        quarter of a second that nobody else has: those elements are redelivered.
+        With ``OFF``, each worker's copy of the dataset is delivered like a job of its own, and ends with its worker.
+        Each element comes at least once: if a worker and a consumer are lost together, elements acknowledged in the
+        last quarter of a second may be delivered again.
 
-        With ``max_outstanding_requests``, elements that others leave behind after the end of what a worker had come on
-        top of the limit. In rounds at least one element of each worker is on its way. Trainers that share a cache get
-        each element at most once, and pass over those that have left its window.
+        ``max_outstanding_requests`` does not count elements that are redelivered after a worker's last own element. In
+        rounds, at least one element of each worker is under way. Trainers that share a cache get each element at most
+        once, and skip elements that have left its window.
 
-        In ``"distributed_epoch"`` runs of elements are leased to workers, each of which produces its own. Where a
-        dataset shuffles, or batches elements of which the number is not known (after ``filter``, or from text), one
-        worker puts its elements together instead, of what all of them compute.
+        In ``"distributed_epoch"``, workers lease ranges of elements and produce these. If the dataset shuffles, or
+        batches an unknown number of elements (after ``filter``, or from text), the workers still compute the parts, but
+        one worker assembles the elements.
         """
         from daskdist.service.address import service_address
         from daskdist.service.served import rounds_by_size, served
@@ -1989,7 +1992,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return iter(self)
 
     def head(self, n: int = 5) -> list[Any]:
-        """Return the first elements as a list, which prints as `show` does. It counts as no pass, as there.
+        """Return the first elements as a list that prints like `show`. It does not count as an iteration.
 
         >>> Dataset.from_tensor_slices({"a": [1, 2, 3], "b": [0.5, 1.5, 2.5]}).head(2)
           element  a  b
@@ -2001,15 +2004,15 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return Head(first_elements(self._current_primitive(), n))
 
     def count(self, *, strategy: WritingStrategy | None = None) -> int:
-        """Return the number of elements, which are made only where that is not known otherwise.
+        """Return the number of elements, computing elements only if necessary.
 
-        Functions of `map` are not called for it, and of files one column is read.
+        Functions of `map` are not called, and only one column of files is read.
 
         Parameters
         ----------
         strategy
-            Whose workers count, such as a `MultiWorkerMirroredStrategy`. If None, those of this program's Dask client,
-            or else threads of this process.
+            The strategy whose workers count, such as a `MultiWorkerMirroredStrategy`. If None, the workers of this
+            program's Dask client, or threads of this process without one.
 
         Raises
         ------
@@ -2031,7 +2034,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return number_of_batches(number, batches)
 
     def describe(self, *, strategy: WritingStrategy | None = None) -> Description:
-        """Return statistics of each column, of one pass over the elements, as a table or by ``to_dict()``.
+        """Return statistics of each column, computed in one pass, as a table; ``to_dict()`` returns numbers.
 
         Parameters
         ----------
@@ -2041,9 +2044,9 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Returns
         -------
         Description
-            Of each leaf the ``count`` of values, ``nulls`` (NaN and NaT, which the others leave out), ``mean``, ``std``
-            (of a sample, as in pandas), ``min``, ``25%``, ``50%``, ``75%``, ``max``, and ``distinct``. The values of an
-            array are those of its items. Text, bytes and times have no mean and no quantiles.
+            For each leaf the ``count`` of values, ``nulls`` (NaN and NaT, which the others ignore), ``mean``, ``std``
+            (of a sample, as in pandas), ``min``, ``25%``, ``50%``, ``75%``, ``max`` and ``distinct``. The values of an
+            array are its items. Text, bytes and times have no mean and no quantiles.
 
         Raises
         ------
@@ -2052,8 +2055,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
         Notes
         -----
-        Quantiles are exact of up to 16,384 values, and of more about as near as one in 10,000 of them. Up to 4,095
-        distinct values are counted, and the number of more is estimated to about 2 %.
+        Quantiles are exact for up to 16,384 values; for more, their rank is off by about 1 in 10,000. The number of
+        distinct values is exact up to 4,095, and beyond that an estimate within about 2 %.
 
         >>> Dataset.from_tensor_slices({"x": [1.0, 2.0, 3.0, np.nan], "y": ["a", "b", "a", "a"]}).describe()
         4 elements
@@ -2089,8 +2092,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
         Notes
         -----
-        Only schemas are read for it, unless a function given to `map` could not be tried on synthetic elements: then
-        the first few elements are computed, and lengths are unknown, as other elements may differ. A length that may
+        Only schemas are read, unless a function given to `map` could not be tried on synthetic elements: then the first
+        few elements are computed, and lengths are unknown, as other elements may differ. A length that may
         differ between elements is None, and so is the shape if the number of axes may differ.
 
         Trying a function on some elements does not prove its results for all. So after a use of this property, an
@@ -2165,11 +2168,11 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Raises
         ------
         ArgumentError
-            ``n`` is no positive whole number.
+            ``n`` is not a positive whole number.
 
         Notes
         -----
-        It computes them in this process, and counts as no pass: iterations have the orders that they would have had.
+        Elements are computed in this process. It does not count as an iteration, so later orders stay the same.
 
         >>> Dataset.from_tensor_slices({"x": [[1, 2], [3, 4]], "label": ["cat", "dog"]}).show()
           element  label  x
@@ -2240,7 +2243,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
         recorded = self._recorded
-        # Errors have been raised, or left out, by then.
+        # Computed elements have no failures left: they were raised or skipped.
         options = self.options()
         options.on_error = None
         rebuild = partial(_rebuilt, self._of, options)
@@ -2271,7 +2274,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     @property
     def _spec_at_hand(self) -> ElementSpec | None:
-        # For displays, which compute no element: None where only elements tell, and nobody has asked for the spec.
+        # The spec for displays, which must not compute elements; None if it is not known yet.
         spec = self.__dict__.get("_spec") or self._known_spec()
         return None if isinstance(spec, SpecUnknown) else spec
 
@@ -2280,7 +2283,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return row_by_row(self._node) if self.options().vectorize is False else self._node
 
     def to_delayed(self) -> list[Any]:
-        """Return a Dask ``Delayed`` for each element: of batches, one a batch.
+        """Return a Dask ``Delayed`` for each element, such as for each batch.
 
         Raises
         ------
@@ -2293,22 +2296,23 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return to_delayed("to_delayed", self._node, self._recorded, self._counted())
 
     def to_pandas(self, *, unbatch: bool | None = None) -> Any:
-        """Return the elements as a pandas ``DataFrame`` of a row each, computed in this process.
+        """Return the elements as a pandas ``DataFrame`` with one row each, computed in this process.
 
-        Columns are those of `to_parquet`: a lone leaf is a column ``"value"``.
+        Columns are those of `to_parquet`: a single leaf is a column ``"value"``.
 
         Parameters
         ----------
         unbatch
-            Whether elements are batches, whose rows become rows. If None they are no batches, and what looks like such
-            is refused: elements made after `batch` whose leaves all have a first axis of any length or of its size.
+            Whether elements are batches, whose rows become rows of the result. None means False, but raises for
+            elements that look like batches: made after `batch`, and all leaves have a first axis of variable length or
+            of its size.
 
         Raises
         ------
         UnknownLengthError
             The dataset is endless.
         ArgumentError
-            Elements look like batches, or have a leaf that makes no column.
+            Elements look like batches, or a leaf cannot become a column.
 
         >>> ds = Dataset.from_tensor_slices({"a": [1, 2, 3], "b": [0.5, 1.5, 2.5]}).batch(2)
         >>> ds.map(lambda batch: {**batch, "c": batch["a"] * 10}).to_pandas(unbatch=True)
@@ -2321,8 +2325,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         spec = rows._spec_to_write("to_pandas", None)
         if unbatch is None and looks_like_batches(self._node, spec):
             raise ArgumentError(
-                "to_pandas: elements look like batches; give unbatch=True for a row of each of their rows, or "
-                "unbatch=False for a row of each batch"
+                "to_pandas: elements look like batches; give unbatch=True for one row for each of their rows, or "
+                "unbatch=False for one row for each batch"
             )
         check_columns(spec)
         return frame_of(rows_of(rows._current_primitive(), rows._caller()), spec)
@@ -2360,16 +2364,16 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
                     common = of_any_rank(common, spec) or common_or_raise(common, spec)
                 except SpecUnknown:
                     raise ArgumentError(
-                        f"the dataset has no spec: element {number} is {spec.packed}, and those before it are "
-                        f"{common and common.packed}; elements that differ in structure or dtype have none in common. "
-                        "Make them alike with map"
+                        f"the dataset has no spec: element {number} is {spec.packed}, and earlier elements are "
+                        f"{common and common.packed}; a spec needs elements of one structure and of the same dtypes. "
+                        "Convert them with map"
                     ) from None
         finally:
             elements.close()
         if common is not None:
             # A batch may be shorter or longer than the first.
             return without_empty_axes(common.with_leaves([leaf.of_any_length() for leaf in common.leaves]))
-        raise UnknownLengthError("the dataset has no elements, and without one the spec of a mapped one is not known")
+        raise UnknownLengthError("the dataset has no elements, so the spec of the results of map is not known")
 
     # --- within ---
 
@@ -2379,7 +2383,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     @classmethod
     def _of(cls, node: Node) -> Dataset:
-        # Classes that have arguments of their own, such as those of readers, give what is derived from them this way.
+        # The class of derived datasets: subclasses may have other arguments.
         return Dataset(node)
 
     def _with(self, node: Node) -> Dataset:
@@ -2407,7 +2411,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return NestedFunction(function, operation, narrow=self._makes_narrow)
 
     def _parallel(self, operation: str, num_parallel_calls: int | None) -> Dataset:
-        # Reading ahead in threads is what it comes to.
+        # `num_parallel_calls` means computing ahead in threads.
         if num_parallel_calls is None:
             return self
         if num_parallel_calls != cardinality.INFINITE:
@@ -2418,9 +2422,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         self, path: str | os.PathLike[str], compression: str | None, operation: str, name: str | None
     ) -> Dataset:
         if self.cardinality() == cardinality.INFINITE:
-            raise UnknownLengthError(
-                f"{operation}: the dataset is endless, and is to be written whole; use take(n) first"
-            )
+            raise UnknownLengthError(f"{operation}: the dataset is endless and cannot be written; use take(n) first")
         fingerprint = self._fingerprint
         directory = f"{_absolute(path)}/{fingerprint}"
         code = code_of(self._node)
@@ -2428,7 +2430,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(node)
 
     def _counted(self) -> int:
-        # As `cardinality`, of what is persisted also where that was not known before.
+        # The `cardinality`; also known for persisted elements.
         number = self.cardinality()
         node = upstream(self._node)
         return node.count() if number == cardinality.UNKNOWN and isinstance(node, FromGraph) else number
@@ -2470,17 +2472,17 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         )
 
     def _writers(self, strategy: WritingStrategy | None) -> tuple[Caller, tuple[str | None, ...], int | None]:
-        # Who makes the calls, where, and the bytes that may be outstanding on each.
+        # The caller, its workers, and the bytes that may be outstanding on each.
         options = self.options()
         if strategy is not None:
             return strategy.reader(self), strategy.workers, options.memory_budget_bytes
-        # In threads also where reading alone would not gain from them.
+        # Use threads, from which writing benefits even if reading does not.
         return local_caller(self._node, options.num_threads or num_threads()), (None,), options.memory_budget_bytes
 
     def _statistics(
         self, node: Node, function: Callable[[int, Rows], PartStatistics], strategy: WritingStrategy | None
     ) -> PartStatistics:
-        # Of a pass that is not counted as an iteration.
+        # Makes a pass that does not count as an iteration.
         callers = (strategy is None and client_caller()) or self._writers(strategy)
         parts = side_outputs_of(
             plan(node), function, PortionSize(in_bytes("bundle-bytes")), *callers, name="statistics"
@@ -2490,7 +2492,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def _spec_to_write(self, operation: str, strategy: WritingStrategy | None) -> ElementSpec:
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError(f"{operation}: the dataset is endless; use take(n) first")
-        # Writers look whether each element is of it.
+        # Writers check that each element matches.
         return self._spec_by(self._caller if strategy is None else lambda: strategy.reader(self))
 
     def _known_spec(self) -> ElementSpec | SpecUnknown:
@@ -2505,11 +2507,11 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     @cached_property
     def _spec(self) -> ElementSpec:
         spec = self._spec_by(self._caller)
-        # Lengths that the first elements have in common, later ones need not have.
+        # Later elements may have other lengths than the first ones.
         return spec.of_any_shape() if isinstance(self._known_spec(), SpecUnknown) else spec
 
     def _follow_code(self) -> None:
-        # Functions may have been defined again since this was made of them.
+        # Drop cached properties if a function was redefined since.
         code = code_of(self._node)
         if code != self._code:
             self._code, self._node = code, with_new_fingerprints(self._node)
@@ -2553,8 +2555,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 class TensorFlowDataset(Dataset):
     """A `Dataset` in which Python's own numbers are int32 and float32, as in TensorFlow: ``daskdist.data.Dataset``.
 
-    An integer that 32 bits do not hold is int64. What is derived from such a dataset is one too; what a constructor
-    makes of several datasets, such as `zip`, is of the class whose constructor it is.
+    An integer that needs more than 32 bits is int64. Methods of such a dataset return datasets of this class; a
+    constructor for several datasets, such as `zip`, returns its own class.
     ``Options(python_numbers="numpy")`` makes the numbers int64 and float64.
 
     >>> TensorFlowDataset.from_tensors((1, 2.5)).element_spec
@@ -2568,16 +2570,16 @@ class TensorFlowDataset(Dataset):
         return TensorFlowDataset(node)
 
 
-# Elements whose shapes are looked at where made-up ones do not tell the spec.
+# The number of elements to compute for the spec if functions cannot be tried on synthetic ones.
 _NUM_LEARNED_FROM: Final = 4
-# Leaves that a dataset shows in a line; more in a table.
+# The most leaves that `repr` shows in a line; more are shown in a table.
 _MOST_IN_A_LINE: Final = 8
-# Elements to draw from where all are wanted and their number is not known.
+# The shuffle buffer for all elements of an unknown number.
 _ALL = 2**62
 
 
 def spec_by(dataset: Dataset, make_caller: Callable[[], Caller]) -> ElementSpec:
-    """Return the spec; where a caller has to make the first elements for it, with the lengths that those share."""
+    """Return the spec; if a caller has to compute the first elements for it, with the lengths that these share."""
     return dataset._spec_by(make_caller)
 
 
@@ -2586,7 +2588,7 @@ def _seed(seed: int | None) -> int:
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:
-    # A worker's working directory is another.
+    # Workers may have another working directory.
     text = os.fspath(path)
     return text if is_remote(text) else local(text)
 
@@ -2626,15 +2628,15 @@ def _rebuilt(
     *,
     rename: dict[str, str] | None = None,
 ) -> Dataset:
-    # Dask gives the graph after `persist`, or, with names that changed, after `clone` and their like.
+    # Dask passes the graph after `persist`, or with renamed keys after `clone` and similar functions.
     keys = [((rename or {}).get(name, name), place) for place in range(num_keys)]
     node: Node = FromGraph(Recorded(dict(graph), keys, is_split), spec, number)
     return make(WithOptions(node, options) if any(options.given()) else node)
 
 
 def _without_failed(elements: Iterator[Any], number: int) -> Iterator[Any]:
-    # The next elements, without those that fail: these raise when it is their turn. Where all fail, the error of the
-    # first is raised here.
+    # The next elements, without those that fail, which raise when they are iterated over. If all fail, raises the
+    # error of the first.
     num_computed, first_error = 0, None
     for _ in range(number):
         try:

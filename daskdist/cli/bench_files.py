@@ -1,4 +1,4 @@
-"""``daskdist bench``: how fast files are read on this machine, stage by stage."""
+"""``daskdist bench``: measure how fast files are read on this machine, stage by stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from daskdist.cli.reports import dataset_of, of_files, told_shortly, write
+from daskdist.cli.reports import dataset_of, of_files, short_errors, write
 from daskdist.core.dataset_base import node_of, primitive_of
 from daskdist.core.structure import Structure
 from daskdist.dataset import Dataset
@@ -19,18 +19,18 @@ from daskdist.execute.stream.local_iterator import iterate, rows_of
 
 @dataclass(frozen=True)
 class StageSpeed:
-    """The speed of a stage and all before it.
+    """The speed of a stage together with the earlier stages.
 
     Parameters
     ----------
     stage
-        Its name.
+        The name of the stage.
     rows, num_bytes
-        What was read in the time: rows, and the bytes of their arrays.
+        The rows that were read, and the bytes of their arrays.
     seconds
-        The time.
+        The duration.
     is_all
-        Whether that was everything.
+        Whether all rows were read.
     """
 
     stage: str
@@ -43,10 +43,15 @@ class StageSpeed:
 @click.command("bench", short_help="Measure how fast files are read, stage by stage.")
 @of_files
 @click.option(
-    "--batch-size", metavar="N", type=click.IntRange(1), default=1024, show_default=True, help="Rows of a batch."
+    "--batch-size", metavar="N", type=click.IntRange(1), default=1024, show_default=True, help="Rows in a batch."
 )
 @click.option(
-    "--shuffle", metavar="N", type=click.IntRange(1), default=10_000, show_default=True, help="Rows of its buffer."
+    "--shuffle",
+    metavar="N",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="Rows in the shuffle buffer.",
 )
 @click.option(
     "--seconds",
@@ -54,18 +59,18 @@ class StageSpeed:
     type=click.FloatRange(0, min_open=True),
     default=3.0,
     show_default=True,
-    help="The most that each stage is measured for.",
+    help="The longest time to measure a stage.",
 )
 def bench_files(
     files: tuple[str, ...], format_name: str | None, as_json: bool, batch_size: int, shuffle: int, seconds: float
 ) -> None:
-    """Measure how many rows a second of FILES are read on this machine, batched, and shuffled and batched.
+    """Measure the rows per second when FILES are read, read and batched, and read, shuffled and batched.
 
-    Each stage begins at the first file. From the second stage on, files may be in the memory of the system.
+    Each stage begins at the first file. From the second stage on, files may be in the system's file cache.
     """
-    with told_shortly():
+    with short_errors():
         dataset = dataset_of(files, format_name)
-        # The indexes of the files are read before.
+        # Read the indexes of the files before the measurement.
         dataset.cardinality()
         stages = {
             "read": dataset,

@@ -1,4 +1,4 @@
-"""``daskdist convert``: files of one format to files of another."""
+"""``daskdist convert``: write the rows of files as files of another format."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import click
 
-from daskdist.cli.reports import dataset_of, of_files, told_shortly, write
+from daskdist.cli.reports import dataset_of, of_files, short_errors, write
 from daskdist.dataset import Dataset
 from daskdist.display.plan import count
 
-# Format -> the method that writes it, and its option for the rows of a file.
+# Format -> the method that writes it, and the option of the method for the rows per file.
 _WRITERS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     "parquet": (Dataset.to_parquet, "rows_per_file"),
     "tfrecord": (Dataset.to_tfrecord, "rows_per_file"),
@@ -31,9 +31,9 @@ _WRITERS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     "--rows-per-file",
     metavar="N",
     type=click.IntRange(1),
-    help="Rows of each new file, or chunk of Zarr.  [default: as many as are some megabytes]",
+    help="Rows in each new file or Zarr chunk.  [default: a few megabytes]",
 )
-@click.option("--overwrite", is_flag=True, help="Replace files that are there, once the new ones are complete.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files once the new ones are complete.")
 def convert_files(
     files: tuple[str, ...],
     destination: str,
@@ -45,10 +45,10 @@ def convert_files(
 ) -> None:
     """Write the rows of FILES to the directory or URL DESTINATION, in order.
 
-    The new files are there when all are complete, and none before: what is cut short is begun again.
+    The new files appear when all are complete; after an interruption, start again.
     """
     writer, rows_option = _WRITERS[target]
-    with told_shortly():
+    with short_errors():
         dataset = dataset_of(files, format_name)
         paths = writer(dataset, destination, overwrite=overwrite, **{rows_option: rows_per_file})
     write({"format": target, "files": paths}, f"{count(len(paths), 'file')} in {destination}", as_json=as_json)

@@ -1,4 +1,4 @@
-"""``daskdist demo``: a network trained by synchronous steps on a cluster, on real digits in real files."""
+"""``daskdist demo``: train a network by synchronous steps on a cluster, with digits in Parquet files."""
 
 from __future__ import annotations
 

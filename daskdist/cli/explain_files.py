@@ -1,4 +1,4 @@
-"""``daskdist explain``: which worker would read what of files."""
+"""``daskdist explain``: show which worker would read which files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from daskdist.cli.reports import dataset_of, of_files, told_shortly, write
+from daskdist.cli.reports import dataset_of, of_files, short_errors, write
 from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.display.plan import count, shares_table, tree
 from daskdist.execute.stream.local_iterator import first_elements
@@ -18,7 +18,7 @@ from daskdist.strategy.group import Replica
 from daskdist.strategy.input.pipeline import pipelines_of, shares_of
 
 
-@click.command("explain", short_help="Say which worker would read what, and why.")
+@click.command("explain", short_help="Show which worker would read which files, and why.")
 @of_files
 @click.option("--workers", metavar="N", type=click.IntRange(1), default=2, show_default=True, help="Workers.")
 @click.option(
@@ -29,16 +29,16 @@ from daskdist.strategy.input.pipeline import pipelines_of, shares_of
     help="How the data is sharded over workers.",
 )
 @click.option(
-    "--batch-size", metavar="N", type=click.IntRange(1), default=1024, show_default=True, help="Rows of a batch."
+    "--batch-size", metavar="N", type=click.IntRange(1), default=1024, show_default=True, help="Rows in a batch."
 )
 def explain_files(
     files: tuple[str, ...], format_name: str | None, as_json: bool, workers: int, policy: str, batch_size: int
 ) -> None:
-    """Say which worker of so many would read what of FILES, and why: no cluster is needed for it.
+    """Show which part of FILES each of N workers would read, and why. No cluster is needed.
 
     Reads the indexes of all files, such as Parquet footers, but no data.
     """
-    with told_shortly():
+    with short_errors():
         dataset = dataset_of(files, format_name).batch(batch_size)
         rebatched = rebatch(node_of(dataset), element_spec_of(dataset), workers)
         sharding, nodes = autoshard(

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from daskdist.cli.reports import dataset_of, of_files, told_shortly, write
+from daskdist.cli.reports import dataset_of, of_files, short_errors, write
 from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Source, walk
 from daskdist.core.primitive import Split
@@ -18,16 +18,16 @@ from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.with_options import Options
 
 
-@click.command("inspect", short_help="Say what is in files: format, columns, rows, damage.")
+@click.command("inspect", short_help="Show the format, columns, rows and damage of files.")
 @of_files
-@click.option("--check", is_flag=True, help="Read everything, to find what is damaged inside of files.")
+@click.option("--check", is_flag=True, help="Read everything, to find damage inside files.")
 def inspect_files(files: tuple[str, ...], format_name: str | None, as_json: bool, check: bool) -> None:
-    """Say what is in FILES: paths, globs, directories or URLs.
+    """Show the format, columns, rows and damage of FILES: paths, globs, directories or URLs.
 
     Reads the indexes of all files, such as Parquet footers, but no data unless --check is given. Ends with exit code 1
     if a file is damaged.
     """
-    with told_shortly():
+    with short_errors():
         dataset = dataset_of(files, format_name)
         report = _report(dataset, check=check)
     write(report, _text(report), as_json=as_json)
@@ -84,7 +84,7 @@ def _text(report: dict[str, Any]) -> str:
         report["format"],
         count(report["files"], "file") if report["files"] is not None else "",
         count(report["splits"], "split"),
-        "rows not counted: only reading tells, see --check" if report["rows"] is None else count(report["rows"], "row"),
+        "rows not counted: use --check to read all" if report["rows"] is None else count(report["rows"], "row"),
         "" if report["bytes"] is None else size(report["bytes"]),
     ]
     rows: list[tuple[str, ...]] = [("column", "shape", "dtype")]

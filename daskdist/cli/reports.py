@@ -1,4 +1,4 @@
-"""Datasets of files, errors and reports for all commands."""
+"""Arguments, errors and reports of the commands that read files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def of_files(command: _Command) -> _Command:
     for add in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
         click.option(
-            "--format", "format_name", metavar="NAME", help="Their format.  [default: recognised by the first file]"
+            "--format",
+            "format_name",
+            metavar="NAME",
+            help="The format of the files.  [default: recognised by the first file]",
         ),
         click.argument("files", nargs=-1, required=True),
     ):
@@ -30,22 +33,22 @@ def of_files(command: _Command) -> _Command:
 
 
 def dataset_of(files: Sequence[str], format_name: str | None) -> Dataset:
-    """Return the dataset of files."""
+    """Return a dataset of the rows of files."""
     return read_files(files[0] if len(files) == 1 else list(files), format_name)
 
 
 @contextlib.contextmanager
-def told_shortly() -> Iterator[None]:
-    """Raise errors of files and arguments as errors of the command, which ends with exit code 1."""
+def short_errors() -> Iterator[None]:
+    """Report errors of files and arguments in one line, and end the command with exit code 1."""
     try:
         yield
     except BrokenPipeError:
-        # Nobody reads the output any more; click knows how to end then.
+        # The reader of the output is gone, which click handles.
         raise
     except (DaskdistError, OSError) as error:
         raise click.ClickException(" ".join(str(error).split())) from error
 
 
 def write(report: dict[str, Any], text: str, *, as_json: bool) -> None:
-    """Print a report, as text or as JSON."""
+    """Print a report as text or JSON."""
     click.echo(json.dumps(report) if as_json else text)

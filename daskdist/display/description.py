@@ -10,9 +10,9 @@ from daskdist.display.preview import Preview
 from daskdist.display.values import Summary
 from daskdist.tables.describe import ColumnStatistics, column_name
 
-# The most characters of a value.
+# The most characters of a value in a table.
 _SHOWN: Final = 24
-# The most columns that a dataset shows.
+# The most columns in the table of a dataset's leaves.
 _MOST_COLUMNS: Final = 40
 
 

@@ -12,7 +12,7 @@ from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Re
 from daskdist.display.plan import count
 from daskdist.errors import DaskdistError, without_passwords
 
-# What plans say first of functions that are called for many rows at once, and of those that are not.
+# The first words of a note in a plan: functions called for many rows at once, and others.
 _FAST: Final = "vectorised"
 _SLOW: Final = "row by row"
 
@@ -24,12 +24,12 @@ class PlanStep:
     Parameters
     ----------
     kind
-        ``"source"``; ``"compute"`` if it looks at values, ``"arrange"`` if it looks at order, ``"both"`` if at both; or
-        ``"option"`` if at neither.
+        ``"source"``; ``"compute"`` if it looks at values, ``"arrange"`` if it looks at order, ``"both"``; or
+        ``"option"`` if it looks at neither.
     text
         The operation and its arguments.
     note
-        How it runs, such as whether its function is vectorised, and if not, why.
+        A remark on how it runs, such as whether its function is vectorised, and if not, why.
     branches
         The drawings of its inputs, if there are several.
     """
@@ -41,7 +41,7 @@ class PlanStep:
 
     @property
     def mark(self) -> str:
-        """The CSS classes of the note, which tell vectorised functions from others."""
+        """The CSS classes of the note, which distinguish vectorised functions from others."""
         return " dd-fast" if self.note.startswith(_FAST) else " dd-slow" if self.note.startswith(_SLOW) else ""
 
 
@@ -74,7 +74,7 @@ def _kind_of(node: Node) -> str:
 
 
 def _primitives(node: Node) -> Iterator[Primitive]:
-    # Those of the operation alone, on inputs that stand for any.
+    # The primitives of the operation alone, with placeholders for its inputs.
     waiting = [node.lower(tuple(_INPUT for _ in node.inputs))]
     while waiting:
         primitive = waiting.pop()
@@ -95,12 +95,12 @@ def _looks_at(primitive: Primitive) -> str:
 
 
 def known_cardinality(node: Node) -> int | None:
-    """Return the number of elements; None if counting them would read indexes of many files, or of remote ones."""
+    """Return the number of elements; None if counting would read the indexes of many or of remote files."""
     return node.cardinality if is_at_hand(node) else None
 
 
 def is_at_hand(node: Node) -> bool:
-    """Return whether all splits that a pipeline reads are listed already, or can be at little cost."""
+    """Return whether all splits of a pipeline are listed already, or can be listed at little cost."""
     sources = [source for source in walk(node) if isinstance(source, Source)]
     if not all(source.is_at_hand for source in sources):
         return False
@@ -108,7 +108,7 @@ def is_at_hand(node: Node) -> bool:
         for source in sources:
             len(source.splits() if source.is_listed else ())
     except (DaskdistError, OSError):
-        # A damaged file is an error of reading it, and not of looking at the plan.
+        # A damaged file raises when it is read, not when the plan is shown.
         return False
     return True
 

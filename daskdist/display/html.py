@@ -23,13 +23,13 @@ class Box:
     Parameters
     ----------
     text
-        Its text.
+        The text.
     style
-        ``"number"`` for text that is aligned to the right, ``"wide"`` for text that may be wrapped.
+        ``"number"`` to align the text to the right, ``"wide"`` to wrap it.
     is_code
-        Whether it is set as code.
+        Whether to set the text as code.
     share
-        Draws a bar of so many percent instead of the text.
+        A percentage to show as a bar instead of the text.
     pictures
         Images to show above the text.
     """
@@ -43,7 +43,7 @@ class Box:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table: the boxes of its heading and of its rows."""
+    """A table: the cells of its heading and of its rows."""
 
     heading: Sequence[Box]
     rows: Sequence[Sequence[Box]]
@@ -51,7 +51,7 @@ class PageTable:
 
 @dataclass(frozen=True)
 class TimePart:
-    """A part of a bar of the whole time."""
+    """A part of a bar that shows how time was spent."""
 
     text: str
     percent: float
@@ -68,11 +68,11 @@ class Section:
         ``"plan"`` for a drawing of a pipeline, ``"table"``, ``"shares"`` for a bar of `TimePart`, ``"text"``, or
         ``"lines"`` for preformatted text.
     content
-        What is shown.
+        The content, according to ``kind``.
     title
-        Its title, if any.
+        The title; empty for none.
     is_folded
-        Whether only the title is seen until it is clicked.
+        Whether only the title is visible until it is clicked.
     """
 
     kind: str
@@ -82,7 +82,7 @@ class Section:
 
 
 def page(title: str, facts: Sequence[str], sections: Sequence[Section] = ()) -> str | None:
-    """Return a description as HTML; None if Jinja is not installed, so that notebooks show the text instead."""
+    """Return a description as HTML; None if Jinja is not installed, so that notebooks show text instead."""
     environment = _environment()
     if environment is None:
         return None

@@ -1,6 +1,7 @@
-"""Pages about datasets and replicas for notebooks.
+"""Notebook pages about datasets and replicas.
 
-None of them reads data, computes anything or waits. To count rows, the indexes of a few local files may be read.
+Creating a page reads no data, computes nothing and never waits. Only indexes of a few local files may be read to count
+rows.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ def dataset_page(title: str, node: Node, spec: ElementSpec | None, what_runs: Ca
     node
         The pipeline.
     spec
-        The spec of its elements; None where only data tells.
+        The spec of its elements; None if it depends on data.
     what_runs
-        Returns what the pipeline comes down to.
+        Returns the primitives that run, as text.
     """
     number = known_cardinality(node)
     facts = [cardinality_in_words(number)]
     sections = [Section("plan", drawing(node))]
     if spec is None:
-        sections.append(Section("text", "What an element is depends on the data: look with ds.show()."))
+        sections.append(Section("text", "The elements depend on the data: ds.show() shows some."))
     else:
         sections.append(spec_section(spec))
     if number is None:
-        sections.append(Section("text", "ds.cardinality() counts the elements by the indexes of the files."))
+        sections.append(Section("text", "ds.cardinality() reads the indexes of the files to count the elements."))
     sections.append(Section("lines", what_runs(), "What runs", is_folded=True))
     return page(title, facts, sections)
 
@@ -80,31 +81,31 @@ def distributed_page(
     *,
     is_counted: bool,
 ) -> str | None:
-    """Return the page of a distributed dataset: what each worker reads, and why it is that.
+    """Return the page of a distributed dataset: the share of each worker, and the reason for it.
 
     Parameters
     ----------
     title, facts
-        The name of its class, and its number of steps, say.
+        The name of its class, and facts such as its number of steps.
     shares
-        What each worker reads.
+        The share of each worker.
     sharding
         The policy, and the reason for it.
     node
         The pipeline of the first worker.
     spec
-        The spec of what a replica is given, if it is known.
+        The spec of a replica's element, if it is known.
     notes
-        What there is to say of devices.
+        Remarks about devices.
     is_counted
         Whether the indexes of the files have been read.
     """
     sections = [Section("text", f"Sharding: {sharding}"), Section("table", shares_drawn(shares))]
     if not is_counted:
-        sections.append(Section("text", "explain() counts rows and bytes by the indexes of the files."))
+        sections.append(Section("text", "explain() reads the indexes of the files to count rows and bytes."))
     sections += [Section("text", note) for note in notes]
     if spec is not None:
-        sections.append(spec_section(spec, "Each replica is given"))
+        sections.append(spec_section(spec, "Each replica gets"))
     worker = "The plan" if len(shares) == 1 else "The plan of the first worker"
     sections.append(Section("plan", drawing(node), worker, is_folded=True))
     return page(title, facts, sections)
@@ -130,13 +131,13 @@ def _some(names: Sequence[str]) -> str:
 
 
 def state_page(title: str, facts: Sequence[str], heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> str | None:
-    """Return a page of one table of texts, the first of each row set as code."""
+    """Return a page with one table; the first cell of each row is set as code."""
     cells = [[Box(str(first), is_code=True), *[Box(str(rest), "wide") for rest in others]] for first, *others in rows]
     return page(title, facts, [Section("table", PageTable(texts(*heading), cells))] if rows else [])
 
 
 def times_in_words(stats: dict[str, Any]) -> str:
-    """Describe how far an iterator is, and how much of the time the program waited for it.
+    """Describe the progress of an iterator, and the share of the time that the program waited for it.
 
     >>> times_in_words({"num_elements": 30, "waiting_s": 1.0, "step_s": 2.0, "steps_per_s": 10.0, "num_skipped": 0})
     '30 steps, 10.0 a second, waiting 33 % of the time'
@@ -152,7 +153,7 @@ def times_in_words(stats: dict[str, Any]) -> str:
 
 
 def times_page(title: str, stats: dict[str, Any]) -> str | None:
-    """Return the page of an iterator: how far it is, and where the time went."""
+    """Return the page of an iterator: its progress, and how time was spent."""
     total_s = stats["waiting_s"] + stats["step_s"]
     sections = []
     if total_s:

@@ -1,4 +1,4 @@
-"""Images among the values of elements, as PNG for notebooks."""
+"""Images in elements, converted to PNG for notebooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FEWEST_PIXELS: Final = 4
 # Larger images lose rows and columns of pixels, smaller ones are enlarged by the browser.
 _MOST_PIXELS: Final = 160
 _SHOWN_PIXELS: Final = 64
-# The images of a batch that are shown.
+# The most images of a batch to show.
 _MOST_OF_BATCH: Final = 4
 
 
@@ -28,9 +28,9 @@ class Picture:
     Parameters
     ----------
     source
-        The image itself, as a URL.
+        The image, as a ``data:`` URL.
     width
-        The width to show it with, in pixels.
+        The width on the page, in pixels.
     """
 
     source: str
@@ -38,9 +38,9 @@ class Picture:
 
 
 def pictures_of(value: Any) -> list[Picture]:
-    """Return an array of bytes of shape (height, width, 1, 3 or 4) as a picture, or the first ones of a batch of such.
+    """Return the pictures in a uint8 array of shape ([batch,] height, width, channels) with 1, 3 or 4 channels.
 
-    Arrays of other shapes and dtypes are no images: the list is empty.
+    Only the first images of a batch are returned. The list is empty for arrays of other shapes and dtypes.
     """
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim not in (3, 4):
         return []

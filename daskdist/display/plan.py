@@ -1,4 +1,4 @@
-"""Plans as text."""
+"""Plans of pipelines, and the shares of workers, as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Sp
 
 
 def tree(node: Node, *, with_notes: bool = False) -> str:
-    """Draw a pipeline with one line per operation, the source first; optionally with notes on how each runs."""
+    """Draw a pipeline with one line per operation, the source first; optionally with notes on how they run."""
     lines = list(_lines(node, 0))
     if not with_notes:
         return "\n".join(line for line, _ in lines)
@@ -90,16 +90,16 @@ def size(num_bytes: float) -> str:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of the data that one worker reads; numbers that only reading tells are None.
+    """The part of the data that one worker reads; numbers that are unknown before reading are None.
 
     Parameters
     ----------
     worker
-        The worker.
+        The name of the worker.
     devices
         The device of each of its replicas.
     num_files, num_splits, num_rows, num_bytes
-        What it reads. No file is no number of files, as for data in memory.
+        The amounts that it reads. The number of files is None for data that is not in files.
     """
 
     worker: str
@@ -111,7 +111,7 @@ class Share:
 
     @classmethod
     def of(cls, worker: str, devices: Sequence[str], splits: Sequence[Split], *, is_all: bool = True) -> Share:
-        """Return the share of some splits; if they are not all, as those of a generator, numbers are unknown."""
+        """Return the share of some splits; numbers are unknown if these are not all, such as for a generator."""
         num_files = len({split.file for split in splits if split.file is not None}) or None
         if not is_all:
             return cls(worker, devices, num_files)
@@ -125,7 +125,7 @@ def _sum_known(numbers: Sequence[int | None]) -> int | None:
 
 
 def shares_table(shares: Sequence[Share]) -> str:
-    """Format the shares of the workers, one line each; ``?`` stands for numbers that only reading tells."""
+    """Format the shares of the workers, one line each; ``?`` for numbers that are unknown before reading."""
     rows: list[tuple[str, ...]] = [("worker", "replicas", "files", "splits", "rows", "bytes")]
     for number, share in enumerate(shares):
         cells = share_cells(share)

@@ -17,7 +17,7 @@ from daskdist.display.pictures import pictures_of
 from daskdist.display.plan import count
 from daskdist.tables.describe import column_name
 
-# The characters of a value; and in a terminal its lines, and the least width of the column of a long one.
+# The most characters of a value; and in a terminal its most lines, and the least width of a column that is cut.
 _MOST_CHARACTERS: Final = 600
 _MOST_LINES: Final = 4
 _LEAST_WIDTH: Final = 12
@@ -32,7 +32,7 @@ class Preview:
     elements
         The elements.
     is_all
-        Whether the dataset has no others.
+        Whether the dataset has no other elements.
 
     >>> import numpy as np
     >>> Preview([{"x": np.int64(1), "name": "one"}, {"x": np.int64(2), "name": "two"}], is_all=True)
@@ -77,7 +77,7 @@ class Preview:
 
 
 def _widths(longest: Sequence[int], room: int) -> list[int]:
-    # Of as many columns as there is room for. What short columns do not need goes to the others.
+    # The widths of the columns that fit. Columns that need less leave their width to longer ones.
     least = list(itertools.accumulate(min(length, _LEAST_WIDTH) + 2 for length in longest))
     longest = longest[: max(sum(end <= room for end in least), 1)]
     widths = dict.fromkeys(range(len(longest)), 0)

@@ -70,7 +70,7 @@ class Progress:
         self._stream.flush()
 
     def close(self) -> None:
-        """Leave the line as it is, and begin the next one."""
+        """End the line; what was shown stays."""
         if self._is_open:
             self._is_open = False
             self._stream.write("\n")

@@ -1,4 +1,4 @@
-"""The progress of a pass, step by step: with tqdm if it is installed, or else one line that is redrawn."""
+"""The progress of a pass: a tqdm bar if tqdm is installed, otherwise one line that is redrawn."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _REDRAW_S: Final = 0.1
 
 
 class StepDisplay(Protocol):
-    """Shows how many steps are done."""
+    """A display of the number of steps that are done."""
 
     def update(self, num_steps: int, text: str) -> None:
-        """Show that so many steps in total are done, and a text."""
+        """Show the number of steps that are done, and a text."""
         ...
 
     def close(self) -> None:
-        """Leave what is shown as it is."""
+        """End the display; what was shown stays."""
         ...
 
 
 def step_display(total: int | None, title: str, stream: TextIO | None = None) -> StepDisplay | None:
-    """Return a display on standard error; None where that is neither a terminal nor a notebook's.
+    """Return a display on standard error; None unless that is a terminal or a notebook.
 
     Parameters
     ----------
     total
         The number of steps, if it is known.
     title
-        A text before the figures.
+        A label shown first.
     stream
-        Where to write instead.
+        The stream to write to instead.
     """
     stream = sys.stderr if stream is None else stream
     in_notebook = is_notebook()
@@ -47,7 +47,7 @@ def step_display(total: int | None, title: str, stream: TextIO | None = None) ->
 
 
 def is_notebook() -> bool:
-    """Return whether this program is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel")
@@ -64,7 +64,7 @@ class RedrawnLine:
         self._latest = ""
 
     def update(self, num_steps: int, text: str) -> None:
-        """Show that so many steps in total are done, and a text."""
+        """Show the number of steps that are done, and a text."""
         of_all = "" if self._total is None else f"/{self._total:,}"
         parts = [self._title, f"{num_steps:,}{of_all} steps", text]
         self._latest = "  ".join(part for part in parts if part)
@@ -79,7 +79,7 @@ class RedrawnLine:
         self._stream.flush()
 
     def close(self) -> None:
-        """Leave the line as it is, and begin the next one."""
+        """End the line; what was shown stays."""
         if self._latest:
             self._draw()
             self._stream.write("\n")
@@ -87,14 +87,14 @@ class RedrawnLine:
 
 
 class TqdmBar:
-    """A bar of tqdm: a widget in notebooks that have widgets, and text elsewhere."""
+    """A tqdm bar: a widget in notebooks that support widgets, otherwise text."""
 
     def __init__(self, total: int | None, title: str, stream: TextIO, *, in_notebook: bool) -> None:
         if in_notebook:
             from tqdm.notebook import tqdm
         else:
             from tqdm.std import tqdm
-        # Without tqdm's own rate, which is not that of the whole pass.
+        # tqdm's own rate is an average of the latest steps; the text has the rate of the whole pass.
         so_far = "{n_fmt} steps" if total is None else "{l_bar}{bar}| {n_fmt}/{total_fmt} steps"
         self._bar = tqdm(
             total=total,
@@ -106,18 +106,18 @@ class TqdmBar:
         )
 
     def update(self, num_steps: int, text: str) -> None:
-        """Show that so many steps in total are done, and a text."""
+        """Show the number of steps that are done, and a text."""
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(num_steps - self._bar.n)
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """End the bar; what was shown stays."""
         self._bar.refresh()
         self._bar.close()
 
 
 def figures_in_words(figures: Mapping[str, Any]) -> str:
-    """Return figures of a program as text.
+    """Format values that a program reports.
 
     >>> figures_in_words({"loss": 0.123456, "epoch": 3})
     'loss 0.1235  epoch 3'

@@ -1,4 +1,4 @@
-"""The time that a program spends in its steps, and waiting for the next one."""
+"""The time that a program spends in its steps, and waiting for input."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass
 class StepTimes:
-    """The time of a pass, in the step and between two steps.
+    """The time of a pass: in steps, and waiting for input.
 
     Parameters
     ----------
     waiting_s
-        Seconds in calls that take the next step. On a cluster a step is handed out before its data is there, so that
-        waiting for data is part of the program's own time.
+        Seconds in calls that take the next step. On a cluster, a step is handed out before its data has arrived;
+        waiting for the data counts as the program's own time.
     step_s
-        Seconds between them, which are the program's own.
+        Seconds between these calls: the program's own time.
     num_steps
-        The steps that were taken in this time.
+        The number of steps taken in this time.
     """
 
     waiting_s: float = 0.0
@@ -27,7 +27,7 @@ class StepTimes:
     _left_at: float | None = None
 
     def note(self, begun_at: float, ended_at: float) -> None:
-        """Note a call that took a step, from its beginning to its end."""
+        """Record the times at which a call for a step began and ended."""
         self.waiting_s += ended_at - begun_at
         if self._left_at is not None:
             # Calls of several threads overlap.
@@ -36,14 +36,14 @@ class StepTimes:
 
     @property
     def total_s(self) -> float:
-        """Seconds in all."""
+        """The total time in seconds."""
         return self.waiting_s + self.step_s
 
     @property
     def waiting_share(self) -> float:
-        """The share of the time that is waiting."""
+        """The share of the time spent waiting."""
         return self.waiting_s / self.total_s if self.total_s else 0.0
 
     def rate(self, number: float) -> float:
-        """Return a number of things per second."""
+        """Return a number divided by the total time."""
         return number / self.total_s if self.total_s else 0.0

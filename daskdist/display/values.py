@@ -1,4 +1,4 @@
-"""Values of replicas as text and as tables, short however large they are."""
+"""Short text and tables of replicas' values of any size."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TEXT_CHARACTERS: Final = 1000
 # Arrays of more values, or rows, are abridged in text.
 _WHOLE_VALUES: Final = 60
 _WHOLE_ROWS: Final = 8
-# The range of larger arrays is not looked for.
+# The range of larger arrays is not computed.
 _RANGE_VALUES: Final = 10_000_000
-# Values of more replicas are left out of text, but for the first and last.
+# With more replicas, text has only the values of the first and the last.
 _ALL_REPLICAS: Final = 12
 
 
@@ -32,7 +32,7 @@ class Summary:
     Parameters
     ----------
     shape, dtype
-        Those of an array or number; empty for other values.
+        The shape and dtype of an array or number; empty for other values.
     text
         The beginning of its printed form.
     device
@@ -55,7 +55,7 @@ class Summary:
         if shape is None and isinstance(value, (bool, int, float, complex)):
             shape, dtype = (), type(value).__name__
         with np.printoptions(threshold=8, edgeitems=2, precision=4):
-            # The beginning is enough: a list may be long.
+            # Use only the beginning: a list may be long.
             text = " ".join(shown(value, str)[: 100 * _SHOWN].split())
         device = device_of(value)
         return cls(
@@ -79,7 +79,7 @@ def _cut(text: str, number: int) -> str:
 
 
 def shown(value: Any, show: Callable[[Any], str] = repr) -> str:
-    """Return the text of a value; for a large array on a device only its type and place, which avoids a copy."""
+    """Return the text of a value; for a large array on a device only its type and device, which avoids a copy."""
     device = device_of(value)
     if device is None or math.prod(value.shape) <= np.get_printoptions()["threshold"]:
         return show(value)
@@ -111,7 +111,7 @@ def _few_lines(text: str) -> str:
 
 
 def values_text(title: str, values: Sequence[Any]) -> str:
-    """Return the text of the values of replicas; values of many replicas are left out, but for the first and last."""
+    """Return the text of the values of replicas; of many replicas, only the first and the last."""
     lines = [f"  {number}: {abridged(value)}" for number, value in _first_and_last(values)]
     if len(lines) < len(values):
         lines[-2] = f"  ... {len(values) - len(lines)} more replicas\n{lines[-2]}"
@@ -131,9 +131,9 @@ def values_page(title: str, summaries: Sequence[Summary], workers: Sequence[str 
     title
         The name of the class.
     summaries
-        Describe the values.
+        The descriptions of the values.
     workers
-        The worker of each, if known.
+        The worker of each value, if known.
     note
         A sentence below the table; empty for none.
     """
@@ -145,7 +145,7 @@ def values_page(title: str, summaries: Sequence[Summary], workers: Sequence[str 
         "dtype": [summary.dtype for summary in summaries],
         "range": [summary.span for summary in summaries],
     }
-    # Columns without any text say nothing.
+    # Drop empty columns.
     columns = {name: texts_of for name, texts_of in columns.items() if any(texts_of)}
     rows = [
         [*map(Box, cells), Box(summary.text, "wide", is_code=True)]

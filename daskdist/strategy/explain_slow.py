@@ -1,4 +1,4 @@
-"""`explain_slow`: where the time of a pass goes, and what would help, in words."""
+"""`explain_slow`: a description of how a pass spends its time, and what would make it faster."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from daskdist.ops.read_files import ReadFiles
 from daskdist.strategy.input.iterator import DistributedIterator
 
 _FEWEST_STEPS: Final = 3
-# Less waiting is not worth a change.
+# A smaller share of waiting is not worth a change.
 _LITTLE_WAITING: Final = 0.1
-# More of the time of all threads is as much as they can do.
+# Threads that are busy for a larger share of the time are at their limit.
 _BUSY: Final = 0.8
 
 
 def explain_slow(iterator: DistributedIterator) -> str:
-    """Say where the time of a pass goes, and what would make it faster.
+    """Describe how a pass spends its time, and what would make it faster.
 
     Parameters
     ----------
     iterator
-        Over a distributed dataset, after some steps.
+        An iterator over a distributed dataset, after some steps.
 
     Returns
     -------
     str
-        Sentences, each on a line. They say only what was measured, see `DistributedIterator.stats`.
+        Sentences, one per line, about the measurements in `DistributedIterator.stats`.
 
     Raises
     ------
     ArgumentError
-        It is no iterator over a distributed dataset.
+        It is not an iterator over a distributed dataset.
 
     >>> import daskdist
     >>> dataset = daskdist.Dataset.range(100).batch(10)
     >>> steps = iter(daskdist.MirroredStrategy(["CPU:0", "CPU:1"]).distribute_dataset(dataset))
     >>> print(explain_slow(steps))
-    0 steps so far: take some before asking where their time goes.
+    0 steps so far: take some steps first.
     """
     if not isinstance(iterator, DistributedIterator):
         raise ArgumentError(
@@ -55,18 +55,18 @@ def _sentences(iterator: DistributedIterator) -> Iterator[str]:
     times = iterator.times
     num_steps = times.num_steps
     if num_steps < _FEWEST_STEPS:
-        yield f"{count(num_steps, 'step')} so far: take some before asking where their time goes."
+        yield f"{count(num_steps, 'step')} so far: take some steps first."
         return
     yield (
-        f"{count(num_steps, 'step')} in {times.total_s:.2f} s, {stats['steps_per_s']:,.1f} a second: "
+        f"{count(num_steps, 'step')} in {times.total_s:.2f} s, {stats['steps_per_s']:,.1f} per second: "
         f"{times.waiting_share:.0%} of the time waiting for input, the rest in the program's steps."
     )
     if stats["num_skipped"]:
         yield f"{count(stats['num_skipped'], 'element')} left out because reading or computing them failed."
     if not iterator.is_here:
         yield (
-            "On a cluster steps are handed out before their data is there: time in steps has the waiting for data in "
-            "it. strategy.status() says what each worker is doing, and Dask's dashboard what its tasks take."
+            "On a cluster, steps are handed out before their data has arrived: the time in steps includes waiting for "
+            "data. See strategy.status() for the workers' calls, and Dask's dashboard for the time of their tasks."
         )
         return
     if times.waiting_share < _LITTLE_WAITING:
@@ -83,7 +83,7 @@ def _of_input(iterator: DistributedIterator, stats: dict[str, Any]) -> Iterator[
     all_s, num_threads = sum(busy.values()), iterator.num_threads
     if all_s:
         parts = [f"{name} {seconds / all_s:.0%}" for name, seconds in busy.items() if seconds >= 0.01 * all_s]
-        yield f"Of the work for input: {', '.join(parts)}."
+        yield f"Work for input: {', '.join(parts)}."
     if not num_threads:
         yield (
             "Input is computed by the program's own thread, when it asks for a step: add prefetch(2) at the end of the "
@@ -91,14 +91,14 @@ def _of_input(iterator: DistributedIterator, stats: dict[str, Any]) -> Iterator[
         )
     elif all_s > _BUSY * num_threads * iterator.times.total_s:
         yield (
-            f"The {count(num_threads, 'thread')} that compute input are busy all the time: give more with "
-            "Options(num_threads=...) if there are cores, or make the work less."
+            f"The {count(num_threads, 'thread')} that compute input are always busy: use more threads, with "
+            "Options(num_threads=...), if there are idle cores, or reduce the work."
         )
     elif all_s:
         share = all_s / (num_threads * iterator.times.total_s)
         yield (
             f"The {count(num_threads, 'thread')} that compute input are busy {share:.0%} of the time: more threads "
-            "would not help as long as these do not have enough to do at once."
+            "would not help, since these have too little work at a time."
         )
     yield from _of_plan(iterator)
 

@@ -44,7 +44,7 @@ def test_inspect(parquet_files):
 
 def test_inspect_says_what_only_reading_tells(tmp_path):
     (tmp_path / "words.txt").write_text("a\nb\nc\n")
-    assert "rows not counted: only reading tells, see --check" in run("inspect", tmp_path / "words.txt")
+    assert "rows not counted: use --check to read all" in run("inspect", tmp_path / "words.txt")
     assert as_json("inspect", tmp_path / "words.txt")["rows"] is None
     assert as_json("inspect", tmp_path / "words.txt", "--check")["rows"] == 3
 

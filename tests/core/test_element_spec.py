@@ -248,7 +248,7 @@ def test_lengths_of_elements_behind_those_that_were_looked_at():
 @pytest.mark.parametrize("how", [Dataset.flat_map, Dataset.interleave])
 def test_elements_of_several_dtypes_have_no_spec(how):
     ds = how(Dataset.range(4), lambda x: Dataset.from_tensors(np.int32(x) if str(x) == "3" else np.int64(x)))
-    with pytest.raises(errors.ArgumentError, match=r"element 3 is .*Make them alike with map"):
+    with pytest.raises(errors.ArgumentError, match=r"element 3 is .*Convert them with map"):
         str(ds.element_spec)
     assert "of kinds that only data tells" in repr(ds)
     with pytest.raises(errors.ArgumentError, match="element 3 is"):

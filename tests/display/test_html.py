@@ -109,7 +109,7 @@ def test_files_are_not_read(parquet_files, tmp_path):
     assert "Dataset 5 elements" in text_of(counted)
     text = text_of(fresh)
     assert "elements not counted yet" in text
-    assert "ds.cardinality() counts the elements" in text
+    assert "ds.cardinality() reads the indexes of the files" in text
     assert "['id'] (?,) int64" in text
     assert "elements not counted yet" in text_of(many)
     assert "this process CPU:0, CPU:1" in text_of(distributed)
@@ -120,7 +120,7 @@ def test_an_element_that_only_data_tells():
         raise ValueError("not for sample rows" if row == 0 else "nor for others")
 
     dataset = Dataset.range(3).map(unknown)
-    assert "What an element is depends on the data" in text_of(dataset)
+    assert "The elements depend on the data" in text_of(dataset)
     with never_run():
         assert repr(dataset).startswith("<Dataset of 3 elements: of kinds that only data tells\n")
 
@@ -132,7 +132,7 @@ def test_a_spec_that_was_asked_for_is_shown():
         return row / 2
 
     dataset = Dataset.range(5, 8).map(fails_for_made_up_rows)
-    assert "What an element is depends on the data" in text_of(dataset)
+    assert "The elements depend on the data" in text_of(dataset)
     assert dataset.element_spec.dtype == np.float64
     assert "(the element) () float64" in text_of(dataset)
     assert "TensorSpec(shape=(), dtype=float64" in repr(dataset)
@@ -144,7 +144,7 @@ def test_a_distributed_dataset_has_a_bar_for_each_worker(parquet_files):
     text = text_of(distributed)
     assert "2 steps 2 replicas Sharding: none needed (one worker reads everything)" in text
     assert "worker replicas files splits rows bytes 0 this process CPU:0, CPU:1 2 2 10 " in text
-    assert "Each replica is given leaf shape dtype ['id'] (?,) int64" in text
+    assert "Each replica gets leaf shape dtype ['id'] (?,) int64" in text
     assert "The plan source read_parquet(2 files:" in text
     assert "width:100.0%" in distributed._repr_html_()
 

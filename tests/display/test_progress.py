@@ -130,8 +130,8 @@ def test_slow_input_is_told_from_slow_steps():
     assert next(iter(stats["busy_s"])) == "range-map"
     assert 0.08 <= stats["busy_s"]["range-map"] <= stats["waiting_s"]
     told = daskdist.explain_slow(steps)
-    assert re.search(r"^5 steps in .* s, .* a second: \d+% of the time waiting for input", told)
-    assert "Of the work for input: range-map" in told
+    assert re.search(r"^5 steps in .* s, .* per second: \d+% of the time waiting for input", told)
+    assert "Work for input: range-map" in told
     assert "the program's own thread" in told
     assert re.search(r"map\(function=slow .*\) is called row by row: it calls sleep", told)
     assert "waiting for input" in text_of(steps)
@@ -155,7 +155,7 @@ def test_on_a_cluster_only_what_is_measured_is_told(on_cluster):
     for _ in steps:
         pass
     told = daskdist.explain_slow(steps)
-    assert "On a cluster steps are handed out before their data is there" in told
+    assert "On a cluster, steps are handed out before their data has arrived" in told
     assert "busy_s" not in steps.stats()
     assert "5 steps" in text_of(steps)
 

@@ -434,7 +434,7 @@ def test_leaves_of_several_dtypes_are_not_written_as_what_numpy_makes_of_them(tm
     def odd(e):
         return {"x": np.uint64(5) if e["x"] == 3 else np.int64(2**62 + 1)}
 
-    with pytest.raises(errors.ArgumentError, match=r"element 3 is .*uint64.* those before it are .*int64"):
+    with pytest.raises(errors.ArgumentError, match=r"element 3 is .*uint64.* earlier elements are .*int64"):
         Dataset.from_tensor_slices({"x": np.arange(6)}).map(odd).to_tfrecord(tmp_path)
 
 

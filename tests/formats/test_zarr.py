@@ -523,7 +523,7 @@ def _one_is_none(e):
     ("function", "message"),
     [
         # Each of which Zarr itself would write as something else: cut short, cast, repeated, and as no bytes.
-        (lambda e: {"x": np.array("abcdef"[: int(e["x"]) + 1])}, r"element 1 is .*<U2.* those before it are .*<U1"),
+        (lambda e: {"x": np.array("abcdef"[: int(e["x"]) + 1])}, r"element 1 is .*<U2.* earlier elements are .*<U1"),
         (lambda e: {"x": np.int32(1) if e["x"] < 4 else np.float64(2.5)}, r"'x' is int32\[\] .* float64\[\]"),
         (
             lambda e: {"x": np.zeros((4, 4) if e["x"] < 4 else (1, 4))},
