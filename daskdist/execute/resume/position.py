@@ -117,7 +117,7 @@ def _lines(node: Node) -> Iterator[str]:
 
 
 def state_of(
-    identity: PipelineIdentity, number: int, positions: Sequence[StreamPosition], caller: Caller, **others: Any
+    identity: PipelineIdentity, number: int, positions: Sequence[Sequence[Any]], **others: Any
 ) -> dict[str, Any]:
     """Return the state of an iterator.
 
@@ -128,13 +128,11 @@ def state_of(
     number
         The number of elements or steps that were handed out.
     positions
-        The positions of its streams.
-    caller
-        Has the values that chains carry.
+        The positions of its streams, as data.
     **others
         Further plain values.
     """
-    content = {"positions": [position.as_plain(caller) for position in positions], **others}
+    content = {"positions": positions, **others}
     return {
         "version": VERSION,
         "fingerprint": identity.fingerprint,

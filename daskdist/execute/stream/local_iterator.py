@@ -189,7 +189,7 @@ class ElementIterator(Iterator[Any]):
             builder.num_errors,
             self._interpreter.answers,
         )
-        return state_of(self._identity.pipeline(), self._number, [position], self._interpreter.caller)
+        return state_of(self._identity.pipeline(), self._number, [position.as_plain(self._interpreter.caller)])
 
     @locked
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -233,6 +233,31 @@ class First:
 
 
 @dataclass(frozen=True)
+class Collect:
+    """The contributions of all replicas, of any type that pickles, in the order of the replicas.
+
+    Parameters
+    ----------
+    name
+        The name of the operation in messages.
+    """
+
+    name: str
+
+    def shapes(self, contribution: Any) -> Any:
+        return None
+
+    def partial(self, contributions: Mapping[int, Any]) -> Any:
+        return list(contributions.items())
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        return list(chain.from_iterable(partials))
+
+    def final(self, partial: Any) -> list[Any]:
+        return [contribution for _, contribution in sorted(partial, key=lambda entry: entry[0])]
+
+
+@dataclass(frozen=True)
 class Agreed:
     """The check that all replicas contribute the same leaves and structure; only digests are sent.
 

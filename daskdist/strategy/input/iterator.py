@@ -22,7 +22,7 @@ from daskdist.display.pages import times_in_words, times_page
 from daskdist.display.step_times import StepTimes
 from daskdist.errors import ArgumentError, DaskdistError, OutOfRangeError, UserFunctionError
 from daskdist.execute.caller import Caller, Handle, LocalCaller
-from daskdist.execute.resume.position import StreamPosition, content_of, state_of
+from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.interpreter import Interpreter, logger, stats_of
 from daskdist.execute.stream.locked import locked
@@ -31,10 +31,10 @@ from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.execute.transfer.gather_on_device import device_gathers
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
-from daskdist.passes.rest_of_pass import Leg, PassLayout
+from daskdist.passes.rest_of_pass import Leg
 from daskdist.strategy.input.optional import Optional
 from daskdist.strategy.input.options import InputOptions
-from daskdist.strategy.input.pipeline import PassSource, Pipeline, leg_of, seeds_of
+from daskdist.strategy.input.pipeline import PassSource, Pipeline, seeds_of
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import PerReplicaRef, Remote, pick_from_rows
@@ -463,16 +463,9 @@ class DistributedIterator:
                 self._epochs, seeds_of(self.pipelines), handed_out, self._interpreters, strict=True
             )
         ]
-        source, caller = self._source, self._interpreters[0].caller
-        return state_of(
-            source.identity,
-            self._num_steps,
-            positions,
-            caller,
-            layout=source.layout.as_plain(),
-            legs=[leg.as_plain() for leg in self._legs],
-            is_over=self._is_over,
-        )
+        caller = self._interpreters[0].caller
+        plain = [position.as_plain(caller) for position in positions]
+        return self._source.state(plain, self._legs, self._num_steps, is_over=self._is_over)
 
     @locked
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -493,20 +486,12 @@ class DistributedIterator:
         if self._num_steps or self._is_over or any(map(any, self._feeds.handed_out())):
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
         source = self._source
-        content = content_of(state, source.identity)
-        try:
-            layout, legs = PassLayout.of_plain(content["layout"]), list(map(Leg.of_plain, content["legs"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ArgumentError(
-                f"load_state_dict: the position is of an iterator over a dataset that is not distributed, or is "
-                f"damaged ({error})"
-            ) from None
-        leg = leg_of(layout, content["positions"])
-        self._legs, pipelines, positions, is_exact = source.pipelines_at(legs, leg, content["positions"])
+        legs, leg, positions, num_steps, is_over = source.position_of(state)
+        self._legs, pipelines, positions, is_exact = source.pipelines_at(legs, leg, positions)
+        self._num_steps, self._is_over = num_steps, is_over
         self._open(pipelines, [position.epoch for position in positions], goes_on=True)
         for feed, pipeline, position in zip(self._feeds.feeds, pipelines, positions, strict=True):
             feed.move_to(pipeline.primitive, position, is_exact=is_exact)
-        self._num_steps, self._is_over = state["number"], content["is_over"]
         self._handed_out = self._feeds.handed_out()
         source.note_pass((self._legs or [leg])[0])
         if self._is_over:

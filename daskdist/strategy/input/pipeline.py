@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from daskdist.display.drawing import is_at_hand
 from daskdist.display.plan import Share
 from daskdist.errors import ArgumentError
 from daskdist.execute.resume.answers import Answers
-from daskdist.execute.resume.position import PipelineIdentity, StreamPosition
+from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
 from daskdist.ops.deal import Deal, num_pieces_with_rows
 from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.with_options import merged_options
@@ -251,6 +251,30 @@ def _num_covered(stretches: Sequence[tuple[Index, Index]]) -> int:
     return int(np.maximum(lasts - np.maximum(firsts - 1, before), 0).sum())
 
 
+class PassPosition(NamedTuple):
+    """A position in a pass over a distributed dataset.
+
+    Parameters
+    ----------
+    legs
+        How the beginning of the pass was shared out, if otherwise than when the position was taken.
+    leg
+        How it was shared out when the position was taken.
+    positions
+        The positions of its streams.
+    num_steps
+        The number of steps that were handed out.
+    is_over
+        Whether the pass is over.
+    """
+
+    legs: list[Leg]
+    leg: Leg
+    positions: list[StreamPosition]
+    num_steps: int
+    is_over: bool
+
+
 @dataclass(frozen=True)
 class PassSource:
     """The dataset of a pass, and how the pass is divided among pipelines.
@@ -283,7 +307,7 @@ class PassSource:
     @cached_property
     def layout(self) -> PassLayout:
         """The division of the pass among pipelines."""
-        batch = final_batch(self.node)
+        batch = None if self.node is None else final_batch(self.node)
         num_replicas = tuple(len(pipeline.consumers) for pipeline in self.pipelines)
         size, drops = (None, False) if batch is None else (batch.group_size, batch.drops_remainder)
         return PassLayout(self.num_workers, num_replicas, self.policy, size, drops)
@@ -295,6 +319,56 @@ class PassSource:
             return self.known_identity
         node = with_batch_size(self.node, 1)
         return PipelineIdentity.of(node, fingerprint(node))
+
+    def state(
+        self,
+        positions: Sequence[Sequence[Any]],
+        legs: Sequence[Leg],
+        num_steps: int,
+        *,
+        is_over: bool,
+    ) -> dict[str, Any]:
+        """Return the state of an iterator, of the positions of its streams in data.
+
+        Parameters
+        ----------
+        positions
+            Those of the streams of all pipelines.
+        legs
+            How the beginning of the pass was shared out, if otherwise than the rest.
+        num_steps
+            The number of steps that were handed out.
+        is_over
+            Whether the pass is over.
+        """
+        layout = self.layout.as_plain()
+        return state_of(
+            self.identity,
+            num_steps,
+            positions,
+            layout=layout,
+            legs=[leg.as_plain() for leg in legs],
+            is_over=is_over,
+        )
+
+    def position_of(self, state: Any) -> PassPosition:
+        """Return the position in a state.
+
+        Raises
+        ------
+        ArgumentError
+            The state is of another dataset or version, or damaged.
+        """
+        content = content_of(state, self.identity)
+        try:
+            layout, legs = PassLayout.of_plain(content["layout"]), list(map(Leg.of_plain, content["legs"]))
+            positions = content["positions"]
+            return PassPosition(legs, leg_of(layout, positions), positions, state["number"], content["is_over"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"load_state_dict: the position is of an iterator over a dataset that is not distributed, or is "
+                f"damaged ({error})"
+            ) from None
 
     def note_pass(self, leg: Leg) -> None:
         """Count the pass that begins with a leg, so that later passes get other numbers."""
@@ -330,13 +404,7 @@ class PassSource:
         if leg.layout.is_like(self.layout):
             if before:
                 return list(before), [self._rest(legs[:-1], leg.layout)[0]], list(positions), is_exact
-            seeded = [
-                pipeline
-                if position.seeds == drawn_seeds(pipeline.node)
-                else replace(pipeline, node=with_drawn(pipeline.node, position.seeds))
-                for pipeline, position in zip(self.pipelines, positions, strict=True)
-            ]
-            return [], seeded, list(positions), is_exact
+            return [], list(map(_with_seeds, self.pipelines, positions)), list(positions), is_exact
         if before:
             # The rest was already one stream for all replicas.
             legs[-1] = replace(leg, layout=replace(leg.layout, num_replicas=(sum(leg.layout.num_replicas),)))
@@ -354,7 +422,8 @@ class PassSource:
             streams = [primitive]
         readers = tuple(dict.fromkeys(reader for pipeline in self.pipelines for reader in pipeline.readers))
         consumers = tuple(consumer for pipeline in self.pipelines for consumer in pipeline.consumers)
-        return Pipeline(self.pipelines[0].node, readers, consumers, varies=True, rest=streams[0]), path
+        node = next(pipeline.node for pipeline in self.pipelines if pipeline.node is not None)
+        return Pipeline(node, readers, consumers, varies=True, rest=streams[0]), path
 
     def _nodes_of(self, leg: Leg) -> list[Node]:
         # The pipelines of a leg.
@@ -376,6 +445,13 @@ class PassSource:
         return [
             with_drawn(pipeline_node, seeds) for pipeline_node, (_, seeds, *_) in zip(nodes, leg.positions, strict=True)
         ]
+
+
+def _with_seeds(pipeline: Pipeline, position: StreamPosition) -> Pipeline:
+    # A replica does not have all pipelines of others.
+    if pipeline.node is None or position.seeds == drawn_seeds(pipeline.node):
+        return pipeline
+    return replace(pipeline, node=with_drawn(pipeline.node, position.seeds))
 
 
 def leg_of(layout: PassLayout, positions: Sequence[StreamPosition]) -> Leg:

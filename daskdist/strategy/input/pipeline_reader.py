@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,12 +15,14 @@ from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.devices import named
 from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.callers.compute_key import Fetch
+from daskdist.execute.resume.answers import Answers
+from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.gather import Empty
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.transfer.gather_on_device import device_gathers
 from daskdist.ops.with_options import Options, WithOptions, merged_options
-from daskdist.strategy.input.pipeline import Cuts, Pipeline
+from daskdist.strategy.input.pipeline import Cuts, Pipeline, seeds_of
 
 
 class PipelineReader:
@@ -43,6 +46,10 @@ class PipelineReader:
         Allocates the arrays into which elements are gathered; pooled NumPy arrays if None.
     devices
         The names of the devices of the pipeline's replicas, if elements are copied to them.
+    start
+        The position from which to go on; the beginning of the pass if None.
+    is_exact
+        Whether errors were raised before that position.
     """
 
     def __init__(
@@ -56,8 +63,13 @@ class PipelineReader:
         fetch: Fetch | None = None,
         empty: Empty | None = None,
         devices: Sequence[str] = (),
+        start: StreamPosition | None = None,
+        is_exact: bool = False,
     ) -> None:
         options = merged_options(pipeline.node)
+        self._start = start or StreamPosition(epoch, seeds_of([pipeline])[0], 0, 0, Answers())
+        # The number of elements up to the end of the last bundle.
+        self._num_elements = self._start.num_elements
         if options.deterministic is False:
             pipeline = replace(pipeline, node=WithOptions(pipeline.node, Options(deterministic=True)))
         self.caller = local_caller(pipeline.node, options.num_threads, fetch)
@@ -72,7 +84,7 @@ class PipelineReader:
         self._builder = BundleBuilder(
             self.interpreter,
             primitive,
-            epoch,
+            epoch if start is None else None,
             (None,) * self._num_lanes,
             asks_lengths=not is_alone and pipeline.varies and not primitive.grouped,
             num_steps_ahead=num_steps_ahead,
@@ -82,6 +94,17 @@ class PipelineReader:
             # With more replicas, views would keep whole blocks alive until the slowest replica has used them.
             as_views=empty is None and self._num_lanes <= 2,
         )
+        if start is not None:
+            # A copy: a process may open one position twice.
+            answers = copy.deepcopy(start.answers)
+            self._builder.move_to(
+                primitive, start.epoch, answers, start.num_elements, start.num_errors, is_exact=is_exact
+            )
+
+    def position(self, num_steps: int) -> StreamPosition:
+        """Return the position after so many steps of the pass, all of which were read."""
+        num_elements = min(num_steps * self._num_lanes, self._num_elements)
+        return replace(self._start, num_elements=num_elements, answers=self.interpreter.answers)
 
     @property
     def limit_bytes(self) -> int:
@@ -94,6 +117,7 @@ class PipelineReader:
             bundle = self._builder.pull()
         except Exhausted:
             return None
+        self._num_elements += bundle.num_elements
         full = np.array([lane.places for lane in bundle.lanes]).T >= 0
         for number, lane in enumerate(bundle.lanes):
             if lane.lengths is not None:
@@ -120,11 +144,21 @@ class ComputedSteps:
 class CountedSteps:
     """The steps in which a pipeline of other replicas has rows, counted by reading it."""
 
-    def __init__(self, pipeline: Pipeline, epoch: Epoch, fetch: Fetch | None = None) -> None:
-        self._reader: PipelineReader | None = PipelineReader(pipeline, epoch, set(), is_alone=False, fetch=fetch)
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        epoch: Epoch,
+        fetch: Fetch | None = None,
+        start: StreamPosition | None = None,
+        first_step: int = 0,
+        is_exact: bool = False,
+    ) -> None:
+        self._reader: PipelineReader | None = PipelineReader(
+            pipeline, epoch, set(), is_alone=False, fetch=fetch, start=start, is_exact=is_exact
+        )
         self._num_lanes = len(pipeline.consumers)
         self._full = np.zeros((0, self._num_lanes), bool)
-        self._first = 0
+        self._first = first_step
 
     def full(self, first: int, stop: int) -> Any:
         """Return the same as `ComputedSteps.full`, and forget the steps before ``first``."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import hashlib
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from threading import RLock
 from typing import Any, Final, NamedTuple
 
@@ -16,20 +16,34 @@ import optree
 from daskdist.core.block import writable_element
 from daskdist.core.dataset_base import node_of
 from daskdist.core.failing.failed_elements import FailedElement, PartlyFailed, ReportedFailures, raw_item
+from daskdist.core.randomness.pass_numbers import later
 from daskdist.core.structure import Structure
 from daskdist.devices import Device, named
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.compute_key import Fetch
 from daskdist.execute.callers.now import Now
+from daskdist.execute.resume.answers import Answers
+from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.locked import locked
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
+from daskdist.strategy.collectives.operations import Collect
 from daskdist.strategy.collectives.step_counts import AskSteps, PeerPipelines, StepCounts
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.iterator import ahead_of
 from daskdist.strategy.input.optional import Optional
-from daskdist.strategy.input.replica_plans import DatasetArgument, ReplicaPlan, in_pass, pinned, shared_reader
-from daskdist.strategy.input.shared_reader import SharedReader
+from daskdist.strategy.input.pipeline import seeds_of
+from daskdist.strategy.input.replica_plans import (
+    DatasetArgument,
+    ReplicaPlan,
+    ResumedPass,
+    in_pass,
+    pinned,
+    resumed,
+    shared_reader,
+)
+from daskdist.strategy.input.shared_reader import SharedPass, SharedReader, SharedReadPlan
+from daskdist.strategy.replica.context import current_replica
 
 _OVER: Final = object()
 
@@ -53,18 +67,22 @@ class ReplicaIterator(Iterator[Any]):
         The spec of its elements; the first length is None if it varies.
     """
 
-    def __init__(self, plan: ReplicaPlan, reader: SharedReader, lane: int, device: Device) -> None:
+    def __init__(self, plan: ReplicaPlan, readers: PassReaders, number: int, device: Device) -> None:
         self.element_spec = plan.element_spec
         self._plan = plan
-        self._shared_reader = reader
-        self._lane = lane
+        self._readers = readers
+        self._number = number
         # The number of the pass within the call.
         self._iteration = 0
+        # The number of steps that were taken in this pass, with those whose elements failed.
+        self._num_taken = 0
+        # The shared pass, once there is one.
+        self._progress = _Progress()
         self._device = device
         # Copies the elements of this pass to the device.
         self._ahead: DevicePrefetch | None = None
         self._num_elements = 0
-        self._is_over = False
+        self._is_over = self._is_closed = False
         self._told = ReportedFailures()
         # True if the raised error is of one element and others follow it.
         self._goes_on = False
@@ -84,8 +102,7 @@ class ReplicaIterator(Iterator[Any]):
         try:
             element = self._next_good()
             if self._plan.maps:
-                replica = self._plan.first_replica + self._lane
-                element = self._plan.maps(element, replica, self._device)
+                element = self._plan.maps(element, self._number, self._device)
         except StopIteration:
             self._is_over = True
             raise
@@ -99,12 +116,15 @@ class ReplicaIterator(Iterator[Any]):
         return element
 
     def _next_good(self) -> Any:
-        while isinstance(element := next(self._elements), FailedElement):
+        while True:
+            element = next(self._elements)
+            self._num_taken += 1
+            if not isinstance(element, FailedElement):
+                return element
             error = element.again()
             if self._told.is_new(error):
                 self._goes_on = True
                 raise error
-        return element
 
     def get_next(self) -> Any:
         """Return the value of the next step.
@@ -135,11 +155,65 @@ class ReplicaIterator(Iterator[Any]):
         stats: dict[str, Any] = {"num_elements": self._num_elements}
         return stats if self._ahead is None else {**stats, "device": self._ahead.stats()}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, from which `load_state_dict` continues with exactly the remaining rows.
+
+        All replicas must call it at the same step; they get the same state.
+
+        Returns
+        -------
+        dict
+            As of `DistributedIterator.state_dict`, whose iterators take it too, and the other way round.
+
+        Raises
+        ------
+        ArgumentError
+            Replicas are at different steps, this iterator is closed, or another thread than that of the replica's
+            function calls it.
+        CollectiveError
+            Another replica does not call it, as for `ReplicaContext.all_reduce`.
+        """
+        replica = current_replica()
+        if replica is None or replica.replica_id_in_sync_group != self._number:
+            raise ArgumentError("state_dict: call it in the function of the replica, not in a thread of its own")
+        with self.lock:
+            part = self._state_part()
+        return self._readers.state(replica.meet(Collect("state_dict of a distributed dataset"), part))
+
+    def _state_part(self) -> StatePart:
+        if self._is_closed:
+            raise ArgumentError("state_dict: this iterator is closed; take the position of one before it is closed")
+        position = self._readers.position(self._iteration, self._progress.shared_pass, self._num_taken)
+        num_steps = self._readers.num_steps_before(self._iteration) + self._num_taken
+        return StatePart(self._iteration, num_steps, self._is_over, position)
+
+    @locked
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a position of an iterator over the same distributed dataset, taken in any process.
+
+        All replicas must load the same one before they take steps. There may be other numbers of replicas and workers,
+        and another global batch size, see `DistributedIterator.load_state_dict`. A position at the end of a pass is
+        followed by the next pass. Later passes have the orders that follow that of the position.
+
+        Raises
+        ------
+        ArgumentError
+            The position is of another dataset or version, or this iterator has begun or is closed.
+        """
+        if self._is_closed:
+            raise ArgumentError("load_state_dict: this iterator is closed; take a new one")
+        if self._num_taken or self._iteration or self._is_over or self._readers.is_resumed:
+            raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
+        if self._ahead is not None:
+            self._ahead.close(lambda: None)
+        self._is_over = self._readers.resume(state)
+        self._elements = iter(()) if self._is_over else self._pass()
+
     def close(self) -> None:
         """Stop reading ahead and drop the data that was read; no step follows."""
         if not self.lock.acquire(blocking=False):
             # Another thread is taking a step, and may wait for other replicas.
-            self._shared_reader.wake(self._lane)
+            self._readers.wake()
             self.lock.acquire()
         try:
             self._close()
@@ -147,20 +221,21 @@ class ReplicaIterator(Iterator[Any]):
             self.lock.release()
 
     def _close(self) -> None:
+        self._is_closed = True
         if isinstance(self._elements, Generator):
             self._elements.close()
         self._elements = _Failed(ArgumentError("this iterator is closed: it can be used until its function returns"))
         self._is_over = False
-        leave = partial(self._shared_reader.leave, self._lane)
         if self._ahead is None:
-            leave()
+            self._readers.leave()
         else:
             # Leave the pass after the copying thread has stopped.
-            self._ahead.close(leave)
+            self._ahead.close(self._readers.leave)
 
     def _pass(self) -> Iterator[Any]:
-        self._num_elements = 0
-        which = self._plan, self._shared_reader, self._lane, self._iteration
+        self._num_elements = self._num_taken = 0
+        self._progress = _Progress()
+        which = self._plan, *self._readers.of_pass(self._iteration), self._iteration, self._progress
         if self._device.is_host or not self._plan.options.fetch_to_device:
             return _elements(*which)
         self._ahead = ahead_of(
@@ -168,13 +243,12 @@ class ReplicaIterator(Iterator[Any]):
             [self._device],
             self._plan.options,
             Now.bundle_bytes,
-            interrupt=partial(self._shared_reader.wake, self._lane),
+            interrupt=self._readers.wake,
         )
         return _packed(self._ahead, self._plan.spec.structure)
 
     def __repr__(self) -> str:
-        replica = self._plan.first_replica + self._lane
-        return f"<ReplicaIterator of replica {replica}, pass {self._iteration}: {self.element_spec}>"
+        return f"<ReplicaIterator of replica {self._number}, pass {self._iteration}: {self.element_spec}>"
 
 
 class _Failed(Iterator[Any]):
@@ -185,12 +259,19 @@ class _Failed(Iterator[Any]):
         raise self._error
 
 
-def _elements(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int) -> Iterator[Any]:
+class _Progress:
+    # The pass of an iterator. What reads it does not refer to the iterator.
+    def __init__(self) -> None:
+        self.shared_pass: SharedPass | None = None
+
+
+def _elements(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int, progress: _Progress) -> Iterator[Any]:
     # A function rather than a method: a generator with a reference to the iterator would delay its release.
     structure: Structure = plan.spec.structure
     is_writable = bool(merged_options(reader.node).writable)
     # Keep no reference to a part longer than needed.
-    parts = reader.begin(lane, iteration).parts(lane)
+    progress.shared_pass = reader.begin(lane, iteration)
+    parts = progress.shared_pass.parts(lane)
     try:
         for part in parts:
             places, rows = part.places, part.rows
@@ -211,9 +292,10 @@ def _elements(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int
         parts.close()  # type: ignore[attr-defined]
 
 
-def _steps(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int) -> Iterator[Any]:
+def _steps(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int, progress: _Progress) -> Iterator[Any]:
     # The same as `_elements`, as leaves.
-    parts = reader.begin(lane, iteration).parts(lane)
+    progress.shared_pass = reader.begin(lane, iteration)
+    parts = progress.shared_pass.parts(lane)
     try:
         for part in parts:
             places, rows = part.places, part.rows
@@ -226,6 +308,146 @@ def _steps(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int) -
 
 def _packed(ahead: DevicePrefetch, structure: Structure) -> Iterator[Any]:
     return (structure.pack(leaves) for (leaves,) in ahead)
+
+
+class StatePart(NamedTuple):
+    """One replica's part of a state.
+
+    Parameters
+    ----------
+    iteration
+        The number of the pass within the call.
+    num_steps
+        The number of steps that were taken in that pass.
+    is_over
+        Whether the pass is over.
+    position
+        The number of an input pipeline and its position, as data, if the replica tells it.
+    """
+
+    iteration: int
+    num_steps: int
+    is_over: bool
+    position: tuple[int, list[Any]] | None
+
+
+class PassReaders:
+    """The shared readers from which a replica takes its part of a distributed dataset, in one call.
+
+    Parameters
+    ----------
+    token
+        The token of the distributed dataset in the call.
+    plan
+        The plan of the replica's pipeline.
+    read_plan
+        The plan of the first pass.
+    replica, number
+        The replica.
+    peers
+        Returns the other workers' pipelines for a token and the number of a pipeline; None in the program's process.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        plan: ReplicaPlan,
+        read_plan: SharedReadPlan,
+        replica: Replica,
+        number: int,
+        peers: Callable[[str, int], PeerPipelines] | None,
+    ) -> None:
+        self._token = token
+        self._plan = plan
+        self._read_plan = read_plan
+        self._replica = replica
+        self._number = number
+        self._peers = peers
+        self._resumed: ResumedPass | None = None
+        self._first: SharedReader | None = None
+        self._later = self._shared(token, plan.number, read_plan)
+
+    def _shared(self, token: str, number: int, read_plan: SharedReadPlan) -> SharedReader:
+        if self._peers is not None:
+            read_plan = replace(read_plan, peers=self._peers(token, number))
+        device = named(self._replica.device)
+        return shared_reader(token, self._replica.worker, number, pinned(self._plan, read_plan, [device]))
+
+    @property
+    def is_resumed(self) -> bool:
+        """Return whether the first pass goes on from a position."""
+        return self._resumed is not None
+
+    def of_pass(self, iteration: int) -> tuple[SharedReader, int]:
+        """Return the reader for a pass of the call, and the replica's place among those that it serves."""
+        if iteration or self._first is None or self._resumed is None:
+            return self._later, self._number - self._plan.first_replica
+        return self._first, self._number - self._resumed.first_replica
+
+    def resume(self, state: Any) -> bool:
+        """Go on from a position; return whether that is at the end of its pass."""
+        resumed_pass = resumed(self._plan, self._read_plan, state)
+        # All replicas of this process that load the same state share readers.
+        token = f"{self._token}.{hashlib.sha256(bytes(state['position'])).hexdigest()[:16]}"
+        number = 0 if resumed_pass.legs else self._plan.number
+        before = self._later
+        self._first = self._shared(f"{token}.first", number, resumed_pass.read_plan)
+        self._read_plan = replace(self._read_plan, epochs=in_pass(self._plan, resumed_pass.epochs).epochs)
+        self._later = self._shared(token, self._plan.number, self._read_plan)
+        self._resumed = resumed_pass
+        before.leave(self._number - self._plan.first_replica)
+        return resumed_pass.is_over
+
+    def num_steps_before(self, iteration: int) -> int:
+        """Return the number of steps of a pass that were taken before this call."""
+        return self._resumed.num_steps if self._resumed is not None and not iteration else 0
+
+    def position(self, iteration: int, shared_pass: SharedPass | None, num_taken: int) -> tuple[int, list[Any]] | None:
+        """Return the pipeline and its position after some steps of this call; None if another replica tells them."""
+        _, lane = self.of_pass(iteration)
+        if lane:
+            return None
+        is_first = self._resumed is not None and not iteration
+        number = 0 if is_first and self._resumed.legs else self._plan.number  # type: ignore[union-attr]
+        if shared_pass is not None:
+            return number, shared_pass.position(num_taken)
+        if is_first:
+            return number, self._resumed.read_plan.positions[0].as_plain(Now())  # type: ignore[union-attr]
+        epoch, (seeds,) = later(self._read_plan.epochs[0], iteration), seeds_of([self._read_plan.pipeline])
+        return number, StreamPosition(epoch, seeds, 0, 0, Answers()).as_plain(Now())
+
+    def state(self, parts: Sequence[StatePart]) -> dict[str, Any]:
+        """Return the state of the iterators of all replicas.
+
+        Raises
+        ------
+        ArgumentError
+            They are at different steps.
+        """
+        first, *_ = parts
+        for number, part in enumerate(parts):
+            if (part.iteration, part.num_steps) != (first.iteration, first.num_steps):
+                raise ArgumentError(
+                    f"state_dict: replica 0 has taken {first.num_steps} steps of pass {first.iteration}, and replica "
+                    f"{number} {part.num_steps} steps of pass {part.iteration}; call it at the same step on all"
+                )
+        positions = [position for _, position in sorted([part.position for part in parts if part.position])]
+        legs = self._resumed.legs if self._resumed is not None and not first.iteration else []
+        is_over = any(part.is_over for part in parts)
+        return self._plan.source.state(positions, legs, first.num_steps, is_over=is_over)
+
+    def wake(self) -> None:
+        """End the waiting of the replica, if another thread takes steps for it."""
+        for reader, lane in self._all():
+            reader.wake(lane)
+
+    def leave(self) -> None:
+        """Take part in no pass any more."""
+        for reader, lane in self._all():
+            reader.leave(lane)
+
+    def _all(self) -> list[tuple[SharedReader, int]]:
+        return list(dict(map(self.of_pass, (0, 1))).items())
 
 
 class WorkerServices(NamedTuple):
@@ -284,17 +506,22 @@ def _iterator(
     plan: ReplicaPlan = argument.plan
     token, _, numbers = argument.turn.partition(":")
     read_plan = in_pass(plan, [(tuple(pass_numbers), *rest) for pass_numbers, *rest in json.loads(numbers)])
+    peers = None
     if services is not None:
         # Questions are asked in other threads, with the settings of the call.
-        within = contextvars.copy_context()
-        ask = services.ask
-        peers = PeerPipelines(token, plan.number, services.step_counts, lambda *args: within.copy().run(ask, *args))
-        read_plan = replace(read_plan, fetch=services.fetch, peers=peers)
+        within, ask, step_counts = contextvars.copy_context(), services.ask, services.step_counts
+
+        def peers(token: str, number: int) -> PeerPipelines:
+            return PeerPipelines(token, number, step_counts, lambda *args: within.copy().run(ask, *args))
+
+        read_plan = replace(read_plan, fetch=services.fetch)
     if argument.held is not None:
         pipeline = replace(read_plan.pipeline, node=node_of(argument.held))
         # The number of the one operation that stands for the whole dataset.
         (((number_of_all,), *rest), *others) = read_plan.epochs
         read_plan = replace(read_plan, pipeline=pipeline, epochs=((number_of_all, *rest), *others))
-    device = named(replica.device)
-    reader = shared_reader(token, replica.worker, plan, pinned(plan, read_plan, [device]))
-    return ReplicaIterator(plan, reader, number - plan.first_replica, device)
+        pipelines = list(plan.source.pipelines)
+        pipelines[plan.number] = pipeline
+        plan = replace(plan, source=replace(plan.source, pipelines=pipelines))
+    readers = PassReaders(token, plan, read_plan, replica, number, peers)
+    return ReplicaIterator(plan, readers, number, named(replica.device))

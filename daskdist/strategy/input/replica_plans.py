@@ -25,15 +25,16 @@ from daskdist.execute.callers.compute_key import is_future
 from daskdist.execute.messages.pickling import futures_in
 from daskdist.execute.transfer.copier import pinned_empty
 from daskdist.ops.nested import Expansion
-from daskdist.ops.with_options import merged_options
+from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.passes.autoshard import read_by
+from daskdist.passes.rest_of_pass import Leg
 from daskdist.strategy.collectives.step_counts import RemotePipeline
 from daskdist.strategy.input.dataset import DistributedDataset, ReplicaFeed
 from daskdist.strategy.input.device_maps import DeviceMaps
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputOptions
-from daskdist.strategy.input.pipeline import Cuts, Pipeline
+from daskdist.strategy.input.pipeline import Cuts, PassSource, Pipeline
 from daskdist.strategy.input.shared_reader import SharedReader, SharedReadPlan
 from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.values.extract import ExtractAll, PerReplicaRef
@@ -72,6 +73,8 @@ class ReplicaPlan:
         The options for the input of replicas.
     maps
         The functions that replicas call on their devices.
+    source
+        The dataset, for positions.
     """
 
     read_plan: SharedReadPlan
@@ -81,6 +84,7 @@ class ReplicaPlan:
     element_spec: Any
     options: InputOptions
     maps: DeviceMaps
+    source: PassSource
 
     @cached_property
     def no_rows(self) -> list[Any]:
@@ -187,7 +191,9 @@ def _dataset_argument(
         devices = [named(replica.device) for replica in strategy.replicas]
         for plan in plans:
             pipeline_devices = devices[plan.first_replica : plan.first_replica + len(plan.read_plan.pipeline.consumers)]
-            readers.append(shared_reader(token, None, plan, pinned(plan, in_pass(plan, epochs), pipeline_devices)))
+            readers.append(
+                shared_reader(token, None, plan.number, pinned(plan, in_pass(plan, epochs), pipeline_devices))
+            )
     return DatasetArgument(PerReplica(by_replica), turn, held)
 
 
@@ -231,10 +237,29 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feed: Repl
         if dataset.options.fetch_to_device:
             read_plan = replace(read_plan, devices=tuple(replica.device for replica in replicas))
         spec = _spec_of_one(dataset.known_element_spec)
+        needed = [number, *[place for place, source in enumerate(step_sources) if isinstance(source, Pipeline)]]
+        source = _source_for(feed.source, fresh, needed)
         maps = feed.maps[number]
-        plans.append(ReplicaPlan(read_plan, number, first_replica, feed.spec, spec, dataset.options, maps))
+        plans.append(ReplicaPlan(read_plan, number, first_replica, feed.spec, spec, dataset.options, maps, source))
         first_replica += len(pipeline.consumers)
     return DatasetPlans(plans, futures, referenced)
+
+
+def _source_for(source: PassSource, fresh: Sequence[Pipeline], needed: Sequence[int]) -> PassSource:
+    # Without the pipelines that replicas read only if a pass is shared out anew.
+    nothing: Any = None
+    pipelines = [
+        pipeline if number in needed else replace(pipeline, node=nothing) for number, pipeline in enumerate(fresh)
+    ]
+    node: Any = source.node
+    if isinstance(node, OnWorker):
+        # The dataset itself is read there, which has other positions than the stream of its elements.
+        identity = source.identity
+        told = replace(identity, fingerprint=f"{identity.fingerprint} in loops")
+        return replace(source, node=nothing, pipelines=pipelines, known_identity=told)
+    if merged_options(node).deterministic is False:
+        node = WithOptions(node, Options(deterministic=True))
+    return replace(source, node=node, pipelines=pipelines)
 
 
 def _step_source(
@@ -310,9 +335,73 @@ def pinned(plan: ReplicaPlan, read_plan: SharedReadPlan, devices: Sequence[Devic
     return replace(read_plan, empty=pinned_empty(first))
 
 
-def shared_reader(token: str, worker: str | None, plan: ReplicaPlan, read_plan: SharedReadPlan) -> SharedReader:
-    """Return the reader that the replicas of this process share in a call, created at the first use."""
-    key = token, worker, plan.number
+class ResumedPass(NamedTuple):
+    """The way in which replicas go on from a position in a pass.
+
+    Parameters
+    ----------
+    read_plan
+        The plan of the rest of the pass.
+    first_replica
+        The first replica that its pipeline serves.
+    epochs
+        The numbers of the pass, for each input pipeline of the plan that later passes follow.
+    legs
+        How the beginning of the pass was shared out, if otherwise than the rest.
+    num_steps
+        The number of steps that were taken.
+    is_over
+        Whether the pass is over.
+    """
+
+    read_plan: SharedReadPlan
+    first_replica: int
+    epochs: list[Epoch]
+    legs: list[Leg]
+    num_steps: int
+    is_over: bool
+
+
+def resumed(plan: ReplicaPlan, read_plan: SharedReadPlan, state: Any) -> ResumedPass:
+    """Return how the replicas of a pipeline go on from a state of any iterator over the same distributed dataset.
+
+    Raises
+    ------
+    ArgumentError
+        The state is of another dataset or version, or damaged.
+    """
+    source = plan.source
+    position = source.position_of(state)
+    legs, pipelines, positions, is_exact = source.pipelines_at(position.legs, position.leg, position.positions)
+    (first, *_) = [*legs, position.leg]
+    epochs = [epoch for epoch, *_ in first.positions]
+    if len(epochs) != len(source.pipelines):
+        # The same operations have the same numbers in all pipelines.
+        epochs = epochs[:1] * len(source.pipelines)
+    if legs:
+        read_plan = replace(read_plan, pipeline=pipelines[0], others=(), epochs=(positions[0].epoch,))
+        first_replica = 0
+    else:
+        numbers = [plan.number, *[number for number in range(len(pipelines)) if number != plan.number]]
+        others = [
+            pipelines[number] if isinstance(other, Pipeline) else other
+            for number, other in zip(numbers[1:], read_plan.others, strict=True)
+        ]
+        positions = [positions[number] for number in numbers]
+        read_plan = replace(
+            read_plan,
+            pipeline=pipelines[plan.number],
+            others=tuple(others),
+            epochs=tuple([position.epoch for position in positions]),
+        )
+        first_replica = plan.first_replica
+    read_plan = replace(read_plan, positions=tuple(positions), is_exact=is_exact)
+    return ResumedPass(read_plan, first_replica, epochs, legs, position.num_steps, position.is_over)
+
+
+def shared_reader(token: str, worker: str | None, number: int, read_plan: SharedReadPlan) -> SharedReader:
+    """Return the reader of a pipeline that replicas of this process share in a call, created at the first use."""
+    key = token, worker, number
     with _opening:
         reader = _shared_readers.get(key)
         if reader is None:

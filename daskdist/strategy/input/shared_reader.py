@@ -16,6 +16,7 @@ from daskdist.core.randomness.pass_numbers import later
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.compute_key import Fetch
+from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import Lane
 from daskdist.execute.stream.gather import Empty
 from daskdist.execute.stream.interpreter import logger
@@ -84,6 +85,10 @@ class SharedReadPlan:
         Allocates the arrays into which elements are gathered; pooled NumPy arrays if None.
     devices
         The names of the devices of the pipeline's replicas, if elements are copied to them.
+    positions
+        The positions, of the pipeline and then of each other one, from which the pass goes on; empty if it begins.
+    is_exact
+        Whether errors were raised before those.
     """
 
     pipeline: Pipeline
@@ -96,6 +101,25 @@ class SharedReadPlan:
     peers: PeerPipelines | None = None
     empty: Empty | None = None
     devices: tuple[str, ...] = ()
+    positions: tuple[StreamPosition, ...] = ()
+    is_exact: bool = False
+
+    @property
+    def first_step(self) -> int:
+        """The number of the step with which the pass goes on, counting those in which no replica has rows."""
+        pipelines = (self.pipeline, *self.others)
+        counts = [
+            -(-position.num_elements // num_replicas_of(pipeline))
+            for position, pipeline in zip(self.positions, pipelines, strict=False)
+        ]
+        return max(counts, default=0)
+
+
+def num_replicas_of(pipeline: Pipeline | Cuts | RemotePipeline) -> int:
+    """Return the number of replicas that a pipeline serves."""
+    if isinstance(pipeline, Pipeline):
+        return len(pipeline.consumers)
+    return pipeline.num_replicas if isinstance(pipeline, Cuts) else len(pipeline.replicas)
 
 
 class SharedPass:
@@ -130,9 +154,14 @@ class SharedPass:
             fetch=plan.fetch,
             empty=plan.empty,
             devices=plan.devices,
+            start=plan.positions[0] if plan.positions else None,
+            is_exact=plan.is_exact,
         )
         self._other_steps: list[ComputedSteps | CountedSteps | RemoteSteps] | None = None
-        self._num_steps = 0
+        self._first_step = self._num_steps = plan.first_step
+        # Steps in which no replica has rows: the number of steps queued before some, and how many those are.
+        self._without_rows: list[tuple[int, int]] = []
+        self._num_queued = 0
         # The lanes and steps that were read and are not queued yet, and the place of the first of them.
         self._pending: tuple[list[Lane] | None, Any, int] | None = None
         # True once the pipeline is at its end.
@@ -149,6 +178,13 @@ class SharedPass:
     def is_done(self) -> bool:
         """Return whether no replica can take part any more."""
         return not self._queues
+
+    def position(self, num_steps: int) -> list[Any]:
+        """Return the position of the pipeline, in data, after so many steps that each replica was given."""
+        with self._condition:
+            num_without_rows = sum(number for first, number in self._without_rows if first < num_steps)
+            position = self._reader.position(self._first_step + num_steps + num_without_rows)
+            return position.as_plain(self._reader.caller)
 
     @property
     def num_bytes_for_late(self) -> int:
@@ -323,6 +359,10 @@ class SharedPass:
         keep = self._steps_with_rows(full)
         self._num_steps += len(full)
         keeps_all = bool(keep.all()) and len(keep) == len(full)
+        if not keeps_all:
+            dropped = self._num_queued + np.cumsum(keep)[~keep]
+            self._without_rows += zip(*map(np.ndarray.tolist, np.unique(dropped, return_counts=True)), strict=True)
+        self._num_queued += int(keep.sum())
         for number, queue in self._queues.items():
             if lanes is None:
                 places = np.full(len(full), -1)
@@ -354,17 +394,19 @@ class SharedPass:
     def _steps_of_others(self) -> list[ComputedSteps | CountedSteps | RemoteSteps]:
         if self._other_steps is None:
             plan = self._plan
-            self._other_steps = list(map(self._make_steps, plan.others, plan.epochs[1:]))
+            starts = plan.positions[1:] or [None] * len(plan.others)
+            self._other_steps = list(map(self._make_steps, plan.others, plan.epochs[1:], starts))
         return self._other_steps
 
     def _make_steps(
-        self, other: Cuts | Pipeline | RemotePipeline, epoch: Epoch
+        self, other: Cuts | Pipeline | RemotePipeline, epoch: Epoch, start: StreamPosition | None
     ) -> ComputedSteps | CountedSteps | RemoteSteps:
         plan = self._plan
         if isinstance(other, Cuts):
             return ComputedSteps(other)
         if isinstance(other, Pipeline):
-            return CountedSteps(other, later(epoch, self._iteration), plan.fetch)
+            which = later(epoch, self._iteration), plan.fetch, start
+            return CountedSteps(other, *which, first_step=self._first_step, is_exact=plan.is_exact)
         if plan.peers is None:
             raise ArgumentError(f"no worker can be asked about the pipeline of {other.worker} here")
         return RemoteSteps(other, self._iteration, plan.peers)
