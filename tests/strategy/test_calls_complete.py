@@ -10,6 +10,7 @@ import weakref
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from conftest import eventually
 from distributed import Event
@@ -81,7 +82,7 @@ def tokens_in_use(client_id, dask_scheduler):
 
 
 PROGRAM = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 import daskdist
 from distributed import Client, LocalCluster
@@ -105,12 +106,15 @@ if __name__ == "__main__":
         strategy = daskdist.MultiWorkerMirroredStrategy(daskdist.ClusterResolver(num_workers=2))
     else:
         strategy = daskdist.MultiWorkerMirroredStrategy(where)
+    pids = strategy.client.run(os.getpid)
+    Path(folder).with_name("pids").write_text(" ".join(map(str, pids.values())))
     strategy.run(note, args=(folder, "first", 0.0))
     if end == "raise":
         strategy.run(note, args=(folder, "long", 10_000))
         raise ValueError("mine")
-    for number in range(20):
-        strategy.run(note, args=(folder, number))
+    results = [strategy.run(note, args=(folder, number)) for number in range(20)]
+    if end != "kept":
+        del results
     if end == "dropped":
         del strategy
     if end == "exit":
@@ -121,12 +125,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("where", "end"),
     [
-        ("remote", "over"),
         ("remote", "exit"),
-        ("own", "over"),
+        ("own", "kept"),
         ("own", "dropped"),
         ("threads", "dropped"),
-        ("threads", "exit"),
     ],
 )
 def test_calls_of_a_program_that_ends(client, tmp_path, where, end):
@@ -139,13 +141,17 @@ def test_calls_of_a_program_that_ends(client, tmp_path, where, end):
     done = subprocess.run(command, capture_output=True, text=True, timeout=80, cwd=tmp_path, env=FORKED_WORKERS)
     assert (done.returncode, done.stdout, done.stderr) == (3 if end == "exit" else 0, "", "")
     assert list(lines_of(folder).values()) == [["first", *map(str, range(NUM_CALLS))]] * 2
+    if where == "own":
+        pids = map(int, (tmp_path / "pids").read_text().split())
+        eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
-@pytest.mark.parametrize("where", ["own", "threads"])
-def test_a_program_that_fails_waits_for_nothing(tmp_path, where):
+def test_a_program_that_fails_waits_for_nothing(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, str(program), str(tmp_path), where, "raise"]
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    command = [sys.executable, str(program), str(folder), "threads", "raise"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=FORKED_WORKERS)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ValueError: mine"

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
+from conftest import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -33,6 +35,10 @@ def slow_step(x):
     time.sleep(0.2)
     return x.sum()
 
+def sleep(seconds):
+    time.sleep(seconds)
+    return seconds
+
 def loop(steps):
     for x in steps:
         return x.sum()
@@ -57,7 +63,10 @@ if __name__ == "__main__":
 EMBEDDED = 'strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])'
 THREADS = "strategy = start(processes=False)"
 PROCESSES = "strategy = start(processes=True)"
-OWN = "strategy = daskdist.MultiWorkerMirroredStrategy(daskdist.ClusterResolver(num_workers=2))"
+OWN = """
+strategy = daskdist.MultiWorkerMirroredStrategy(daskdist.ClusterResolver(num_workers=2))
+print(*strategy.client.run(os.getpid).values(), file=open("pids", "w"))
+"""
 ITERATORS = """
 iterators = [iter(strategy.distribute_dataset(each)) for each in (batches, generated, batches.map(slow))]
 for iterator in iterators:
@@ -105,7 +114,12 @@ PROGRAMS = {
         -signal.SIGINT,
         "KeyboardInterrupt",
     ),
-    "its own cluster, an exception": (f"{OWN}\n{ITERATORS}\nraise ValueError('mine')", 1, "ValueError: mine"),
+    "its own cluster, an exception in the middle of a step": (
+        f"{OWN}\n{ITERATORS}\nfor seconds in (0.0, 10_000.0):\n    strategy.run(sleep, args=(seconds,))\n"
+        "raise ValueError('mine')",
+        1,
+        "ValueError: mine",
+    ),
 }
 
 
@@ -132,6 +146,8 @@ HEARTBEAT = re.compile(
 def test_nothing_but_its_own_is_printed(name, tmp_path):
     _, code, last = PROGRAMS[name]
     found, printed = ended(name, tmp_path)
+    if (pids := tmp_path / "pids").exists():
+        eventually(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids.read_text().split()))
     printed = HEARTBEAT.sub("", printed)
     lines = printed.splitlines()
     if last is None:

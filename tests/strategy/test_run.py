@@ -5,8 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import pickle
-import subprocess
-import sys
 import threading
 import traceback
 import weakref
@@ -414,27 +412,6 @@ def test_a_strategy_goes_when_nobody_has_it(client):
     there = weakref.ref(strategy)
     del strategy
     assert there() is None
-
-
-_ENDS_AT_ONCE = """
-import sys, time, daskdist
-if __name__ == "__main__":
-    strategy = daskdist.MultiWorkerMirroredStrategy(sys.argv[1])
-    def slow():
-        time.sleep(0.2)
-        return 1
-    strategy.local_results(strategy.run(slow))
-    kept = [strategy.run(slow) for _ in range(5)]
-"""
-
-
-@pytest.mark.cluster
-def test_a_program_that_does_not_wait_for_its_steps_ends_quietly(client, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(_ENDS_AT_ONCE)
-    command = [sys.executable, str(program), client.scheduler.address]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.cluster

@@ -616,19 +616,6 @@ def test_workers_in_use_are_not_closed_to_scale_down(client):
 
 
 @pytest.mark.cluster
-def test_workers_of_a_program_that_is_gone_are_closed_to_scale_down(client):
-    program = f"""
-import os, daskdist
-strategy = daskdist.MultiWorkerMirroredStrategy({client.scheduler.address!r})
-print(strategy.client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.workers_to_close(n=2)), flush=True)
-os._exit(0)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
-    eventually(lambda: client.run_on_scheduler(closable) == sorted(client.nthreads()))
-
-
-@pytest.mark.cluster
 def test_a_cluster_that_adapts_keeps_the_workers_of_a_strategy():
     with (
         LocalCluster(
