@@ -13,7 +13,6 @@ import daskdist
 from daskdist import Dataset, Options, errors, read_parquet
 from daskdist.testing import SimulatedWorkers
 
-
 # Steps in which no replica has a row are none; and where one lacks rows the pass may end.
 EMPTIED = {
     "whole batches without rows": lambda: Dataset.range(48).batch(4).map(lambda x: x[x % 12 < 4]),
