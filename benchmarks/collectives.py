@@ -1,4 +1,4 @@
-"""What it takes that replicas do something together: all_reduce in a process and between two.
+"""The time of collectives: all_reduce within a process and between two.
 
     python benchmarks/collectives.py [--only NAME ...] [--size small] [--json] [--check]
 
@@ -29,7 +29,7 @@ import daskdist
 
 @dataclass(frozen=True)
 class Size:
-    """How much.
+    """The amounts of work.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def many(value: Any, num_calls: int) -> float:
 
 
 def many_large(num_bytes: int, num_calls: int) -> float:
-    """As `many`, of arrays that are made there."""
+    """Run `many` with arrays that are created on the replicas."""
     return many(np.ones(num_bytes // 4, np.float32), num_calls)
 
 

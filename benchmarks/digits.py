@@ -1,4 +1,4 @@
-"""What it takes to train the demo's network on digits: by a loop on the replicas, and by the demo's own on the driver.
+"""The time to train the demo's network on digits, by a loop on the replicas and by the demo's loop on the driver.
 
     python benchmarks/digits.py [--only NAME ...] [--size small] [--json] [--check]
 
@@ -27,7 +27,7 @@ from daskdist.cli import digits
 
 @dataclass(frozen=True)
 class Size:
-    """How much.
+    """The amounts of work.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a batch costs in a loop on the replicas: sums of 128x16 float32 numbers, embedded and on two processes.
+"""The cost of a batch in a loop on the replicas: sums of 128x16 float32 numbers, embedded and on two processes.
 
     python benchmarks/loops.py [--only NAME ...] [--size small] [--json] [--check]
 
@@ -29,7 +29,7 @@ import daskdist
 
 @dataclass(frozen=True)
 class Size:
-    """How much.
+    """The amounts of work.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def distributed(strategy: Any, size: Size) -> Any:
 
 
 def seconds(strategy: Any, dataset: Any, num_steps: Any) -> tuple[float, float]:
-    """What the replica takes that takes longest, by the clock and of a processor."""
+    """Return the wall and CPU time of the slowest replica."""
     _, by_clock, of_processor = strategy.run(loop, args=(dataset, num_steps))
     clock, processor = (max(map(float, strategy.local_results(each))) for each in (by_clock, of_processor))
     return clock, processor
@@ -81,7 +81,7 @@ def num_transitions(dask_scheduler: Any) -> int:
 
 
 def embedded_there(size: Size) -> tuple[float, float]:
-    """What one of two replicas takes that are in this process, and has it for itself."""
+    """Measure a replica in this process while the other replica is idle."""
     strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
     return seconds(strategy, distributed(strategy, size), daskdist.PerReplica([size.num_steps, 0]))
 

@@ -1,4 +1,4 @@
-"""What every benchmark needs: interleaved timing, figures held against targets, tasks and memory of a cluster."""
+"""Tools of all benchmarks: interleaved timing, results compared with targets, tasks and memory of a cluster."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Figure:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the target is met; None where there is none."""
+        """Return whether the target is met; None without a target."""
         value = self.ours if self.on == "ours" else self.ratio
         if self.target is None or value is None:
             return None
@@ -87,7 +87,7 @@ class Figure:
         return cls(**{name: value for name, value in figure.items() if name not in ("ratio", "holds")})
 
     def cells(self) -> list[str]:
-        """For the table."""
+        """Return the cells of a row of the table."""
         peer = "" if self.peer is None else f"{_number(self.peer)} {self.peer_name}"
         target = ""
         if self.target is not None:
@@ -139,7 +139,7 @@ def import_seconds(statements: dict[str, str], repeats: int) -> dict[str, float]
 
 
 def modules_after(statement: str, names: Sequence[str]) -> list[str]:
-    """Which of some modules a statement imports in a fresh interpreter."""
+    """Return the modules, of some, that a statement imports in a fresh interpreter."""
     code = f"{statement}\nimport sys\nprint(*[name for name in {list(names)!r} if name in sys.modules])"
     return _fresh(code).split()
 
@@ -198,7 +198,7 @@ class TaskCounter(SchedulerPlugin):
 
 
 def kind_of(key: Any) -> str:
-    """What a task does: its key without the parts that make it one of a kind."""
+    """Return the kind of a task: its key without the parts that make it unique."""
     parts = str(key[0] if isinstance(key, tuple) else key).split("-")
     return "-".join(parts[:-2]) if len(parts) > 2 else parts[0]
 

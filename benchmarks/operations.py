@@ -1,4 +1,4 @@
-"""How fast operations are: each against NumPy by hand, what arranging adds to reading, what a shuffle holds.
+"""The speed of operations: compared with plain NumPy, the cost of arranging, and the memory of a shuffle.
 
     python benchmarks/operations.py [--only NAME ...] [--size small] [--json] [--check]
                                     [--peer tf|torch|grain|ray --python PATH]
@@ -36,7 +36,7 @@ from daskdist import Dataset
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything.
+    """The amounts of work.
 
     Parameters
     ----------
@@ -454,7 +454,7 @@ _ARRANGED_BATCH: Final = 1024
 
 
 def arranging(size: Size) -> Iterator[Figure]:
-    """What `zip`, `interleave`, `repeat` and `shard` add to the reading and batching of what they arrange."""
+    """Measure the cost that `zip`, `interleave`, `repeat` and `shard` add to reading and batching."""
     with tempfile.TemporaryDirectory(prefix="daskdist-benchmark-") as folder:
         first = Path(folder, "0.parquet")
         write_rows(str(first), _FEATURES, size.file_rows, size.group_rows, np.arange(size.file_rows))
@@ -487,7 +487,7 @@ def arranging(size: Size) -> Iterator[Figure]:
 
 @dataclass(frozen=True)
 class Sources:
-    """What is arranged.
+    """The datasets that are arranged.
 
     Parameters
     ----------
@@ -632,7 +632,7 @@ def memory(size: Size) -> Iterator[Figure]:
 
 
 def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function gives in a process that was not used for anything before."""
+    """Return the result of a function in a new process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         return fresh.submit(function, *args).result()
 

@@ -28,7 +28,7 @@ from daskdist import Dataset
 
 @dataclass(frozen=True)
 class Size:
-    """How much.
+    """The amounts of work.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How fast files are read: each format against the bare loop of the library that decodes it.
+"""The speed of reading files: each format against the plain loop of the library that decodes it.
 
     python benchmarks/readers.py [--only NAME ...] [--size small] [--json] [--check]
 
@@ -33,7 +33,7 @@ from daskdist.execute.callers.now import Now
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything.
+    """The amounts of work.
 
     Parameters
     ----------

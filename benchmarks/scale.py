@@ -1,4 +1,4 @@
-"""What a large cluster would cost the driver: planning, tasks and time a step, where no call is made.
+"""The cost of a large cluster for the driver: planning, tasks and time per step, without making the calls.
 
     python benchmarks/scale.py [--only NAME ...] [--size small] [--json] [--check]
 
@@ -39,7 +39,7 @@ from daskdist.strategy.strategy import Strategy
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything.
+    """The amounts of work.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def dataset_of(paths: tuple[str, ...], policy: str, batch_rows: int) -> daskdist
 
 
 def planning(size: Size) -> Iterator[Figure]:
-    """From the paths of many files to the first step of many workers."""
+    """Measure planning, from the paths of many files to the first step of many workers."""
     paths = files(size.num_files)
     what = f"{size.num_files:_} files over {size.num_workers:_} workers"
     for policy in POLICIES:

@@ -1,4 +1,4 @@
-"""Whether memory stays flat: an endless dataset at full speed for minutes, in this process and on a cluster of two.
+"""A check that memory stays constant: an endless dataset at full speed for minutes, in this process and on two workers.
 
     python benchmarks/soak.py [--minutes 5] [--only NAME ...] [--size small] [--json] [--check]
 
@@ -32,7 +32,7 @@ import daskdist
 
 @dataclass(frozen=True)
 class Size:
-    """How long.
+    """The durations.
 
     Parameters
     ----------
@@ -104,14 +104,14 @@ class Record:
             thread.join()
 
     def growth(self, place: int) -> float:
-        """By what share a process grew from half-way to the end."""
+        """Return the relative growth of a process from half-way to the end."""
         sizes = [row[2][place] for row in self.rows]
         tenth = max(len(sizes) // 10, 1)
         half = len(sizes) // 2
         return median(sizes[-tenth:]) / median(sizes[half : half + tenth]) - 1
 
     def figures(self, where: str, **at_the_end: int) -> Iterator[Figure]:
-        """What came of it."""
+        """Return the results."""
         seconds, num_steps, _ = self.rows[-1]
         yield Figure(f"{where}: steps", num_steps / seconds, "steps/s", note=f"{num_steps:_} steps in {seconds:.0f} s")
         printed = self.rows[:: max(len(self.rows) // _NUM_PRINTED, 1)][:_NUM_PRINTED] + self.rows[-1:]

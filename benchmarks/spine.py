@@ -1,4 +1,4 @@
-"""How fast batches come: in memory, from Parquet files, on a cluster; and how fast the import is.
+"""The speed of batches: from memory, from Parquet files, and on a cluster; and the time of the import.
 
     python benchmarks/spine.py [--only NAME ...] [--size small] [--json] [--check]
 
@@ -40,7 +40,7 @@ from daskdist.config import in_bytes
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything.
+    """The amounts of work.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def parquet(size: Size) -> Iterator[Figure]:
 
 
 def by_hand(path: str, names: list[str]) -> None:
-    """What a careful person writes: row groups in turn, each stacked, permuted, sliced; one thread."""
+    """Make batches as a careful program would: row groups in turn, stacked, permuted and sliced in one thread."""
     rng = np.random.default_rng(0)
     with pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):

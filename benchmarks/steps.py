@@ -1,4 +1,4 @@
-"""What a step costs: a sum of 128x16 float32 numbers on two replicas, reduced, embedded and on a cluster of two.
+"""The cost of a step: a sum of 128x16 float32 numbers on two replicas, reduced, embedded and on a cluster of two.
 
     python benchmarks/steps.py [--only NAME ...] [--size small] [--json] [--check] [--peer ray|tf --python PATH]
 
@@ -39,7 +39,7 @@ import daskdist
 
 @dataclass(frozen=True)
 class Size:
-    """How much.
+    """The amounts of work.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ _ECHO: Final = "daskdist_benchmark_echo"
 
 
 def answer_echoes(dask_worker: Worker) -> None:
-    """Have a worker send back what it is sent, message by message, as its steps do and with nothing around it."""
+    """Make a worker return each message, as its steps do, without any other work."""
 
     async def serve(comm: Comm) -> Any:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel on gloo trains a second on two processes: fed by daskdist, and by PyTorch's DataLoader.
+"""Training steps per second of DistributedDataParallel on gloo with two processes, fed by daskdist and by a DataLoader.
 
     python benchmarks/torch_ddp.py [--only NAME ...] [--size small] [--json] [--check]
 
@@ -54,7 +54,7 @@ _NUM_PROCESSES: Final = 2
 
 @dataclass(frozen=True)
 class Size:
-    """How much.
+    """The amounts of work.
 
     Parameters
     ----------
@@ -114,20 +114,20 @@ def trained(batches_of: Callable[[int], Iterable[Any]], width: int) -> tuple[int
 
 
 def on_replica(steps: Any, width: int) -> tuple[int, float]:
-    """As `trained`, of a replica's own part of a distributed dataset."""
+    """Run `trained` with a replica's part of a distributed dataset."""
     with daskdist.torch_process_group():
         return trained(lambda _: map(daskdist.to_torch, steps), width)
 
 
 def without_input(batch_rows: int, num_steps: int, width: int) -> tuple[int, float]:
-    """As `trained`, of one batch over and over."""
+    """Run `trained` with the same batch in each step."""
     batch = torch.rand(batch_rows, 16), torch.rand(batch_rows)
     with daskdist.torch_process_group():
         return trained(lambda _: itertools.repeat(batch, num_steps), width)
 
 
 def in_memory(files: str, size: Size) -> daskdist.Dataset:
-    """What a DistributedSampler gives: one order of all rows, which each process has in memory."""
+    """Return batches like those of a DistributedSampler: one order of all rows, which each process has in memory."""
     dataset = daskdist.read_parquet(files, columns=(_NAMES, "label")).cache().global_shuffle()
     # Said, so that nobody is warned.
     dataset = dataset.with_options(daskdist.Options(auto_shard_policy="DATA"))
@@ -135,7 +135,7 @@ def in_memory(files: str, size: Size) -> daskdist.Dataset:
 
 
 def read_anew(files: str, size: Size) -> daskdist.Dataset:
-    """What is written for more rows than memory holds: each process reads its own files in every pass."""
+    """Return batches for more rows than fit into memory: each process reads its own files in every pass."""
     dataset = daskdist.read_parquet(files, columns=(_NAMES, "label")).shuffle(size.buffer_size)
     return dataset.batch(_NUM_PROCESSES * size.batch_rows)
 
@@ -177,7 +177,7 @@ _LOADERS: Final = {"no workers": (Rows, 0), "one worker": (Rows, 1), "whole batc
 def in_process(
     rank: int, folder: str, files: str, names: Iterable[str], batch_rows: int, width: int, answers: Any
 ) -> None:
-    """What each process of the peer does."""
+    """Run a process of the peer."""
     # Gloo listens where the name of the machine leads.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     rendezvous = Path(folder, "rendezvous").as_uri()
@@ -212,7 +212,7 @@ def in_pass(loader: DataLoader, sampler: DistributedSampler, number: int) -> Dat
 
 
 def by_loaders(files: str, names: Iterable[str], size: Size, width: int) -> dict[str, tuple[int, float]]:
-    """As `trained`, of the first of the peer's processes, with one loader after the other."""
+    """Run `trained` in the first process of the peer, with one loader after the other."""
     answers = torch.multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="daskdist-benchmark-") as folder:
         given = (folder, files, tuple(names), size.batch_rows, width, answers)
@@ -259,13 +259,13 @@ def rates(calls: Iterable[Callable[[], dict[str, tuple[int, float]]]], num_rows:
 
 
 def run(name: str, strategy: daskdist.Strategy, fn: Callable[..., Any], *args: Any) -> dict[str, tuple[int, float]]:
-    """What the first replica gives, by a name."""
+    """Return a result of the first replica, by its name."""
     num_rows, seconds = (strategy.local_results(each)[0] for each in strategy.run(fn, args=args))
     return {name: (int(num_rows), float(seconds))}
 
 
 def of_a_step(name: str, found: dict[str, float]) -> str:
-    """How much of the time the model has."""
+    """Describe the share of the time that the model takes."""
     return f"{found[name] / found['without input']:.0%} of the time is the model's"
 
 

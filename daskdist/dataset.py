@@ -1857,7 +1857,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         tokens_per_consumer: int | None = None,
         length_fn: Callable[..., Any] | None = None,
     ) -> Dataset:
-        """Have a cluster's workers produce the elements; later operations run in this process.
+        """Produce the elements on a cluster's workers; later operations run in this process.
 
         Each iteration starts a job of the data service, or joins the job with the given name.
 

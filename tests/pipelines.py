@@ -28,7 +28,7 @@ from daskdist.core.structure import Structure
 
 @dataclass(frozen=True)
 class Kind:
-    """What is known of elements while a pipeline is made.
+    """The known facts about the elements while a pipeline is generated.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def _file_rows(number: int) -> list[tuple[Any, Any, Any]]:
 
 @dataclass(frozen=True)
 class Source:
-    """Where elements come from: a name, arguments, and what functions take of them."""
+    """A source of elements: a name, its arguments, and the arguments of functions of its elements."""
 
     name: str
     args: tuple[Any, ...]
@@ -211,7 +211,7 @@ class Pipeline:
         return dask.config.set({"daskdist.split-bytes": self.split_bytes, "daskdist.window-bytes": self.window_bytes})
 
     def reference(self, iteration: int = 0) -> plain_lists.Outcome:
-        """What it comes to."""
+        """Return the expected elements."""
         return plain_lists.outcome(self, iteration)
 
     def then(self, name: str, *args: Any) -> Pipeline:
@@ -309,7 +309,7 @@ _INNERS = [
 
 
 class Whole:
-    """Of windows, one for each leaf, one batch of all their elements."""
+    """One batch of all elements of a window, for windows with a dataset per leaf."""
 
     def __call__(self, *windows):
         return Dataset.zip(windows if len(windows) > 1 else windows[0]).batch(100)
@@ -324,7 +324,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Reduced:
-    """Of a group, an operation on it."""
+    """The result of an operation on a group."""
 
     name: str
     argument: int

@@ -1,4 +1,4 @@
-"""What a pipeline comes to, by plain lists: the reference that every way to run it is held against.
+"""The expected elements of a pipeline, computed with plain lists: the reference for every way to run it.
 
 A pipeline is evaluated one operation after another, each a few lines on a list of elements. An element that
 cannot be made, such as a batch of elements that do not stack, is an `Unmade`: an operation that looks at values
@@ -41,7 +41,7 @@ class Listed(Nested):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a pipeline comes to; whether elements that could not be made were met somewhere on the way."""
+    """The elements of a pipeline, and whether some elements failed on the way."""
 
     elements: list[Any]
     met_unmade: bool
@@ -51,7 +51,7 @@ class Outcome:
         return any(isinstance(element, Unmade) for element in self.elements)
 
     def check(self, run: Any, what: str) -> None:
-        """That ``run()`` gives these elements, or the same error."""
+        """Check that ``run()`` gives these elements, or the same error."""
         try:
             given = list(run())
         except StackError:
@@ -63,7 +63,7 @@ class Outcome:
 
 
 def outcome(pipeline: Any, iteration: int = 0) -> Outcome:
-    """What a pipeline comes to in an iteration."""
+    """Return the elements of a pipeline in an iteration."""
     reference = Reference()
     elements = [each if isinstance(each, Unmade) else _plain(each) for each in reference.of(pipeline, (iteration,))]
     return Outcome(elements, reference.met_unmade)

@@ -73,7 +73,7 @@ def check_picture(path: Path) -> None:
 
 
 def busy_s() -> float:
-    """What the processors took for processes that were started here and have ended."""
+    """Return the CPU time of child processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

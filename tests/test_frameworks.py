@@ -72,7 +72,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def no_copies(strict: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is copied from devices to the host."""
+    """Fail if an array is copied from a device to the host."""
 
     def refused(self: Any, array: Any) -> Any:
         raise AssertionError(f"an array of {array.shape} is copied to the host")

@@ -50,7 +50,7 @@ extern "C" __global__ void spin(long long turns) {
 
 
 def spin(turns=200_000_000):
-    """Have the current stream of the current GPU do something that takes about a tenth of a second."""
+    """Keep the current stream of the current GPU busy for about a tenth of a second."""
     import cupy
 
     cupy.RawKernel(SPIN, "spin")((1,), (1,), (np.int64(turns),))
@@ -153,7 +153,7 @@ class TestCupy(DeviceLaws):
 
 @needs_two
 class TestCupySecond(DeviceLaws):
-    """Of a GPU that is not the thread's current one."""
+    """The device laws for a GPU that is not the thread's current one."""
 
     def make_device(self):
         return CupyDevice(1)

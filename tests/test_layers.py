@@ -1,4 +1,4 @@
-"""Who may import whom, and other things that the syntax trees of the package tell."""
+"""Rules for imports, names and texts, checked on the syntax trees of the package."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ import daskdist
 
 PACKAGE = Path(daskdist.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+TESTS_AND_BENCHMARKS = [
+    path for folder in ("tests", "benchmarks") for path in sorted((PACKAGE.parent / folder).rglob("*.py"))
+]
 
 # A file imports lower ranks and its own folder. Folders and files below the package, by rank.
 RANKS = {
@@ -418,6 +421,21 @@ def test_variables_say_what_they_hold(path):
         assert name not in VAGUE_VARIABLES, f"{name_of(path)}:{node.lineno}: a variable is called {name}"
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             assert not OLD_WORDS.search(node.value), f"{name_of(path)}:{node.lineno}: {node.value!r:.80}"
+
+
+# A sentence that begins so is half a sentence: its noun or verb is missing.
+RIDDLES = re.compile(r"^(What|Whether|Who|Whose|That|Have|Of|Where|How|Those|As|Which|To whom)\b")
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb():
+    failures = []
+    for path in [*FILES, *TESTS_AND_BENCHMARKS]:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                docstring = ast.get_docstring(node) or ""
+                if RIDDLES.match(docstring):
+                    failures.append(f"{path}: {docstring.splitlines()[0]}")
+    assert not failures, "\n".join(failures)
 
 
 def test_public_methods_name_their_options():

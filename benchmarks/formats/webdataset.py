@@ -24,7 +24,7 @@ def _write(path: Path, num_rows: int, image: bytes, end: str) -> None:
 
 
 def photo() -> bytes:
-    """What a photograph of 224 by 224 is as a JPEG: large forms, and some noise."""
+    """Return a JPEG image of 224 by 224 pixels, with large shapes and some noise."""
     draws = np.random.default_rng(0)
     forms = Image.fromarray(draws.integers(0, 256, (14, 14, 3), np.uint8)).resize((224, 224), Image.Resampling.BICUBIC)
     noisy = np.clip(np.asarray(forms, np.int16) + draws.integers(-12, 13, (224, 224, 3)), 0, 255)

@@ -1,4 +1,4 @@
-"""What every peer's script does: load the data, then run what it is told to, one line of standard input a case."""
+"""The main loop of every peer's script: load the data, then run one case per line of standard input."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def three(request):
 
 
 def same(one, other):
-    """Whether two states are the same, types and dtypes and all."""
+    """Return whether two states are equal in types, dtypes and values."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -102,7 +102,7 @@ def saved(path, state):
 
 
 def restored(path, state=None):
-    """What comes back where there is nothing yet."""
+    """Restore a state from a file, and return it."""
     thing = Thing({"all": None} if state is None else state)
     Checkpoint(it=thing).restore(path)
     return thing.state

@@ -121,7 +121,7 @@ def test_what_is_edited_changes_it_and_nothing_else_does(project, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_pickled_by_value_it_is_the_same(project, way):
-    """As functions of the program itself are, to be sent to a worker."""
+    """Functions of the main program are pickled by value when they are sent to a worker."""
     module = project(WAYS[way], "preprocess")
     cloudpickle.register_pickle_by_value(module)
     try:
@@ -296,7 +296,7 @@ def test_a_remote_file_that_changes_is_another():
 
 @pytest.mark.parametrize("vectorized", [None, False])
 def test_helpers_that_are_defined_again_are_called_by_the_next_pass(tmp_path, vectorized):
-    """As in a notebook, where the dataset was built before."""
+    """A notebook may redefine helpers after the dataset was built."""
     variables = {"__name__": "__main__"}
     exec("K = 2\ndef g(x): return x * K\ndef f(x): return g(x)", variables)
     mapped = Dataset.range(3).map(variables["f"], vectorized=vectorized)

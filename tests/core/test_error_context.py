@@ -1,4 +1,4 @@
-"""Where an error was raised is in its message, whatever kind of error it is."""
+"""Messages of errors of any kind name the place at which they were raised."""
 
 import pickle
 

@@ -14,7 +14,7 @@ from daskdist.core.finalizer import Finalizer
 
 
 class Owner:
-    """What is watched; in a cycle with itself, so that only the garbage collector finds it."""
+    """The watched object; a reference cycle, so that only the garbage collector finds it."""
 
     def __init__(self):
         self.itself = self

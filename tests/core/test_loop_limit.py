@@ -1,4 +1,4 @@
-"""How many threads call a function row by row at the same time."""
+"""The number of threads that call a function row by row at the same time."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def in_pool(work: Callable[[], object], num_threads: int, num_calls: int) -> Non
 
 
 class AtOnce:
-    """How many threads are inside at once."""
+    """A counter of the threads that are inside at the same time."""
 
     def __init__(self) -> None:
         self.lock, self.now, self.most = threading.Lock(), 0, 0
@@ -154,7 +154,7 @@ def test_no_more_threads_run_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def reading_beside_loops(read_s: float) -> int:
-    """How many threads read at the same time, once it is known what calls do."""
+    """Return the number of threads that read at the same time, once the cost of calls is known."""
     limit, reading, number = LoopLimit(), [AtOnce(), AtOnce()], iter(range(40))
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""What is drawn at random: another order in each iteration, and with a given seed always the same ones."""
+"""Random draws: another order in each iteration, and always the same orders with a given seed."""
 
 from __future__ import annotations
 

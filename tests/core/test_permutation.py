@@ -58,7 +58,7 @@ def test_everything_is_there_once(length):
 
 
 def plain(order, place):
-    """What stands at one place, by numbers of Python's."""
+    """Compute the permutation at one index with Python's integers."""
     high, low = place >> order.low_bits, place % 2**order.low_bits
     for number, key in enumerate(order.keys.tolist()):
         mixed = (high if number % 2 == 0 else low) ^ key
@@ -111,7 +111,7 @@ def test_it_is_the_same_once_pickled():
 
 
 def too_far(counts, expected, degrees):
-    """How many standard deviations a chi-square is from what it is where all is as likely."""
+    """Return the excess of a chi-square statistic over its mean, in standard deviations."""
     return (np.sum((counts - expected) ** 2 / expected) - degrees) / sqrt(2 * degrees)
 
 

@@ -1,4 +1,4 @@
-"""What a traceback of a user's function shows: the call, one line of the package, and the function."""
+"""Tracebacks of users' functions: the call, one line of the package, and the function."""
 
 from __future__ import annotations
 

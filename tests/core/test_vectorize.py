@@ -65,7 +65,7 @@ def reason_of(given):
 
 
 def is_vectorised(function, rows):
-    """That a second block, other than the first, comes out at once as it does row by row."""
+    """Check that a second block of other rows is computed at once, with the same results as row by row."""
     given = columns(function)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

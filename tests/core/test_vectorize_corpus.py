@@ -424,7 +424,7 @@ def told(value):
 
 
 def outcome(run):
-    """What comes of a run: values or the error, and the warnings."""
+    """Return the values or the error of a run, and its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

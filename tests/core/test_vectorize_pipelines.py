@@ -45,7 +45,7 @@ def filtered(ds, predicate, vectorized=None):
 
 
 def num_calls(function, run):
-    """How often a function is called, counted where it cannot see it."""
+    """Return the number of calls of a function, counted where the function cannot see it."""
     calls = []
 
     def profile(frame, event, argument):

@@ -1,4 +1,4 @@
-"""What is asked of NCCL: which rank calls what, of a stand-in that computes and is as strict as NCCL is."""
+"""Calls of NCCL by rank, on a strict stand-in that computes the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What notebooks show of datasets, replicas and strategies: well-formed, escaped, true, and nothing is read for it."""
+"""HTML of datasets, replicas and strategies: well-formed, escaped and correct, without reading anything."""
 
 from __future__ import annotations
 

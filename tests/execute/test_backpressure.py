@@ -46,7 +46,7 @@ def _sizes():
 
 
 class Live:
-    """How many blocks were made, and how many of them are in memory."""
+    """Counters of the blocks that were created and of those in memory."""
 
     def __init__(self):
         self.made = 0
@@ -281,7 +281,7 @@ def large_file(tmp_path):
 
 
 def held_bytes(client):
-    """What each worker holds, as Dask tells."""
+    """Return the bytes that each worker holds, according to Dask."""
     sizes = client.nbytes(summary=False)
     return {worker: sum(sizes.get(key, 0) for key in keys) for worker, keys in client.has_what().items()}
 
@@ -291,7 +291,7 @@ def is_idle(client):
 
 
 def settled_bytes(client):
-    """What each worker holds once nothing is computed any more."""
+    """Return the bytes that each worker holds once nothing is being computed."""
     last = None
     while (now := (is_idle(client), held_bytes(client))) != last or not now[0]:
         last = now

@@ -1,4 +1,4 @@
-"""What each replica sees, and in which order, is decided by the dataset, the seed and the number of pipelines only."""
+"""Only the dataset, the seed and the number of pipelines determine each replica's elements and their order."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ PIPELINES = {
 
 
 def sequence(strategy, ds, policy="data"):
-    """For each replica, for each step of the first pass, the bits that it got."""
+    """Return the bytes of each step of the first pass, for each replica."""
     steps = list(strategy.distribute_dataset(afresh(ds).with_options(Options(auto_shard_policy=policy))))
     assert len(steps) > 5
     by_replica = strategy.local_results(steps)

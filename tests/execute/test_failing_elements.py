@@ -46,7 +46,7 @@ def raises_at_5():
 
 
 def taken(it, limit=100):
-    """What an iterator gives, with its errors in their places."""
+    """Return the elements of an iterator, with its errors in their places."""
     found = []
     for _ in range(limit):
         try:

@@ -268,7 +268,7 @@ def test_pinned_leaves_are_copied_from_where_they_lie(monkeypatch):
 
 
 def memory_of(leaf):
-    """What tells whether anybody has the memory of a pinned array."""
+    """Return a weak reference to the memory of a pinned array."""
     while isinstance(leaf, np.ndarray):
         leaf = leaf.base
     return weakref.ref(leaf.obj)
@@ -454,7 +454,7 @@ def test_a_destroyed_stream_is_passed_over(lent, caplog):
 
 
 def read_late(num_steps=8, late_s=0.02):
-    """What a kernel reads of each step that comes to it only when the next ones have been copied, or could have."""
+    """Read each step by a kernel that starts only after the next steps have been copied, or could have been."""
     found = []
     late = threading.Event()
     for ((leaf,),) in DevicePrefetch(iter(arrays((2**12,), num_steps=num_steps)), [device("STRICT:0")], unit_bytes=KIB):
@@ -477,7 +477,7 @@ def test_that_would_be_seen_too_if_it_were_not(monkeypatch):
 
 
 def read_unknown(strict, is_minded, num_steps=8, late_s=0.02):
-    """What a framework reads of each step in a stream of which it tells nobody, after it has let go of that."""
+    """Read each step in a stream that only a framework knows, after the framework has released the step."""
     found, late = [], threading.Event()
     unknown = strict.stream()
     if is_minded:

@@ -1,4 +1,4 @@
-"""What is kept of a pipeline: caches in memory and on disk, snapshots, saved datasets."""
+"""Stored elements of pipelines: caches in memory and on disk, snapshots, saved datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where things are read: where their data lies, if that is known; and that the elements are the same wherever it is."""
+"""Data is read on the workers that have it, if they are known; the elements are the same wherever it is read."""
 
 from __future__ import annotations
 

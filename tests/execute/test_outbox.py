@@ -17,7 +17,7 @@ WITHIN_S = 30
 
 
 async def exchanged(protocol: str, exchange: Callable[[Comm, Comm], Awaitable[Any]]) -> Any:
-    """What an exchange between the two ends of a comm gives."""
+    """Return the messages that arrive in an exchange between the two ends of a comm."""
     other: asyncio.Future[Comm] = asyncio.get_running_loop().create_future()
     closed = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""What a source or a function does ahead of need is bounded: in rows, bytes, time and tasks."""
+"""Limits of the work ahead of need, in rows, bytes, time and tasks."""
 
 from __future__ import annotations
 

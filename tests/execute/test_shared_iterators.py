@@ -25,7 +25,7 @@ def _threads_switch_often():
 
 
 def in_threads(take, num_threads=NUM_THREADS):
-    """What ``take()`` gives in several threads, a list for each, until it raises StopIteration; and other errors."""
+    """Call ``take()`` in several threads until StopIteration; return a list of results per thread, and other errors."""
     taken, errors = [[] for _ in range(num_threads)], []
     ready = threading.Barrier(num_threads)
 

@@ -62,7 +62,7 @@ def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _by_steps(dataset: Dataset, epoch: int, names: Sequence[str], caller: Any = None) -> list[list[Any]]:
-    """What each consumer is given, step by step, as leaves; None where that has no rows."""
+    """Return the leaves of each consumer, step by step; None for a step without rows."""
     primitive = plan(node_of(dataset))
     caller = caller or local_caller(node_of(dataset))
     hooks = device_gathers(list(map(device, names)), primitive)
@@ -444,7 +444,7 @@ def _refs(blocks: Sequence[Block]) -> tuple[BlockRef, ...]:
 
 
 def _read_late() -> list[bytes]:
-    """What kernels read of rows that are let go of at once, when others have been picked since."""
+    """Read rows by kernels that start only after the rows were released and others were picked."""
     here, made, found, nobody = StrictDevice(0), DeviceGather(StrictDevice(0)), list[bytes](), threading.Event()
     block = _block(0, 4096)
     refs = _refs([block])

@@ -1,4 +1,4 @@
-"""What holds of all formats: each is tested, is told by its files, and can be someone else's."""
+"""Rules for all formats: each is tested, is recognised by its files, and can come from another package."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_what_spark_leaves_beside_its_files_is_not_read(tmp_path, name):
 
 
 class NoCredentialsError(Exception):
-    """As botocore's, of which no class of Python's is a base."""
+    """An error like botocore's, whose base is not one of Python's errors for files."""
 
     __module__ = "botocore.exceptions"
 

@@ -114,7 +114,7 @@ def test_lengths_that_cannot_be_are_not_allocated(tmp_path, chunks, dtype, value
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """How many rows of each array were read, from where on."""
+    """Return the start and the number of rows of each read of an array."""
     counts = Counter()
     whole = module._values
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 
 def same_leaf(a, b):
-    """Whether two leaves are alike to the bit, but for byte order."""
+    """Return whether two leaves are equal bit by bit, except for byte order."""
     if isinstance(a, Ragged) or isinstance(b, Ragged):
         return (
             type(a) is type(b)

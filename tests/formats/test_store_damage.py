@@ -354,7 +354,7 @@ def save_json(directory, content):
 
 @pytest.fixture
 def content(tmp_path):
-    """What the file of a manifest holds."""
+    """Return the content of a manifest file."""
     write_manifest(str(tmp_path), manifest())
     return json.loads((tmp_path / "manifest.json").read_text())
 

@@ -73,7 +73,7 @@ def fails_at(row):
 
 
 def unknown(function, num_rows):
-    """What a function makes of the numbers from 50 on; it fails on others, so that its spec is not known before."""
+    """Return mapped numbers from 50 on; the function fails for others, so its spec is not known in advance."""
     return Dataset.range(50, 50 + num_rows).map(lambda x: function(x) if x >= 50 else 1 // 0, vectorized=False)
 
 

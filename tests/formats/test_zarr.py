@@ -125,7 +125,7 @@ class TestZarrArrays(FormatLaws):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """How often each chunk was fetched, and so decoded."""
+    """Return how often each chunk was fetched and decoded."""
     counts = Counter()
     whole = zarr.storage.LocalStore.get
 

@@ -528,7 +528,7 @@ for address in sys.argv[1:]:
 
 
 def connect_apart(*addresses: str, **env: str) -> str:
-    """What a process that connects says as it ends; by itself, lest a hang spread, the way out included."""
+    """Return the output of a separate process that connects and exits, so that a hang cannot affect other tests."""
     command = [sys.executable, "-W", "ignore::ResourceWarning", "-c", CONNECT, *addresses]
     env = {**os.environ, **env}
     return subprocess.run(command, timeout=40, capture_output=True, text=True, check=False, env=env).stderr

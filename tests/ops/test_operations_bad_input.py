@@ -47,7 +47,7 @@ def resample(target, initial=None, **arguments):
 
 
 def refused(build, says, error=errors.ArgumentError, builtin=ValueError):
-    """That building is an error of ours, and a builtin one, whose message has these phrases."""
+    """Check that building raises an error of ours and of a builtin class, with these phrases in its message."""
     with pytest.raises(error) as caught:
         build()
     assert isinstance(caught.value, errors.DaskdistError)

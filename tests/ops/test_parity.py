@@ -129,7 +129,7 @@ def test_computed_on_a_cluster(client):
 
 
 def check_dealt(pipeline, strategy):
-    """That each step is a batch of the reference, cut by the rule."""
+    """Check that each step is a batch of the reference, cut by the rule."""
     outcome = pipeline.reference()
     num_replicas = strategy.num_replicas_in_sync
     options = daskdist.Options()
@@ -159,7 +159,7 @@ def check_dealt(pipeline, strategy):
 
 
 def check_piece(part, piece):
-    """That a replica's part is this; of no rows, that it is of this structure, rank and dtype."""
+    """Check a replica's part; without rows, its structure, rank and dtype."""
     (leaves, structure), (expected, of) = Structure.flatten(part), Structure.flatten(piece)
     if len(expected[0]):
         same_elements([part], [piece], "a replica's part")
@@ -269,7 +269,7 @@ def test_while_another_iterator_is_half_way(pipeline, number):
 @given(pipelines(max_operations=5))
 @some
 def test_of_nothing(pipeline):
-    """Nothing goes through any operation as nothing, in blocks that are there and have no rows."""
+    """Every operation accepts an empty dataset, also one of blocks without rows."""
     names = {name for name, _ in pipeline.operations}
     if "assert_cardinality" in pipeline.names() or names & {"zip", "concatenate", "choose", "sample"}:
         return

@@ -1,4 +1,4 @@
-"""What each operation gives, by worked examples: tf.data's outputs, and ours where they differ on purpose."""
+"""Worked examples of each operation: results as in tf.data, and those that differ on purpose."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plain(element):
 
 
 def check(build, expected):
-    """That a pipeline gives these elements, in a second pass too, and however its blocks are cut."""
+    """Check the elements of a pipeline, in a second pass too, and for all divisions into blocks."""
     ds = build()
     assert list(map(plain, ds)) == expected
     assert list(map(plain, ds)) == expected

@@ -36,7 +36,7 @@ ROW_BYTES = 8192
 
 
 class Counter:
-    """How many splits were read, and how often each."""
+    """A counter of the reads of each split."""
 
     def __init__(self):
         self.lock = threading.Lock()

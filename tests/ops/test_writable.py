@@ -1,4 +1,4 @@
-"""Which arrays that are handed out can be written into, and that nobody else sees it."""
+"""The arrays that users may write to, and that no one else sees the change."""
 
 from __future__ import annotations
 

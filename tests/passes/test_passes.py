@@ -226,7 +226,7 @@ def test_files_go_to_workers_in_turn(files):
 @given(pipelines(max_operations=4))
 @settings(max_examples=60, deadline=None)
 def test_operations_that_may_be_sharded_lose_no_row(pipeline):
-    """Where AUTO comes to FILE, the workers' rows are the dataset's."""
+    """If AUTO chooses FILE, the workers' rows together are the dataset's."""
     if pipeline.source.name != "parquet" or pipeline.reference().met_unmade:
         return
     with dask.config.set({"daskdist.split-bytes": pipeline.split_bytes}):

@@ -24,7 +24,7 @@ def policy(name: str) -> Options:
 
 
 def steps_of(strategy, ds) -> list[list[list[int]]]:
-    """For each step, for each replica, the row numbers it got."""
+    """Return the row numbers of each replica, for each step."""
     found = []
     for batch in strategy.distribute_dataset(ds):
         pieces = [piece["id"] if isinstance(piece, dict) else piece for piece in strategy.local_results(batch)]

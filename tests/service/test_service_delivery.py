@@ -1,4 +1,4 @@
-"""What workers of the data service send to whom, how much of it at a time, and what goes over the wire."""
+"""Delivery by workers of the data service: the consumer, the amount, and the bytes of each message."""
 
 import asyncio
 import os

@@ -46,11 +46,11 @@ class Bench:
             self.dispatcher.worker_joined(f"w{number}", "host")
 
     def join(self, name="c", job="j", iteration=0, **fields):
-        """Have a consumer join."""
+        """Make a consumer join."""
         return self.dispatcher.joined(Join(name, "ds", job, iteration, self.options, **fields))
 
     def read_through(self, iteration, job="j"):
-        """Have a consumer read an iteration to its end and leave."""
+        """Make a consumer read an iteration to its end and leave."""
         name = f"c{iteration}"
         tasks = [spec for _, spec in started(self.join(name, job, iteration))]
         while tasks:

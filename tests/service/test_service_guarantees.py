@@ -1,4 +1,4 @@
-"""What consumers of the data service can rely on, whatever is lost and in whichever order messages come."""
+"""Guarantees for consumers of the data service, under losses and any order of messages."""
 
 import random
 
@@ -143,14 +143,14 @@ class Files(Service):
 
 
 class Dropped(Service):
-    """What a lost consumer had is given up."""
+    """A simulation with ``on_consumer_loss="drop"``: elements of a lost consumer are dropped."""
 
     redelivers = False
     is_leased = True
 
 
 class FewOutstanding(Service):
-    """Not more than two elements are on their way to a consumer."""
+    """A simulation in which at most two elements are under way to a consumer."""
 
     is_leased = True
     window = 2

@@ -1,4 +1,4 @@
-"""Where clusters come from, who is waited for, what is spoken there, and on which workers replicas sit."""
+"""Clusters of strategies: their origin, waiting for workers, protocols, and the workers of replicas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def soon() -> Iterator[None]:
-    """Nobody is waited for long who does not answer."""
+    """Shorten the time to wait for processes that do not answer."""
     with dask.config.set({"daskdist.timeouts.connect": 2}):
         yield
 
@@ -47,7 +47,7 @@ def at_once() -> Iterator[None]:
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    """Until processes have ended; an error if one has not within 10 s."""
+    """Wait until processes have ended; fail if one has not within 10 s."""
     there = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs(there, timeout=10)
     assert not alive
@@ -315,7 +315,7 @@ def on_tls(security: Security) -> Iterator[MultiWorkerMirroredStrategy]:
 
 
 def open_comms(dask_worker: Any) -> list[str]:
-    """Whom a worker has spoken to."""
+    """Return the addresses to which a worker has connections."""
     pool = dask_worker.rpc
     return [*pool.available, *pool.occupied, dask_worker.batched_stream.comm.peer_address]
 

@@ -365,7 +365,7 @@ def test_between_replicas_there_is_a_variable_of_some_and_what_others_give(strat
 
 
 class LikeAVariable:
-    """What another framework has, say."""
+    """A variable of another framework."""
 
     def read_value(self):
         return np.full(2, daskdist.get_replica_context().replica_id_in_sync_group)
@@ -709,7 +709,7 @@ def test_what_merge_call_raises_all_are_told(strategy):
 
 
 class Numbered(Exception):  # noqa: N818
-    """Has what it is made with, and says something else."""
+    """An error whose message differs from its argument."""
 
     def __init__(self, number):
         super().__init__(f"number {number}")
@@ -717,7 +717,7 @@ class Numbered(Exception):  # noqa: N818
 
 
 class Told(Exception):  # noqa: N818
-    """Says what it is made with."""
+    """An error whose message is its argument."""
 
 
 @pytest.mark.parametrize("kind", [Numbered, Told])

@@ -39,7 +39,7 @@ def until(is_so, most_s=30):
 
 
 def told(call):
-    """What comes of a call, in words."""
+    """Return the results or the error of a call as text."""
     begin = time.monotonic()
     try:
         return f"gave {call()}"

@@ -1,4 +1,4 @@
-"""What replicas send each other: what is large, what is on its way when one has ended, and what stays on workers."""
+"""Messages between replicas: large values, messages under way when a replica ends, and values that stay on workers."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Started:
         return log
 
     def wait_for(self, path: Path, text: str) -> str:
-        """What a file holds, once it has a text in it."""
+        """Wait for text in a file, and return it."""
         until = time.monotonic() + 30
         while time.monotonic() < until:
             found = path.read_text() if path.exists() else ""

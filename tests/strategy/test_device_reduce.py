@@ -93,7 +93,7 @@ def of_dtype(rng, shape, dtype):
 
 
 def both(op, values, axis, names=NAMES):
-    """What devices give, and what CPUs do."""
+    """Return the result on devices and the result on CPUs."""
     size = len(values)
     cpu = daskdist.MirroredStrategy([f"CPU:{k}" for k in range(size)])
     there = daskdist.MirroredStrategy(names[:size])
@@ -809,7 +809,7 @@ def test_the_programs_own_arrays_of_devices_go_to_workers_as_numpys(on_workers, 
 
 
 class Model:
-    """Has weights."""
+    """An object with weights."""
 
     def __init__(self, weights):
         self.weights = weights

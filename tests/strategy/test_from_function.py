@@ -25,7 +25,7 @@ from daskdist.core.cardinality import INFINITE
 
 
 def steps_of(strategy, distributed) -> list[list[list[int]]]:
-    """For each step, for each replica, what it got."""
+    """Return the elements of each replica, for each step."""
     return [[np.asarray(value).tolist() for value in strategy.local_results(step)] for step in distributed]
 
 

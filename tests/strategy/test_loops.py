@@ -34,7 +34,7 @@ def passes_of(iterator, num_passes):
 
 
 def by_steps(strategy, distributed, num_passes):
-    """What the program's own loop hands to each replica."""
+    """Return each replica's elements in a loop of the program."""
     found = [[] for _ in range(strategy.num_replicas_in_sync)]
     for _ in range(num_passes):
         steps = [strategy.local_results(step) for step in distributed]
@@ -44,7 +44,7 @@ def by_steps(strategy, distributed, num_passes):
 
 
 def by_loops(strategy, distributed, num_passes):
-    """What loops on the replicas are handed."""
+    """Return each replica's elements in loops on the replicas."""
     return [str(each) for each in strategy.local_results(strategy.run(passes_of, args=(distributed, num_passes)))]
 
 

@@ -50,7 +50,7 @@ def by_steps(strategy, dataset):
 
 
 def persisted(client, collection):
-    """What is persisted, once it is there or has failed."""
+    """Persist a dataset, and return it once it is computed or has failed."""
     found = client.persist(collection)
     for future in client.futures_of(found):
         future.exception()

@@ -17,7 +17,7 @@ from daskdist import Dataset, errors
 
 @pytest.fixture
 def own_client() -> Iterator[Client]:
-    """Of a cluster that no other test needs, for it will be broken."""
+    """Return the client of a cluster that no other test uses, since the test will break it."""
     with (
         LocalCluster(
             n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50

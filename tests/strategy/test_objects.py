@@ -54,7 +54,7 @@ def number():
 
 
 def added(made):
-    """What each replica has once it has added to its own in place, and all have."""
+    """Return a function in which each replica adds to its object in place, and returns it once all have."""
 
     def step():
         made.read_value().number += number() + 1

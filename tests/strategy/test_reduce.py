@@ -41,7 +41,7 @@ def arrays(*values, dtype=None):
 
 
 def together(op, values, axis):
-    """What NumPy makes of the rows of all, or where rows are kept, of all values."""
+    """Reduce by NumPy the rows of all replicas together, or all values if the rows are kept."""
     axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
     axes = tuple(each % values[0].ndim for each in axes)
     with np.errstate(all="ignore"):

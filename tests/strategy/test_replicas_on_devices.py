@@ -48,7 +48,7 @@ class TestTwo(OnStrict, PairLaws):
 
 
 class TestAfterAProcessor(OnStrict, StreamLaws):
-    """Where the first replica waits for no stream, and so lets no other profit by that."""
+    """The first replica waits for no stream, so that another cannot depend on that wait."""
 
     def names(self):
         return ["CPU:0", "STRICT:0"]

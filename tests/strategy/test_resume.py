@@ -35,7 +35,7 @@ def files(tmp_path_factory):
 
 
 def parts_of(strategy, step):
-    """What each replica has of a step."""
+    """Return each replica's part of a step."""
     return [np.asarray(part).tolist() for part in strategy.local_results(step)]
 
 

@@ -25,7 +25,7 @@ def number_here() -> int:
 
 
 def meet(folder, num_replicas):
-    """How many replicas are seen to be in this function, with no collective among them."""
+    """Return the number of replicas that are inside this function together, without a collective."""
     open(os.path.join(folder, str(number_here())), "w").close()
     deadline = time.monotonic() + TIMEOUT_S
     while (found := len(os.listdir(folder))) < num_replicas and time.monotonic() < deadline:

@@ -83,7 +83,7 @@ def test_status_in_the_middle_of_a_long_call(on_cluster, client):
 
 
 def metrics_of(client):
-    """What the scheduler shows of its workers' use, by address."""
+    """Return the metrics of workers that the scheduler shows, by address."""
     workers = client.scheduler_info(n_workers=-1)["workers"].items()
     return {
         address: (info["metrics"].get("daskdist_replicas", 0), info["metrics"].get("daskdist_running", ""))
@@ -92,7 +92,7 @@ def metrics_of(client):
 
 
 def metrics_on(dask_worker):
-    """What a worker is to send of its use."""
+    """Return the metrics that a worker should send."""
     return tuple(
         dask_worker.metrics[name](dask_worker) if name in dask_worker.metrics else nothing
         for name, nothing in (("daskdist_replicas", 0), ("daskdist_running", ""))

@@ -72,7 +72,7 @@ def far_client():
 
 @pytest.fixture
 def far(far_client):
-    """That client, once workers that were killed are there again."""
+    """Return the client, once workers that were killed have been replaced."""
     eventually(lambda: len(far_client.nthreads()) == 2)
     return far_client
 

@@ -645,7 +645,7 @@ def test_what_the_program_has_no_more_is_let_go_of(strategy):
 
 
 class Model:
-    """What has a variable, and a method that uses it."""
+    """An object with a variable, and a method that uses it."""
 
     def __init__(self, made):
         self.weights = made

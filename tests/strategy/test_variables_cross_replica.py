@@ -45,7 +45,7 @@ def two(request):
 
 
 def between(function, *args):
-    """Have replicas call a function between them; what each is given of it."""
+    """Call a function in cross-replica context; for functions on replicas."""
     return daskdist.get_replica_context().merge_call(function, args=args)
 
 
