@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -30,6 +31,8 @@ from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.variables.read_copies import has_variables, with_copies
 from daskdist.strategy.variables.replica_copy import align_on_replica
 from daskdist.strategy.variables.variable import Variable
+
+logger: Final = logging.getLogger("daskdist")
 
 # Types of arguments of a step that are certainly leaves.
 ARGUMENT_LEAVES: Final = LEAVES | {PerReplica, AsyncValue, Variable}
@@ -67,6 +70,7 @@ class StrategyInternals:
         self.input = input_backend
         self.merge_calls = merge_calls
         self.returned = ReturnedValues(backend)
+        self.has_told_of_uneven = False
         # number -> variable, for the variables that the program still references.
         self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
 
@@ -159,8 +163,12 @@ class StrategyInternals:
         handles, group = self.call_replicas(operation, fn, leaves, treespec)
         return self.returned.columns(handles, num_leaves, group)
 
-    def reduce(self, op: Op, value: Any, axis: Axis, on: str | None = None) -> Any:
+    def reduce(self, op: Op, value: Any, axis: Axis, on: str | None = None, weights: Any = None) -> Any:
         """Reduce the values of all replicas as `Strategy.reduce` does, with the result on a given worker."""
+        if weights is not None:
+            return self._reduce_weighted(op, value, axis, weights)
+        if op is ReduceOp.MEAN and axis is None and not self.has_told_of_uneven:
+            self._tell_of_uneven(value)
         if type(value) is PerReplica and not has_variables(value):
             self.check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
@@ -180,9 +188,56 @@ class StrategyInternals:
         reduced = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, reduced)
 
-    def _fold(self, op: Op, axis: Axis, values: list[PerReplica], on: str | None) -> list[Any]:
+    def _tell_of_uneven(self, value: Any) -> None:
+        leaves = [value] if type(value) is PerReplica else optree.tree_leaves(value)
+        if any(type(leaf) is PerReplica and leaf.is_uneven for leaf in leaves):
+            self.has_told_of_uneven = True
+            logger.warning(
+                "reduce: MEAN with axis=None counts replicas, not rows, and the replicas of this step have different "
+                "numbers of rows. Give weights, such as run(len, args=(batch,)), or return a value for each row and "
+                "give axis=0"
+            )
+
+    def _reduce_weighted(self, op: Op, value: Any, axis: Axis, weights: Any) -> Any:
+        if not isinstance(op, ReduceOp) or NAMED[op].weighted is None:
+            raise ArgumentError(f"reduce: {name_of(op)} takes no weights; MEAN and SUM do")
+        if axis is not None:
+            raise ArgumentError(
+                f"reduce: weights are of replicas and axis is {axis}; along an axis each row counts once. "
+                "Give axis=None"
+            )
+        leaves, treespec = with_copies("reduce", self.token, (value, weights))
+        num_weights = treespec.child(1).num_leaves
+        self.recover()
+        if len(self.group.now.replicas) == 1:
+            leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
+        if num_weights != 1 or not isinstance(leaves[-1], PerReplica):
+            raise ArgumentError(
+                f"reduce: weights is {weights!r:.80}; give a PerReplica with a number for each replica, as "
+                "run(len, args=(batch,)) returns"
+            )
+        if not all(isinstance(leaf, PerReplica) for leaf in leaves):
+            raise ArgumentError(
+                "reduce: weights are given for a value that is not per replica; reduce what run returns"
+            )
+        self.check_values("reduce", leaves)
+        results = self._fold(op, None, leaves, None, is_weighted=True)
+        return optree.tree_unflatten(treespec.child(0), results)
+
+    def _fold(
+        self, op: Op, axis: Axis, values: list[PerReplica], on: str | None, *, is_weighted: bool = False
+    ) -> list[Any]:
         parts: PerReplicaRef | list[list[Any]] | None = values[0].spread if len(values) == 1 else None
         if parts is None:
             parts = [list(row) for row in zip(*[value.values for value in values], strict=True)]
-        handle = fold_tree(self.backend, op, axis, self.group.now.worker_of, parts, setting("split-every"), on)
-        return self.returned.leaves(handle, len(values))
+        handle = fold_tree(
+            self.backend,
+            op,
+            axis,
+            self.group.now.worker_of,
+            parts,
+            setting("split-every"),
+            on,
+            is_weighted=is_weighted,
+        )
+        return self.returned.leaves(handle, len(values) - is_weighted)

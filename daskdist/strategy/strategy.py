@@ -237,7 +237,12 @@ class Strategy(Viewed):
         self._internals.check_values("run", leaves)
         leaves, treespec, _shared_readers = with_plans(self, leaves, treespec)
         handles, group = self._internals.call_replicas("run", fn, leaves, treespec)
-        return self._internals.returned.of_run(fn, handles, group)
+        results = self._internals.returned.of_run(fn, handles, group)
+        if any(type(leaf) is PerReplica and leaf.is_uneven for leaf in leaves):
+            for result in optree.tree_leaves(results):
+                if type(result) is PerReplica:
+                    result.is_uneven = True
+        return results
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Compute a value for each replica in the replica's process.
@@ -363,7 +368,7 @@ class Strategy(Viewed):
         gathered = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, gathered)
 
-    def reduce(self, reduce_op: Op | str, value: Any, axis: int | Sequence[int] | None) -> Any:
+    def reduce(self, reduce_op: Op | str, value: Any, axis: int | Sequence[int] | None, weights: Any = None) -> Any:
         """Reduce the values of all replicas to one.
 
         Parameters
@@ -377,6 +382,10 @@ class Strategy(Viewed):
         axis
             The axis or axes of each replica's value to reduce along as well, 0 for its rows; None to reduce over the
             replicas only.
+        weights
+            For MEAN and SUM with ``axis=None``: a `PerReplica` with a number for each replica, by which its value is
+            multiplied, such as the number of its rows. MEAN is divided by the sum of the weights, and is NaN if that is
+            0. A value of weight 0 is left out, even if it is NaN.
 
         Returns
         -------
@@ -394,7 +403,8 @@ class Strategy(Viewed):
         ArgumentError
             Shapes differ between replicas and no axis is given; a value lacks the axis; no replica has rows and the
             operation has no result without rows (SUM has 0, PROD 1, MEAN NaN); or a plain value is reduced by SUM, PROD
-            or a function over several replicas. On a cluster, the first three are raised when the result is read.
+            or a function over several replicas. A weight is negative or no number. On a cluster, all but a plain value are
+            raised when the result is read. Or weights are given with an axis or for another operation.
 
         Notes
         -----
@@ -410,8 +420,11 @@ class Strategy(Viewed):
         >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
         >>> strategy.reduce("MEAN", value, axis=0), strategy.reduce(np.gcd, value, axis=0)
         (np.float64(2.75), np.int64(1))
+        >>> means, num_rows = PerReplica([2.0, 5.0]), PerReplica([3, 1])
+        >>> strategy.reduce("MEAN", means, axis=None, weights=num_rows)
+        np.float64(2.75)
         """
-        return self._internals.reduce(checked_op(reduce_op), value, checked_axis(axis))
+        return self._internals.reduce(checked_op(reduce_op), value, checked_axis(axis), weights=weights)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Wait for the values of a `PerReplica`, or of a nest that contains some, and return them in replica order.

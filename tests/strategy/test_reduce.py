@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import operator
 from dataclasses import dataclass
@@ -230,6 +231,121 @@ def test_one_replica_is_of_the_dtype_that_several_are(op):
     expected = op.reduce(value[None], axis=0)
     np.testing.assert_array_equal(found, expected)
     assert found.dtype == expected.dtype == mirrored(2).reduce(op, PerReplica([value] * 2), axis=None).dtype
+
+
+# --- weights ---
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(st.integers(-9, 9), min_size=1, max_size=5),
+    dtype=st.sampled_from(["int8", "int64", "float16", "float32", "float64", "complex64"]),
+    weighing=st.sampled_from([int, float, np.int32]),
+    data=st.data(),
+)
+def test_weights_are_those_of_numpys_average(values, dtype, weighing, data):
+    weights = [weighing(data.draw(st.integers(0, 5))) for _ in values]
+    replicas = [np.array([value, -value]).astype(dtype) for value in values]
+    strategy = mirrored(len(values))
+    total = strategy.reduce("SUM", PerReplica(replicas), axis=None, weights=PerReplica(weights))
+    wide = np.stack(replicas).astype(np.result_type(dtype, np.float64))
+    np.testing.assert_array_equal(total, np.tensordot(np.array(weights, float), wide, 1))
+    mean = strategy.reduce("MEAN", PerReplica(replicas), axis=None, weights=PerReplica(weights))
+    assert mean.dtype == strategy.reduce("MEAN", PerReplica(replicas), axis=None).dtype
+    if not sum(weights):
+        assert np.isnan(mean).all()
+        return
+    average = np.average(wide, axis=0, weights=weights).astype(mean.dtype)
+    np.testing.assert_allclose(mean, average, rtol=2 * np.finfo(mean.dtype).eps)
+
+
+def test_means_weighted_by_rows_are_the_mean_of_all_rows(strategy):
+    rows = np.random.default_rng(0).random(997)
+    batches = strategy.distribute_dataset(daskdist.Dataset.from_tensor_slices(rows).batch(100))
+
+    def evaluate(batch):
+        return {"mean": batch.mean() if len(batch) else np.nan, "num_rows": len(batch)}
+
+    sums = []
+    for batch in batches:
+        found = strategy.run(evaluate, args=(batch,))
+        num_rows = strategy.reduce("SUM", found["num_rows"], axis=None)
+        sums.append((strategy.reduce("MEAN", found["mean"], axis=None, weights=found["num_rows"]), num_rows))
+    assert sum(int(num_rows) for _, num_rows in sums) == 997
+    total = sum(float(mean) * int(num_rows) for mean, num_rows in sums)
+    np.testing.assert_allclose(total / 997, rows.mean(), rtol=1e-14)
+
+
+@pytest.mark.cluster
+def test_weighted_reductions_give_the_same_bits_everywhere(on_cluster):
+    values = PerReplica(list(np.random.default_rng(0).random((2, 50), dtype=np.float32)))
+    for op, weights in itertools.product(["SUM", "MEAN"], [(3, 7), (0.1, 0.7), (0, 2)]):
+        here, there = (
+            np.asarray(replicas.reduce(op, values, axis=None, weights=PerReplica(weights)))
+            for replicas in (mirrored(2), on_cluster)
+        )
+        assert here.tobytes() == there.tobytes()
+        assert here.dtype == there.dtype
+
+
+def test_a_value_without_weight_is_left_out_whatever_it_is(strategy):
+    for nothing in (np.nan, np.inf):
+        found = strategy.reduce("MEAN", arrays(nothing, 3.0), axis=None, weights=arrays(0, 2))
+        assert float(found) == 3
+        assert float(strategy.reduce("SUM", arrays(nothing, 3.0), axis=None, weights=arrays(0, 2))) == 6
+    nest = {"loss": arrays(1.0, 4.0), "hits": arrays(2, 5)}
+    found = strategy.reduce("MEAN", nest, axis=None, weights=arrays(1, 2))
+    assert {name: float(value) for name, value in found.items()} == {"loss": 3, "hits": 4}
+
+
+def test_one_replica_is_weighted_by_a_plain_number():
+    assert mirrored(1).reduce("SUM", 3, axis=None, weights=4) == 12
+    assert mirrored(1).reduce("MEAN", 3, axis=None, weights=4) == 3
+
+
+@pytest.mark.parametrize(
+    ("op", "axis", "weights", "message"),
+    [
+        ("MAX", None, arrays(1, 2), "MAX takes no weights; MEAN and SUM do"),
+        (np.logaddexp, None, arrays(1, 2), "logaddexp takes no weights"),
+        ("MEAN", 0, arrays(1, 2), "axis is 0; along an axis each row counts once. Give axis=None"),
+        ("MEAN", None, [1, 2], r"weights is \[1, 2\]; give a PerReplica with a number for each replica"),
+        ("MEAN", None, 2, "weights is 2; give a PerReplica"),
+        ("MEAN", None, arrays(1, -2), "a weight is .*-2.*; give each replica a number that is at least 0"),
+        ("MEAN", None, arrays(1, np.nan), "a weight is .*nan"),
+        ("MEAN", None, arrays([1], [2]), r"a weight is array\(\[1\]\)"),
+        ("MEAN", None, PerReplica(["a", "b"]), "a weight is 'a'"),
+    ],
+)
+def test_weights_that_are_refused(strategy, op, axis, weights, message):
+    with pytest.raises(errors.ArgumentError, match=message):
+        np.asarray(strategy.reduce(op, arrays([1.0], [2.0]), axis=axis, weights=weights))
+
+
+def test_it_is_told_once_that_replicas_are_counted_and_not_rows(strategy, caplog):
+    def told(num_rows, reduce):
+        caplog.clear()
+        replicas = strategy if "MultiWorker" in type(strategy).__name__ else mirrored(2)
+        replicas.internals.has_told_of_uneven = False
+        for batch in replicas.distribute_dataset(daskdist.Dataset.range(num_rows).batch(4)):
+            reduce(replicas, replicas.run(lambda batch: batch.sum(), args=(batch,)), batch)
+        return [record.getMessage() for record in caplog.records if "counts replicas, not rows" in record.getMessage()]
+
+    def mean(replicas, value, batch):
+        return replicas.reduce("MEAN", value, axis=None)
+
+    # Steps of 2 and 2 rows; then one of 2 and 1, and one of 1 and 0.
+    assert told(8, mean) == []
+    assert len(told(7, mean)) == len(told(9, mean)) == 1
+    # Also in a later call, given what the first one returned.
+    assert len(told(7, lambda replicas, value, _: mean(replicas, replicas.run(abs, args=(value,)), None))) == 1
+    assert told(7, lambda replicas, value, _: replicas.reduce("SUM", value, axis=None)) == []
+    assert told(7, lambda replicas, _, batch: replicas.reduce("MEAN", batch, axis=0)) == []
+
+    def weighted(replicas, value, batch):
+        return replicas.reduce("MEAN", value, axis=None, weights=replicas.run(len, args=(batch,)))
+
+    assert told(7, weighted) == []
 
 
 # --- records ---

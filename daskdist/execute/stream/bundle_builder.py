@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,11 +50,14 @@ class Lane:
         For each step the element's place in that block; -1 for an element without rows, which is in no block.
     lengths
         The handle of the number of rows of each element of the block, if that was requested.
+    num_rows
+        For each step the number of rows of its element, if arithmetic tells it.
     """
 
     ref: BlockRef | None
     places: Sequence[int]
     lengths: Handle | None = None
+    num_rows: np.ndarray[Any, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -369,12 +372,16 @@ class BundleBuilder:
         places = [-1] * num_steps
         for number, place in enumerate(full):
             places[place] = number if is_active else 0
+        num_rows = None
+        if isinstance(run, Groups):
+            num_rows = np.zeros(num_steps, np.intp)
+            num_rows[: len(run)] = run.lengths
         if not full or not is_active:
-            return Lane(None, places)
+            return Lane(None, places, None, num_rows)
         interpreter = self.interpreter
         run = run if len(full) == len(run) else run.take(np.array(full))
         ref = interpreter.gather(run, worker=worker, name="gather", windows=interpreter.bundles, by=by)
-        return Lane(ref, places, self._lengths(ref))
+        return Lane(ref, places, self._lengths(ref), num_rows)
 
     def _lengths(self, ref: BlockRef) -> Handle | None:
         if not self.asks_lengths:

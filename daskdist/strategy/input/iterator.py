@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from threading import Lock, RLock
 from time import perf_counter
 from typing import Any, Final
+
+import numpy as np
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import writable
@@ -61,6 +63,8 @@ class _PipelineCursor:
         self.builder = builder
         self.caller = caller
         self.lanes: list[Lane] = []
+        # For each step of the bundle the numbers of rows that its elements have, as far as they are known.
+        self.num_rows: Sequence[Collection[int]] = ()
         self.position = self.length = 0
         # The number of elements in the bundles before the current one.
         self._num_before = self._num_elements = 0
@@ -94,6 +98,8 @@ class _PipelineCursor:
             self._num_elements = bundle.num_elements
             self.lanes = list(map(self._without_empty, bundle.lanes))
             self.position, self.length = 0, len(bundle)
+            known = [lane.num_rows for lane in self.lanes if lane.num_rows is not None]
+            self.num_rows = list(map(set, np.stack(known, 1).tolist())) if known else ((),) * self.length
         step = [(lane, lane.places[self.position]) for lane in self.lanes]
         self.position += 1
         return step
@@ -101,8 +107,10 @@ class _PipelineCursor:
     def _without_empty(self, lane: Lane) -> Lane:
         if lane.lengths is None:
             return lane
-        lengths = self.caller.result(lane.lengths)
-        return Lane(lane.ref, [place if place >= 0 and lengths[place] else -1 for place in lane.places])
+        # Elements without rows are at place -1.
+        lengths = np.append(self.caller.result(lane.lengths), 0)
+        num_rows = lengths[np.asarray(lane.places)]
+        return Lane(lane.ref, np.where(num_rows > 0, lane.places, -1).tolist(), None, num_rows)
 
 
 class _JointCursor:
@@ -123,12 +131,15 @@ class _JointCursor:
         self._handed_out_at_end: HandedOut = []
         self._num_lanes = num_lanes
         self._drops_uneven = drops_uneven
+        # Whether the replicas of the last step are known to have different numbers of rows.
+        self.is_uneven = False
 
     def next(self) -> tuple[list[tuple[Lane, int]], int]:
         """Return each replica's lane and place, and the number without rows; raise `OutOfRangeError` at the end."""
         while True:
             is_over = True
             places: list[tuple[Lane, int]] = []
+            num_rows: set[int] = set()
             for feed, num_lanes in zip(self.feeds, self._num_lanes, strict=False):
                 step = feed.next()
                 if step is None:
@@ -136,6 +147,7 @@ class _JointCursor:
                 else:
                     is_over = False
                     places += step
+                    num_rows.update(feed.num_rows[feed.position - 1])
             if is_over:
                 raise OutOfRangeError(_AT_ITS_END)
             num_empty = len([place for _, place in places if place < 0])
@@ -144,6 +156,7 @@ class _JointCursor:
                 break
         if num_empty and self._drops_uneven:
             raise OutOfRangeError(_AT_ITS_END)
+        self.is_uneven = num_empty > 0 or len(num_rows) > 1
         return places, num_empty
 
     def handed_out(self) -> HandedOut:
@@ -502,14 +515,17 @@ class DistributedIterator:
             self._host_steps = _HostSteps(self._feeds, self._caller, self._empty)
             self._ahead = ahead_of(self._host_steps, self._devices, self._options, self._caller.bundle_bytes)
         if self._ahead is not None:
-            return self._step_value(self._on_devices(self._ahead))
+            rows = self._on_devices(self._ahead)
+            lengths = {leaves[0].shape[0] for leaves in rows if leaves and getattr(leaves[0], "shape", ())}
+            return self._step_value(rows, is_uneven=len(lengths) > 1)
         places, num_empty = self._feeds.next()
         self._num_steps += 1
         if len(places) == 1:
             return self._structure.pack(self._leaves(*places[0]))
         if not num_empty and not self.is_here:
             return self._structure.pack(self._references(places))
-        return self._step_value([self._empty if place[1] < 0 else self._leaves(*place) for place in places])
+        rows = [self._empty if place[1] < 0 else self._leaves(*place) for place in places]
+        return self._step_value(rows, is_uneven=self._feeds.is_uneven)
 
     def _on_devices(self, ahead: DevicePrefetch) -> list[Sequence[Any]]:
         rows = next(ahead, None)
@@ -520,11 +536,11 @@ class DistributedIterator:
         # For the leaves that stay on the host.
         return [list(map(writable, leaves)) for leaves in rows] if self._is_writable else rows
 
-    def _step_value(self, rows: Sequence[Sequence[Any]]) -> Any:
+    def _step_value(self, rows: Sequence[Sequence[Any]], *, is_uneven: bool) -> Any:
         # The elements of all replicas, as the program gets them.
         if len(rows) == 1:
             return self._structure.pack(rows[0])
-        return self._structure.pack([PerReplica(column) for column in zip(*rows, strict=True)])
+        return self._structure.pack([PerReplica(column, is_uneven=is_uneven) for column in zip(*rows, strict=True)])
 
     def _references(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
         # References to the elements of all replicas, as `_leaves` for one replica.
@@ -537,11 +553,13 @@ class DistributedIterator:
         numbers = [place for _, place in places]
         first = numbers[0]
         are_alike = numbers.count(first) == len(numbers)
+        is_uneven = self._feeds.is_uneven
         values = []
         for leaf, spec in enumerate(self._specs):
             alike = pick_from_rows(first, leaf, self._is_writable)
             picks = alike if are_alike else tuple([pick_from_rows(place, leaf, self._is_writable) for place in numbers])
-            values.append(PerReplica.of(PerReplicaRef(self._backend, self._handles, picks, self._workers, spec)))
+            spread = PerReplicaRef(self._backend, self._handles, picks, self._workers, spec)
+            values.append(PerReplica.of(spread, is_uneven=is_uneven))
         return values
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:

@@ -200,8 +200,20 @@ def _mean(partial: tuple[Any, int, Any]) -> Any:
     if not count:
         return np.full_like(total, np.nan, dtype=dtype)
     # NumPy divides complex numbers in this precision; otherwise the result would differ.
-    mean = total / (np.int64(count) if dtype.kind == "c" else total.dtype.type(count))
+    of_complex = np.float64 if type(count) is float else np.int64
+    mean = total / (of_complex(count) if dtype.kind == "c" else total.dtype.type(count))
     return mean if mean.dtype == dtype else mean.astype(dtype)
+
+
+def _weighted_total(partial: Any, weight: float) -> Any:
+    return partial * weight
+
+
+def _weighted_mean(partial: tuple[Any, int, Any], weight: float) -> tuple[Any, float, Any]:
+    total, _, dtype = partial
+    if isinstance(total, (np.ndarray, np.generic)):
+        total = total.astype(np.result_type(total.dtype, np.float64))
+    return total * weight, weight, dtype
 
 
 @dataclass(frozen=True)
@@ -222,6 +234,8 @@ class NamedReduction:
         Whether values must be ordered; otherwise it must be possible to add them.
     keeps_equal
         Whether the reduction of equal values is that value.
+    weighted
+        Returns the partial result of a value that counts as often as a weight says; None if weights have no meaning.
     """
 
     reduction: Reduction
@@ -230,14 +244,23 @@ class NamedReduction:
     has_own_partials: bool = False
     needs_order: bool = False
     keeps_equal: bool = False
+    weighted: Callable[[Any, float], Any] | None = None
 
 
 NAMED: Final[dict[Any, NamedReduction]] = {
     ReduceOp.SUM: NamedReduction(
-        Reduction(Ufunc(np.add, widens=True), np.add, identity=0), np.add, "sum", has_own_partials=True
+        Reduction(Ufunc(np.add, widens=True), np.add, identity=0),
+        np.add,
+        "sum",
+        has_own_partials=True,
+        weighted=_weighted_total,
     ),
     ReduceOp.MEAN: NamedReduction(
-        Reduction(_sum_and_count, _add_up, _mean, identity=(0, 0, None)), np.add, "mean", keeps_equal=True
+        Reduction(_sum_and_count, _add_up, _mean, identity=(0, 0, None)),
+        np.add,
+        "mean",
+        keeps_equal=True,
+        weighted=_weighted_mean,
     ),
     ReduceOp.MIN: NamedReduction(
         Reduction(Ufunc(np.minimum), np.minimum),

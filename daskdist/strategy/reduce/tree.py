@@ -18,12 +18,12 @@ import optree
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.ragged import Ragged
-from daskdist.core.structure import describe_nesting
 from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.reduce.device_reduction import combined_by_library, reduction_on
+from daskdist.strategy.reduce.no_rows import NoRows
 from daskdist.strategy.reduce.reductions import (
     NAMED,
     Axis,
@@ -36,7 +36,8 @@ from daskdist.strategy.reduce.reductions import (
     reduction_of,
     without,
 )
-from daskdist.strategy.values.device_arrays import Placed, home_of, host_nest, in_stream_of, moved_nest
+from daskdist.strategy.reduce.weights import weight_of, weighted
+from daskdist.strategy.values.device_arrays import Placed, home_of, in_stream_of, moved_nest
 from daskdist.strategy.values.error_context import add_context
 from daskdist.strategy.values.extract import Extract, ExtractFromResult, FlatResult, PerReplicaRef
 from daskdist.strategy.values.flat import check_is_no_dict
@@ -49,48 +50,6 @@ _ORDERED: Final = "biufcmM"
 _COMBINED_AS_THEY_ARE: Final = (str, bytes, Ragged)
 # Arrays of at most this many bytes are combined in a fraction of a millisecond.
 _SMALL_BYTES: Final = 2**16
-
-
-@dataclass(frozen=True)
-class NoRows:
-    """The partial result of a replica without rows.
-
-    Parameters
-    ----------
-    one_row
-        The shape of its value if that had one row.
-    dtype
-        The dtype of its value.
-    device
-        The device of its value; None for the host.
-    """
-
-    one_row: tuple[int, ...]
-    dtype: Any
-    device: Device | None = None
-
-    def partial(self, reduction: Reduction, axis: Axis) -> Any:
-        """Return the partial result of no rows."""
-        row: Any = np.ones(self.one_row, self.dtype)
-        like = host_nest(reduction.chunk(row if self.device is None else self.device.put(row), axis))
-        parts, treespec = optree.tree_flatten(like, none_is_leaf=True)
-        try:
-            values = treespec.flatten_up_to(reduction.identity)
-        except ValueError:
-            raise ArgumentError(
-                f"reduce: the identity of the reduction is {reduction.identity!r:.80}, and its chunk returns "
-                f"{describe_nesting(treespec)}; they must have the same structure"
-            ) from None
-        return optree.tree_unflatten(treespec, list(map(_full, parts, values)))
-
-
-def _full(like: Any, value: Any) -> Any:
-    if value is None:
-        return like
-    # The identity of `bitwise_and` is -1, also for unsigned dtypes.
-    full = np.full_like(like, np.asarray(value).astype(np.asarray(like).dtype))
-    # A number if chunk returns a number.
-    return full if isinstance(like, np.ndarray) else full[()]
 
 
 @dataclass(frozen=True)
@@ -109,6 +68,8 @@ class Fold:
         Whether partial results do not leave this process, so that they stay on their device.
     operation
         The name of the operation in messages.
+    is_weighted
+        Whether the last leaf of each replica is the weight of its other leaves.
     """
 
     op: Op
@@ -116,6 +77,7 @@ class Fold:
     is_final: bool
     stays: bool = False
     operation: str = "reduce"
+    is_weighted: bool = False
 
     def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Extract]], replicas: list[Any] | None) -> Any:
         """Fold values of replicas: a wired list of leaves for each, or None where each has one extracted leaf."""
@@ -128,6 +90,19 @@ class Fold:
             columns = zip(*replicas, strict=True)
         reduction = reduction_of(self.op)
         chunk = self._chunk
+        if self.is_weighted:
+            *columns, weights = columns
+            weights = list(map(weight_of, weights))
+            return self._fold(
+                reduction,
+                [
+                    [
+                        weighted(self.op, *chunk(reduction, leaf), weight)
+                        for leaf, weight in zip(column, weights, strict=True)
+                    ]
+                    for column in columns
+                ],
+            )
         return self._fold(reduction, [[chunk(reduction, leaf) for leaf in column] for column in columns])
 
     def partials(self, results: Sequence[Any]) -> Any:
@@ -392,8 +367,9 @@ def groups_of(
     return tuple(groups)
 
 
-def _fold(op: Op, axis: Axis, is_final: bool) -> Fold:
-    return _fold_of_name(op, axis, is_final) if isinstance(op, ReduceOp) else Fold(op, axis, is_final)
+def _fold(op: Op, axis: Axis, is_final: bool, *, is_weighted: bool = False) -> Fold:
+    fold = _fold_of_name if isinstance(op, ReduceOp) else Fold
+    return fold(op, axis, is_final, is_weighted=is_weighted)
 
 
 # Cached, so that it is sent to a worker once for all steps.
@@ -510,6 +486,8 @@ def fold_tree(
     values: PerReplicaRef | Sequence[list[Any]],
     split_every: int,
     on: str | None = None,
+    *,
+    is_weighted: bool = False,
 ) -> Handle:
     """Reduce values of replicas in a tree.
 
@@ -527,6 +505,8 @@ def fold_tree(
         The number of workers' partial results that are combined at a time.
     on
         The worker to place the result on; None for the first.
+    is_weighted
+        Whether the last leaf of each replica is the weight of its other leaves.
 
     Returns
     -------
@@ -541,7 +521,8 @@ def fold_tree(
     for group_worker, numbers in groups:
         is_last = len(groups) == 1
         worker = on if is_last and on else group_worker
-        level.append((worker, _chunks(caller, _fold(op, axis, is_last), values, numbers, worker)))
+        fold = _fold(op, axis, is_last, is_weighted=is_weighted)
+        level.append((worker, _chunks(caller, fold, values, numbers, worker)))
     while len(level) > 1:
         is_last = len(level) <= split_every
         fold = _fold(op, axis, is_last)

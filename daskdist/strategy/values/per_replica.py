@@ -52,17 +52,19 @@ class PerReplica(ValueCollection, DistributedValues):
     }
     """
 
-    __slots__ = ("_name", "_values", "spread")
+    __slots__ = ("_name", "_values", "is_uneven", "spread")
 
-    def __init__(self, values: Sequence[Any] | PerReplicaRef) -> None:
+    def __init__(self, values: Sequence[Any] | PerReplicaRef, *, is_uneven: bool = False) -> None:
         # A reference is kept until one of the values is read.
         self.spread: PerReplicaRef | None = values if type(values) is PerReplicaRef else None
         self._values: tuple[Any, ...] | None = tuple(values) if self.spread is None else None
+        # True if it came of a step in which replicas have different numbers of rows.
+        self.is_uneven = is_uneven
 
     @classmethod
-    def of(cls, spread: PerReplicaRef) -> PerReplica:
+    def of(cls, spread: PerReplicaRef, *, is_uneven: bool = False) -> PerReplica:
         """Return the results of a call on each replica, by reference."""
-        return cls(spread)
+        return cls(spread, is_uneven=is_uneven)
 
     @property
     def values(self) -> tuple[Any, ...]:

@@ -1,0 +1,52 @@
+"""Weights of the values of replicas in reductions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from daskdist.devices import adopted, dtype_of
+from daskdist.errors import ArgumentError
+from daskdist.strategy.reduce.device_reduction import cast
+from daskdist.strategy.reduce.no_rows import NoRows
+from daskdist.strategy.reduce.reductions import NAMED
+from daskdist.strategy.values.device_arrays import Placed, host_array, in_stream_of
+
+
+def weight_of(value: Any) -> float:
+    """Return the weight of a replica as a Python number, so that float32 arrays times it stay float32.
+
+    Raises
+    ------
+    ArgumentError
+        It is negative or no number.
+    """
+    array = np.asarray(host_array(adopted(value)))
+    weight = array.item() if not array.ndim and array.dtype.kind in "biuf" else None
+    if weight is None or not 0 <= weight < np.inf:
+        raise ArgumentError(
+            f"reduce: a weight is {value!r:.80}; give each replica a number that is at least 0, such as the number of "
+            "its rows"
+        )
+    return weight  # type: ignore[no-any-return]
+
+
+def weighted(op: Any, shape: tuple[int, ...], partial: Any, weight: float) -> tuple[tuple[int, ...], Any]:
+    """Return the shape and the partial result of a value that counts as often as its weight says.
+
+    A value of weight 0 is left out as one without rows is: the mean of no rows is NaN.
+    """
+    if type(partial) is NoRows:
+        return shape, partial
+    device, inner = (partial.device, partial.partial) if type(partial) is Placed else (None, partial)
+    if not weight:
+        dtype = inner[2] if type(inner) is tuple else dtype_of(inner)
+        return shape, NoRows(shape, dtype, device)
+    of_replica: Any = NAMED[op].weighted
+    if device is None:
+        return shape, of_replica(inner, weight)
+    with in_stream_of(device):
+        if type(weight) is float and type(inner) is not tuple and dtype_of(inner).kind in "iu":
+            inner = cast(device.namespace, inner, np.dtype(np.float64))
+        return shape, Placed(device, of_replica(inner, weight))
