@@ -50,6 +50,11 @@ class Options(_Options):
     deterministic
         Whether elements come in order. If False, blocks come as they finish: the same elements, without waiting for a
         slow block. Default: True.
+    last_batch
+        The call of a function with a batch that has rows for some replicas only: ``"keep_empty"`` calls it on the
+        others with zero rows; ``"skip_empty"`` does not call it there, so that they have no value. `reduce` and
+        `gather` leave them out, `local_results` shows None, and a later call that is given such a value is skipped as
+        well. Loops on replicas get zero rows in any case. Default: ``"keep_empty"``.
     locations
         The workers of a cluster that have files on a local disk and so read them: a mapping from files or folders to
         the name or address of a worker or a list of them, or a function from a path to these or None. The elements and
@@ -93,6 +98,7 @@ class Options(_Options):
     balance: str | None = None
     deterministic: bool | None = None
     drop_uneven: bool | None = None
+    last_batch: str | None = None
     locations: Locations | None = None
     memory_budget_bytes: int | None = None
     num_threads: int | None = None
@@ -169,6 +175,12 @@ def _python_numbers(value: object) -> str:
     return str(value)
 
 
+def _last_batch(value: object) -> str:
+    if value not in ("keep_empty", "skip_empty"):
+        raise ArgumentError(f"Options: last_batch is {value!r}; give 'keep_empty' or 'skip_empty'")
+    return str(value)
+
+
 def _balance(value: object) -> str:
     if value not in ("files", "bytes"):
         raise ArgumentError(f"Options: balance is {value!r}; give 'files' or 'bytes'")
@@ -180,6 +192,7 @@ _CHECKS: Final[dict[str, Any]] = {
     "balance": _balance,
     "deterministic": _bool("deterministic"),
     "drop_uneven": _bool("drop_uneven"),
+    "last_batch": _last_batch,
     "locations": Locations.of,
     "memory_budget_bytes": _bytes,
     "num_threads": lambda value: whole_number("Options", "num_threads", value, at_least=1),

@@ -29,6 +29,7 @@ from daskdist.strategy.replica.context import cross_replica_scope
 from daskdist.strategy.replica.merge_calls import LocalMergeCalls, MergeCalls
 from daskdist.strategy.replica.strategy_view import Viewed
 from daskdist.strategy.status import StrategyStatus
+from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.flat import flattened_call
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.regroup import component
@@ -403,8 +404,8 @@ class Strategy(Viewed):
         ArgumentError
             Shapes differ between replicas and no axis is given; a value lacks the axis; no replica has rows and the
             operation has no result without rows (SUM has 0, PROD 1, MEAN NaN); or a plain value is reduced by SUM, PROD
-            or a function over several replicas. A weight is negative or no number. On a cluster, all but a plain value are
-            raised when the result is read. Or weights are given with an axis or for another operation.
+            or a function over several replicas. A weight is negative or no number. On a cluster, all but a plain value
+            are raised when the result is read. Or weights are given with an axis or for another operation.
 
         Notes
         -----
@@ -429,6 +430,8 @@ class Strategy(Viewed):
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Wait for the values of a `PerReplica`, or of a nest that contains some, and return them in replica order.
 
+        The value of a replica that was skipped, by the option ``last_batch="skip_empty"``, is None.
+
         >>> from daskdist import MirroredStrategy
         >>> MirroredStrategy(["CPU:0", "CPU:1"]).local_results(3)
         (3,)
@@ -440,6 +443,7 @@ class Strategy(Viewed):
         (size, *others) = {leaf.number(): None for leaf in leaves if isinstance(leaf, PerReplica)}
         self._internals.check_values("local_results", leaves, None if others else size)
         here = results_of([leaf for number in range(size) for leaf in component(leaves, number)])
+        here = [None if value is ABSENT else value for value in here]
         rows = [here[start : start + len(leaves)] for start in range(0, len(here), len(leaves))]
         return tuple(optree.tree_unflatten(treespec, row) for row in rows)
 

@@ -328,3 +328,12 @@ class TryEachCarried:
         if error is not None and not results.has_failed:
             raise error
         return results.rows(rows), carried
+
+
+def type_and_arguments(error: Exception) -> tuple[type[Exception], tuple[Any, ...]]:
+    """Return the type and the arguments of an equal error, without the traceback."""
+    try:
+        type(error)(*error.args)
+    except Exception:
+        return DaskdistError, (f"{type(error).__name__}: {error}",)
+    return type(error), error.args

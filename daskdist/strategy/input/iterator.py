@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from threading import Lock, RLock
 from time import perf_counter
 from typing import Any, Final
@@ -12,7 +13,7 @@ import numpy as np
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import writable
-from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element
+from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element, type_and_arguments
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch, Exhausted, Primitive
@@ -22,7 +23,7 @@ from daskdist.core.structure import Leaves
 from daskdist.devices import Device
 from daskdist.display.pages import times_in_words, times_page
 from daskdist.display.step_times import StepTimes
-from daskdist.errors import ArgumentError, DaskdistError, OutOfRangeError, UserFunctionError
+from daskdist.errors import ArgumentError, OutOfRangeError, UserFunctionError
 from daskdist.execute.caller import Caller, Handle, LocalCaller
 from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
@@ -38,6 +39,7 @@ from daskdist.strategy.input.optional import Optional
 from daskdist.strategy.input.options import InputOptions
 from daskdist.strategy.input.pipeline import PassSource, Pipeline, seeds_of
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
+from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import PerReplicaRef, Remote, pick_from_rows
 from daskdist.strategy.values.per_replica import PerReplica
@@ -107,10 +109,9 @@ class _PipelineCursor:
     def _without_empty(self, lane: Lane) -> Lane:
         if lane.lengths is None:
             return lane
-        # Elements without rows are at place -1.
         lengths = np.append(self.caller.result(lane.lengths), 0)
         num_rows = lengths[np.asarray(lane.places)]
-        return Lane(lane.ref, np.where(num_rows > 0, lane.places, -1).tolist(), None, num_rows)
+        return replace(lane, places=np.where(num_rows > 0, lane.places, -1).tolist(), num_rows=num_rows)
 
 
 class _JointCursor:
@@ -268,6 +269,7 @@ class DistributedIterator:
         self._handles: tuple[Handle, ...] = ()
         self._workers: tuple[str | None, ...] = ()
         self._empty = tuple(leaf.zeros() for leaf in spec.leaves) if num_replicas > 1 else ()
+        self._skips_empty = any(merged_options(pipeline.node).last_batch == "skip_empty" for pipeline in pipelines)
         # The steps that are read ahead for copies to devices, from the first step on.
         self._host_steps: _HostSteps | None = None
         self._ahead: DevicePrefetch | None = None
@@ -373,7 +375,7 @@ class DistributedIterator:
                     raise
                 return self._next()
             # Keep no reference to the error: its traceback refers to this iterator.
-            self._failure = _type_and_arguments(error)
+            self._failure = type_and_arguments(error)
             self._close()
             raise
 
@@ -516,7 +518,7 @@ class DistributedIterator:
             self._ahead = ahead_of(self._host_steps, self._devices, self._options, self._caller.bundle_bytes)
         if self._ahead is not None:
             rows = self._on_devices(self._ahead)
-            lengths = {leaves[0].shape[0] for leaves in rows if leaves and getattr(leaves[0], "shape", ())}
+            lengths = {getattr(leaf, "shape", ())[:1] for leaves in rows for leaf in leaves} - {()}
             return self._step_value(rows, is_uneven=len(lengths) > 1)
         places, num_empty = self._feeds.next()
         self._num_steps += 1
@@ -540,6 +542,10 @@ class DistributedIterator:
         # The elements of all replicas, as the program gets them.
         if len(rows) == 1:
             return self._structure.pack(rows[0])
+        if is_uneven and self._skips_empty:
+            rows = [
+                (ABSENT,) * len(leaves) if leaves is self._empty or _is_empty(leaves) else leaves for leaves in rows
+            ]
         return self._structure.pack([PerReplica(column, is_uneven=is_uneven) for column in zip(*rows, strict=True)])
 
     def _references(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
@@ -553,13 +559,12 @@ class DistributedIterator:
         numbers = [place for _, place in places]
         first = numbers[0]
         are_alike = numbers.count(first) == len(numbers)
-        is_uneven = self._feeds.is_uneven
         values = []
         for leaf, spec in enumerate(self._specs):
             alike = pick_from_rows(first, leaf, self._is_writable)
             picks = alike if are_alike else tuple([pick_from_rows(place, leaf, self._is_writable) for place in numbers])
             spread = PerReplicaRef(self._backend, self._handles, picks, self._workers, spec)
-            values.append(PerReplica.of(spread, is_uneven=is_uneven))
+            values.append(PerReplica.of(spread, is_uneven=self._feeds.is_uneven))
         return values
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:
@@ -575,10 +580,6 @@ class DistributedIterator:
         ]
 
 
-def _type_and_arguments(error: Exception) -> tuple[type[Exception], tuple[Any, ...]]:
-    # The type and the arguments of an equal error, without the traceback.
-    try:
-        type(error)(*error.args)
-    except Exception:
-        return DaskdistError, (f"{type(error).__name__}: {error}",)
-    return type(error), error.args
+def _is_empty(leaves: Sequence[Any]) -> bool:
+    # On a cluster, values that are not on a worker are the element without rows.
+    return any(not isinstance(leaf, AsyncValue) and getattr(leaf, "shape", ())[:1] == (0,) for leaf in leaves)

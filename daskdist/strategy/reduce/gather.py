@@ -12,6 +12,7 @@ from daskdist.core.ragged import Ragged, concat
 from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.strategy.reduce.device_reduction import cast
+from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.device_arrays import home_of, host_array, in_stream_of, moved
 from daskdist.strategy.values.extract import Extract, FlatResult
 from daskdist.strategy.values.flat import check_is_no_dict
@@ -48,7 +49,9 @@ def concatenated(values: Sequence[Any], axis: int, operation: str = "gather") ->
     >>> concatenated([np.array([1, 2, 3]), np.array([5])], 0)
     array([1, 2, 3, 5])
     """
-    values = list(map(adopted, values))
+    values = [adopted(value) for value in values if value is not ABSENT]
+    if not values:
+        raise ArgumentError(f"{operation}: no replica has a value: all were without rows, and were skipped")
     devices = list(map(device_of, values))
     home = home_of(devices)
     if home is None:

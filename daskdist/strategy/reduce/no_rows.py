@@ -22,20 +22,20 @@ class NoRows:
     Parameters
     ----------
     one_row
-        The shape of its value if that had one row.
+        The shape of its value if that had one row; None for a replica without a value.
     dtype
         The dtype of its value.
     device
         The device of its value; None for the host.
     """
 
-    one_row: tuple[int, ...]
+    one_row: tuple[int, ...] | None
     dtype: Any
     device: Device | None = None
 
     def partial(self, reduction: Reduction, axis: Axis) -> Any:
         """Return the partial result of no rows."""
-        row: Any = np.ones(self.one_row, self.dtype)
+        row: Any = np.ones(self.one_row or (), self.dtype)
         like = host_nest(reduction.chunk(row if self.device is None else self.device.put(row), axis))
         parts, treespec = optree.tree_flatten(like, none_is_leaf=True)
         try:

@@ -37,6 +37,7 @@ from daskdist.strategy.reduce.reductions import (
     without,
 )
 from daskdist.strategy.reduce.weights import weight_of, weighted
+from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.device_arrays import Placed, home_of, in_stream_of, moved_nest
 from daskdist.strategy.values.error_context import add_context
 from daskdist.strategy.values.extract import Extract, ExtractFromResult, FlatResult, PerReplicaRef
@@ -112,6 +113,9 @@ class Fold:
     def _chunk(self, reduction: Reduction, value: Any) -> tuple[tuple[int, ...], Any]:
         # Also return the remaining shape, which must be the same for all replicas.
         if type(value) not in _HERE:
+            if value is ABSENT:
+                # Another replica's value has the shape; arrays with a dimension of 0 do not tell.
+                return (0,), NoRows(None, None)
             value = adopted(value)
             if (device := device_of(value)) is not None:
                 return self._chunk_there(value, device)
@@ -250,6 +254,8 @@ class Fold:
 
     def _final(self, reduction: Reduction, shape: tuple[int, ...], partial: Any) -> Any:
         if type(partial) is NoRows:
+            if partial.one_row is None:
+                raise ArgumentError("reduce: no replica has a value: all were without rows, and were skipped")
             if reduction.identity is None and 0 not in shape:
                 name = name_of(self.op)
                 raise ArgumentError(

@@ -11,6 +11,7 @@ from daskdist.errors import ArgumentError
 from daskdist.strategy.reduce.device_reduction import cast
 from daskdist.strategy.reduce.no_rows import NoRows
 from daskdist.strategy.reduce.reductions import NAMED
+from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.device_arrays import Placed, host_array, in_stream_of
 
 
@@ -22,6 +23,8 @@ def weight_of(value: Any) -> float:
     ArgumentError
         It is negative or no number.
     """
+    if value is ABSENT:
+        return 0
     array = np.asarray(host_array(adopted(value)))
     weight = array.item() if not array.ndim and array.dtype.kind in "biuf" else None
     if weight is None or not 0 <= weight < np.inf:

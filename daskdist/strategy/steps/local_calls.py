@@ -20,6 +20,7 @@ from daskdist.strategy.input.replica_iterator import replica_iterators
 from daskdist.strategy.input.replica_plans import ReplicaPlan
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.steps.remote.call_function import call_on_replica
+from daskdist.strategy.values.absent import ABSENT, SKIPPED
 from daskdist.strategy.values.per_replica import PerReplica
 
 if TYPE_CHECKING:
@@ -160,9 +161,11 @@ class Calls:
         replica = self._places[number]
         context = ReplicaContext(number, self._size, self._strategy, self._rendezvous, self._store, replica.device)
         replica_leaves = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in self._leaves]
-        error = None
+        error: BaseException | str | None = None
         try:
-            if not self._streams and ReplicaPlan not in map(type, replica_leaves):
+            if any(leaf is ABSENT for leaf in replica_leaves):
+                self._results[number], error = ABSENT, SKIPPED
+            elif not self._streams and ReplicaPlan not in map(type, replica_leaves):
                 # Neither a stream nor an iterator to open and to close.
                 args, kwargs = self._treespec.unflatten(replica_leaves)
                 self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
@@ -177,7 +180,7 @@ class Calls:
         with self._lock:
             self._over.add(number)
             rendezvous = self._gang_of_all
-            if error is not None and self._threads and self._told is None:
+            if isinstance(error, BaseException) and self._threads and self._told is None:
                 # A thread cannot be ended: the program is told of the error when all are back.
                 self._told = threading.Timer(_TELL_AFTER_S, self._tell, (number, error))
                 self._told.daemon = True

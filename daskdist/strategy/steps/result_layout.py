@@ -9,6 +9,8 @@ from functools import cached_property
 from types import CellType
 from typing import Any
 
+import optree
+
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.values.extract import ExtractFromResult
 from daskdist.strategy.variables.variable import Variable
@@ -29,6 +31,8 @@ class Layout:
 
 # The layout of a list of one.
 LONE = Layout(list_spec(1), (False,))
+# That of a function that was skipped on all replicas, so that its structure is unknown.
+LONE_ABSENT = Layout(optree.tree_structure(0), (False,))
 
 
 def made_of(fn: Any) -> list[Any]:

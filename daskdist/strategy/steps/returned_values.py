@@ -15,7 +15,7 @@ from daskdist.strategy.backend import Backend
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.steps.captures import current_capture
-from daskdist.strategy.steps.result_layout import LONE, Layout, made_of, reference
+from daskdist.strategy.steps.result_layout import LONE, LONE_ABSENT, Layout, made_of, reference
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import ExtractFromResult, PerReplicaRef, Remote
 from daskdist.strategy.values.per_replica import PerReplica
@@ -81,7 +81,7 @@ class ReturnedValues:
         layout = None if known is None else self._layout_of.get(known)
         if layout is None:
             layout = self._layout_of_like(fn, handles)
-            if known is not None and not any(layout.are_none):
+            if known is not None and not any(layout.are_none) and layout is not LONE_ABSENT:
                 self._layout_of[known] = layout
         return layout
 
@@ -95,6 +95,8 @@ class ReturnedValues:
         capture = current_capture()
         if known is None or (capture is None and any(known[0].are_none)):
             layout = self._learned(handles)
+            if layout is LONE_ABSENT:
+                return layout
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))
             self._layouts[key] = layout, list(map(reference, parts))
@@ -117,7 +119,9 @@ class ReturnedValues:
 
     def _learned(self, handles: Sequence[Handle]) -> Layout:
         # Waits for the calls.
-        layouts = [Layout(*structure) for structure in self._backend.structures(handles)]
+        layouts = [Layout(*structure) for structure in self._backend.structures(handles) if structure[0] is not None]
+        if not layouts:
+            return LONE_ABSENT
         # Refuses structures that differ.
         regroup([optree.tree_unflatten(layout.treespec, layout.are_none) for layout in layouts])
         are_none = tuple(map(all, zip(*[layout.are_none for layout in layouts], strict=True)))

@@ -15,6 +15,7 @@ from daskdist.errors import DaskdistError
 from daskdist.execute.caller import Handle
 from daskdist.execute.messages.sizes import size_of
 from daskdist.strategy.backend import ResultSource
+from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.values.flat import flattened
 
@@ -98,6 +99,8 @@ class ExtractFromResult:
 
     def __call__(self, result: FlatResult) -> Any:
         if result.treespec != self.treespec:
+            if result.treespec is None:
+                return ABSENT
             raise DaskdistError(
                 f"run: the function returned {describe_nesting(result.treespec)} here and "
                 f"{describe_nesting(self.treespec)} in its first call; it must return the same structure in all calls"

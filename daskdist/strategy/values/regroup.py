@@ -10,6 +10,7 @@ import optree
 
 from daskdist.core.structure import describe_nesting
 from daskdist.errors import DaskdistError
+from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.values.flat import LEAVES
 from daskdist.strategy.values.per_replica import PerReplica
@@ -30,16 +31,20 @@ def regroup(results: Sequence[Any], *, always: bool = False) -> Any:
     if all(type(result) in LEAVES for result in results):
         # The usual case of a step: its results are numbers.
         return results[0] if not always and _is_one_object(results) else PerReplica(results)
-    flat = [FlatResult.of(result) for result in results]
-    treespec = flat[0].treespec
-    for number, flat_result in enumerate(flat):
+    present = {number: FlatResult.of(result) for number, result in enumerate(results) if result is not ABSENT}
+    if not present:
+        return PerReplica(results)
+    first, treespec = next((number, result.treespec) for number, result in present.items())
+    for number, flat_result in present.items():
         if flat_result.treespec != treespec:
             raise DaskdistError(
-                f"run: the function returned {describe_nesting(treespec)} on replica 0 and "
+                f"run: the function returned {describe_nesting(treespec)} on replica {first} and "
                 f"{describe_nesting(flat_result.treespec)} on replica {number}; it must return one structure on all"
             )
+    absent = FlatResult([ABSENT] * treespec.num_leaves, treespec)
+    flat = [present.get(number, absent) for number in range(len(results))]
     leaves = [
-        column[0] if not always and _is_one_object(column) else PerReplica(column)
+        column[first] if not always and _is_one_object(column) else PerReplica(column)
         for column in zip(*[result.leaves for result in flat], strict=True)
     ]
     return optree.tree_unflatten(treespec, leaves)
@@ -49,4 +54,6 @@ def _is_one_object(column: Sequence[Any]) -> bool:
     # Equal small numbers are one object in Python: `len(batch)` must not be per replica for some batches and a single
     # value for others.
     first = column[0]
+    if any(value is ABSENT for value in column):
+        return all(value is None or value is ABSENT for value in column)
     return not isinstance(first, (int, float, complex, np.generic)) and all(value is first for value in column)

@@ -22,6 +22,7 @@ from daskdist.strategy.input.replica_iterator import WorkerServices, replica_ite
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.steps.remote.call_function import call_on_replica
+from daskdist.strategy.values.absent import ABSENT, SKIPPED
 from daskdist.strategy.values.extract import Extract, FlatResult
 from daskdist.strategy.values.flat import LEAVES
 from daskdist.strategy.values.wiring import filled
@@ -91,7 +92,7 @@ class ReplicaSlot:
                 f"run: a call for {self.num_replicas} replicas, of which {len(group.replicas)} are left; make it again"
             )
 
-    def leave(self, mailbox: Mailbox, step: int, error: BaseException | None) -> None:
+    def leave(self, mailbox: Mailbox, step: int, error: BaseException | str | None) -> None:
         """Tell other replicas that the call is over, since they may wait for this one."""
         if self.num_replicas > 1:
             mailbox.leave(self.token, step, self.number, error)
@@ -114,6 +115,9 @@ def call_replica(
             results = list(map(staging_of(slot.replica.device), results))
         results = [result.on(device) if type(result) is ForDevices else _for_reading(result) for result in results]
         arguments = filled(results[1:], picks, leaves)
+        if any(argument is ABSENT for argument in arguments):
+            slot.leave(mailbox, step, SKIPPED)
+            return FlatResult([ABSENT], None)
 
         def services() -> WorkerServices:
             return WorkerServices(
