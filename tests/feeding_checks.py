@@ -1,4 +1,4 @@
-"""Steps that are copied to devices, and the threads that copy."""
+"""Helpers for tests of copies to devices: steps, and the copying threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def feed_threads():
 
 
 def join(threads):
-    """Threads end, or else the test does."""
+    """Wait for threads to end; fail if one does not."""
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
@@ -27,7 +27,7 @@ def device_gather_of(num_replicas=1):
 
 
 def arrays(*shapes, num_steps=8, dtype=np.float64):
-    """Steps for one replica, with other values each."""
+    """Return steps for one replica, each with other values."""
     return [
         [[np.arange(np.prod(shape), dtype=dtype).reshape(shape) + 1000 * step for shape in shapes]]
         for step in range(num_steps)

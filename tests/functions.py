@@ -1,4 +1,4 @@
-"""Functions that generated pipelines call; alike for elements and for batches of them, and for plain lists."""
+"""Functions for generated pipelines, which work the same for elements, batches and plain lists."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def renamed(d):
 
 
 def count_up(x):
-    # Elements of different shapes: they stack where batches happen to be of one.
+    # Results have different shapes: they stack only if those of a batch happen to be equal.
     return np.arange(np.sum(x) % 3)
 
 
 def grow(x):
-    # Elements of shapes that change now and then, as files written over time do.
+    # Results whose shapes change now and then, as in files that were written over time.
     return np.zeros(int(np.sum(x)) // 3 % 4, np.float32)
 
 
@@ -79,7 +79,7 @@ def is_nothing(*args):
     return False
 
 
-# Of elements of any kind, by a number that each has.
+# Functions of elements of any kind, by a number that is computed from the element.
 
 
 def number(*args):
@@ -100,7 +100,7 @@ def word(*args):
 
 
 def some_bytes(*args):
-    # With a zero at the end, which NumPy's own bytes lose.
+    # Trailing zeros are lost in NumPy's dtype for bytes.
     return b"a\x00" * (number(*args) % 3)
 
 

@@ -1,9 +1,9 @@
-"""A program that kills writers before each change that they make to a file system, and reads what is left.
+"""A program that kills writers before each change to a file system, and checks the files that are left.
 
-``python kill_writes.py DIRECTORY METHOD SCHEME`` writes with a method of `Dataset` to ``SCHEME://...``, first where
-there is nothing and then in place of an older dataset, in processes that end before their first, second, ... change,
-until one comes to its end. After each, a reader has to find the old dataset or the new one, and another write to leave
-nothing behind.
+``python kill_writes.py DIRECTORY METHOD SCHEME`` writes with a method of `Dataset` to ``SCHEME://...``, first to an
+empty place and then over an older dataset, in processes that end before their first, second, ... change, until one
+completes. After each, a reader has to find the old dataset or the new one, and another write has to remove all
+leftovers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPTIONS = {"to_zarr": {"chunk_rows": 3}, "save": {}}
 
 
 class Fuse:
-    """Ends the process before a change to the file system; the first is number 0."""
+    """A counter that ends the process before the change with a given number, from 0."""
 
     left: int | None = None
     lock = threading.Lock()
@@ -73,7 +73,7 @@ class Disk(LocalFileSystem):
 
 
 class Objects(AbstractFileSystem):
-    """An object store: objects appear whole, are copied one by one, and nothing is renamed."""
+    """An object store: objects appear whole, are copied one by one, and cannot be renamed."""
 
     protocol = "objects"
     cachable = False
@@ -96,7 +96,7 @@ class Objects(AbstractFileSystem):
         Fuse.burn()
         path = self._strip_protocol(path)
         self.disk.rm_file(path)
-        # A directory is but what the names of objects begin with.
+        # Directories exist only as prefixes of the names of objects.
         while not os.listdir(path := os.path.dirname(path)):
             os.rmdir(path)
 
@@ -127,7 +127,7 @@ def write(method: str, values: list[int], place: str) -> None:
 
 
 def read(method: str, place: str) -> list[int] | None:
-    """Return what a reader finds; None if it says that there is nothing whole."""
+    """Return the values that a reader finds; None if it reports that no complete dataset exists."""
     readers = {
         "to_parquet": daskdist.read_parquet,
         "to_npy": daskdist.read_npy,
@@ -159,7 +159,7 @@ def in_another_process(function: Any) -> int:
 
 def names_in(folder: Path) -> list[str]:
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    # Those of a saved dataset are made up.
+    # File names of a saved dataset are random.
     return [name if "part-" not in name or method != "save" else name[:11] for name in names]
 
 

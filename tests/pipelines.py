@@ -1,6 +1,6 @@
-"""Generated pipelines: sources, functions that operations call, and what can follow what.
+"""Generated pipelines: sources, functions that operations call, and rules for the order of operations.
 
-What each comes to is told by plain lists, in `plain_lists`.
+`plain_lists` computes the expected elements of each.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Kind:
     Parameters
     ----------
     name
-        What functions take of them.
+        The name of the arguments that functions of the elements take.
     num_axes
-        The first axes that all leaves have, each of one length in all leaves.
+        The number of leading axes whose lengths are equal in all leaves.
     """
 
     name: str
     num_axes: int = 0
 
 
-# What a function takes -> the functions, and what each gives; where that has other axes, also how many.
+# Kind of the argument -> functions, and the kind of their results; also the number of axes if it changes.
 MAPS: dict[str, list[tuple[Any, ...]]] = {
     "lone": [
         (f.triple, "lone"),
@@ -54,12 +54,12 @@ MAPS: dict[str, list[tuple[Any, ...]]] = {
         (f.count_up, "uneven", 1),
     ],
     "tuple": [(f.first, "lone"), (f.swap, "tuple")],
-    # Of one number each: no batch any more once mapped after batching.
+    # Returns one number: not a batch any more if it is called after batching.
     "constants": [(f.first, "any", 0)],
     "dict": [(f.by_name, "lone"), (f.renamed, "renamed")],
     "renamed": [(f.by_name, "lone")],
 }
-# Of elements of any kind.
+# Functions of elements of any kind.
 MAPS_OF_ANY = [
     (f.total, "lone", 0),
     (f.word, "any", 0),
@@ -67,20 +67,20 @@ MAPS_OF_ANY = [
     (f.day, "any", 0),
     (f.turned, "any", 0),
 ]
-# Kinds that have one spec, so that it can be told before there are values.
+# Kinds with one spec, which is known without values.
 _FIXED = ("lone", "tuple", "constants", "dict", "renamed", "any")
 _OF_NUMBERS = ("lone", "tuple", "constants", "dict", "renamed")
 
 
 # --- files ---
 
-# Rows of each file, and of its row groups; the labels count through.
+# The rows of each file and of its row groups; labels are counted through all files.
 _FILES = ((7, 3), (5, 5), (0, 1), (4, 1))
 
 
 @functools.cache
 def parquet_files() -> tuple[str, ...]:
-    """Small real files, written once."""
+    """Return the paths of small files, which are written once."""
     directory = tempfile.TemporaryDirectory()
     atexit.register(directory.cleanup)
     paths = []
@@ -207,7 +207,7 @@ class Pipeline:
         return ds
 
     def settings(self) -> Any:
-        """The block sizes and the window to run it with."""
+        """Set the block sizes and the window in a ``with`` block."""
         return dask.config.set({"daskdist.split-bytes": self.split_bytes, "daskdist.window-bytes": self.window_bytes})
 
     def reference(self, iteration: int = 0) -> plain_lists.Outcome:
@@ -218,7 +218,7 @@ class Pipeline:
         return replace(self, operations=(*self.operations, (name, args)))
 
     def names(self) -> set[str]:
-        """The source and the operations in it, also those of other pipelines that it takes elements of."""
+        """Return the names of the source and the operations, also those of other pipelines among its inputs."""
         others = [other for name, args in self.operations if name in _COMBINED for other in args[0]]
         return {self.source.name, *(name for name, _ in self.operations)}.union(*(other.names() for other in others))
 
@@ -254,12 +254,12 @@ def _sample(ds, others, weights, seed, stop, rerandomize):
 _COMBINED = {"zip": _zip, "concatenate": _concatenate, "choose": _choose, "sample": _sample}
 
 
-# --- functions that make datasets of elements, and what those come to ---
+# --- functions that return datasets for elements, and their expected elements ---
 
 
 @dataclass(frozen=True)
 class Inner:
-    """A pipeline for each element, by the number it has."""
+    """A function that returns a pipeline for each element, chosen by the element's number."""
 
     make: Any
 
@@ -297,7 +297,7 @@ def _of_a_generator_batched(number):
     return _of_a_generator(number).then("batch", 2, True)
 
 
-# What each makes of an element: the elements' kind. Some are of memory, and made where elements lie; some are not.
+# The kind of the elements of the returned datasets. Some are in memory and read where elements are; others are not.
 _INNERS = [
     (Inner(_few), Kind("lone")),
     (Inner(_few_shuffled), Kind("lone")),
@@ -359,7 +359,7 @@ def sources(draw: Any, fixed: bool = False) -> Source:
 
 
 _counts = st.integers(-1, 12)
-# Operations that look at no element: they go after any, and leave its kind as it is.
+# Operations that do not look at elements: they may follow any operation and keep the kind of elements.
 _ARRANGING = {
     "shuffle": st.tuples(st.integers(1, 30), st.integers(0, 3), st.booleans()),
     "repeat": st.tuples(st.integers(0, 3)),
@@ -374,13 +374,13 @@ _plain = st.one_of(
     st.tuples(st.just("filter"), st.tuples(st.sampled_from([f.is_not_third, f.is_small, f.is_nothing]))),
     *(st.tuples(st.just(name), args) for name, args in _ARRANGING.items()),
 )
-# Those whose passes may differ in their number of elements, after which that cannot be asserted.
+# Operations whose passes may differ in their number of elements, so that it cannot be asserted afterwards.
 _DRAWN = {"random", "shuffle", "sample", "rejection_resample"}
 
 
 @dataclass(frozen=True)
 class Growing:
-    """A pipeline that is being made, and of what kind its elements are."""
+    """An unfinished pipeline and the kind of its elements."""
 
     pipeline: Pipeline
     kind: Kind
@@ -445,7 +445,7 @@ def _grow_cardinality(draw, made, fixed):
 
 def _grow_batch(draw, made, fixed):
     if made.kind.name in ("windows", "ragged", "uneven nest") and draw(st.integers(0, 3)):
-        # Does not stack: worth a look, not many.
+        # Elements that do not stack: generate only a few of these.
         return None
     return made.then("batch", *draw(_batch), num_axes=made.kind.num_axes + 1)
 
@@ -467,7 +467,7 @@ def _grow_ragged_batch(draw, made, fixed):
 def _grow_bucket(draw, made, fixed):
     if made.kind != Kind("uneven", 1):
         return None
-    # Where batches are filled up to a boundary, no element may be longer than the last.
+    # If batches are padded to a boundary, no element may be longer than the last boundary.
     to_boundary = draw(st.booleans())
     drop = draw(st.booleans())
     boundaries = draw(st.sampled_from([[1, 5], [4]] if to_boundary else [[2], [1, 3], []]))
@@ -498,8 +498,7 @@ def _grow_unbatch(draw, made, fixed):
 def _grow_rebatch(draw, made, fixed):
     if made.kind.num_axes < 1 or made.kind.name == "ragged":
         return None
-    # Of what shape a batch is that has no rows, nobody can say where rows are of different shapes; those of batches put
-    # one after the other may be, and those that are padded are.
+    # The shape of a batch without rows is undefined if rows have different shapes, as they may after these operations.
     others = {"concatenate", "padded_batch"}
     is_one_shape = made.kind.name in _FIXED and all(name not in others for name, _ in made.pipeline.operations)
     sizes = draw(st.sampled_from([1, 2, 3, 5, [2, 1], *([[3, 0, 1], [0, 2]] if is_one_shape else [])]))
@@ -551,7 +550,7 @@ def _grow_zip(draw, made, fixed):
 
 
 def _grow_mixed(draw, made, fixed):
-    # With datasets of the same kind: what there is already, in another order or number.
+    # Other datasets of the same kind: variants of the pipeline itself.
     name = draw(st.sampled_from(["concatenate", "choose", "sample"]))
     num_others = 1 if name == "concatenate" else draw(st.integers(1, 2))
     others = tuple(_grow_arranging(draw, made, fixed).pipeline for _ in range(num_others))
@@ -570,7 +569,7 @@ def _grow_mixed(draw, made, fixed):
 
 
 def _grow_unlike(draw, made, fixed):
-    # Batches of different lengths after each other, one of them perhaps made by a function.
+    # Concatenated batches of different lengths; one of them may be the result of a function.
     if made.kind.name not in (*_FIXED, "nest"):
         return None
     second = made.then(draw(st.sampled_from(["batch", "padded_batch"])), draw(st.integers(1, 5))).pipeline
@@ -597,7 +596,7 @@ _GROW = [
     _grow_mixed,
     _grow_unlike,
 ]
-# Those that few kinds of elements are for.
+# Operations for few kinds of elements.
 _OF_UNEVEN = [_grow_ragged_batch, _grow_bucket, _grow_batch_by_size, _grow_padded_batch]
 _OF_ROWS = [_grow_unbatch, _grow_rebatch]
 
@@ -613,7 +612,7 @@ def _extended(draw, made, fixed):
 
 @st.composite
 def pipelines(draw: Any, max_operations: int = 6, fixed: bool = False) -> Pipeline:
-    """Pipelines of any operations; ``fixed`` for elements of one shape and dtype each."""
+    """Draw pipelines of any operations; with ``fixed``, all elements have the same shapes and dtypes."""
     source = draw(sources(fixed))
     sizes = draw(st.sampled_from([8, 40, 2**24])), draw(st.sampled_from([1, 200, 2**28]))
     made = Growing(Pipeline(source, (), *sizes), Kind(source.kind, 1 if source.kind == "uneven" else 0))
@@ -624,7 +623,7 @@ def pipelines(draw: Any, max_operations: int = 6, fixed: bool = False) -> Pipeli
 
 @st.composite
 def uneven(draw: Any) -> Pipeline:
-    """Pipelines of elements whose shapes or dtypes differ, in blocks of a few rows."""
+    """Draw pipelines of elements with different shapes or dtypes, in blocks of a few rows."""
     source = Source("range", (0, draw(st.integers(0, 30)), 1, "int64"), "lone")
     first = ("map", (draw(st.sampled_from([f.count_up, f.grow, f.retype])),))
     rest = draw(st.lists(_plain, max_size=4))
@@ -633,7 +632,7 @@ def uneven(draw: Any) -> Pipeline:
 
 @st.composite
 def batched(draw: Any, max_operations: int = 4) -> Pipeline:
-    """Pipelines whose elements have rows, as replicas need them."""
+    """Draw pipelines whose elements have rows, as distributed datasets need."""
     pipeline = draw(pipelines(max_operations, fixed=True)).then("batch", draw(st.integers(1, 7)), draw(st.booleans()))
     for _ in range(draw(st.integers(0, 2))):
         name = draw(st.sampled_from([*sorted(_ARRANGING), "batch"]))

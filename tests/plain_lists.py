@@ -1,8 +1,8 @@
 """The expected elements of a pipeline, computed with plain lists: the reference for every way to run it.
 
-A pipeline is evaluated one operation after another, each a few lines on a list of elements. An element that
-cannot be made, such as a batch of elements that do not stack, is an `Unmade`: an operation that looks at values
-hands it on, and it is an error for whoever is handed one in the end.
+A pipeline is evaluated one operation after another, each a few lines on a list of elements. An element that cannot be
+computed, such as a batch of elements that do not stack, is an `Unmade`. Operations that look at values pass it on, and
+it is an error if it is among the final elements.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from daskdist.testing import same_elements
 
 
 class Unmade:
-    """An element that could not be made."""
+    """An element that could not be computed."""
 
 
 @dataclass(frozen=True)
 class Listed(Nested):
-    """A window: a dataset that is a leaf of an element, as the list of its elements."""
+    """A dataset that is a leaf of an element, such as a window, as the list of its elements."""
 
     elements: tuple[Any, ...]
 
@@ -55,10 +55,10 @@ class Outcome:
         try:
             given = list(run())
         except StackError:
-            # A batch nobody asked for in the end may be an error all the same: it was on the way.
-            assert self.met_unmade, f"{what}: everything stacks, and it raised"
+            # A failed element may raise even if it is not among the final elements.
+            assert self.met_unmade, f"{what}: raised, but all elements stack"
             return
-        assert not self.must_fail, f"{what}: there are elements that do not stack, and it gave {given}"
+        assert not self.must_fail, f"{what}: returned {given}, but some elements do not stack"
         same_elements(given, self.elements, what)
 
 
@@ -70,7 +70,7 @@ def outcome(pipeline: Any, iteration: int = 0) -> Outcome:
 
 
 class RaggedRow(np.ndarray):
-    """A row of a `Ragged`: batches of them are ragged again, which the tests of `Ragged` look at."""
+    """A row of a `Ragged`. Batches of such rows are ragged; the tests of `Ragged` check these."""
 
 
 def _plain(element):
@@ -78,22 +78,22 @@ def _plain(element):
     return structure.pack([np.asarray(leaf) if isinstance(leaf, RaggedRow) else leaf for leaf in leaves])
 
 
-# Those that only arrange: they pass on what could not be made. So do three that look at elements one by one.
+# Operations that only arrange elements, and so pass on failed ones; three operations on single elements do so too.
 _ARRANGING = {"take", "skip", "repeat", "shuffle", "prefetch", "shard", "concatenate", "choose", "sample"}
 _PASSING_ON = _ARRANGING | {"map", "filter", "batch", "ignore_errors", "assert_cardinality"}
 
 
 class Reference:
-    """One method an operation, of its name: elements and arguments in, elements out.
+    """A method for each operation, with its name: takes elements and arguments, returns elements.
 
-    Operations that depend on more are met in `of`: those of several inputs, and those that draw at random.
+    `of` passes more to some operations: those with several inputs, and those that draw at random.
     """
 
     def __init__(self) -> None:
         self.met_unmade = False
 
     def of(self, pipeline: Any, epoch: tuple[int, ...], number: int | None = None) -> list[Any]:
-        """The elements of a pipeline, or of the first so many operations of it, in an epoch."""
+        """Return the elements of a pipeline in an epoch, or those after its first ``number`` operations."""
         number = len(pipeline.operations) if number is None else number
         if number == 0:
             elements = pipeline.source.elements(epoch)
@@ -105,7 +105,7 @@ class Reference:
             return [each for k in range(args[0]) for each in self.of(pipeline, (*epoch, k), number - 1)]
         elements = self.of(pipeline, epoch, number - 1)
         if name not in _PASSING_ON and any(isinstance(each, Unmade) for each in elements):
-            # What is inside is not known here; and it is an error or not as the operation likes.
+            # The elements of the window are unknown here, and the operation may or may not fail.
             reject()
         if name in ("zip", "concatenate", "choose", "sample"):
             others, *args = args
@@ -155,7 +155,7 @@ class Reference:
             outputs.append(output)
         return outputs
 
-    # --- which, and in what order ---
+    # --- selection and order ---
 
     def _take(self, elements, count):
         return elements if count < 0 else elements[:count]
@@ -177,7 +177,7 @@ class Reference:
         return shuffled(elements, buffer_size, seed, reshuffle, epoch=epoch)
 
     def _rejection_resample(self, elements, class_of, target, initial, seed, *, epoch):
-        # One draw an element; a class is kept the less often, the more there is of it against what is wanted.
+        # One draw per element; a class is kept with the ratio of its target share to its share, up to a common factor.
         rng = generator(seed, 1, epoch)
         seen = [0] * len(target)
         output = []
@@ -191,7 +191,7 @@ class Reference:
                 output.append((np.int32(number), each))
         return output
 
-    # --- of several ---
+    # --- several inputs ---
 
     def _zip(self, lists, form):
         if form == "dict":
@@ -221,7 +221,7 @@ class Reference:
         if not any(isinstance(each, Unmade) for each in group):
             columns = list(zip(*[Structure.flatten(each)[0] for each in group], strict=True))
             if any(isinstance(leaf, RaggedRow | daskdist.Ragged) for column in columns for leaf in column):
-                # Batches of these are ragged, which the tests of `Ragged` look at.
+                # Batches of these are ragged; the tests of `Ragged` check them.
                 reject()
             if all(map(_stacks, columns)):
                 return Structure.flatten(group[0])[1].pack([np.stack(column) for column in columns])
@@ -233,7 +233,7 @@ class Reference:
         return [_padded(group, values) for group in groups if len(group) == size or not drop_remainder]
 
     def _ragged_batch(self, elements, size, drop_remainder=False):
-        # Generated for lone arrays of which nobody knows the length only.
+        # Only generated for single arrays of unknown length.
         groups = [elements[start : start + size] for start in range(0, len(elements), size)]
         return [daskdist.Ragged.of(group) for group in groups if len(group) == size or not drop_remainder]
 
@@ -245,7 +245,7 @@ class Reference:
         batches, like = [], rows[:1]
         for size in itertools.cycle([sizes] if isinstance(sizes, int) else sizes):
             if size and len(rows) < size:
-                # Those without rows come with the one before them, but for a shorter one at the end.
+                # Batches of size 0 follow the batch before them directly; none follows a shorter last batch.
                 batches += [self._stacked(rows)] if rows and not drop_remainder else []
                 break
             if like:
@@ -293,7 +293,7 @@ class Reference:
         return [each for element in elements for each in inner.elements(self, element)]
 
     def _interleave(self, elements, inner, cycle_length=None, block_length=1):
-        # The rule as it is written, one element at a time.
+        # The documented rule, one element at a time.
         slots: list[Any] = [None] * (cycle_length or 2)
         waiting, output, position = list(elements), [], 0
         while waiting or any(slot is not None for slot in slots):
@@ -328,7 +328,7 @@ class Reference:
 
 
 def shuffled(elements, buffer_size, seed, reshuffle=True, *, epoch):
-    """The order by drawing one slot at a time."""
+    """Shuffle by drawing from one slot of the buffer at a time."""
     rng = generator(seed, 1, epoch if reshuffle else ())
     buffer, rest = list(elements[:buffer_size]), elements[buffer_size:]
     output = []
@@ -353,7 +353,7 @@ def _directed(lists, choices, stop):
 
 
 def _grouped(elements, key_of, size_of, drop_remainder):
-    # A group comes when its last element has; what is left comes in the order of keys.
+    # A group follows its last element; incomplete groups come at the end in the order of keys.
     groups, waiting = [], {}
     for each in elements:
         key = key_of(each)
@@ -397,7 +397,7 @@ def _without_rows(row):
 
 
 def _key(element):
-    # Both zeros are one number, and so are all NaN.
+    # 0.0 and -0.0 are equal, and so are all NaN.
     leaves, structure = Structure.flatten(element)
     arrays = [part for leaf in leaves for part in ((leaf.values, leaf.row_splits) if _is_ragged(leaf) else (leaf,))]
     return structure, *(

@@ -50,7 +50,7 @@ def checked(x):
 
 
 def checked_together(x):
-    """Do the same around an all-reduce, which waits for the other replicas."""
+    """Call `checked` before and after an all-reduce, which waits for the other replicas."""
     context = daskdist.get_replica_context()
     checked(x)
     total = context.all_reduce("SUM", x)
@@ -59,7 +59,7 @@ def checked_together(x):
 
 
 def checked_loop(iterator):
-    """Do the same in a loop over the elements of an iterator."""
+    """Call `checked` for each element of an iterator."""
     found = []
     for x in iterator:
         checked(x)
@@ -271,7 +271,7 @@ class ReplicaLaws(StreamLaws):
         workers = list(client.scheduler_info(n_workers=-1)["workers"])
         name = self.names()[0]
         assignment = DeviceAssignment([(worker, name) for worker in workers])
-        # Of which there may be but one.
+        # There may be only one device.
         return MultiWorkerMirroredStrategy(client, assignment, share_devices=True)
 
 

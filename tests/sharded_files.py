@@ -1,4 +1,4 @@
-"""Files of rows, and sharding of them by a policy."""
+"""Helpers for tests of sharding: readers of files, and rows of elements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def policy(name, **options):
 
 
 def flat(element):
-    """The numbers in an element, however it nests them."""
+    """Return the numbers in an element of any structure."""
     if isinstance(element, Dataset):
         return [number for each in element for number in flat(each)]
     if isinstance(element, tuple):

@@ -1,4 +1,4 @@
-"""Elements of all kinds that datasets are saved of, and comparisons of them."""
+"""Strategies for elements of all kinds that can be saved, and comparisons of elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Typed(NamedTuple):
 
 
 def bundle(*leaves):
-    """A bundle of elements that are lone leaves."""
+    """Return a bundle of elements that are single leaves."""
     return Bundle(LONE, [(leaf,) for leaf in leaves])
 
 
@@ -45,7 +45,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 @st.composite
 def arrays(draw, shape, dtype=None):
-    """Arrays of a shape, of any dtype that is saved."""
+    """Draw arrays of a shape, of any dtype that can be saved."""
     dtype = dtype or draw(st.one_of(numbers, st.just(np.dtype(TEXT)), st.just(np.dtype(object))))
     if dtype.kind not in "TO":
         return draw(npst.arrays(dtype, shape))
@@ -61,7 +61,7 @@ shapes = npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
 
 @st.composite
 def columns(draw, num_rows, depth=2):
-    """Columns of so many rows, of one length or of different lengths."""
+    """Draw columns of ``num_rows`` rows, all of one length or of different lengths."""
     if depth and draw(st.booleans()):
         lengths = draw(st.lists(st.integers(0, 3), min_size=num_rows, max_size=num_rows))
         splits = np.cumsum([0, *lengths]).astype(draw(st.sampled_from(["i4", "i8"])))

@@ -1,4 +1,4 @@
-"""Variables on two replicas."""
+"""Helpers for tests of variables on two replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows, and checks of functions that are called with whole columns."""
+"""Helpers for tests of vectorised functions: rows, columns and comparisons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from daskdist.testing import same_elements
 
 MEAN = np.array([0.5, -1.5, 2.0])
 rng = np.random.default_rng(0)
-# The rows that functions with side effects have noted.
+# The rows that functions with side effects have recorded.
 seen: list[int] = []
 
 
@@ -41,7 +41,7 @@ def is_same(given, expected):
     for leaf, other in zip(given.leaves, expected.leaves, strict=True):
         assert (leaf.dtype, leaf.shape) == (other.dtype, other.shape)
         if leaf.dtype.kind in "fmM":
-            # Bits, so that -0.0 is not 0.0; of what is no number the bits say nothing.
+            # Compare bits, so that -0.0 differs from 0.0; the bits of NaN do not matter.
             is_nan = np.isnan(leaf)
             assert (is_nan == np.isnan(other)).all()
             assert leaf[~is_nan].tobytes() == other[~is_nan].tobytes()

@@ -1,4 +1,4 @@
-"""Archives as WebDataset has them."""
+"""Tar archives in the form of WebDataset."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def npy(array, **options):
 
 
 def archive(members, form=tarfile.PAX_FORMAT, mode="w"):
-    """A tar of (name, content), or of members as tarfile has them."""
+    """Return a tar archive of (name, content) pairs or tarfile members."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode=mode, format=form) as tar:
         for name, content in members:
             member = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    # Without what fills it up to whole records, which would be the most of it.
+    # Without the padding to whole records, which would be most of it.
     return trimmed(file.getvalue())
 
 
 def trimmed(data):
-    """An archive with no more zeros at its end than there have to be."""
+    """Return an archive without unnecessary zeros at its end."""
     end = -(-len(data.rstrip(b"\0")) // 512) * 512
     return data[:end] + bytes(1024)
 

@@ -144,7 +144,7 @@ def check_dealt(pipeline, strategy):
         try:
             steps = [strategy.local_results(step) for step in strategy.distribute_dataset(dataset)]
         except StackError:
-            assert outcome.met_unmade, "everything stacks, and it raised"
+            assert outcome.met_unmade, "raised, but all elements stack"
             return
     if outcome.must_fail and num_replicas > 1:
         # Each replica's part is stacked by itself, where it is wanted. It may stack where the whole does not.
