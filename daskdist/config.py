@@ -47,13 +47,15 @@ DEFAULTS: Final[dict[str, Any]] = {
     # workers: true, false or "auto". "auto" uses the client's `direct_to_workers`; if that is not set, only workers
     # that cannot be connected to within three seconds are reached through the scheduler.
     "steps": {"relay": "auto"},
-    # Seconds to wait for a scheduler to answer (`connect`), for its first worker (`workers`), and for all replicas to
-    # join a collective call (`collective`). The program's value of the last one at a call of `run` is sent along, so it
-    # also applies on workers that were started earlier; a value set in the function itself takes precedence, and if the
-    # program has the default, the workers' value applies. `step` is the seconds that one call of a replica may take
-    # while its result is waited for; loops over distributed datasets may take any time. A worker that does not answer
-    # for that time, or for five minutes, is considered lost.
-    "timeouts": {"connect": 8, "workers": 30, "collective": 300, "step": 3600},
+    # Seconds to wait. `connect`: for a scheduler to answer a new connection; `workers`: for its first worker;
+    # `scheduler`: for a scheduler to answer a request; `collective`: for all replicas to join a collective call.
+    # `step`: the time that one call of a replica may take while its result is waited for; loops over distributed
+    # datasets may take any time. `silence`: the time for which a worker may give no sign of life, because it is
+    # stopped, swaps, or a function holds Python's lock; after that it is considered lost. The program's values of
+    # `collective` and `silence` at a call of `run` are sent along, so they also apply on workers that were started
+    # earlier; a value set in the function itself takes precedence, and if the program has the default, the workers'
+    # value applies.
+    "timeouts": {"connect": 8, "workers": 30, "collective": 300, "step": 3600, "silence": 300, "scheduler": 60},
     "service": {
         # Seconds for which a job without consumers is kept.
         "job-gc-timeout": 600,
@@ -97,15 +99,26 @@ def setting(name: str) -> Any:
     return dask.config.get(f"daskdist.{name}", functools.reduce(operator.getitem, parts, DEFAULTS))
 
 
-# In a program's call on a worker: the program's value of `timeouts.collective`, and that of the worker.
-_sent: Final[ContextVar[tuple[Any, Any] | None]] = ContextVar("daskdist settings", default=None)
+# Settings of a program that also apply to its calls on workers.
+_SENT_ALONG: Final = ("timeouts.collective", "timeouts.silence")
+# In a program's call on a worker: for each of these settings the program's value, and that of the worker.
+_sent: Final[ContextVar[dict[str, tuple[Any, Any]] | None]] = ContextVar("daskdist settings", default=None)
 
 
 def collective_s() -> float:
     """Return the seconds to wait for all replicas to join a collective call."""
-    configured, sent = setting("timeouts.collective"), _sent.get()
+    return _sent_seconds("timeouts.collective")
+
+
+def silence_s() -> float:
+    """Return the seconds after which a worker without a sign of life is considered lost."""
+    return _sent_seconds("timeouts.silence")
+
+
+def _sent_seconds(name: str) -> float:
+    configured, sent = setting(name), _sent.get()
     # A value that has changed since the call began was set by the called function.
-    return _in_seconds("timeouts.collective", configured if sent is None or configured != sent[1] else sent[0])
+    return _in_seconds(name, configured if sent is None or configured != sent[name][1] else sent[name][0])
 
 
 def seconds(name: str) -> float:
@@ -131,16 +144,19 @@ def _in_seconds(name: str, value: Any) -> float:
     return float(parsed)
 
 
-def to_send() -> Any:
+def to_send() -> tuple[Any, ...] | None:
     """Return the settings to send to a worker along with a call; None where all have their defaults."""
-    configured = setting("timeouts.collective")
-    return None if configured == DEFAULTS["timeouts"]["collective"] else configured
+    values = (setting("timeouts.collective"), setting("timeouts.silence"))
+    return None if values == _DEFAULTS_SENT else values
+
+
+_DEFAULTS_SENT: Final = (DEFAULTS["timeouts"]["collective"], DEFAULTS["timeouts"]["silence"])
 
 
 @contextmanager
-def sent(settings: Any) -> Iterator[None]:
+def sent(settings: tuple[Any, ...]) -> Iterator[None]:
     """Apply the settings of a program to the calls inside."""
-    token = _sent.set((settings, setting("timeouts.collective")))
+    token = _sent.set({name: (value, setting(name)) for name, value in zip(_SENT_ALONG, settings, strict=True)})
     try:
         yield
     finally:

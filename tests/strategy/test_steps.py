@@ -537,13 +537,66 @@ def test_a_worker_that_is_stopped_is_lost(own_strategy):
     os.kill(pids[worker], signal.SIGSTOP)
     try:
         with (
-            dask.config.set({"daskdist.timeouts.step": "2 s"}),
-            pytest.raises(errors.ClusterError, match=f"lost {worker}.*no answer for"),
+            dask.config.set({"daskdist.timeouts.silence": "1 s"}),
+            pytest.raises(errors.ClusterError, match=rf"lost {worker}.*no answer for .*daskdist\.timeouts\.silence"),
         ):
             float(strategy.reduce("SUM", strategy.run(float, args=(1,)), axis=None))
     finally:
-        os.kill(pids[worker], signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[worker], signal.SIGCONT)
     assert float(strategy.run(float, args=(1,))) == 1.0
+
+
+@pytest.mark.cluster
+def test_a_worker_that_is_stopped_for_a_while_is_waited_for(on_cluster, caplog):
+    worker = on_cluster.workers[1]
+    pid = on_cluster.client.run(os.getpid)[worker]
+
+    def go_on():
+        try:
+            eventually(lambda: f"{worker} has not answered for" in caplog.text)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    with dask.config.set({"daskdist.timeouts.silence": "6 s"}):
+        os.kill(pid, signal.SIGSTOP)
+        resuming = threading.Thread(target=go_on)
+        resuming.start()
+        total = float(on_cluster.reduce("SUM", on_cluster.run(float, args=(1,)), axis=None))
+        resuming.join()
+    assert total == 2.0
+    assert f"{worker} answers again" in caplog.text
+
+
+@pytest.mark.cluster
+def test_time_in_which_the_program_did_not_listen_is_no_silence_of_a_worker(on_cluster, client):
+    (stream, *_) = on_cluster.internals.backend.streams._streams.values()
+
+    async def have_died():
+        now = time.monotonic()
+        stream.ask_for_answer(now)
+        return [stream.has_died(now + unheard_s, unheard_s) for unheard_s in (0, 1000)]
+
+    assert asyncio.run_coroutine_threadsafe(have_died(), client.loop.asyncio_loop).result(10) == [False, False]
+    assert on_cluster.local_results(on_cluster.run(float, args=(1,))) == (1.0, 1.0)
+
+
+@pytest.mark.cluster
+def test_a_pass_goes_on_without_the_data_of_a_worker_that_is_stopped(own_strategy):
+    strategy = own_strategy
+    worker = strategy.workers[1]
+    pid = strategy.client.run(os.getpid)[worker]
+    rows = []
+    try:
+        with dask.config.set({"daskdist.timeouts.silence": "1 s"}):
+            for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(4_000).map(abs).batch(50))):
+                rows += [row for values in strategy.local_results(batch) for row in values.tolist()]
+                if number == 5:
+                    os.kill(pid, signal.SIGSTOP)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert sorted(rows) == list(range(4_000))
 
 
 @pytest.mark.cluster

@@ -215,7 +215,7 @@ def test_a_relayed_worker_that_is_stopped_is_lost(far):
         os.kill(pids[worker], signal.SIGSTOP)
         try:
             with (
-                dask.config.set({"daskdist.timeouts.step": "2 s"}),
+                dask.config.set({"daskdist.timeouts.silence": "1 s"}),
                 pytest.raises(errors.ClusterError, match=f"lost {worker}.*no answer for"),
             ):
                 float(strategy.reduce("SUM", strategy.run(float, args=(1,)), axis=None))

@@ -9,6 +9,7 @@ from typing import Any, Final
 from dask.core import get_dependencies
 
 from daskdist.execute.caller import Graph
+from daskdist.execute.callers.cluster_requests import ask_scheduler
 from daskdist.execute.callers.compute_key import is_future
 
 # The most tasks to visit when looking for the futures that one value depends on.
@@ -53,7 +54,7 @@ class DataLocations:
         unknown = {future.key: future for future in futures if future.key not in self._holders}
         if not unknown:
             return
-        who_has = self._client.sync(self._client.scheduler.who_has, keys=list(unknown))
+        who_has = ask_scheduler(self._client, self._client.scheduler.who_has, keys=list(unknown))
         for key, future in unknown.items():
             holders = tuple(worker for worker in who_has.get(key, ()) if worker in self._workers)
             if holders or future.done():

@@ -15,6 +15,7 @@ from distributed.core import Status
 from distributed.utils_comm import gather_from_workers
 
 from daskdist.errors import ArgumentError, ClusterError
+from daskdist.execute.callers.cluster_requests import ask_scheduler
 from daskdist.execute.callers.compute_key import RemoteResult, is_future, lost_data_error
 from daskdist.execute.callers.submit import Submit
 
@@ -87,7 +88,7 @@ def workers_with_data(submit: Submit, futures: Mapping[Any, Future]) -> dict[Any
     for future in futures.values():
         if future.status == "error":
             future.result()
-    who_has: dict[Any, Sequence[str]] = client.sync(client.scheduler.who_has, keys=list(futures))
+    who_has: dict[Any, Sequence[str]] = ask_scheduler(client, client.scheduler.who_has, keys=list(futures))
     return who_has
 
 

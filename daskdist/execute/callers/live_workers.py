@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from distributed import Scheduler
 
+logger: Final = logging.getLogger("daskdist")
+
+# A worker that is silent for so many seconds is logged as such, in these words.
+TOLD_AFTER_S: Final = 5.0
+STILL_WAITED_FOR: Final = "%s has not answered for %.0f s, and is waited for up to %g s (daskdist.timeouts.silence)"
+# Seconds for a nanny to end a worker that is given up.
+_RESTART_S: Final = 5.0
 _OVER: Final = frozenset({"memory", "erred"})
 
 
@@ -25,6 +33,8 @@ class LiveWorkers:
         self._present_and_lost: tuple[tuple[str, ...], tuple[str, ...]] = tuple(workers), ()
         # The local directory of each worker, which identifies its process.
         self._directories: dict[str, str] = {}
+        # By address the last heartbeat that the scheduler knew of, and the time here at which it was new.
+        self._heartbeats: dict[str, tuple[float, float]] = {}
         # True if something failed since the workers were last checked.
         self.in_doubt = False
         # True if the program connects to the workers directly.
@@ -62,6 +72,28 @@ class LiveWorkers:
             or known.setdefault(worker, connected[worker]["local_directory"]) != connected[worker]["local_directory"]
         ]
 
+    def silent_s(self, connected: Mapping[str, Mapping[str, Any]], now: float) -> dict[str, float]:
+        """Return for each worker that takes part the seconds since its last heartbeat was new here.
+
+        Parameters
+        ----------
+        connected
+            The scheduler's description of each connected worker, by address.
+        now
+            The time here.
+
+        >>> live_workers = LiveWorkers(["tcp://a:1"])
+        >>> live_workers.silent_s({"tcp://a:1": {"last_seen": 5.0}}, now=100.0)
+        {'tcp://a:1': 0.0}
+        >>> live_workers.silent_s({"tcp://a:1": {"last_seen": 5.0}}, now=107.0)
+        {'tcp://a:1': 7.0}
+        """
+        for worker in self.present:
+            last_seen = connected[worker]["last_seen"] if worker in connected else 0.0
+            if self._heartbeats.get(worker, (None,))[0] != last_seen:
+                self._heartbeats[worker] = last_seen, now
+        return {worker: now - self._heartbeats[worker][1] for worker in self.present if worker in connected}
+
     def drop(self, addresses: Collection[str]) -> None:
         """Continue without some workers.
 
@@ -75,6 +107,18 @@ class LiveWorkers:
             tuple(address for address in present if address not in addresses),
             (*lost, *(address for address in present if address in addresses)),
         )
+
+
+async def give_up(client: Any, silent: Sequence[str]) -> None:
+    """Make the scheduler restart or remove silent workers, so that others get their tasks."""
+    logger.warning("%s: no sign of life, and so given up", ", ".join(silent))
+    await client.scheduler.restart_workers(
+        workers=list(silent),
+        timeout=_RESTART_S,
+        wait_for_workers=False,
+        on_error="return",
+        stimulus_id="daskdist-silent-workers",
+    )
 
 
 def cancel_lost_tasks(addresses: Sequence[str], client: str, *, dask_scheduler: Scheduler) -> None:

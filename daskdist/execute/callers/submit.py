@@ -8,6 +8,7 @@ import functools
 import itertools
 import logging
 import re
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -20,17 +21,26 @@ from distributed import Client, Future, default_client
 from distributed.client import FutureCancelledError, FuturesCancelledError, _wait
 from distributed.protocol.pickle import dumps
 
-from daskdist.config import in_bytes
+from daskdist.config import in_bytes, seconds
 from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Read, Split, payload_itself, value_itself
 from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Graph, Handle, Report, SplitLocations, report_of
+from daskdist.execute.callers.cluster_requests import ask_scheduler, run_on_scheduler
 from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.execute.callers.data_locations import DataLocations
 from daskdist.execute.callers.kept_blocks import MOST_BYTES, KeptBlocks
-from daskdist.execute.callers.live_workers import LiveWorkers, cancel_lost_tasks
+from daskdist.execute.callers.live_workers import (
+    STILL_WAITED_FOR,
+    TOLD_AFTER_S,
+    LiveWorkers,
+    cancel_lost_tasks,
+    give_up,
+)
 from daskdist.execute.messages.pickling import dumps_on_host, load_sent
+
+logger: Final = logging.getLogger("daskdist")
 
 # For each part the number of the result that contains it, and the function that extracts it.
 Picks = Sequence[tuple[int, Callable[[Any], Any]]]
@@ -128,6 +138,8 @@ class Submit:
         self._token = uuid.uuid4().hex[:12]
         self._reports: dict[str, Future] = {}
         self._located = located
+        # Workers of which it was logged that they are silent.
+        self._told_silent: set[str] = set()
         self.kept_blocks = KeptBlocks(_is_available) if kept is None else kept
 
     @property
@@ -380,7 +392,11 @@ class Submit:
 
     def _check_workers(self) -> None:
         self._check_open()
-        lost = self.missing()
+        connected = workers_of(self.client)
+        if silent := self._silent(connected):
+            ask_scheduler(self.client, give_up, self.client, silent)
+            connected = workers_of(self.client)
+        lost = self.live_workers.missing(connected)
         if lost:
             self.live_workers.in_doubt = True
             rest = "no worker is left, create a new strategy"
@@ -388,11 +404,24 @@ class Submit:
                 rest = "calls that need them fail, and the next call continues with the remaining replicas"
             raise ClusterError(f"lost {', '.join(lost)}, which had replicas; {rest}")
         if self.live_workers.lost:
-            self.client.run_on_scheduler(cancel_lost_tasks, self.live_workers.lost, self.client.id)
+            run_on_scheduler(self.client, cancel_lost_tasks, self.live_workers.lost, self.client.id)
 
     def missing(self) -> list[str]:
         """Return the participating workers that are gone or were restarted."""
         return self.live_workers.missing(workers_of(self.client))
+
+    def _silent(self, connected: dict[str, dict[str, Any]]) -> list[str]:
+        # A stopped worker keeps its connections; its tasks would be waited for until Dask gives it up.
+        most = seconds("timeouts.silence")
+        now = time.monotonic()
+        silent_s = self.live_workers.silent_s(connected, now)
+        for worker, worker_s in silent_s.items():
+            if worker_s <= min(TOLD_AFTER_S, most / 2):
+                self._told_silent.discard(worker)
+            elif worker not in self._told_silent:
+                self._told_silent.add(worker)
+                logger.warning(STILL_WAITED_FOR, worker, worker_s, most)
+        return [worker for worker, worker_s in silent_s.items() if worker_s > most]
 
     def _gone(self, key: Any) -> ClusterError:
         self.live_workers.in_doubt = True
@@ -424,7 +453,7 @@ def workers_of(client: Client) -> dict[str, dict[str, Any]]:
     """Return the scheduler's description of each worker, by address."""
     # `Client.scheduler_info` is not used: it returns a dict that the client periodically overwrites with an answer that
     # lists no workers.
-    workers: dict[str, dict[str, Any]] = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+    workers: dict[str, dict[str, Any]] = ask_scheduler(client, client.scheduler.identity, n_workers=-1)["workers"]
     return workers
 
 

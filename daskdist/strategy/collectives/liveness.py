@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from distributed import Worker
 
+from daskdist.config import silence_s
 from daskdist.errors import CollectiveError
 from daskdist.strategy.collectives.rendezvous import left_error
 from daskdist.strategy.group import ReplicaGroup, Step, lost_worker_error
@@ -17,11 +18,10 @@ from daskdist.strategy.group import ReplicaGroup, Step, lost_worker_error
 LOOK_EVERY_S: Final = 0.3
 # A worker that is not busy answers within this time.
 _SOON_S: Final = 2.0
-_NANNY_WITHIN_S: Final = 1.0
-# A worker that is silent for this long, and whose nanny does not answer either, is lost, for example with its machine.
-# Replicas that wait for it get an error within 10 s.
-_LOST_AFTER_S: Final = 8.0
+_SCHEDULER_WITHIN_S: Final = 1.0
 _FORGOTTEN_AFTER_S: Final = 1.0
+# Delays of this process that do not matter.
+_LATE_S: Final = 1.0
 
 
 class LostWorker(NamedTuple):
@@ -61,33 +61,34 @@ class PeerQueries:
         self.worker = worker
         self._silent: dict[str, _Silence] = {}
 
-    async def __call__(self, addresses: Sequence[str], operation: str, **message: Any) -> dict[str, Any]:
-        """Return the answer of each worker; None for a busy worker, a `LostWorker` for a lost one."""
-        answers = await asyncio.gather(*[self._answer(address, operation, message) for address in addresses])
+    async def __call__(
+        self, addresses: Sequence[str], operation: str, silence_s: float, **message: Any
+    ) -> dict[str, Any]:
+        """Return the answer of each worker; None for a busy worker, a `LostWorker` for a lost one.
+
+        A worker is lost if it has not answered for ``silence_s`` seconds.
+        """
+        answers = await asyncio.gather(*[self._answer(address, operation, silence_s, message) for address in addresses])
         return dict(zip(addresses, answers, strict=True))
 
     def note_alive(self, address: str) -> None:
         """Note that a worker has sent something."""
         self._silent.pop(address, None)
 
-    async def _answer(self, address: str, operation: str, message: Mapping[str, Any]) -> Any:
+    async def _answer(self, address: str, operation: str, silence_s: float, message: Mapping[str, Any]) -> Any:
         now = time.monotonic()
         before = self._silent.get(address)
         # A silence starts again if there was no query for a while: the worker may have been responsive meanwhile.
         since = now if before is None or now > before.until + _FORGOTTEN_AFTER_S else before.since
-        rest = since + _LOST_AFTER_S - now
+        rest = since + silence_s - now
         # The last query gets all the remaining time, as a further one would only be answered later.
         is_last = rest <= 2 * _SOON_S
         most = max(rest, 0.1) if is_last else _SOON_S
-        silence = self._silent[address] = _Silence(since, now + most + _NANNY_WITHIN_S)
-        # Ask the nanny at the same time, as asking it afterwards would delay the result.
-        nanny = asyncio.ensure_future(self._ask_nanny(address, max(most, _NANNY_WITHIN_S))) if is_last else None
+        silence = self._silent[address] = _Silence(since, now + most + _SCHEDULER_WITHIN_S)
         try:
-            asked = getattr(self.worker.rpc(address), operation)(**message)
-            is_there, answer = await _within(most, asked)
+            is_there, answer = await _within(most, getattr(self.worker.rpc(address), operation)(**message))
             if not is_there:
-                # A worker that holds the GIL for long is silent, but not lost.
-                is_there, answer = await (nanny or self._ask_nanny(address, _NANNY_WITHIN_S))
+                is_there, answer = await self._ask_scheduler(address)
         except asyncio.CancelledError:
             # A cancelled query says nothing about the worker.
             if self._silent.get(address) is silence:
@@ -98,24 +99,23 @@ class PeerQueries:
             raise
         except Exception as error:
             is_there, answer = True, LostWorker(f"{type(error).__name__}: {error}")
-        finally:
-            if nanny is not None:
-                nanny.cancel()
-        if is_there or is_last:
+        # If this process was stopped, the answer may be here and not read yet.
+        is_late = time.monotonic() > silence.until + _LATE_S
+        if is_there or is_last or is_late:
             self.note_alive(address)
-        return answer if is_there or not is_last else LostWorker(f"no answer for {_LOST_AFTER_S:g} s")
+        if is_there or is_late or not is_last:
+            return answer
+        return LostWorker(f"no answer for {silence_s:g} s, which is daskdist.timeouts.silence")
 
-    async def _ask_nanny(self, address: str, most_s: float) -> tuple[bool, LostWorker | None]:
-        # The scheduler knows which workers have ended. An answer of the nanny shows that the machine is up.
-        watched = {"msg": {"op": "identity"}, "workers": [address], "nanny": True, "on_error": "ignore"}
+    async def _ask_scheduler(self, address: str) -> tuple[bool, LostWorker | None]:
+        # The scheduler knows which workers have ended.
         try:
-            _, answers = await _within(most_s, self.worker.scheduler.broadcast(**watched))
-        except KeyError:
-            return True, LostWorker("it has left the cluster")
+            is_there, known = await _within(_SCHEDULER_WITHIN_S, self.worker.scheduler.ncores(workers=[address]))
         except Exception:
             # The scheduler may be busy too.
-            answers = None
-        return bool(answers), None
+            return False, None
+        is_gone = is_there and address not in known
+        return is_gone, LostWorker("it has left the cluster") if is_gone else None
 
 
 class StepStatus(NamedTuple):
@@ -171,6 +171,7 @@ class StepStatusQuery:
         self._name = name
         self._group = group
         self._every_s = every_s
+        self._silence_s = silence_s()
         self._on_answer = on_answer
         self._asked: ThreadFuture[dict[str, Any]] | None = None
         self._begun = 0.0
@@ -207,9 +208,10 @@ class StepStatusQuery:
             own_address = self._worker.address
             asked = waited_for if now < end else [address for address in self._group.workers if address != own_address]
             self._begun = now
-            self.next_at = now + _LOST_AFTER_S
+            self.next_at = now + _SOON_S
             self._asked = asyncio.run_coroutine_threadsafe(
-                self._queries(asked, "daskdist_step_status", **self._message), self._worker.loop.asyncio_loop
+                self._queries(asked, "daskdist_step_status", self._silence_s, **self._message),
+                self._worker.loop.asyncio_loop,
             )
             if self._on_answer is not None:
                 on_answer = self._on_answer

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from distributed import Worker
 
-from daskdist.config import collective_s
+from daskdist.config import collective_s, silence_s
 from daskdist.errors import CollectiveError
 from daskdist.strategy.collectives.liveness import LOOK_EVERY_S, LostWorker, PeerQueries, StepStatus, StepStatusQuery
 from daskdist.strategy.collectives.rendezvous import HAS_ENDED, Rendezvous, closed_error, late_error
@@ -172,14 +172,14 @@ class Mailbox:
             ended = {(token, new): self._ended.pop((token, old), -1) for old, new in numbers.items()}
             self._ended.update(ended)
 
-    def end_waiting_for(self, token: str, lost: Sequence[str]) -> None:
-        """End all waiting for lost workers, and refuse further calls until `register`."""
+    def end_waiting_for(self, token: str, lost: Sequence[str], why: str) -> None:
+        """End all waiting for workers that are lost for a reason, and refuse further calls until `register`."""
         with self.changed:
             store = self.store(token)
             if store is not None:
                 store.lost = tuple(lost)
             for key in [known_key for known_key in self._rendezvous if known_key[0] == token]:
-                self._unsent.setdefault(key, {}).update(dict.fromkeys(lost, "its stream was closed"))
+                self._unsent.setdefault(key, {}).update(dict.fromkeys(lost, why))
             self.changed.notify_all()
 
     def forget(self, token: str) -> None:
@@ -307,7 +307,9 @@ class Mailbox:
         end = time.monotonic() + most
         message = {"token": token, "step": step, "of": of, "number": number, "iteration": iteration, "first": first}
         while True:
-            asked = self.queries([remote.worker], "daskdist_step_counts", replicas=remote.replicas, **message)
+            asked = self.queries(
+                [remote.worker], "daskdist_step_counts", silence_s(), replicas=remote.replicas, **message
+            )
             (answer,) = asyncio.run_coroutine_threadsafe(asked, self.worker.loop.asyncio_loop).result().values()
             group = self.groups.get(token)
             if group is None:

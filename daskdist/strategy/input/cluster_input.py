@@ -15,6 +15,7 @@ from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
 from daskdist.devices import named
 from daskdist.execute.caller import Caller
+from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.execute.callers.fetch import WithRemoteResults, workers_with_data
 from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.execute.messages.send_functions import check_functions, sent_function
@@ -126,5 +127,6 @@ class ClusterInput:
         for worker, device in devices:
             if worker is not None and not named(device).is_host:
                 names.setdefault(worker, []).append(device)
-        stats = self._submit.client.run(copy_stats_on_worker, names, workers=list(names)) if names else {}
+        client = self._submit.client
+        stats = run_on_workers(client, copy_stats_on_worker, names, workers=list(names)) if names else {}
         return CopyStats.of(stats.values()) if names else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daskdist.devices import Device, device, name_of, present
+from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.strategy.placement.cluster_resolver import ClusterResolver, connect
 
 
@@ -88,7 +89,7 @@ def list_devices(client: Any = None) -> ListedDevices:
     with ExitStack() as opened:
         resolver = client if isinstance(client, ClusterResolver) else ClusterResolver(client)
         client, workers = connect(resolver, opened)
-        by_address = client.run(listed, workers=[worker.address for worker in workers])
+        by_address = run_on_workers(client, listed, workers=[worker.address for worker in workers])
         for worker in workers:
             devices += [
                 replace(listed_device, worker=worker.name, address=worker.address)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from daskdist.devices import name_of, named, present
 from daskdist.errors import UnknownDeviceError
+from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.strategy.placement.assign_devices import VisibleDevices
 from daskdist.strategy.placement.replica_counts import Worker
 
@@ -45,7 +46,7 @@ def _missing(names: Sequence[str]) -> list[tuple[str, str]]:
 def probe_devices(client: Any, workers: Sequence[Worker]) -> list[VisibleDevices]:
     """Return the devices that each worker sees."""
     addresses = [worker.address for worker in workers]
-    visible = client.run(visible_on_worker, workers=addresses) if addresses else {}
+    visible = run_on_workers(client, visible_on_worker, workers=addresses) if addresses else {}
     return [visible[address] for address in addresses]
 
 
@@ -61,7 +62,7 @@ def check_devices_on_workers(client: Any, workers: Sequence[Worker], slots: Sequ
     for address, name in slots:
         if not named(name).is_host:
             names.setdefault(address, []).append(name)
-    missing = client.run(missing_on_worker, names, workers=list(names)) if names else {}
+    missing = run_on_workers(client, missing_on_worker, names, workers=list(names)) if names else {}
     for worker in workers:
         for name, why in missing.get(worker.address, ()):
             raise UnknownDeviceError(

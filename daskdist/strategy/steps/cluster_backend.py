@@ -19,6 +19,7 @@ from daskdist.core.finalizer import Finalizer
 from daskdist.devices import is_on_device
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.caller import Handle
+from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.execute.callers.fetch import WithRemoteResults
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Picks, Submit
@@ -399,7 +400,7 @@ class ClusterBackend:
         self._token = group.token
         self._end = Finalizer(self, end_unused, ClusterUse(self.streams, self._submit, group.token, opened))
         try:
-            self.client.run(install, self._cross_replica, workers=list(group.workers))
+            run_on_workers(self.client, install, self._cross_replica, workers=group.workers)
             note_in_use(self.client, group.token, group.workers)
             self.streams.open(group)
         except BaseException:

@@ -31,6 +31,7 @@ from distributed.core import Status
 from distributed.preloading import PreloadManager
 
 from daskdist.errors import ClusterError
+from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.execute.callers.submit import Submit, is_key_of_ours
 from daskdist.strategy.steps.remote.on_scheduler import release_soon
 from daskdist.strategy.steps.stream_set import StreamSet
@@ -78,7 +79,7 @@ class ClusterUse:
             # An interrupt of the terminal goes to the worker processes too, which the program ends itself.
             if not any(isinstance(preload, _BeforeClose) for preload in self.client.preloads):
                 self.client.preloads = PreloadManager([*self.client.preloads, _BeforeClose(self.client)])
-            self.client.run(_ignore_interrupts, on_error="ignore")
+            run_on_workers(self.client, _ignore_interrupts, workers=None, on_error="ignore")
 
     def complete(self, within_s: float | None = None) -> bool:
         """Wait until all calls are over, or for so many seconds; return whether they are."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -12,10 +13,13 @@ from typing import Any, Final
 from distributed import Client
 from distributed.comm import Comm, connect
 
-from daskdist.config import setting
+from daskdist.config import seconds, setting
 from daskdist.errors import ArgumentError
+from daskdist.execute.callers.live_workers import STILL_WAITED_FOR, TOLD_AFTER_S
 from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed
 from daskdist.strategy.group import ReplicaGroup
+
+logger: Final = logging.getLogger("daskdist")
 
 OPERATION = "daskdist_steps"
 RELAY = "daskdist_relay"
@@ -64,11 +68,15 @@ class StepStream:
         # The numbers of the objects that the worker has.
         self.objects: set[int] = set()
         self.is_open = True
-        # When something came last, and when it was asked for an answer last.
-        self.heard_at = self.pinged_at = time.monotonic()
+        # The time at which it was asked for the answer that it owes.
+        self._asked_at = time.monotonic()
+        # True while it owes an answer.
+        self._is_asked = False
+        # True once it was logged that no answer comes.
+        self._is_silent = False
         # Its replicas' calls, as (replica, name, seconds so far), and when the question was asked that this answers.
         self.running: list[tuple[int, str, float]] = []
-        self.running_at = self.heard_at
+        self.running_at = self._asked_at
         # Calls of `run` that were sent so far.
         self.num_steps = 0
         self._why = "it was closed"
@@ -118,8 +126,43 @@ class StepStream:
     async def _read(self) -> None:
         while True:
             messages = await self._reader.read()
-            self.heard_at = time.monotonic()
+            self._is_asked = False
+            if self._is_silent:
+                self._is_silent = False
+                logger.warning("%s answers again, after %.0f s", self.address, time.monotonic() - self._asked_at)
             self._receive(self, messages)
+
+    def ask_for_answer(self, now: float) -> None:
+        """Send a message that the worker answers, so that a silence can be told from having nothing to say."""
+        if not self._is_asked:
+            self._is_asked, self._asked_at = True, now
+        self.append("ping", now)
+        self.outbox.kick()
+
+    def has_died(self, now: float, unheard_s: float) -> bool:
+        """Close the stream if the worker has owed an answer for too long; return whether it has.
+
+        A worker that is stopped neither answers nor closes its connection.
+
+        Parameters
+        ----------
+        now
+            The time.
+        unheard_s
+            The seconds since the last call in which nobody listened here.
+        """
+        if not self._is_asked:
+            return False
+        most = seconds("timeouts.silence")
+        self._asked_at += unheard_s
+        silent_s = now - self._asked_at
+        if silent_s > most:
+            self.close(f"no answer for {silent_s:.0f} s, and daskdist.timeouts.silence is {most:g} s")
+            return True
+        if silent_s > min(TOLD_AFTER_S, most / 2) and not self._is_silent:
+            self._is_silent = True
+            logger.warning(STILL_WAITED_FOR, self.address, silent_s, most)
+        return False
 
     def close(self, why: str = "it was closed") -> None:
         """Close the connection, in the event loop; the worker frees everything of the strategy."""

@@ -20,8 +20,9 @@ from distributed import Client, Future
 from daskdist.config import in_bytes, seconds, setting
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
+from daskdist.execute.callers.cluster_requests import ask_workers
 from daskdist.execute.callers.compute_key import lost_data_error
-from daskdist.execute.callers.live_workers import LiveWorkers
+from daskdist.execute.callers.live_workers import LiveWorkers, give_up
 from daskdist.execute.messages.failure import Failure
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
@@ -38,9 +39,6 @@ logger: Final = logging.getLogger("daskdist")
 
 # How often streams are looked after while the program sends nothing.
 _BEAT_S: Final = 1.0
-# A worker that says nothing for so long is lost, though its connection is there.
-_MOST_SILENT_S: Final = 300.0
-_INSTANT_S: Final = 1e-6
 # Handles that are gone before workers are told, though the program sends nothing else.
 _MANY_DROPPED: Final = 64
 # How often whoever waits looks whether the connection is still open.
@@ -79,6 +77,7 @@ class StreamSet:
         self._num_waiting = 0
         self._is_kicked = False
         self._is_closed = False
+        self._beat_at = time.monotonic()
         self._loop: Any = client.loop.asyncio_loop
         # By it calls of these streams are told from those of another strategy.
         self.identity = weakref.ref(self)
@@ -91,9 +90,9 @@ class StreamSet:
         Raises
         ------
         OSError
-            A worker cannot be reached.
+            A worker cannot be reached, or does not answer.
         """
-        self.client.sync(self._open, group)
+        ask_workers(self.client, self._open, group, workers=group.workers)
 
     async def _open(self, group: ReplicaGroup) -> None:
         reference = weakref.ref(self)
@@ -152,7 +151,7 @@ class StreamSet:
         with self.lock:
             for address, stream in self._streams.items():
                 if stream.is_open and address not in lost:
-                    stream.append("lost", list(lost), why)
+                    stream.append("lost", list(lost), why, "it has left the cluster")
                 elif address in lost:
                     # The scheduler knows it no more, though it may be there.
                     self._fail_calls(address, why)
@@ -389,7 +388,7 @@ class StreamSet:
             for other in self._streams.values():
                 if other.is_open:
                     # Nobody is to wait for what that worker was to send.
-                    other.append("lost", [stream.address], failed)
+                    other.append("lost", [stream.address], failed, why)
         self._wake()
         self.kick()
 
@@ -435,23 +434,19 @@ class StreamSet:
                     )
 
     def _ping(self) -> None:
-        # A worker that is stopped neither answers nor closes its connection.
-        most = min(seconds("timeouts.step"), _MOST_SILENT_S)
         # A message in between would come to be the one that needs a result of another worker.
         with self.lock:
             now = time.monotonic()
+            # Time in which this process did not listen, being stopped perhaps, is no silence of workers.
+            late_s = now - self._beat_at - _BEAT_S
+            self._beat_at = now
             for stream in self._streams.values():
-                if not stream.is_open:
-                    continue
-                if stream.pinged_at > stream.heard_at and now - stream.heard_at > most + _BEAT_S:
-                    stream.close(f"no answer for {now - stream.heard_at:.0f} s")
-                elif self._under_way:
-                    if stream.pinged_at <= stream.heard_at:
-                        # A silence before it was asked counts for nothing.
-                        stream.heard_at = stream.pinged_at = now
-                        stream.pinged_at += _INSTANT_S
-                    stream.append("ping", now)
-                    stream.outbox.kick()
+                if stream.is_open and stream.has_died(now, late_s if late_s > _BEAT_S else 0.0):
+                    # Others would wait for its tasks.
+                    task = asyncio.ensure_future(give_up(self.client, [stream.address]))
+                    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                elif stream.is_open and self._under_way:
+                    stream.ask_for_answer(now)
 
     def status(self, group: ReplicaGroup, *, asks: bool) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, lost ones included; the others are asked, for a second at most."""

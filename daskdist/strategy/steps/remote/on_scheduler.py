@@ -13,6 +13,7 @@ from distributed.comm import Comm, connect
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from daskdist.execute.callers.cluster_requests import run_on_scheduler
 from daskdist.execute.messages.outbox import flush
 from daskdist.strategy.steps.stream import RELAY
 
@@ -84,7 +85,7 @@ async def _pass_on(source: Comm, target: Comm) -> None:
 def note_in_use(client: Client, token: str, workers: Sequence[str]) -> None:
     """Tell the scheduler which workers a strategy uses; where that fails, log a warning once a scheduler."""
     try:
-        client.run_on_scheduler(_use, client.id, token, tuple(workers))
+        run_on_scheduler(client, _use, client.id, token, tuple(workers))
     except Exception as error:
         address = client.scheduler.address
         if address not in _warned:

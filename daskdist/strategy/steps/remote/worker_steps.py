@@ -386,8 +386,8 @@ class StepsOnWorker:
                 # A call that was sent before may need them.
                 executor.put(partial(store.drop_of, replica, numbers))
 
-    def _lost(self, addresses: Sequence[str], why: Failed) -> None:
-        self._mailbox.end_waiting_for(self._token, addresses)
+    def _lost(self, addresses: Sequence[str], why: Failed, reason: str) -> None:
+        self._mailbox.end_waiting_for(self._token, addresses, reason)
         for cells in list(self._cells.values()):
             for cell in cells.values():
                 if cell.origin in addresses:

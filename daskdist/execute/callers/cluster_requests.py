@@ -1,0 +1,57 @@
+"""Requests to the scheduler and to workers, which end with an error if no answer comes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from daskdist.config import seconds
+from daskdist.errors import ClusterError
+
+
+def ask_scheduler(client: Any, request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the scheduler's answer to a request, such as ``client.scheduler.identity``.
+
+    Raises
+    ------
+    ClusterError
+        It does not answer within ``daskdist.timeouts.scheduler``.
+    """
+    who = f"the scheduler at {client.scheduler.address} has not answered"
+    return _within("timeouts.scheduler", who, client, request, *args, **kwargs)
+
+
+def run_on_scheduler(client: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function on the scheduler; see `ask_scheduler`."""
+    return ask_scheduler(client, client._run_on_scheduler, function, *args)
+
+
+def ask_workers(client: Any, request: Callable[..., Any], *args: Any, workers: Sequence[str], **kwargs: Any) -> Any:
+    """Return what a request to workers gives.
+
+    Raises
+    ------
+    ClusterError
+        One does not answer within ``daskdist.timeouts.silence``.
+    """
+    who = " ".join(("not all of the workers", ", ".join(workers), "have answered"))
+    return _within("timeouts.silence", who, client, request, *args, **kwargs)
+
+
+def run_on_workers(
+    client: Any, function: Callable[..., Any], *args: Any, workers: Sequence[str] | None, on_error: str = "raise"
+) -> dict[str, Any]:
+    """Call a function on workers, or on all if None; return what it gives, by address. See `ask_workers`."""
+    request = partial(client._run, workers=None if workers is None else list(workers), on_error=on_error)
+    answers: dict[str, Any] = ask_workers(client, request, function, *args, workers=workers or ())
+    return answers
+
+
+def _within(name: str, who: str, client: Any, request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    within_s = min(seconds(name), threading.TIMEOUT_MAX)
+    try:
+        return client.sync(request, *args, callback_timeout=within_s, **kwargs)
+    except TimeoutError as error:
+        raise ClusterError(f"{who} within {within_s:g} s, which is daskdist.{name}") from error
