@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -231,10 +231,10 @@ class Checkpoint:
             done.append(name)
 
 
-def write(path: str, states: Mapping[str, Any], storage: Storage) -> None:
+def write(path: str, states: Mapping[str, Any], storage: Storage, check: Callable[[], None] = lambda: None) -> None:
     """Write states to a file, with errors that name the operation ``save``."""
     try:
-        write_states(path, states, storage)
+        write_states(path, states, storage, check)
     except ArgumentError as error:
         raise ArgumentError(f"save: {error}") from None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
@@ -15,11 +16,13 @@ from daskdist.checkpoint.state_file import read_states
 from daskdist.core.arguments import whole_number
 from daskdist.display.pages import state_page
 from daskdist.errors import ArgumentError, FileError, without_passwords
+from daskdist.storage.atomic_file import put
 from daskdist.storage.filesystem import Storage, failures
 
 logger: Final = logging.getLogger("daskdist")
 
 _NAME: Final = re.compile(r"step-(\d+)\.ckpt")
+_CLAIM: Final = re.compile(r"claim-(\d+)")
 
 
 class CheckpointManager:
@@ -71,6 +74,8 @@ class CheckpointManager:
         self._writing: Future[None] | None = None
         # The last step that was saved or restored here; later ones in the directory are not of this run.
         self._step: int | None = None
+        # The number of the last claim of the directory by this manager, and the content of its file.
+        self._claim: tuple[int, bytes] | None = None
 
     def __repr__(self) -> str:
         return without_passwords(f"CheckpointManager({self.directory!r}, keep={self.keep})")
@@ -81,6 +86,14 @@ class CheckpointManager:
         return state_page(
             "CheckpointManager", [without_passwords(self.directory), f"keeps the newest {self.keep:,}", last], (), ()
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy on a worker goes on from the same step, and saves there.
+        self.wait()
+        state = {**self.__dict__, "_writer": None, "_writing": None, "_claim": None}
+        # Which steps that copy saves, the directory tells.
+        self._step = None
+        return state
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -96,6 +109,9 @@ class CheckpointManager:
     @property
     def steps(self) -> list[int]:
         """The steps whose checkpoints are in the directory, from the first to the last; complete, but not verified."""
+        return self._numbers(_NAME)
+
+    def _numbers(self, pattern: re.Pattern[str]) -> list[int]:
         fs, root = self._storage.located(self.directory)
         with failures(self.directory, "cannot be listed", (OSError,)):
             fs.invalidate_cache(root)
@@ -103,7 +119,7 @@ class CheckpointManager:
                 names = fs.ls(root, detail=False)
             except FileNotFoundError:
                 return []
-        matches = (_NAME.fullmatch(str(name).rstrip("/").rpartition("/")[2]) for name in names)
+        matches = (pattern.fullmatch(str(name).rstrip("/").rpartition("/")[2]) for name in names)
         return sorted(int(match[1]) for match in matches if match is not None)
 
     def path(self, step: int) -> str:
@@ -140,6 +156,12 @@ class CheckpointManager:
         It takes as long as copying the states, and waits for the save before it if that is still being written. Once
         the file is written, later checkpoints that `restore` went back behind are deleted.
         """
+        return self.save_states(checkpoint.states(), step)
+
+    def save_states(
+        self, states: dict[str, Any], step: int | None = None, check: Callable[[], None] | None = None
+    ) -> int:
+        """Save states that are copies as `save` does; ``check`` raises an error if they are no longer wanted."""
         last = self._step
         if last is None:
             last = max(self.steps, default=-1)
@@ -149,11 +171,10 @@ class CheckpointManager:
                 f"save: step {step} is not after step {last}, the last one in {self.directory}. Call restore to go on "
                 "from a checkpoint, or use another directory for another run"
             )
-        states = checkpoint.states()
         self.wait()
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, "daskdist-checkpoint")
-        self._writing = self._writer.submit(self._write, step, states)
+        self._writing = self._writer.submit(self._write, step, states, check)
         self._step = step
         return step
 
@@ -179,6 +200,17 @@ class CheckpointManager:
         FileError
             There are checkpoints, but all of them are damaged; or the one of the given step is, or is missing.
         """
+        number, states = self.newest_states(step)
+        if number is not None:
+            checkpoint.set_states(states, self.path(number))
+            self._step = number
+        return number
+
+    def newest_states(self, step: int | None = None) -> tuple[int | None, dict[str, Any]]:
+        """Return the newest complete states in the directory and their step, from which the next save goes on.
+
+        See `restore`.
+        """
         self.wait()
         steps = self.steps if step is None else [whole_number("restore", "step", step, at_least=0)]
         damage: FileError | None = None
@@ -190,12 +222,11 @@ class CheckpointManager:
                 if step is None:
                     logger.warning("restore: passed over a checkpoint that cannot be read: %s", error)
                 continue
-            checkpoint.set_states(states, self.path(number))
             self._step = number
-            return number
+            return number, states
         if damage is not None:
             raise damage
-        return None
+        return None, {}
 
     def wait(self) -> None:
         """Wait until the last save is written.
@@ -224,9 +255,51 @@ class CheckpointManager:
             if writer is not None:
                 writer.shutdown()
 
-    def _write(self, step: int, states: dict[str, Any]) -> None:
+    def claim(self) -> None:
+        """Refuse, from now on, the saves of managers that claimed the directory before.
+
+        Raises
+        ------
+        FileError
+            The directory cannot be written to.
+        """
+        claims = self._numbers(_CLAIM)
+        number, content = max(claims, default=0) + 1, uuid.uuid4().hex.encode()
+        fs, path = self._storage.located(self._claim_path(number))
+        with failures(self.directory, "cannot be written", (OSError,)):
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            put(fs, path, content)
+        self._claim = number, content
+        for earlier in claims:
+            with suppress(OSError):
+                fs.rm_file(self._storage.located(self._claim_path(earlier))[1])
+
+    def _claim_path(self, number: int) -> str:
+        return f"{self.directory.rstrip('/')}/claim-{number:08d}"
+
+    def _check_claim(self) -> None:
+        if self._claim is None:
+            return
+        number, content = self._claim
+        fs, path = self._storage.located(self._claim_path(number))
+        with failures(self.directory, "cannot be read", (OSError,)):
+            # Two that claim it at once have one number.
+            is_last = max(self._numbers(_CLAIM), default=0) == number and fs.cat_file(path) == content
+        if not is_last:
+            raise FileError(
+                f"{self.directory}: another run has begun to save checkpoints here, and those of this one are refused; "
+                "only one at a time can save to a directory"
+            )
+
+    def _write(self, step: int, states: dict[str, Any], check: Callable[[], None] | None) -> None:
+        def check_wanted() -> None:
+            if check is not None:
+                check()
+            self._check_claim()
+
         try:
-            write(self.path(step), states, self._storage)
+            check_wanted()
+            write(self.path(step), states, self._storage, check_wanted)
         except Exception:
             # Also in the log, since the program may not call this manager again.
             logger.exception("the checkpoint of step %d was not saved to %s", step, self.directory)

@@ -28,7 +28,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from typing import IO, Any, Final
@@ -55,7 +55,9 @@ _MOST_FIELDS_CHARS: Final = 9_000
 _PIECE_BYTES: Final = 2**24
 
 
-def write_states(path: str, states: Mapping[str, Any], storage: Storage) -> None:
+def write_states(
+    path: str, states: Mapping[str, Any], storage: Storage, check: Callable[[], None] = lambda: None
+) -> None:
     """Write states to a file, which replaces an existing one once it is complete.
 
     Parameters
@@ -66,6 +68,8 @@ def write_states(path: str, states: Mapping[str, Any], storage: Storage) -> None
         States by name, each a nest as returned by `as_numpy`.
     storage
         The storage that opens the file.
+    check
+        Called before the file gets its name; it raises an error if the file is no longer wanted.
 
     Raises
     ------
@@ -80,7 +84,7 @@ def write_states(path: str, states: Mapping[str, Any], storage: Storage) -> None
     with failures(path, "cannot be written", (OSError,)):
         if path.endswith(("/", os.sep)) or fs.isdir(inner):
             raise ArgumentError(f"{path} is a directory; give the path of a file")
-    with atomic_file(fs, inner) as file:
+    with atomic_file(fs, inner, check) as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             members = [_write_member(archive, number, array) for number, array in enumerate(arrays)]
             content = {"format": FORMAT, "version": VERSION, "members": members, "states": nodes}

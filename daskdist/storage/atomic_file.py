@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -46,8 +46,11 @@ def writing(directory: str, name: str) -> Iterator[Any]:
 
 
 @contextmanager
-def atomic_file(fs: Any, path: str) -> Iterator[Any]:
-    """Open a file for writing like `writing`, by a file system and a path within it."""
+def atomic_file(fs: Any, path: str, check: Callable[[], None] = lambda: None) -> Iterator[Any]:
+    """Open a file for writing like `writing`, by a file system and a path within it.
+
+    ``check`` is called before the file gets its name; if it raises an error, the file is removed.
+    """
     root, _, name = path.rpartition("/")
     temporary = f"{root}/.{name}.{uuid.uuid4().hex}.tmp"
     try:
@@ -55,6 +58,7 @@ def atomic_file(fs: Any, path: str) -> Iterator[Any]:
             fs.makedirs(root, exist_ok=True)
         with fs.open(temporary, "wb") as file:
             yield file
+        check()
         rename(fs, temporary, path)
     except BaseException as error:
         with suppress(Exception):

@@ -43,6 +43,7 @@ from daskdist.strategy.input.replica_plans import (
     shared_reader,
 )
 from daskdist.strategy.input.shared_reader import SharedPass, SharedReader, SharedReadPlan
+from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.replica.context import current_replica
 
 _OVER: Final = object()
@@ -67,8 +68,16 @@ class ReplicaIterator(Iterator[Any]):
         The spec of its elements; the first length is None if it varies.
     """
 
-    def __init__(self, plan: ReplicaPlan, readers: PassReaders, number: int, device: Device) -> None:
+    # Checkpoints ask all replicas for the state.
+    is_of_all_replicas = True
+
+    def __init__(
+        self, plan: ReplicaPlan, readers: PassReaders, number: int, device: Device, end: CallEnd | None = None
+    ) -> None:
         self.element_spec = plan.element_spec
+        # Tells whether the call is to end; None in the program's process.
+        self._end = end
+        self._stop_watching_end = _nothing if end is None else end.on_end(readers.wake)
         self._plan = plan
         self._readers = readers
         self._number = number
@@ -99,11 +108,14 @@ class ReplicaIterator(Iterator[Any]):
 
     @locked
     def __next__(self) -> Any:
+        self._check_end()
         try:
             element = self._next_good()
             if self._plan.maps:
                 element = self._plan.maps(element, self._number, self._device)
         except StopIteration:
+            # The readers end when the call is to end, too.
+            self._check_end()
             self._is_over = True
             raise
         except Exception as error:
@@ -114,6 +126,10 @@ class ReplicaIterator(Iterator[Any]):
             raise
         self._num_elements += 1
         return element
+
+    def _check_end(self) -> None:
+        if self._end is not None:
+            self._end.check()
 
     def _next_good(self) -> Any:
         while True:
@@ -222,6 +238,7 @@ class ReplicaIterator(Iterator[Any]):
 
     def _close(self) -> None:
         self._is_closed = True
+        self._stop_watching_end()
         if isinstance(self._elements, Generator):
             self._elements.close()
         self._elements = _Failed(ArgumentError("this iterator is closed: it can be used until its function returns"))
@@ -257,6 +274,10 @@ class _Failed(Iterator[Any]):
 
     def __next__(self) -> Any:
         raise self._error
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Progress:
@@ -461,11 +482,14 @@ class WorkerServices(NamedTuple):
         Answers other workers about the steps of this worker's pipelines.
     ask
         Asks other workers about theirs.
+    end
+        Tells whether the call is to end.
     """
 
     fetch: Fetch
     step_counts: StepCounts
     ask: AskSteps
+    end: CallEnd | None
 
 
 def replica_iterators(
@@ -524,4 +548,4 @@ def _iterator(
         pipelines[plan.number] = pipeline
         plan = replace(plan, source=replace(plan.source, pipelines=pipelines))
     readers = PassReaders(token, plan, read_plan, replica, number, peers)
-    return ReplicaIterator(plan, readers, number, named(replica.device))
+    return ReplicaIterator(plan, readers, number, named(replica.device), None if services is None else services.end)

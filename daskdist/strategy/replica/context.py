@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import optree
 
+from daskdist.checkpoint.numbered_checkpoints import CheckpointManager
 from daskdist.core.arguments import whole_number
 from daskdist.core.functions.current_context import current_context
 from daskdist.devices import are_loaded, named, stream_of
@@ -17,6 +18,8 @@ from daskdist.errors import ArgumentError
 from daskdist.strategy.collectives.operations import AllGather, AllReduce, Merge, all_reduce_of
 from daskdist.strategy.collectives.rendezvous import Collective, Rendezvous
 from daskdist.strategy.reduce.reductions import Op
+from daskdist.strategy.replica.call_end import CallEnd
+from daskdist.strategy.replica.checkpoints import ReplicaCheckpoints
 from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import catch_up, host_nest, in_stream_of, moved_nest, own_copy
@@ -51,6 +54,8 @@ class ReplicaContext:
         Returns the store of the replicas in this process.
     device
         The name of the replica's device.
+    end
+        Tells whether the call is to end; None in the program's process.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class ReplicaContext:
         rendezvous: Callable[[], Rendezvous] | None = None,
         store: Callable[[], Any] = lambda: None,
         device: str = "CPU:0",
+        end: CallEnd | None = None,
     ) -> None:
         self.replica_id_in_sync_group = replica_id_in_sync_group
         self.num_replicas_in_sync = num_replicas_in_sync
@@ -68,6 +74,9 @@ class ReplicaContext:
         self._rendezvous = rendezvous
         self.store = store
         self._device = device
+        self._end = end
+        # The checkpoints of the call, once there are some.
+        self._checkpoints: ReplicaCheckpoints | None = None
         # True if assignments to variables only change this replica's copy.
         self.updates_alone = False
 
@@ -210,8 +219,114 @@ class ReplicaContext:
         # Copy arrays, as `all_reduce` does; other objects are shared within a process.
         return optree.tree_map(_own_array, result, none_is_leaf=True) if self.num_replicas_in_sync > 1 else result
 
+    def checkpoint(self, manager: CheckpointManager, /, **objects: Any) -> None:
+        """Save one checkpoint of all replicas at this step, in the background.
+
+        All replicas must call it at the same step.
+
+        Parameters
+        ----------
+        manager
+            The `CheckpointManager`, an argument of the function. The process of replica 0 writes to its directory.
+        **objects
+            By name, the iterator that replaced a distributed dataset, variables, other objects with ``state_dict()``
+            and ``load_state_dict(state)``, and values: numbers, text, bytes, None, and arrays or nests of arrays.
+            Numbers, text, bytes and None must be the same on all replicas; of other values and objects the state of
+            replica 0 is saved.
+
+        Raises
+        ------
+        CollectiveError
+            Another replica does not call it, as for `all_reduce`.
+        ArgumentError
+            Replicas are at different steps or give different values; or a state contains something that cannot be
+            saved, at the place in the message.
+        FileError
+            The save before this one failed.
+        ClusterError
+            The program that runs this call is gone, and its checkpoints are refused.
+
+        Notes
+        -----
+        It takes as long as copying the states, and waits for the save before it if that is still being written. The
+        call ends when the last one is written. Checkpoints are numbered upwards. `restore` reads them on replicas,
+        and `Checkpoint` with an iterator of the distributed dataset in the program.
+
+        From the first use of a manager in a call on, checkpoints of earlier calls with that directory are refused, such
+        as those of a program that was killed while its replicas went on. A check comes before a file gets its name.
+
+        >>> import daskdist
+        >>> def loop(iterator, manager):
+        ...     context = daskdist.get_replica_context()
+        ...     saved = context.restore(manager, iterator=iterator, total=0)
+        ...     total = saved["total"]
+        ...     for batch in iterator:
+        ...         total += int(context.all_reduce("SUM", batch.sum()))
+        ...         context.checkpoint(manager, iterator=iterator, total=total)
+        ...     return total
+        >>> strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> batches = strategy.distribute_dataset(daskdist.Dataset.range(8).batch(4))
+        >>> manager = daskdist.CheckpointManager("memory://run/loop")
+        >>> strategy.run(loop, args=(batches, manager)), strategy.run(loop, args=(batches, manager))
+        (PerReplica:{
+          0: 28,
+          1: 28
+        }, PerReplica:{
+          0: 28,
+          1: 28
+        })
+        """
+        self._own_checkpoints.save(manager, objects)
+
+    def restore(self, manager: CheckpointManager, /, **objects: Any) -> dict[str, Any]:
+        """Restore all replicas from the newest complete checkpoint of a manager.
+
+        All replicas must call it, before they take steps from an iterator among the objects.
+
+        Parameters
+        ----------
+        manager
+            The `CheckpointManager`, an argument of the function. The process of replica 0 reads its directory.
+        **objects
+            The objects and values of `checkpoint`, by the same names; values are those to begin with.
+
+        Returns
+        -------
+        dict
+            The saved values by name, arrays as NumPy arrays; the given ones if there is no checkpoint. Objects with a
+            state are not among them.
+
+        Raises
+        ------
+        CollectiveError
+            Another replica does not call it, as for `all_reduce`.
+        ArgumentError
+            Names, structures or shapes differ from those of the objects, or an object rejects its state.
+        FileError
+            There are checkpoints, but all of them are damaged.
+        """
+        return self._own_checkpoints.restore(manager, objects)
+
+    @property
+    def _own_checkpoints(self) -> ReplicaCheckpoints:
+        self.check_end()
+        if self._checkpoints is None:
+            self._checkpoints = ReplicaCheckpoints(self.meet, self.replica_id_in_sync_group, self._end)
+        return self._checkpoints
+
+    def finish_checkpoints(self, *, is_failed: bool) -> None:
+        """Wait until checkpoints are written, after the function has returned or raised an error."""
+        if self._checkpoints is not None:
+            self._checkpoints.close(is_failed=is_failed)
+
+    def check_end(self) -> None:
+        """Raise an error if the call is to end, because its program is gone or a worker is lost."""
+        if self._end is not None:
+            self._end.check()
+
     def meet(self, collective: Collective, contribution: Any) -> Any:
         """Take part in a collective operation with this replica's contribution; return its result."""
+        self.check_end()
         number = self.replica_id_in_sync_group
         if are_loaded():
             self._let_look(collective)

@@ -49,6 +49,11 @@ class VariableRecord:
         return self.synchronization is VariableSynchronization.ON_READ
 
     @property
+    def is_of_all_replicas(self) -> bool:
+        """Return whether the state is of the values of all replicas, rather than that of any."""
+        return self.is_on_read
+
+    @property
     def is_saved_per_replica(self) -> bool:
         """Return whether checkpoints save each replica's value, as these differ and are not summed or averaged."""
         if not self.is_on_read:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,13 +13,14 @@ import optree
 from daskdist.checkpoint.nests import as_numpy, like
 from daskdist.devices import Device, dtype_of, is_on_device, named
 from daskdist.errors import ArgumentError
-from daskdist.strategy.collectives.operations import First
+from daskdist.strategy.collectives.operations import Collect, First
 from daskdist.strategy.reduce.device_reduction import cast
+from daskdist.strategy.reduce.reductions import ReduceOp
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.context import ReplicaContext, current_replica
 from daskdist.strategy.values.device_arrays import host_array, host_nest, moved
 from daskdist.strategy.values.extract import FlatResult
-from daskdist.strategy.variables.aggregation import VariableSynchronization
+from daskdist.strategy.variables.aggregation import VariableAggregation, VariableSynchronization
 from daskdist.strategy.variables.layout import CopyLayout, as_arrays, check, frozen, leaves_like, with_dtype
 from daskdist.strategy.variables.objects import copied, parts_of
 from daskdist.strategy.variables.record import VariableRecord
@@ -288,3 +289,59 @@ def restore_on_replica(variable: VariableRecord, state: FlatResult) -> FlatResul
     else:
         copy.write("put", copy.checked("restore", restored))
     return FlatResult([True], list_spec(1))
+
+
+def checked_state(variable: VariableRecord, state: Any, num_replicas: int) -> Any:
+    """Return the value in a state of `Variable.state_dict`.
+
+    Raises
+    ------
+    ArgumentError
+        The state is of another kind of variable, or of another number of replicas that each have their own value.
+    """
+    key = "replicas" if variable.is_saved_per_replica else "value"
+    if not isinstance(state, Mapping) or key not in state:
+        raise ArgumentError(f"{variable.name}: the state has no {key!r}, so it belongs to another kind of variable")
+    saved = state[key]
+    if variable.is_saved_per_replica and len(saved) != num_replicas:
+        raise ArgumentError(
+            f"{variable.name}: each replica has its own value; the state has {len(saved)}, and there are "
+            f"{num_replicas} replicas"
+        )
+    return saved
+
+
+def equal_part(value: Any, dtype: np.dtype[Any], number: int, num_replicas: int) -> Any:
+    """Return a replica's part of a sum of all replicas' values; parts of whole numbers may differ by one."""
+    if dtype.kind not in "iu":
+        return value / num_replicas
+    quotient, rest = value // num_replicas, value % num_replicas
+    return quotient + (rest > number)
+
+
+def state_among_replicas(variable: VariableRecord) -> dict[str, Any]:
+    """Return the state of a variable, on a replica; all call it if values of replicas differ."""
+    copy = _required_copy(variable)
+    (state,) = state_on_replica(variable).leaves
+    if variable.is_saved_per_replica:
+        return {"replicas": copy.replica.meet(Collect(f"{variable.name}.state_dict"), state)}
+    if variable.is_on_read and variable.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
+        state = copy.replica.all_reduce(ReduceOp(variable.aggregation.value), state)
+    return {"value": state}
+
+
+def restore_among_replicas(variable: VariableRecord, saved: Any) -> None:
+    """Restore a replica's value from the value in a state of all replicas."""
+    replica = _required_copy(variable).replica
+    number, num_replicas = replica.replica_id_in_sync_group, replica.num_replicas_in_sync
+    if variable.is_saved_per_replica:
+        saved = saved[number]
+    elif variable.is_on_read and variable.aggregation is VariableAggregation.SUM:
+        leaves = leaves_like(variable.layout, saved, f"{variable.name}.restore")
+        saved = variable.layout.packed(
+            [
+                equal_part(np.asarray(leaf), spec.dtype, number, num_replicas)
+                for leaf, spec in zip(leaves, variable.layout.specs, strict=True)
+            ]
+        )
+    restore_on_replica(variable, FlatResult([saved], list_spec(1)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Final
 
@@ -39,10 +39,14 @@ from daskdist.strategy.variables.layout import (
 from daskdist.strategy.variables.objects import ADVICE, aggregated
 from daskdist.strategy.variables.record import VariableRecord
 from daskdist.strategy.variables.replica_copy import (
+    checked_state,
     copy_on_replica,
+    equal_part,
     make_on_replica,
     read_on_replica,
+    restore_among_replicas,
     restore_on_replica,
+    state_among_replicas,
     state_on_replica,
     write_on_replica,
 )
@@ -389,8 +393,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             leaf = host_array(leaf)
             if dtype.kind not in "iu":
                 return leaf / num_replicas
-            quotient, rest = leaf // num_replicas, leaf % num_replicas
-            return PerReplica([quotient + (rest > number) for number in range(num_replicas)])
+            return PerReplica([equal_part(leaf, dtype, number, num_replicas) for number in range(num_replicas)])
 
         return [part(leaf, spec.dtype) for leaf, spec in zip(leaves, self.layout.specs, strict=True)]
 
@@ -432,6 +435,8 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         ArgumentError
             The value is an object that has no ``state_dict`` and is not a nest of arrays.
         """
+        if copy_on_replica(self) is not None:
+            return state_among_replicas(self)
         strategy = self._strategy_in_use()
         if self.is_saved_per_replica:
             states = strategy.internals.call_each(1, "variable", state_on_replica, self)
@@ -441,7 +446,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         states = strategy.internals.call_each(1, "variable", state_on_replica, self)
         return {"value": strategy.local_results(states[0])[0]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Assign a value that `state_dict` returned.
 
         Raises
@@ -450,16 +455,12 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             The value has another structure or shape; or the number of replicas differs although each has its own
             value.
         """
+        copy = copy_on_replica(self)
+        if copy is not None:
+            restore_among_replicas(self, checked_state(self, state, copy.replica.num_replicas_in_sync))
+            return
         strategy = self._strategy_in_use()
-        key = "replicas" if self.is_saved_per_replica else "value"
-        if not isinstance(state, Mapping) or key not in state:
-            raise ArgumentError(f"{self.name}: the state has no {key!r}, so it belongs to another kind of variable")
-        saved = state[key]
-        if self.is_saved_per_replica and len(saved) != strategy.num_replicas_in_sync:
-            raise ArgumentError(
-                f"{self.name}: each replica has its own value; the state has {len(saved)}, and there are "
-                f"{strategy.num_replicas_in_sync} replicas"
-            )
+        saved = checked_state(self, state, strategy.num_replicas_in_sync)
         if self.layout.treespec is not None and not self.is_saved_per_replica:
             self.assign(like(self.numpy(), saved))
             return

@@ -41,11 +41,14 @@ def call_on_replica(
         if device.is_host:
             if are_loaded():
                 args, kwargs = host_nest((tuple(args), kwargs))
-            return _without_variables(fn(*args, **kwargs))
-        # Several devices of a process do not meet on a default stream.
-        with in_stream_of(device):
-            args, kwargs = optree.tree_map(partial(put_on, device), (tuple(args), kwargs), none_is_leaf=True)
-            return _without_variables(fn(*args, **kwargs))
+            result = _without_variables(fn(*args, **kwargs))
+        else:
+            # Several devices of a process do not meet on a default stream.
+            with in_stream_of(device):
+                args, kwargs = optree.tree_map(partial(put_on, device), (tuple(args), kwargs), none_is_leaf=True)
+                result = _without_variables(fn(*args, **kwargs))
+        context.finish_checkpoints(is_failed=False)
+        return result
     except BaseException as error:
         where = f" on {replica.worker}" if replica.worker else ""
         add_context(
@@ -53,6 +56,7 @@ def call_on_replica(
             f"raised by replica {context.replica_id_in_sync_group}, {replica.device}{where}, in "
             f"{getattr(fn, '__qualname__', fn)}",
         )
+        context.finish_checkpoints(is_failed=True)
         raise
     finally:
         current_context.reset(token)

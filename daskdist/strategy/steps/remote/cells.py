@@ -1,10 +1,16 @@
-"""Results that may not have arrived yet."""
+"""Results that may not have arrived yet, and values that were sent."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from typing import Any, Final
+
+import numpy as np
+
+from daskdist.execute.messages.failure import Failure
+from daskdist.execute.messages.pickling import load_sent
+from daskdist.strategy.steps.outcomes import Failed
 
 _lock: Final = threading.Lock()
 _UNSET: Final = object()
@@ -62,3 +68,42 @@ class Cell:
             self.when_set(gate.release)
             gate.acquire()
         return self._value
+
+
+class SentValue:
+    """A function or a large value that the program sent once; made when a call first needs it.
+
+    Parameters
+    ----------
+    value
+        The pickle; or a NumPy array, which calls are given as it is, for reading.
+    """
+
+    is_set = True
+    origin = None
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._lock = threading.Lock()
+        self._made: Any = None
+
+    def when_set(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    @property
+    def is_made(self) -> bool:
+        """Return whether `get` returns at once."""
+        return self._made is not None
+
+    def get(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                try:
+                    value = load_sent(self._value) if type(self._value) is bytes else self._value
+                except BaseException as error:
+                    return Failed(Failure.of(error), None)
+                if isinstance(value, np.ndarray):
+                    value = value.view()
+                    value.flags.writeable = False
+                self._made, self._value = (value,), None
+            return self._made[0]

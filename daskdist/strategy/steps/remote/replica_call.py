@@ -19,6 +19,7 @@ from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.device_staging import staging_of
 from daskdist.strategy.input.replica_iterator import WorkerServices, replica_iterators
+from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.steps.remote.call_function import call_on_replica
@@ -60,7 +61,7 @@ class ReplicaSlot:
     num_replicas: int
     cross_replica: CrossReplica
 
-    def context(self, mailbox: Mailbox, step: int) -> ReplicaContext:
+    def context(self, mailbox: Mailbox, step: int, end: CallEnd) -> ReplicaContext:
         """Return the context of the replica in a call."""
         token = self.token
 
@@ -74,6 +75,7 @@ class ReplicaSlot:
             lambda: mailbox.rendezvous(token, step),
             lambda: mailbox.store(token),
             self.replica.device,
+            end,
         )
 
     def check(self, mailbox: Mailbox) -> None:
@@ -106,10 +108,12 @@ def call_replica(
     treespec: Any,
     picks: Sequence[tuple[int, Extract]],
     leaves: list[Any],
+    end: CallEnd,
 ) -> FlatResult:
     """Call a user's function, the first result, with wired leaves of its arguments."""
     try:
         slot.check(mailbox)
+        end.check()
         device = named(slot.replica.device)
         if not device.is_host:
             results = list(map(staging_of(slot.replica.device), results))
@@ -120,12 +124,11 @@ def call_replica(
             return FlatResult([ABSENT], None)
 
         def services() -> WorkerServices:
-            return WorkerServices(
-                WorkerFetch(mailbox.worker), mailbox.step_counts, partial(mailbox.ask_steps, (slot.token, step))
-            )
+            ask = partial(mailbox.ask_steps, (slot.token, step))
+            return WorkerServices(WorkerFetch(mailbox.worker), mailbox.step_counts, ask, end)
 
         with replica_iterators(arguments, treespec, slot.replica, slot.number, services) as (args, kwargs):
-            context = slot.context(mailbox, step)
+            context = slot.context(mailbox, step, end)
             returned = FlatResult.of(call_on_replica(results[0], args, kwargs, slot.replica, context))
             del args, kwargs
         del arguments

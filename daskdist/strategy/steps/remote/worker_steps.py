@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-import numpy as np
 from distributed import Worker
 from distributed.comm import Comm
 from distributed.worker import _worker_cvar
@@ -28,6 +27,7 @@ from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.reduce.tree import Prepared
+from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.steps.outcomes import (
     SMALL_AWAITED_BYTES,
     SMALL_BYTES,
@@ -36,7 +36,7 @@ from daskdist.strategy.steps.outcomes import (
     received,
     travelling,
 )
-from daskdist.strategy.steps.remote.cells import Cell
+from daskdist.strategy.steps.remote.cells import Cell, SentValue
 from daskdist.strategy.steps.remote.data_keys import DataKeys
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.peers import Peers
@@ -47,45 +47,6 @@ from daskdist.strategy.variables.store import VariableStore
 _LATER_S: Final = 0.002
 # The settings of the worker.
 _AS_THEY_ARE: Final = contextlib.nullcontext()
-
-
-class _Object:
-    """A function or a large value that the program sent once; made when a call first needs it.
-
-    Parameters
-    ----------
-    value
-        The pickle; or a NumPy array, which calls are given as it is, for reading.
-    """
-
-    is_set = True
-    origin = None
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self._lock = threading.Lock()
-        self._made: Any = None
-
-    def when_set(self, callback: Callable[[], None]) -> None:
-        callback()
-
-    @property
-    def is_made(self) -> bool:
-        """Return whether `get` returns at once."""
-        return self._made is not None
-
-    def get(self) -> Any:
-        with self._lock:
-            if self._made is None:
-                try:
-                    value = load_sent(self._value) if type(self._value) is bytes else self._value
-                except BaseException as error:
-                    return Failed(Failure.of(error), None)
-                if isinstance(value, np.ndarray):
-                    value = value.view()
-                    value.flags.writeable = False
-                self._made, self._value = (value,), None
-            return self._made[0]
 
 
 class _Key:
@@ -141,7 +102,7 @@ class _Key:
 def _is_quick(inputs: Sequence[Any]) -> bool:
     # True if the event loop can make a call with these inputs itself: a thread would first have to wake up.
     function, *results = inputs
-    if type(function) is not _Object or not function.is_made or any(type(result) is not Cell for result in results):
+    if type(function) is not SentValue or not function.is_made or any(type(result) is not Cell for result in results):
         return False
     prepared, _ = function.get()
     values = [result.get() for result in results]
@@ -199,7 +160,7 @@ class StepsOnWorker:
         self._is_closed = False
         # By the number of the call, and the replica or the place among the workers that make the call.
         self._cells: dict[int, dict[int, Cell]] = {}
-        self._objects: dict[int, _Object] = {}
+        self._objects: dict[int, SentValue] = {}
         self._awaited: dict[Any, Cell] = {}
         # By key, batches that are in the worker's memory: many steps ask for each, and that takes long to find one.
         self.batches: WeakValueDictionary[Any, Batches] = WeakValueDictionary()
@@ -210,6 +171,8 @@ class StepsOnWorker:
         self._slots: dict[int, tuple[ReplicaSlot, Executor]] = {}
         # By call and replica, what is being called: the replica, the name, and since when.
         self._running: dict[tuple[int, int], tuple[int, str, float]] = {}
+        # By call, what tells its replicas that it is to end; weak: it goes with the last replica of the call.
+        self._ends: WeakValueDictionary[int, CallEnd] = WeakValueDictionary()
         self._combiner = Executor("daskdist combine", self._enter)
         self._handlers: dict[str, Callable[..., None]] = {
             "run": self._run,
@@ -224,6 +187,7 @@ class StepsOnWorker:
             "group": self._set_team,
             "key-failed": self._key_failed,
             "fail": self._fail,
+            "end": self._end,
             "ping": self._ping,
         }
         self._set_team(group)
@@ -251,6 +215,10 @@ class StepsOnWorker:
     def _close(self) -> None:
         # Others learn from the program that this worker is lost to it, not from here that the strategy is closed.
         self._is_closed = True
+        for end in list(self._ends.values()):
+            end.end(
+                f"the program is gone, or has closed the strategy, to which this call on {self.worker.address} belongs"
+            )
         self._mailbox.forget(self._token)
         closed = Failed(Failure.of(ClusterError("the strategy is closed")), None)
         for cells in self._cells.values():
@@ -288,6 +256,7 @@ class StepsOnWorker:
         name: str,
     ) -> None:
         sent_function = self._objects[function]
+        end = self._ends[number] = CallEnd()
         for replica, references, lane_args in lanes:
             cell = self._new_cell(number, replica)
             if replica not in self._slots:
@@ -301,7 +270,7 @@ class StepsOnWorker:
             slot, executor = self._slots[replica]
             inputs = [sent_function, *map(self._input, references)]
             args = structure, lane_args
-            executor.put(partial(self._make_run, slot, executor, number, cell, inputs, args, settings, name))
+            executor.put(partial(self._make_run, slot, executor, number, cell, inputs, args, settings, name, end))
 
     def _call(
         self,
@@ -344,7 +313,7 @@ class StepsOnWorker:
             self._combiner.put(make)
 
     def _object(self, number: int, value: Any) -> None:
-        self._objects[number] = _Object(value)
+        self._objects[number] = SentValue(value)
 
     def _push(self, number: int, replica: int, target: str, seq: int) -> None:
         cell = self._cells[number][replica]
@@ -402,6 +371,11 @@ class StepsOnWorker:
         cell = self._cells.get(number, {}).get(replica)
         if cell is not None:
             cell.set(why)
+
+    def _end(self, number: int, why: str) -> None:
+        end = self._ends.get(number)
+        if end is not None:
+            end.end(why)
 
     def _ping(self, asked_at: float) -> None:
         self._tell(("pong", asked_at, self.running()))
@@ -478,7 +452,7 @@ class StepsOnWorker:
         if kind == "o":
             return self._objects[reference[1]]
         if kind == "p":
-            return _Object(reference[1])
+            return SentValue(reference[1])
         if kind == "f":
             cell = Cell()
             cell.set(reference[1])
@@ -502,6 +476,7 @@ class StepsOnWorker:
         args: tuple[bytes, Any],
         settings: Any,
         name: str,
+        end: CallEnd,
     ) -> None:
         outcome: Any
         values = [call_input.get() for call_input in inputs]
@@ -517,7 +492,7 @@ class StepsOnWorker:
                 treespec, _ = loaded_structure(structure)
                 picks, leaves = load_sent(wired) if type(wired) is bytes else wired
                 with _AS_THEY_ARE if settings is None else sent(settings):
-                    outcome = call_replica(self._mailbox, slot, number, values, treespec, picks, leaves)
+                    outcome = call_replica(self._mailbox, slot, number, values, treespec, picks, leaves, end)
             except BaseException as error:
                 outcome = Failed(Failure.of(error), number)
             finally:

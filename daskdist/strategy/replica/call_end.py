@@ -1,0 +1,66 @@
+"""`CallEnd`: the reason why a call on replicas is to end before its function returns."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+
+from daskdist.errors import ClusterError
+
+
+class CallEnd:
+    """The reason why a call on the replicas of a worker is to end early; there is none at first.
+
+    A function cannot be interrupted. Its next batch, collective operation or checkpoint raises an error.
+    """
+
+    def __init__(self) -> None:
+        self._why: str | None = None
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._callbacks: dict[int, Callable[[], None]] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the call is to end."""
+        return self._why is not None
+
+    def end(self, why: str) -> None:
+        """End the call; only the first reason counts."""
+        with self._lock:
+            if self._why is not None:
+                return
+            self._why = why
+            callbacks = list(self._callbacks.values())
+        if callbacks:
+            # This may be an event loop, and what wakes those that wait takes locks.
+            threading.Thread(target=_call_all, args=(callbacks,), name="daskdist end of call", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise an error if the call is to end.
+
+        Raises
+        ------
+        ClusterError
+            It is; the message has the reason.
+        """
+        if self._why is not None:
+            raise ClusterError(self._why)
+
+    def on_end(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call a function when the call is to end, in a thread of its own; return a function that undoes this."""
+        number = next(self._numbers)
+        with self._lock:
+            self._callbacks[number] = callback
+
+        def undo() -> None:
+            with self._lock:
+                self._callbacks.pop(number, None)
+
+        return undo
+
+
+def _call_all(callbacks: list[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        callback()
