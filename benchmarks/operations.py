@@ -633,7 +633,7 @@ def memory(size: Size) -> Iterator[Figure]:
 
 def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
     """Return the result of a function in a new process."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as fresh:
         return fresh.submit(function, *args).result()
 
 

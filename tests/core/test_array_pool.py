@@ -12,7 +12,7 @@ import daskdist
 from daskdist.core.array_pool import ArrayPool
 from daskdist.core.array_pool import pooled_empty as shared
 
-SHAPE = (2**12, 2**12)  # 64 MiB of float32
+SHAPE = (2**12, 2**11)  # 32 MiB of float32
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_an_array_is_as_numpy_makes_it(pooled_empty):
     assert (array.shape, array.dtype) == (SHAPE, np.float32)
     assert all(getattr(array.flags, name) for name in ("c_contiguous", "writeable", "aligned"))
     array[...] = 3
-    assert array.sum(dtype=np.float64) == 3 * 2**24
+    assert array.sum(dtype=np.float64) == 3 * 2**23
 
 
 def test_what_is_gone_is_given_out_again(pooled_empty):
@@ -37,7 +37,7 @@ def test_what_is_gone_is_given_out_again(pooled_empty):
     first[...] = 7
     del first
     # Of another shape, and a little smaller. What the system gives out anew is all zeros.
-    assert (pooled_empty((2**12, 2**12 - 1), np.float64) == 7).all()
+    assert (pooled_empty((2**12, 2**11 - 1), np.float64) == 7).all()
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_what_nobody_asks_for_goes_whatever_chunk_is_still_there():
 
 
 def test_memory_is_kept_for_as_long_as_some_is_asked_for():
-    pooled_empty = ArrayPool(idle_s=3)
+    pooled_empty = ArrayPool(idle_s=1.5)
     array = pooled_empty(SHAPE, np.float32)
     watch, places = pooled_empty._watch, {address(array)}
     for _ in range(9):
         del array
-        watch.join(0.4)
+        watch.join(0.2)
         array = pooled_empty(SHAPE, np.float32)
         places.add(address(array))
     assert pooled_empty._watch is watch

@@ -149,7 +149,7 @@ def test_strategies_take_what_the_service_gives(client, kind, name):
     else:
         strategy = daskdist.MultiWorkerMirroredStrategy(client)
     with strategy:
-        dataset = daskdist.Dataset.range(1000).batch(20).serve(client, job_name=shared)
+        dataset = daskdist.Dataset.range(300).batch(20).serve(client, job_name=shared)
         distributed = strategy.distribute_dataset(dataset)
         if shared and kind == "multi_worker":
             assert "sharding: OFF" in str(distributed.explain())
@@ -158,7 +158,7 @@ def test_strategies_take_what_the_service_gives(client, kind, name):
             for batch in distributed:
                 for local in strategy.local_results(batch):
                     counts.update(np.asarray(local).tolist())
-            assert counts == Counter(range(1000))
+            assert counts == Counter(range(300))
 
 
 # --- workers come and go ---

@@ -19,8 +19,10 @@ import numpy as np
 import dask
 import daskdist
 from distributed import Client, LocalCluster
+from distributed.utils import get_mp_context
 
 dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+get_mp_context().set_forkserver_preload(["distributed", "daskdist.strategy.multi_worker"])
 # Whoever runs the tests in the background has it ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -55,7 +57,7 @@ def start(processes):
     client = Client(cluster)
     return daskdist.MultiWorkerMirroredStrategy(client)
 
-batches = daskdist.Dataset.range(100_000).shuffle(100).batch(8).repeat()
+batches = daskdist.Dataset.range(20_000).shuffle(100).batch(8).repeat()
 generated = daskdist.Dataset.from_generator(endless, daskdist.TensorSpec((), "int64")).batch(4)
 
 if __name__ == "__main__":
