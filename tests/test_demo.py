@@ -101,16 +101,9 @@ def test_as_a_newcomer_runs_it(tmp_path, env):
     assert list((tmp_path / "scratch").glob("daskdist-demo-*")) == []
 
 
-def test_summary_alone_on_stdout(tmp_path, env):
-    done = subprocess.run(
-        [*COMMAND, "--embedded", "--replicas", "2", "--json", "--output", "curve.png"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=env,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+def test_summary_alone_on_stdout(tmp_path, demo):
+    done = demo("--embedded", "--replicas", 2, "--json", "--output", "curve.png")
+    assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["accuracy"] >= 0.95
     assert found["workers"] == 0

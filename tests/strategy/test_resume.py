@@ -108,7 +108,7 @@ def datasets(files, policy):
 
 @pytest.mark.parametrize(
     ("policy", "workers"),
-    [("data", [1]), ("data", [2, 1]), ("off", [2]), ("off", [1, 1]), ("file", [2, 1])],
+    [("data", [2, 1]), ("off", [1, 1]), ("file", [2, 1])],
     ids=str,
 )
 def test_from_every_step_the_rest(files, policy, workers):
@@ -133,13 +133,11 @@ def test_of_uneven_rows_from_every_step_the_rest():
     ("policy", "before", "after"),
     [
         ("data", [2], [3]),
-        ("data", [1, 1], [1]),
         ("data", [2, 1], [1, 1]),
         ("data", [1], [2, 2]),
         ("data", [4, 4], [1]),
         ("off", [1, 1], [3]),
-        ("file", [2, 1], [1, 1]),
-        ("file", [1, 1, 1], [1, 1]),
+        ("file", [1, 1, 1], [2, 1]),
     ],
     ids=str,
 )

@@ -618,7 +618,7 @@ def test_a_look_at_what_hangs_ends(on_cluster, client, name):
     else:
         hanging = on_cluster.reduce("SUM", on_cluster.run(hang), axis=None)
     with (
-        dask.config.set({"daskdist.timeouts.step": "2 s"}),
+        dask.config.set({"daskdist.timeouts.step": "1 s"}),
         pytest.raises(errors.ClusterError, match=rf"{name}.* has been running on .* daskdist\.timeouts\.step"),
     ):
         float(hanging)

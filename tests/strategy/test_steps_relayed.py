@@ -195,7 +195,8 @@ def test_a_worker_that_takes_nothing_holds_the_program_up(far, relay):
         try:
             sender = threading.Thread(target=send)
             sender.start()
-            time.sleep(2.5)
+            eventually(lambda: num_sent >= 4)
+            time.sleep(1)
             # 40 calls have 320 MiB.
             assert 4 <= num_sent < 16
             assert scheduler.memory_info().rss - before < 128 * 2**20
