@@ -118,7 +118,7 @@ class StreamLaws:
         return MirroredStrategy(self.names())
 
     @pytest.mark.parametrize("together", [False, True])
-    def test_what_the_caller_computes_is_there(self, together):
+    def test_replicas_see_values_of_the_callers_stream(self, together):
         devices = list(map(named, self.names()))
         pairs = [(device.pinned(1000), device.empty((1000,), np.uint8)) for device in devices]
 
@@ -134,7 +134,7 @@ class StreamLaws:
         assert [np.unique(each).tolist() for each in found] == [[8]] * len(devices)
 
     @pytest.mark.parametrize("together", [False, True])
-    def test_what_replicas_compute_is_there_for_the_caller(self, together):
+    def test_the_caller_sees_values_of_the_replicas_streams(self, together):
         devices = list(map(named, self.names()))
         pairs = [(device.pinned(1000), device.empty((1000,), np.uint8)) for device in devices]
 
@@ -174,12 +174,12 @@ class ReplicaLaws(StreamLaws):
         distributed = strategy.distribute_dataset(Dataset.range(8).batch(4))
         assert len([strategy.run(checked, args=(x,)) for x in distributed]) == 2
 
-    def test_so_do_those_that_wait_for_each_other(self):
+    def test_functions_with_collectives_run_on_the_device(self):
         given = [np.full(2, k + 1) for k, _ in enumerate(self.names())]
         found = self.strategy().run(checked_together, args=(self.placed(given),))
         assert lists_of(found) == [sum(given).tolist()] * len(given)
 
-    def test_so_do_loops(self):
+    def test_loops_run_on_the_device(self):
         dataset = Dataset.range(8).batch(4).map(checked, device=True)
         strategy, cpus = self.strategy(), self.cpus()
         found = strategy.run(checked_loop, args=(strategy.distribute_dataset(dataset),))
@@ -187,13 +187,13 @@ class ReplicaLaws(StreamLaws):
         wanted = cpus.run(lambda each: str([x.tolist() for x in each]), args=(cpus.distribute_dataset(plain),))
         assert list(map(str, values_of(found))) == list(map(str, values_of(wanted)))
 
-    def test_so_do_maps_at_the_end(self):
+    def test_device_maps_run_on_the_device(self):
         dataset = Dataset.range(8).batch(4).map(checked, device=True)
         steps = list(self.strategy().distribute_dataset(dataset))
         assert all(is_on_device(each) for x in steps for each in self.strategy().local_results(x))
         assert np.concatenate([each for x in steps for each in values_of(x)]).tolist() == list(range(1, 9))
 
-    def test_so_do_updates(self):
+    def test_updates_run_on_the_device(self):
         values = [np.ones(2), np.zeros(2)][: len(self.names())]
         found = self.strategy().extended.update(self.placed(values), checked, group=False)
         assert [on_host(each).tolist() for each in found] == [(each + 1).tolist() for each in values]
@@ -216,7 +216,7 @@ class ReplicaLaws(StreamLaws):
                         assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
                         assert found.tobytes() == wanted.tobytes()
 
-    def test_every_dtype_goes_over(self):
+    def test_every_dtype_is_copied(self):
         device = named(self.names()[0])
         for dtype in DTYPES:
             values = [of_dtype(dtype, (5, 2), seed) for seed, _ in enumerate(self.names())]
@@ -227,7 +227,7 @@ class ReplicaLaws(StreamLaws):
                 assert np.array_equal(on_host(one), other)
 
     @pytest.mark.cluster
-    def test_so_do_replicas_on_workers(self, client):
+    def test_replicas_on_workers_run_on_their_devices(self, client):
         with self.on_workers(client) as strategy:
             dataset = strategy.distribute_dataset(Dataset.range(8).batch(4).map(checked, device=True))
             assert [lists_of(x) for x in dataset] == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
@@ -238,11 +238,11 @@ class ReplicaLaws(StreamLaws):
             # Arrays of two workers are gathered on the host.
             assert lists_of(strategy.reduce("SUM", strategy.run(checked, args=(values,)), axis=0)) == [6]
 
-    def test_what_is_assigned_between_replicas_is_on_their_devices(self):
+    def test_values_assigned_between_replicas_are_on_their_devices(self):
         self.check_between(self.strategy())
 
     @pytest.mark.cluster
-    def test_on_workers_it_is_too(self, client):
+    def test_values_assigned_between_replicas_of_workers_are_on_their_devices(self, client):
         with self.on_workers(client) as strategy:
             self.check_between(strategy)
 
@@ -280,7 +280,7 @@ class PairLaws(ReplicaLaws):
 
     # Use other values each time, since reused memory has the previous ones.
     @pytest.mark.parametrize(("how", "value"), [("gather", 1), ("reduce", 2), ("run", 3)])
-    def test_what_the_caller_computes_on_one_is_there_on_the_other(self, how, value):
+    def test_the_other_device_sees_values_of_the_callers_stream(self, how, value):
         devices = list(map(named, self.names()))
         pairs = [(device.pinned(1000), device.empty((1000,), np.uint8)) for device in devices]
         strategy = self.strategy()
@@ -298,7 +298,7 @@ class PairLaws(ReplicaLaws):
             }[how]()
             assert np.unique(on_host(found)).tolist() == [value]
 
-    def test_so_do_functions_that_reduce(self):
+    def test_functions_that_reduce_run_on_the_device(self):
         found = self.strategy().reduce(checked_plus, self.placed([np.arange(4), np.arange(4) * 2]), axis=0)
         assert lists_of(found) == [18]
 

@@ -219,7 +219,7 @@ def test_a_replica_without_rows_adds_nothing():
     assert not any(slope.any() for slope in slopes.values())
 
 
-def test_nobody_at_the_address(demo, tmp_path, monkeypatch):
+def test_no_server_at_the_address(demo, tmp_path, monkeypatch):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))

@@ -129,7 +129,7 @@ def number(request):
         (message(1, message(1, message(1, b"\xff") + message(2, floats(1))) + entry("a", floats(1, 2))), PAIR, [1, 2]),
     ],
 )
-def test_what_is_found(record, feature, value, number):
+def test_parsed_features(record, feature, value, number):
     columns, refused = parsed([record] * number, a=feature)
     assert not refused
     assert len(columns["a"]) == number
@@ -170,7 +170,7 @@ def test_what_is_found(record, feature, value, number):
         (varint(5 << 3 | 3) + varint(5 << 3 | 4), VarLenFeature("float32"), "a field of wire type 3"),
     ],
 )
-def test_what_is_refused(record, feature, reason, number):
+def test_invalid_arguments(record, feature, reason, number):
     good = {"float32": floats(1, 2), "int64": integers(7), "object": strings(b"x")}
     size = None if isinstance(feature, VarLenFeature) else int(np.prod(feature.shape))
     fill = {"float32": floats(*[1] * (size or 0)), "int64": integers(*[1] * (size or 0))}
@@ -304,7 +304,7 @@ def test_many_values_in_few_records():
         (lambda: TFRecord({"a": "float32"}), r"features\['a'\] is 'float32'; give a FixedLenFeature"),
     ],
 )
-def test_what_cannot_be_asked_for(make, message):
+def test_invalid_features(make, message):
     with pytest.raises(errors.ArgumentError, match=message):
         make()
 
@@ -365,9 +365,9 @@ class TestExamples(FormatLaws):
             files[str(path)] = rows
         return files
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 500}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestExamplesUnchecked(TestExamples):
@@ -375,7 +375,7 @@ class TestExamplesUnchecked(TestExamples):
     check_crc = False
 
 
-def test_a_record_that_has_not_what_is_asked_for(tmp_path):
+def test_a_record_without_a_requested_feature(tmp_path):
     records = [example(a=floats(k)) for k in range(50)]
     records[7] = example(a=integers(7))
     path = tmp_path / "a.tfrecord"
@@ -392,7 +392,7 @@ def test_a_record_that_has_not_what_is_asked_for(tmp_path):
 # --- writing ---
 
 
-def test_what_tensorflow_reads(tmp_path):
+def test_files_that_tensorflow_reads(tmp_path):
     # TensorFlow 2.21 made the same of these features, and parsed what is written here to the same values.
     leaves, structure = Structure.of(
         {"f": np.float32([[1.5, 2]]), "i": np.array([[300, -1]]), "s": np.array([[b"x", b""]], object)}

@@ -178,7 +178,7 @@ def test_gathered_chunks_are_shared(torch):
     ],
     ids=["source", "shuffled", "element", "cached", "persisted", "mapped"],
 )
-def test_what_torch_writes_into_is_nobody_elses(torch, build):
+def test_torch_gets_its_own_writable_arrays(torch, build):
     source = TABLE.copy()
     ds = build(source)
     strategy = daskdist.MirroredStrategy(["CPU:0"])
@@ -208,7 +208,7 @@ def test_nests_keep_their_structure(convert):
     assert [leaf.tolist() for leaf in (first, second, third)] == [[1], True, 2]
 
 
-def test_what_is_converted_stays(convert):
+def test_converted_values_are_kept(convert):
     once = convert({"x": np.ones(3, np.float32)})
     assert convert(once)["x"] is once["x"]
 
@@ -315,7 +315,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_number_is_refused(convert, case):
+def test_values_that_are_not_numbers_are_refused(convert, case):
     value, message = REFUSED[case]
     with pytest.raises(ArgumentError, match=message) as caught:
         convert(value)
@@ -331,7 +331,7 @@ def test_what_is_no_number_is_refused(convert, case):
         ("keras_data", "keras", r"keras_data needs Keras 3.7 or later: pip install 'daskdist\[keras\]'"),
     ],
 )
-def test_what_is_missing_is_named(monkeypatch, name, missing, message):
+def test_missing_libraries_are_named(monkeypatch, name, missing, message):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ArgumentError, match=message):
         getattr(daskdist, name)(Dataset.range(3).batch(2))
@@ -584,7 +584,7 @@ def test_loader_of_unknown_length_has_none(torch, dataset, words):
     assert next(iter(loader)).ndim == 0
 
 
-def test_loader_sees_what_it_cannot_give(torch):
+def test_torch_loader_refuses_unsupported_elements(torch):
     words = Dataset.from_tensor_slices({"x": np.arange(2), "word": WORDS}).batch(2)
     with pytest.raises(ArgumentError, match=r"torch_loader: leaf \['word'\] is text"):
         daskdist.torch_loader(words)
@@ -777,7 +777,7 @@ def test_keras_goes_on_in_an_endless_dataset(keras):
     assert [[y[0, 0] for _, y in each] for each in endless.passes] == [[0], [0, 1, 2, 3, 4, 5]]
 
 
-def test_keras_data_sees_what_it_cannot_give(keras):
+def test_keras_data_refuses_unsupported_elements(keras):
     with pytest.raises(ArgumentError, match=r"keras_data: an element is a tuple of 4; Keras takes \(x, y\), "):
         daskdist.keras_data(Dataset.from_tensors((1, 2, 3, 4)).batch(1))
     with pytest.raises(ArgumentError, match=r"keras_data: leaf \[1\] is a scalar: batch the dataset"):

@@ -94,7 +94,7 @@ def test_replicas_train_as_one(torch, on_cluster):
 
 
 @pytest.mark.cluster
-def test_a_model_that_goes_with_its_function_waits_for_nobody(torch, on_cluster):
+def test_a_model_is_freed_with_its_function_without_waiting(torch, on_cluster):
     def train():
         import torch
 
@@ -220,7 +220,7 @@ def test_a_torch_module_that_is_assigned_is_each_replicas_own(torch, two):
     assert two.local_results(two.run(add)) == ([[11, 11, 11]], [[12, 12, 12]])
 
 
-def test_what_tensors_are_added_to_keeps_none_of_what_they_were(torch):
+def test_sums_of_tensors_keep_no_gradient_graph(torch):
     strategy = mirrored(2)
     with strategy.scope():
         made = daskdist.Variable(lambda: {"w": torch.zeros(2, requires_grad=True)}, aggregation="SUM")

@@ -63,7 +63,7 @@ class OnGpus(ReplicaLaws):
         with device.using():
             spin()
 
-    def test_those_streams_are_held_up(self):
+    def test_streams_are_delayed(self):
         # Or else the laws of what is there say little.
         device = CupyDevice(0)
         with device.using(device.stream()):
@@ -461,7 +461,7 @@ def test_a_step_may_be_the_first_to_import_torch(torch):
 
 
 @pytest.mark.cluster
-def test_what_leaves_a_worker_is_numpys(start_cluster):
+def test_values_leave_a_worker_as_numpy_arrays(start_cluster):
     client = start_cluster(1, 1)
     expected = totals(MirroredStrategy(["CPU:0"]))
     with MultiWorkerMirroredStrategy(client, DeviceAssignment([("0", "GPU:0")])) as strategy:

@@ -126,7 +126,7 @@ def test_methods_on_the_pages_are_there():
 
 
 @pytest.mark.parametrize("module", TABLES)
-def test_a_name_is_there_or_says_what_to_use_but_not_both(module):
+def test_a_name_either_exists_or_has_advice(module):
     found = importlib.import_module(module)
     assert not [name for name in found.__all__ if not hasattr(found, name)]
     assert not set(TABLES[module]) & set(dir(found))
@@ -208,7 +208,7 @@ def test_variables_and_their_scope():
         extended.read_var(1.0)
 
 
-def test_an_update_that_is_of_no_variable():
+def test_updates_of_values_that_are_not_variables():
     extended = mirrored(2).extended
     value = PerReplica([np.array(1), np.array(2)])
     assert extended.update_non_slot(extended.non_slot_devices([]), lambda x: x + 1, (value,), group=False) == (2, 3)

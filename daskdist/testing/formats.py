@@ -46,7 +46,7 @@ class FormatLaws:
         """Return a format that reads the files that this one writes, if its options apply only to those of `write`."""
         return self.make_format()
 
-    def test_files_try_what_they_should(self, tmp_path: Path) -> None:
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
         check(len(files) > 1, "write two files or more")
         check(any(not rows for rows in files.values()), "write a file without elements too")

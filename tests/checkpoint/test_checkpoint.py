@@ -140,7 +140,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_state_comes_back_the_same(tmp_path, name):
+def test_a_state_round_trips(tmp_path, name):
     state = {"all": STATES[name]}
     assert same(restored(saved(tmp_path / "a.ckpt", state)), state)
 
@@ -223,7 +223,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_saved_leaves_what_was_there(tmp_path, name):
+def test_a_failed_save_leaves_the_old_file(tmp_path, name):
     state, words = REFUSED[name]
     path = saved(tmp_path / "a.ckpt", [1])
     before = path.read_bytes()
@@ -265,7 +265,7 @@ def test_another_structure_changes_nothing(tmp_path, name):
     assert (first.num_loads, thing.num_loads, first.state) == (0, 0, {"x": 2})
 
 
-def test_what_has_not_begun_takes_anything(tmp_path):
+def test_objects_without_state_accept_any_state(tmp_path):
     begun = {"state": {0: {"step": 1, "mean": np.ones(2)}}, "groups": [{"lr": 0.5}], "last": np.ones(3)}
     fresh = {"state": {}, "groups": [{"lr": 0.1}], "last": None}
     assert same(restored(saved(tmp_path / "begun", begun), fresh), begun)
@@ -281,7 +281,7 @@ def test_other_names_list_all(tmp_path):
     assert [each.num_loads for each in things] == [0, 0]
 
 
-def test_an_object_that_refuses_is_named_and_so_are_those_before_it(tmp_path):
+def test_an_object_that_refuses_is_named_with_those_restored_before(tmp_path):
     class Refusing(Thing):
         def load_state_dict(self, state):
             raise KeyError("no")
@@ -368,7 +368,7 @@ def test_storage_options_are_given_on(tmp_path):
     assert thing.state == 1
 
 
-def test_what_a_dead_process_left_goes_with_the_next(tmp_path):
+def test_leftovers_of_a_dead_process_are_removed_by_the_next_save(tmp_path):
     names = [f".a.ckpt.{'0' * 32}.tmp", f".b.ckpt.{'0' * 32}.tmp", ".a.ckpt.tmp"]
     for name in names:
         (tmp_path / name).write_bytes(b"half")
@@ -678,7 +678,7 @@ def values_of(made):
     return [made["array"].numpy().tolist(), nest["w"].tolist(), list(map(float, nest["b"])), float(made["total"])]
 
 
-def test_variables_have_again_what_they_had(two, tmp_path):
+def test_variables_are_restored(two, tmp_path):
     made = variables_of(two)
     train(two, made)
     before = values_of(made)
@@ -715,7 +715,7 @@ def test_a_variable_of_another_shape_is_left_alone(two, tmp_path):
     assert large.numpy().tolist() == [0, 1, 2]
 
 
-def test_what_each_replica_has_is_for_as_many(two, tmp_path):
+def test_values_per_replica_need_as_many_replicas(two, tmp_path):
     def own(strategy):
         with strategy.scope():
             return Variable(0.0, synchronization="ON_READ", name="own")

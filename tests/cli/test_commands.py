@@ -42,7 +42,7 @@ def test_inspect(parquet_files):
     assert report["columns"][0] == {"path": "['id']", "shape": [], "dtype": "int64"}
 
 
-def test_inspect_says_what_only_reading_tells(tmp_path):
+def test_inspect_names_facts_that_need_check(tmp_path):
     (tmp_path / "words.txt").write_text("a\nb\nc\n")
     assert "rows not counted: use --check to read all" in run("inspect", tmp_path / "words.txt")
     assert as_json("inspect", tmp_path / "words.txt")["rows"] is None
@@ -81,7 +81,7 @@ def test_explain(parquet_files, policy, rows):
     assert "batch(batch_size=4)" in text
 
 
-def test_explain_is_what_a_cluster_does(parquet_files):
+def test_explain_agrees_with_a_cluster(parquet_files):
     paths = parquet_files(rows=[10, 5])
     report = as_json("explain", *paths, "--workers", 1)
     strategy = daskdist.MirroredStrategy(["CPU:0"])

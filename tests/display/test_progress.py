@@ -121,7 +121,7 @@ def slow(row):
     return row
 
 
-def test_slow_input_is_told_from_slow_steps():
+def test_slow_input_and_slow_steps_are_distinguished():
     steps = iter(distributed(Dataset.range(40).map(slow).batch(8)))
     for _ in steps:
         pass
@@ -150,7 +150,7 @@ def test_threads_that_read_ahead():
 
 
 @pytest.mark.cluster
-def test_on_a_cluster_only_what_is_measured_is_told(on_cluster):
+def test_on_a_cluster_only_measurements_are_described(on_cluster):
     steps = iter(on_cluster.distribute_dataset(Dataset.range(40).batch(8)))
     for _ in steps:
         pass
@@ -160,6 +160,6 @@ def test_on_a_cluster_only_what_is_measured_is_told(on_cluster):
     assert "5 steps" in text_of(steps)
 
 
-def test_what_is_no_iterator():
+def test_values_that_are_not_iterators():
     with pytest.raises(errors.ArgumentError, match="got Dataset; give an iterator over a distributed dataset"):
         daskdist.explain_slow(Dataset.range(3))

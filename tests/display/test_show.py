@@ -48,7 +48,7 @@ def test_the_table_fits_the_terminal(capsys, monkeypatch):
     assert "17 columns more: column 11" in lines[-1]
 
 
-def test_what_moves_a_cursor_is_not_printed(capsys):
+def test_control_characters_are_not_printed(capsys):
     assert "\x1b" not in printed(Dataset.from_list(["\x1b[2J\r\x07"]), capsys)
 
 

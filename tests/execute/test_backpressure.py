@@ -141,7 +141,7 @@ def test_one_iterator_alone_reads_less_than_the_window():
     it.close()
 
 
-def test_an_iterator_that_comes_late_finds_room():
+def test_a_late_iterator_gets_its_part_of_the_window():
     # One that is left standing has taken its part of the window; it has left some.
     first, second = Live(), Live()
     with dask.config.set({"daskdist.num-threads": 64, "daskdist.window-bytes": 4 * WINDOW}):
@@ -158,7 +158,7 @@ def test_an_iterator_that_comes_late_finds_room():
     busy.close()
 
 
-def test_all_of_many_iterators_come_to_their_ends():
+def test_many_iterators_all_complete():
     live = Live()
     ds = Dataset(Blocks(12, live)).batch(100)
     with dask.config.set({"daskdist.window-bytes": 1}):
@@ -186,7 +186,7 @@ def test_a_budget_above_the_window_does_not_widen_it():
 
 
 @pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
-def test_an_iterator_that_is_dropped_gives_everything_back(build):
+def test_a_dropped_iterator_releases_everything(build):
     live = Live()
     # What others left is not to go in between.
     gc.collect()
@@ -218,7 +218,7 @@ def test_an_iterator_that_is_closed_holds_nothing(build):
         it.state_dict()
 
 
-def test_one_that_is_dropped_while_it_fails_gives_everything_back():
+def test_an_iterator_dropped_while_it_fails_releases_everything():
     live = Live()
     # What others left is not to go in between.
     gc.collect()
@@ -337,7 +337,7 @@ def test_a_slow_consumer_on_a_cluster_holds_memory_flat(client, on_cluster, larg
 
 
 @pytest.mark.cluster
-def test_what_was_handed_out_is_no_read_ahead(on_cluster, large_file):
+def test_elements_handed_out_do_not_count_as_read_ahead(on_cluster, large_file):
     # Who keeps all of one pass does not slow down another.
     dist = on_cluster.distribute_dataset(read_npy(large_file).take(64 * BLOCK_ROWS).batch(64))
     kept = list(dist)
@@ -358,7 +358,7 @@ def test_an_account_is_a_sum(changes):
     assert account.used_bytes == sum(changes)
 
 
-def test_an_account_nobody_looks_at_stays_small():
+def test_an_account_that_is_never_read_stays_small():
     account = Account()
     for _ in range(10_000):
         account.add(1)
@@ -385,7 +385,7 @@ def test_an_account_is_of_all_threads():
     assert account.used_bytes == 0
 
 
-def test_what_is_let_go_of_while_an_account_is_summed_up_is_counted():
+def test_releases_during_a_summation_are_counted():
     # As the garbage collector does, in the thread that is in the middle of it.
     account = Account()
 
@@ -422,7 +422,7 @@ def test_windows_of_one_kind_on_one_worker_share():
     assert second.has_room()
 
 
-def test_accounts_go_with_the_last_who_has_one():
+def test_accounts_are_dropped_with_their_last_reference():
     window = Windows("gone", 100, 100)["a"]
     window.acquire(10)
     del window
@@ -430,7 +430,7 @@ def test_accounts_go_with_the_last_who_has_one():
     assert Windows("gone", 100, 100)["a"].shared_bytes == 0
 
 
-def test_what_only_notes_takes_of_nobody():
+def test_only_recording_takes_nothing_from_others():
     noting = Windows("noted", 100, None)
     noting["a"].acquire(100)
     assert Windows("noted", 100, 100)["a"].shared_bytes == 0

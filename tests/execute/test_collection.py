@@ -82,7 +82,7 @@ def test_several_are_computed_together():
     assert squares["squares"][0].tolist() == [0, 1, 4, 9, 16, 25]
 
 
-def test_what_two_share_is_one_task(files):
+def test_a_shared_input_is_one_task(files):
     seen = []
     ds = daskdist.read_parquet(files).map(lambda d: seen.append(1) or d["a"])
     dask.compute(ds.batch(4), ds.batch(4), scheduler="sync")
@@ -162,7 +162,7 @@ def test_persisted_is_the_same(build):
     assert kept.cardinality() in (ds.cardinality(), len(list(ds)))
 
 
-def test_persisted_goes_on():
+def test_operations_on_persisted_datasets():
     seen = []
     kept = rows().map(lambda d: seen.append(1) or d["a"]).persist()
     seen.clear()
@@ -245,12 +245,12 @@ def test_array_of_nothing():
     assert array.compute().shape == (0, 2)
 
 
-def test_array_goes_back():
+def test_dask_arrays_round_trip():
     array = rows().batch(4).to_dask_array()["b"]
     same_elements(list(Dataset.from_dask(array)), list(np.arange(20.0).reshape(10, 2)))
 
 
-def test_what_cannot_be_an_array():
+def test_datasets_that_cannot_become_arrays():
     with pytest.raises(UnknownLengthError, match="only when the data is read"):
         Dataset.range(9).filter(lambda x: x > 2).batch(2).to_dask_array()
     with pytest.raises(ArgumentError, match="batch it"):

@@ -106,7 +106,7 @@ def test_sizes_of_windows_and_bundles_are_of_no_matter(paths, name):
             assert sequence(mirrored(2), ds) == expected
 
 
-def test_another_pass_of_the_same_pipeline_built_anew_is_the_same(paths):
+def test_a_pipeline_built_again_gives_the_same_pass(paths):
     assert sequence(mirrored(3), PIPELINES["shuffled"](paths)) == sequence(mirrored(3), PIPELINES["shuffled"](paths))
 
 
@@ -116,7 +116,7 @@ def test_another_seed_is_another_order(paths):
 
 
 @pytest.mark.parametrize("first", [0, 2])
-def test_who_finishes_first_is_of_no_matter_in_this_process(paths, first):
+def test_completion_order_does_not_matter_in_this_process(paths, first):
     # The others of the first splits, each in a thread, wait for that one.
     is_done = threading.Event()
 

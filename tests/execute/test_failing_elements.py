@@ -156,7 +156,7 @@ def test_the_message_names_the_row():
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_a_file_that_cannot_be_read_is_told_once(tmp_path, where):
+def test_an_unreadable_file_is_reported_once(tmp_path, where):
     for number in range(3):
         np.save(tmp_path / f"{number}.npy", np.arange(6) + 10 * number)
     ds = daskdist.read_npy(str(tmp_path / "*.npy"))

@@ -123,7 +123,7 @@ def test_values_and_order_are_those_of_the_host(late, name, num_replicas):
     assert steps_of(there, distributed) == steps_of(here, second)
 
 
-def test_what_a_device_has_is_there_and_what_it_lacks_is_here(late):
+def test_dtypes_that_a_device_lacks_stay_on_the_host(late):
     strategy = device_gather_of(2)
     (step,) = strategy.distribute_dataset(Dataset.range(4).batch(4).map(many_dtypes))
     where = {name: [StrictDevice.holds(value) for value in each.values] for name, each in step.items()}
@@ -134,7 +134,7 @@ def test_what_a_device_has_is_there_and_what_it_lacks_is_here(late):
         assert isinstance(step["row"], Ragged)
 
 
-def test_plans_name_what_stays_on_the_host():
+def test_plans_name_leaves_that_stay_on_the_host():
     words = "on the host, as devices have no such arrays: ['half'] (float16), ['text'] (StringDType())"
     dataset = Dataset.range(4).batch(4).map(many_dtypes)
     for strategy in (device_gather_of(2), MirroredStrategy(["CPU:0", "STRICT:1"])):
@@ -173,7 +173,7 @@ def test_devices_and_the_host_side_by_side(late):
     assert told(list(strategy.distribute_dataset(Dataset.range(5).batch(4)))[-1].values)[1] == ["int64", [0], []]
 
 
-def test_left_on_the_host_where_asked():
+def test_values_stay_on_the_host_if_requested():
     strategy = device_gather_of(2)
     distributed = strategy.distribute_dataset(Dataset.range(8).batch(4), InputOptions(fetch_to_device=False))
     iterator = iter(distributed)
@@ -236,7 +236,7 @@ def test_a_step_is_given_to_functions_as_it_is(late):
 # --- units, and memory of the host ---
 
 
-def test_leaves_are_packed_and_what_lies_together_is_copied_together():
+def test_leaves_are_packed_and_copied_together():
     whole = np.arange(64, dtype=np.float64)
     steps = [[whole[8 * k : 8 * k + 8], np.arange(3, dtype=np.int16) + k] for k in range(4)]
     step_layout = layout.layout_of(device("STRICT:0"), steps)
@@ -274,7 +274,7 @@ def memory_of(leaf):
     return weakref.ref(leaf.obj)
 
 
-def test_what_is_pinned_stays_as_it_is_until_it_is_copied():
+def test_pinned_memory_stays_unchanged_until_it_is_copied():
     strict = device("STRICT:0")
     StrictStream.delay_s = 0.01
     kept = []
@@ -466,7 +466,7 @@ def read_late(num_steps=8, late_s=0.02):
     return [np.frombuffer(each) for each in found]
 
 
-def test_memory_is_written_to_again_only_when_those_who_had_it_are_done():
+def test_memory_is_reused_only_after_its_last_reader():
     for step, found in enumerate(read_late()):
         np.testing.assert_array_equal(found, np.arange(2**12) + 1000.0 * step)
 
@@ -490,7 +490,7 @@ def read_unknown(strict, is_minded, num_steps=8, late_s=0.02):
     return [np.frombuffer(each) for each in found]
 
 
-def test_memory_that_is_read_in_a_stream_nobody_knows_is_held_until_that_is_done():
+def test_memory_read_in_an_unknown_stream_is_kept_until_it_is_done():
     copier._channel_of.cache_clear()
     try:
         # Whoever does not mind it sees another step's.
@@ -504,7 +504,7 @@ def test_memory_that_is_read_in_a_stream_nobody_knows_is_held_until_that_is_done
         copier._channel_of.cache_clear()
 
 
-def test_so_much_is_held_before_a_copy_waits():
+def test_limit_of_memory_before_a_copy_waits():
     may_go = threading.Event()
     holding = DeferredRelease(lambda: may_go.wait(30))
     for number in range(4):
@@ -570,7 +570,7 @@ def test_a_stream_that_is_forgotten_is_waited_for_first(waits_by_itself):
     assert len(found) == 1
 
 
-def test_what_is_copied_from_where_it_lies_is_not_more_than_so_much(waits_by_itself):
+def test_limit_of_bytes_copied_in_place(waits_by_itself):
     # A program that looks at nothing asks for its steps faster than they can be copied.
     StrictStream.delay_s = 0.005
     kept, most = [], 0
@@ -613,7 +613,7 @@ def test_chunks_that_are_kept_stay_as_they_are(late):
     assert ahead.stats()["num_grown"] >= 6
 
 
-def test_chunks_that_are_let_go_of_take_no_more_memory():
+def test_released_chunks_free_their_memory():
     ahead = DevicePrefetch(iter(arrays((2**12,), num_steps=20)), [device("STRICT:0")], unit_bytes=KIB)
     for step in ahead:
         del step
@@ -651,7 +651,7 @@ def test_no_more_than_so_much_is_ahead(options, num_chunks):
 
 
 @pytest.mark.parametrize("where", ["on_the_device", "on_the_host"])
-def test_what_is_not_copied_counts_too(where):
+def test_arrays_that_are_not_copied_count_too(where):
     num_read = 0
 
     def source():
@@ -703,7 +703,7 @@ def test_out_of_memory_less_is_ahead(late, caplog):
     assert "from here on only one step is copied to it ahead of use" in record.message
 
 
-def test_what_is_let_go_of_is_used_again_when_there_is_nothing_else():
+def test_released_memory_is_reused_when_nothing_else_is_free():
     # The consumer has one, and lets go of it only when it has got the next; two are just what there is.
     LIMITS[0] = 2 * 32 * KIB
     found = []
@@ -725,7 +725,7 @@ def test_a_step_that_does_not_fit_at_all():
     join(feed_threads())
 
 
-def test_what_came_before_is_handed_out_though_the_next_does_not_fit():
+def test_earlier_steps_are_handed_out_though_the_next_does_not_fit():
     LIMITS[0] = 4 * 32 * KIB
     ahead = DevicePrefetch(iter(arrays((2**12,), num_steps=12)), [device("STRICT:0")])
     kept = [next(ahead) for _ in range(4)]

@@ -82,7 +82,7 @@ def test_one_that_was_never_begun_closes_its_source():
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
-def test_a_thread_ends_though_nobody_takes_what_there_is(is_closed):
+def test_a_thread_ends_without_a_consumer(is_closed):
     strategy = device_gather_of(2)
     iterator = iter(strategy.distribute_dataset(Dataset.range(10).repeat().batch(4)))
     next(iterator)
@@ -117,7 +117,7 @@ def test_closing_does_not_wait_for_a_source_that_waits(monkeypatch):
     join([thread])
 
 
-def test_what_there_is_does_not_wait_for_what_is_not():
+def test_a_ready_step_does_not_wait_for_the_next():
     taken = [threading.Event() for _ in range(6)]
 
     def source():
@@ -175,7 +175,7 @@ def test_figures_of_the_copies():
     assert (found["num_grown"], found["is_shrunk"]) == (0, False)
 
 
-def test_a_consumer_that_waits_is_told_as_a_stall():
+def test_waiting_consumers_count_as_stalls():
     may_begin = threading.Event()
 
     def source():

@@ -148,14 +148,14 @@ def test_a_pass_that_ends_early_leaves_no_file(tmp_path):
     eventually(lambda: files_in(tmp_path) == [])
 
 
-def test_a_changed_pipeline_is_not_given_what_another_left(tmp_path):
+def test_a_changed_pipeline_does_not_read_files_of_another(tmp_path):
     assert [int(x) for x in Dataset.range(5).cache(tmp_path)] == [0, 1, 2, 3, 4]
     assert [int(x) for x in Dataset.range(9).cache(tmp_path)] == list(range(9))
     assert [int(x) for x in Dataset.range(5).map(lambda x: x + 1).cache(tmp_path)] == [1, 2, 3, 4, 5]
     assert len(os.listdir(tmp_path)) == 3
 
 
-def test_changed_data_is_not_given_what_was_left(tmp_path):
+def test_changed_data_does_not_read_old_files(tmp_path):
     path, kept = tmp_path / "a.parquet", tmp_path / "kept"
     pq.write_table(pa.table({"a": [1, 2]}), path)
     assert [int(d["a"]) for d in daskdist.read_parquet(path).snapshot(kept)] == [1, 2]
@@ -260,7 +260,7 @@ def test_loading_checks_the_spec(tmp_path):
         Dataset.load(tmp_path, TensorSpec((), "float32"))
 
 
-def test_what_cannot_be_loaded(tmp_path):
+def test_datasets_that_cannot_be_loaded(tmp_path):
     with pytest.raises(errors.FileError, match="nothing-there"):
         Dataset.load(tmp_path / "nothing-there")
     Dataset.range(3).save(tmp_path / "damaged")
@@ -269,7 +269,7 @@ def test_what_cannot_be_loaded(tmp_path):
         Dataset.load(tmp_path / "damaged")
 
 
-def test_what_cannot_be_written(tmp_path):
+def test_elements_that_cannot_be_written(tmp_path):
     endless = Dataset.counter()
     for write in (lambda: endless.save(tmp_path), lambda: endless.snapshot(tmp_path), lambda: endless.cache(tmp_path)):
         with pytest.raises(errors.UnknownLengthError, match="endless"):
@@ -284,7 +284,7 @@ def test_what_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("write", ["save", "snapshot", "cache"])
-def test_what_cannot_be_written_is_never_left_out(tmp_path, write):
+def test_elements_that_cannot_be_written_are_never_skipped(tmp_path, write):
     (tmp_path / "file").write_text("")
     skipping = daskdist.Options(on_error="skip")
 
@@ -305,7 +305,7 @@ def test_elements_left_out_are_not_saved(tmp_path):
     assert [x.shape for x in Dataset.load(tmp_path)] == [(2, 3)] * 5
 
 
-def test_what_was_saved_is_read_as_files_are(tmp_path):
+def test_saved_datasets_are_read_like_files(tmp_path):
     Dataset.range(3).batch(2).save(tmp_path / "a")
     for given in (None, "saved"):
         assert [batch.tolist() for batch in daskdist.read_files(tmp_path / "a", given)] == [[0, 1], [2]]

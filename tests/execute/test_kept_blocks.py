@@ -134,14 +134,14 @@ def test_a_block_that_is_no_longer_there_is_sent_again(kept):
         (np.array([(1, 2.0)], "i4,f8"), np.array([(1, 3.0)], "i4,f8")),
     ],
 )
-def test_what_has_changed_is_sent_again_as_it_is_now(kept, before, after):
+def test_changed_data_is_sent_again(kept, before, after):
     owner = Owner()
     assert [kept.of(owner, lone(before)) for _ in range(2)] == [1, 1]
     assert [kept.of(owner, lone(after)) for _ in range(2)] == [2, 2]
     same_elements(list(kept.sent[1].elements()), list(lone(after).elements()), "what was sent")
 
 
-def test_nan_is_as_it_was_and_what_is_sent_is_a_copy(kept):
+def test_nan_keeps_its_bits_and_sent_data_is_a_copy(kept):
     owner, rows = Owner(), np.float32([np.nan, 1, 2, 3])[::2]
     assert [kept.of(owner, lone(rows)) for _ in range(2)] == [1, 1]
     rows[1] = 7
@@ -162,12 +162,12 @@ def test_nan_is_as_it_was_and_what_is_sent_is_a_copy(kept):
         np.zeros(2, [("a", object)]),
     ],
 )
-def test_what_is_large_or_could_change_inside_is_not_kept(kept, leaf):
+def test_large_and_mutable_values_are_not_kept(kept, leaf):
     assert kept.of(Owner(), lone(leaf)) is None
     assert not kept.sent
 
 
-def test_those_used_last_are_kept_where_all_are_too_many(kept):
+def test_the_most_recently_used_are_kept(kept):
     owners, rows = [Owner() for _ in range(9)], lone(np.zeros(2**23, np.uint8))
     for number, owner in enumerate(owners[:8]):
         assert kept.of(owner, rows) == number + 1
@@ -324,7 +324,7 @@ def test_nothing_stays_of_a_strategy_that_is_closed(client):
 
 
 @pytest.mark.cluster
-def test_what_is_over_the_budget_of_a_pipeline_is_read_in_parts(on_cluster, tasks):
+def test_data_over_the_budget_of_a_pipeline_is_read_in_parts(on_cluster, tasks):
     dataset = Dataset.from_tensor_slices(ROWS).batch(128).with_options(Options(memory_budget_bytes=40_000))
     assert np.array_equal(np.concatenate(batches_of(on_cluster, on_cluster.distribute_dataset(dataset))), ROWS)
     assert tasks["from_tensor_slices"] > 1
@@ -398,7 +398,7 @@ def test_a_cache_is_replayed_by_few_tasks(on_cluster, tasks):
 
 
 @pytest.mark.cluster
-def test_a_small_array_on_a_worker_comes_to_the_other_once(on_cluster, tasks):
+def test_a_small_array_is_sent_to_the_other_worker_once(on_cluster, tasks):
     distributed = on_cluster.distribute_dataset(on_cluster.experimental_make_numpy_dataset(ROWS).batch(128))
     for _ in range(3):
         assert np.array_equal(np.concatenate(batches_of(on_cluster, distributed)), ROWS)

@@ -102,7 +102,7 @@ def test_a_persisted_array_is_read_where_it_is(on_cluster, client, lopsided):
     assert not [key for key in moved if key in names or key.startswith("from_dask")], moved
 
 
-def test_what_is_made_of_persisted_values_is_read_where_they_are(on_cluster, lopsided):
+def test_datasets_of_persisted_values_are_read_where_these_are(on_cluster, lopsided):
     array, ports = lopsided
     ds = Dataset.from_dask(array * 2).map(lambda x: (x, here())).batch(20)
     values, where = elements_of(on_cluster, ds)
@@ -150,7 +150,7 @@ def test_placement_is_asked_for_once_a_pass(on_cluster, client, lopsided):
     assert np.concatenate(on_cluster.local_results(step)).tolist() == list(range(60))
 
 
-def test_what_nobody_has_is_read_in_turn(on_cluster):
+def test_splits_without_a_location_go_to_workers_in_turn(on_cluster):
     ds = Dataset.from_dask(da.arange(40, chunks=10)).map(lambda x: (x, here())).batch(20)
     values, where = elements_of(on_cluster, ds)
     assert values.tolist() == list(range(40))
@@ -256,7 +256,7 @@ def as_function(names, paths):
 @pytest.mark.parametrize(
     ("say", "policy"), [(as_mapping, "DATA"), (as_lists, "FILE"), (as_function, "DATA"), (as_function, "OFF")]
 )
-def test_files_are_read_where_they_are_said_to_be(on_cluster, client, texts, say, policy):
+def test_files_are_read_at_their_given_locations(on_cluster, client, texts, say, policy):
     one, other = on_cluster.workers
     workers = client.scheduler_info(n_workers=-1)["workers"]
     ports = {"A": port(one), "B": port(other)}
@@ -314,7 +314,7 @@ def test_small_files_of_different_places_are_not_read_together(on_cluster, tmp_p
 
 
 @pytest.mark.parametrize("say", [dict, lambda mapping: mapping.get], ids=["mapping", "function"])
-def test_a_worker_there_is_not(on_cluster, texts, say):
+def test_an_unknown_worker(on_cluster, texts, say):
     ds = located(read_text(texts), say({texts[3]: "worker-9"})).batch(4)
     with pytest.raises(
         errors.ArgumentError, match=rf"{texts[3]} on worker 'worker-9', .*it has '.*{on_cluster.workers[1]}"
@@ -329,7 +329,7 @@ def test_places_say_nothing_in_one_process(texts):
     assert len(list(ds)) == 1
 
 
-def test_places_are_no_part_of_what_a_dataset_is(texts):
+def test_locations_do_not_change_a_fingerprint(texts):
     plain, said = read_text(texts), located(read_text(texts), {texts[0]: "a", texts[1]: ["b", 0]})
     other = located(read_text(texts), len)
     assert said.fingerprint() == other.fingerprint()

@@ -120,7 +120,7 @@ def test_a_closed_comm_raises_in_the_writer_or_the_reader(is_this_end):
         asyncio.run(exchanged("tcp", exchange))
 
 
-def test_what_does_not_pickle_is_raised_by_the_writer():
+def test_errors_of_pickling_are_raised_by_the_writer():
     async def exchange(comm, there):
         outbox = Outbox(comm, is_framed=True)
         writer = asyncio.ensure_future(outbox.write_all())

@@ -233,7 +233,7 @@ KEPT = {
 @pytest.mark.parametrize("caller", [Now, Threads])
 @pytest.mark.parametrize("is_complete", [False, True], ids=["filling", "complete"])
 @pytest.mark.parametrize("name", KEPT)
-def test_what_is_kept_becomes_complete_or_goes(name, is_complete, caller, tmp_path):
+def test_caches_become_complete_or_are_removed(name, is_complete, caller, tmp_path):
     def make(path="kept"):
         return KEPT[name](Dataset.range(12).shuffle(5, seed=1).batch(2), tmp_path / path).map(lambda x: x + 0)
 
@@ -274,7 +274,7 @@ def test_what_is_kept_becomes_complete_or_goes(name, is_complete, caller, tmp_pa
         assert [x.tolist() for x in other] == begun + rest
 
 
-def test_a_snapshot_written_anew_is_not_gone_on_with(tmp_path):
+def test_a_position_does_not_continue_in_a_new_snapshot(tmp_path):
     def make():
         return Dataset.range(12).shuffle(12).snapshot(tmp_path / "kept")
 
@@ -324,7 +324,7 @@ def test_orders_that_were_drawn_are_gone_on_with():
     same_elements(list(again), list(iterator), "with the seeds drawn at first")
 
 
-def test_what_is_behind_is_not_read(tmp_path):
+def test_rows_before_a_position_are_not_read(tmp_path):
     paths = []
     for number in range(6):
         paths.append(str(tmp_path / f"{number}.parquet"))
@@ -465,7 +465,7 @@ def test_of_another_version_is_an_error():
         iter(Dataset.range(9)).load_state_dict({**state, "version": 0})
 
 
-def test_an_iterator_that_has_begun_goes_nowhere_else():
+def test_an_iterator_that_has_begun_loads_no_position():
     ds = Dataset.range(9)
     state = iter(ds).state_dict()
     iterator = iter(ds)
@@ -475,7 +475,7 @@ def test_an_iterator_that_has_begun_goes_nowhere_else():
 
 
 @pytest.mark.parametrize("state", [b"abc", None, {"position": 3}, [1]])
-def test_what_is_no_position_is_refused(state):
+def test_values_that_are_not_positions_are_refused(state):
     with pytest.raises(
         errors.ArgumentError, match=r"expected a dict returned by state_dict\(\) of an iterator, got \w+ "
     ):

@@ -100,7 +100,7 @@ def test_a_generator_inside_flat_map_is_pulled_little_ahead(where):
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_the_budget_bounds_what_is_pulled(where):
+def test_the_budget_limits_the_elements_pulled_ahead(where):
     taken, most = [0], [0]
 
     def rows():
@@ -152,7 +152,7 @@ def test_a_generator_runs_in_one_thread_and_is_closed_there():
     assert len(threads) == 1
 
 
-def test_a_position_is_behind_what_was_handed_out_only():
+def test_a_position_counts_only_elements_handed_out():
     source = Gated(end=50)
     ds = source.dataset().shuffle(7, seed=3, reshuffle_each_iteration=False).batch(3)
     whole = [batch.tolist() for batch in ds]
@@ -182,7 +182,7 @@ def values(rows):
     return [int(value) for value in rows.elements()]
 
 
-def test_a_reader_gives_what_is_there_where_more_is_slow():
+def test_a_reader_returns_ready_elements_without_waiting_for_more():
     source = Gated(stop_before=3)
     reader = reader_of(source)
     assert values(reader.take(8, wait=True)) == [0, 1, 2]
@@ -203,7 +203,7 @@ def test_a_reader_holds_so_many_bytes():
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 1, 8])
-def test_a_reader_that_may_hold_one_element_gives_as_many_as_are_asked_for(limit_bytes):
+def test_a_reader_with_a_window_of_one_returns_as_many_as_requested(limit_bytes):
     reader = reader_of(Gated(end=50), limit_bytes)
     assert values(reader.take(9, wait=True)) == [0]
     assert values(reader.take_exactly(20)) == list(range(1, 21))
@@ -211,7 +211,7 @@ def test_a_reader_that_may_hold_one_element_gives_as_many_as_are_asked_for(limit
     reader.close()
 
 
-def test_a_reader_tells_the_end_and_what_failed():
+def test_a_reader_reports_its_end_and_errors():
     def fails():
         yield np.int64(7)
         raise KeyError("of the generator's")
@@ -253,7 +253,7 @@ def test_many_generators_inside_come_in_order():
     assert list(map(int, found)) == list(map(int, expected))
 
 
-def test_a_puller_tells_the_end_and_what_failed():
+def test_a_puller_reports_its_end_and_errors():
     def fails():
         yield np.int64(7)
         raise KeyError("of the generator's")

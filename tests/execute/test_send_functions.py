@@ -126,7 +126,7 @@ def test_functions_of_from_generator_may_draw(on_cluster):
 
 
 @pytest.mark.parametrize("operation", ["map", "filter", "flat_map", "scan", "take_while"])
-def test_what_does_not_pickle_is_named(on_cluster, operation):
+def test_objects_that_do_not_pickle_are_named(on_cluster, operation):
     lock = threading.Lock()
 
     def locked(*args):
@@ -138,7 +138,7 @@ def test_what_does_not_pickle_is_named(on_cluster, operation):
     with pytest.raises(ArgumentError) as caught:
         on_cluster.distribute_dataset(ds.batch(4))
     text = str(caught.value)
-    assert text.startswith(f"{operation}: the function test_what_does_not_pickle_is_named.<locals>.locked (")
+    assert text.startswith(f"{operation}: the function test_objects_that_do_not_pickle_are_named.<locals>.locked (")
     assert "test_send_functions.py:" in text
     assert "because of lock (_thread.lock)" in text
     assert "\n" not in text
@@ -228,7 +228,7 @@ def test_a_module_that_workers_lack(client, on_cluster, tmp_path, monkeypatch, u
 
 
 @pytest.mark.cluster
-def test_workers_do_not_log_what_the_program_raises(client, on_cluster):
+def test_workers_do_not_log_errors_that_the_program_raises(client, on_cluster):
     def fails_here(x):
         return 1 // int(x - x)
 

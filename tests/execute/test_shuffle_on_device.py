@@ -174,7 +174,7 @@ def test_the_order_and_the_bits_are_those_of_the_host(name: str, num_threads: in
 @settings(
     max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
 )
-def test_any_pipeline_comes_to_the_same(pipeline: Any) -> None:
+def test_any_pipeline_gives_the_same_elements(pipeline: Any) -> None:
     with pipeline.settings():
         try:
             dataset = pipeline.dataset().shuffle(6, seed=1)
@@ -190,7 +190,7 @@ def test_any_pipeline_comes_to_the_same(pipeline: Any) -> None:
     same_elements(host, [tuple(leaves or ()) for row in expected for leaves in row])
 
 
-def test_what_can_be_on_the_device_is() -> None:
+def test_leaves_are_on_the_device_if_possible() -> None:
     text = {"name": np.array([f"row {k}" for k in range(100)]), "id": np.arange(100), "half": np.zeros(100, np.float16)}
     dataset = Dataset.from_tensor_slices(text).shuffle(30, seed=1).batch(8)
     found = _by_steps(dataset, 0, ["STRICT:0"])
@@ -212,7 +212,7 @@ def test_rows_of_different_lengths_stay_on_the_host() -> None:
         _by_steps(dataset.unbatch().batch(5), 0, ["STRICT:0"])
 
 
-def test_what_is_computed_at_the_end_stays_on_the_host() -> None:
+def test_results_computed_at_the_end_stay_on_the_host() -> None:
     dataset = Dataset.range(100).shuffle(10, seed=1).batch(8).map(lambda x: x + 1)
     assert device_gathers([StrictDevice(0)], plan(node_of(dataset))) == []
     assert device_gathers([device("CPU:0")], plan(node_of(dataset).source)) == []  # type: ignore[attr-defined]
@@ -236,7 +236,7 @@ class Counting(Now):
         return super().call(function, handles, *args, name=name, **kwargs)
 
 
-def test_blocks_go_up_once_each_and_what_is_left_of_them_not_again() -> None:
+def test_each_block_is_uploaded_once() -> None:
     dataset = _of_blocks(60_000, 2_000).shuffle(10_000, seed=1).batch(500)
     caller = Counting()
     found = _by_steps(dataset, 0, ["STRICT:0"], caller)
@@ -321,9 +321,7 @@ def test_an_order_of_many_is_worked_out_on_the_device(
     assert {stop for _, stop in parts} <= set(np.cumsum(sizes).tolist())
 
 
-def test_each_of_several_devices_works_out_what_it_is_given(
-    parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_device_computes_its_own_part(parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     _worked_out(monkeypatch)
     dataset = Dataset.from_tensor_slices(ROWS).shuffle(1000, seed=1).batch(10)
     expected = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now())
@@ -334,7 +332,7 @@ def test_each_of_several_devices_works_out_what_it_is_given(
     assert last - first >= 800
 
 
-def test_what_is_in_many_small_parts_is_worked_out_on_the_host(
+def test_many_small_parts_are_computed_on_the_host(
     parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _worked_out(monkeypatch)
@@ -371,7 +369,7 @@ def test_rows_of_any_blocks_are_worked_out(parts: list[tuple[int, int]], monkeyp
     assert made.num_uploads == 4
 
 
-def test_an_order_is_let_go_of_with_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_is_released_with_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     _worked_out(monkeypatch)
     made = device_gather_of(StrictDevice(0))
     gc.collect()
@@ -385,7 +383,7 @@ def test_an_order_is_let_go_of_with_its_blocks(monkeypatch: pytest.MonkeyPatch) 
         assert TAKEN[0] == before
 
 
-def test_blocks_of_an_order_go_one_by_one_where_there_is_no_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_an_order_are_uploaded_one_by_one_without_memory_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     _worked_out(monkeypatch)
     made = DeviceGather(StrictDevice(0))
     blocks = [_block(1000 * number, 100) for number in range(5)]
@@ -410,7 +408,7 @@ def test_blocks_of_an_order_go_one_by_one_where_there_is_no_room_for_all(monkeyp
     assert made.num_uploads == 5
 
 
-def test_running_out_of_memory_is_told() -> None:
+def test_errors_of_exhausted_memory() -> None:
     dataset = Dataset.from_tensor_slices(np.zeros((1000, 100))).shuffle(100, seed=1).batch(10)
     LIMITS[0] = TAKEN.get(0, 0) + 10_000
     try:
@@ -421,7 +419,7 @@ def test_running_out_of_memory_is_told() -> None:
     assert len(_by_steps(dataset, 0, ["STRICT:0"])) == 100
 
 
-def test_less_is_asked_for_where_there_is_not_so_much() -> None:
+def test_smaller_requests_after_an_allocation_failed() -> None:
     made = DeviceGather(StrictDevice(0))
     blocks = [Block.concat([_block(64 * k, 64)]) for k in range(5)]
     run = Groups(Selection(_refs(blocks), np.arange(64).repeat(5), np.tile(np.arange(5), 64)), np.arange(0, 321, 16))
@@ -458,7 +456,7 @@ def _read_late() -> list[bytes]:
     return found
 
 
-def test_memory_is_written_to_again_only_when_those_who_had_it_are_done() -> None:
+def test_memory_is_reused_only_after_its_last_reader() -> None:
     assert [np.frombuffer(each, np.intp)[0] for each in _read_late()] == list(range(0, 4096, 512))
 
 
@@ -488,7 +486,7 @@ def test_large_rows_go_up_in_pieces() -> None:
     _assert_same(_by_steps(dataset, 0, ["STRICT:0"]), _by_steps(dataset, 0, ["CPU:0"]))
 
 
-def test_what_stays_on_the_host_is_told() -> None:
+def test_plans_list_leaves_that_stay_on_the_host() -> None:
     dataset = Dataset.from_tensor_slices({"a": np.arange(4), "b": np.array(["x"] * 4)}).batch(2)
     assert ", except ['b'], on the host" in describe_row_order(plan(node_of(dataset)), node_of(dataset).spec)
     numbers = Dataset.range(4).batch(2)
@@ -627,7 +625,7 @@ class TestEmpty:
     """Copies into memory of the consumer's choice."""
 
     @pytest.mark.parametrize("name", PIPELINES)
-    def test_the_same_elements_in_memory_that_was_asked_for(self, name: str) -> None:
+    def test_equal_elements_in_requested_memory(self, name: str) -> None:
         dataset = PIPELINES[name]()
         primitive = plan(node_of(dataset))
         made: list[Any] = []
@@ -647,7 +645,7 @@ class TestEmpty:
         shared = [leaf for row in found for leaves in row if leaves for leaf in leaves]
         assert any(np.shares_memory(leaf, array) for leaf in shared for array in made) or name == "window"
 
-    def test_text_and_objects_are_not_asked_for(self) -> None:
+    def test_no_memory_is_requested_for_text_and_objects(self) -> None:
         rows = {"a": np.arange(50), "b": np.array(["x"] * 50), "c": np.array([b"y"] * 50, object)}
         dataset = Dataset.from_tensor_slices(rows).shuffle(20, seed=1).batch(5)
         kinds = set()

@@ -76,9 +76,9 @@ class TestFiles(FormatLaws):
             ]
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 200}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestStreams(TestFiles):
@@ -107,9 +107,9 @@ class TestNumbers(FormatLaws):
             written[path] = [{"x": np.array([k / 4, k]), "y": n[k]} for k in range(num_rows)]
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 200}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestStreamsOfNumbers(TestNumbers):
@@ -303,7 +303,7 @@ def test_files_that_are_none(tmp_path, content, message):
     assert str(tmp_path / "a.arrow") in str(caught.value)
 
 
-def test_a_batch_that_is_broken_is_left_out_by_itself(tmp_path):
+def test_only_a_broken_batch_is_skipped(tmp_path):
     table = pa.table({"n": np.arange(30), "s": [f"text {k}" for k in range(30)]})
     for end in WRITERS:
         path = write(tmp_path / f"a{end}", table, 10)

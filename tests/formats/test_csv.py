@@ -83,9 +83,9 @@ class TestCsv(FormatLaws):
             ]
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestCsvOfNames(TestCsv):
@@ -106,9 +106,9 @@ class TestCsvCompressed(TestCsv):
             compressed[f"{path}.gz"] = rows
         return compressed
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 400}):
-            FormatLaws.test_files_try_what_they_should(self, tmp_path)
+            FormatLaws.test_edge_cases_of_the_format_are_covered(self, tmp_path)
 
 
 # --- where rows begin ---
@@ -342,7 +342,7 @@ def test_types_are_given(tmp_path, dtype, values, expected):
     np.testing.assert_array_equal(column, expected)
 
 
-def test_what_stands_for_missing_values(tmp_path):
+def test_replacements_of_missing_values(tmp_path):
     path = write(tmp_path, "i,f,s,b\n1,2,x,true\n,,,\n-,-,-,-\n")
     missing = {"i": -1, "f": 0.5, "s": "?", "b": False}
     ds = read_csv(path, missing=missing, null_values=["", "-"])
@@ -596,7 +596,7 @@ def test_text_of_digits_is_found_as_one_by_one(seed):
 
 
 @pytest.mark.parametrize("quote", ['"', ""])
-def test_fields_of_a_row_are_those_that_pyarrow_has(quote):
+def test_fields_of_a_row_are_as_in_pyarrow(quote):
     rng = random.Random(5)
     for _ in range(300):
         pieces = ["a", "ü", ",", '"', '""', '"x, y"', " ", "b c", *(['"p\nq"'] if quote else [])]
@@ -664,14 +664,14 @@ def test_rows_are_left_out_one_by_one(tmp_path, split_bytes, caplog):
     assert any("a.csv" in message for message in caplog.messages)
 
 
-def test_a_column_that_is_all_wrong_is_left_out_in_time(tmp_path):
+def test_a_column_with_only_errors_is_skipped_quickly(tmp_path):
     path = write(tmp_path, "a,b\n" + "".join(f"{k},x{k}\n" for k in range(3000)) + "1,2\n")
     kept = iter(read_csv(path, dtypes={"b": "int64"}).ignore_errors(log_warning=False))
     assert rows_of(kept) == [(1, 2)]
     assert kept.stats()["num_skipped"] == 3000
 
 
-def test_notes_say_what_was_left_out(tmp_path):
+def test_notes_name_the_skipped_rows(tmp_path):
     path = write(tmp_path, "a,b\n1,2\n3\nx,4\n,5\n")
     ds = read_csv(path, dtypes={"a": "int64"})
     form, (split,) = node_of(ds).format, node_of(ds).splits()

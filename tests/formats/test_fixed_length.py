@@ -50,9 +50,9 @@ class TestFixedLength(FormatLaws):
     def elements(self, records):
         return [np.array(record, object)[()] for record in records]
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestFixedLengthArrays(TestFixedLength):
@@ -92,7 +92,7 @@ class TestFixedLengthCompressed(TestFixedLength):
 class TestFixedLengthCompressedWithHeader(TestFixedLengthCompressed):
     around = (3, 2)
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         form, files = self.make_format(), self.write(tmp_path)
         with dask.config.set({"daskdist.split-bytes": 1}):
             splits = [form.list_splits(path, 0, FirstFile(path, form.spec(path))) for path in files]
@@ -183,7 +183,7 @@ def test_records_as_numbers(tmp_path):
     assert read_fixed_length(tmp_path, 4, ">f4").cardinality() == 24
 
 
-def test_records_as_views_of_what_was_read(tmp_path):
+def test_records_are_views_of_the_bytes_that_were_read(tmp_path):
     dtype = [("label", "u1"), ("image", "u1", (2, 3))]
     (tmp_path / "a.bin").write_bytes(bytes(range(21)))
     ds = read_fixed_length(tmp_path / "a.bin", 7, dtype)

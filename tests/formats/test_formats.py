@@ -39,14 +39,14 @@ def test_every_one_keeps_the_laws(monkeypatch):
     assert set(FORMATS) - tested == set()
 
 
-def test_a_name_that_is_none_is_told_with_those_there_are():
+def test_an_unknown_name_is_an_error_with_the_known_names():
     with pytest.raises(
         errors.ArgumentError, match=r"no format 'parket'; there are .*'parquet'.*did you mean 'parquet'"
     ):
         format_named("parket")
 
 
-def test_a_format_is_told_by_its_file(parquet_files, tmp_path):
+def test_a_format_is_recognised_by_its_file(parquet_files, tmp_path):
     (path,) = parquet_files(3)
     assert [int(row["id"]) for row in read_files(path)] == [0, 1, 2]
     (tmp_path / "a.txt").write_text("one\ntwo\n")
@@ -56,7 +56,7 @@ def test_a_format_is_told_by_its_file(parquet_files, tmp_path):
         read_files(tmp_path / "a.strange")
 
 
-def test_what_a_directory_holds_of_other_formats_is_left(tmp_path):
+def test_files_of_other_formats_in_a_directory_are_not_read(tmp_path):
     (tmp_path / "a.txt").write_text("one\n")
     (tmp_path / "b.csv").write_text("1,2\n")
     (tmp_path / ".hidden.txt").write_text("no\n")
@@ -78,7 +78,7 @@ def with_hidden(request, tmp_path):
     fs.rm(inner, recursive=True)
 
 
-def test_what_is_hidden_is_skipped_unless_it_is_spelled_out(with_hidden):
+def test_hidden_files_are_skipped_unless_they_are_named(with_hidden):
     def lines(pattern):
         return [str(line) for line in daskdist.read_text(f"{with_hidden}{pattern}")]
 
@@ -95,7 +95,7 @@ def test_what_is_hidden_is_skipped_unless_it_is_spelled_out(with_hidden):
 @pytest.mark.parametrize(
     "name", ["_SUCCESS", "_temporary/0/part-0.parquet", "_delta_log/0.json", ".crc/part-0.parquet"]
 )
-def test_what_spark_leaves_beside_its_files_is_not_read(tmp_path, name):
+def test_other_files_of_spark_are_not_read(tmp_path, name):
     Dataset.range(3).to_parquet(tmp_path / "table")
     other = tmp_path / "table" / name
     other.parent.mkdir(exist_ok=True, parents=True)
@@ -295,7 +295,7 @@ def test_files_that_cannot_be_listed_are_left_out_and_counted(parquet_files, cap
         list(read_parquet(paths[:2], "id"))
 
 
-def test_what_is_broken_is_logged_once_a_file(tmp_path, caplog):
+def test_broken_rows_are_logged_once_per_file(tmp_path, caplog):
     (tmp_path / "a.txt").write_bytes(b"one\n\xff\ntwo\n\xfe\n")
     (tmp_path / "b.txt").write_bytes(b"\xff\nthree")
     ds = read_text(tmp_path).with_options(daskdist.Options(on_error="skip"))
@@ -369,7 +369,7 @@ def test_a_line_without_end_does_not_take_all_memory(tmp_path):
 
 
 @pytest.mark.cluster
-def test_what_is_broken_is_left_out_on_a_cluster_too(tmp_path, on_cluster):
+def test_broken_rows_are_skipped_on_a_cluster(tmp_path, on_cluster):
     for number in range(4):
         (tmp_path / f"{number}.txt").write_bytes(b"1\n\xff\n2\n")
     ds = read_text(tmp_path).map(int).with_options(daskdist.Options(on_error="skip")).batch(4)
@@ -457,7 +457,7 @@ def test_a_format_of_others_is_installed_and_read(tmp_path):
 
 
 @pytest.mark.parametrize("policy", ["FILE", "DATA", "OFF", "AUTO"])
-def test_a_broken_file_is_left_out_of_what_replicas_get(parquet_files, policy):
+def test_a_broken_file_is_skipped_for_replicas(parquet_files, policy):
     paths = parquet_files(4, files=4)
     Path(paths[1]).write_bytes(b"no table at all")
     options = daskdist.Options(on_error="skip", auto_shard_policy=policy.lower())

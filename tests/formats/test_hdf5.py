@@ -55,9 +55,9 @@ class TestHdf5(FormatLaws):
             written[path] = [{"x": a, "y": b} for a, b in zip(x[part], y[part], strict=True)]
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestHdf5Compressed(TestHdf5):
@@ -86,9 +86,9 @@ class TestHdf5OfAnyLength(FormatLaws):
             written[str(path)] = [{"s": texts[k], "v": np.arange(k % 4, dtype="i2")} for k in range(size)]
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 @pytest.mark.parametrize("chunks", [None, (4,), (20,)])
@@ -161,7 +161,7 @@ def test_splits_end_where_chunks_do(tmp_path):
 
 
 @pytest.mark.parametrize("userblock_size", [0, 512])
-def test_what_lies_in_one_piece_is_mapped(tmp_path, userblock_size):
+def test_contiguous_arrays_are_mapped(tmp_path, userblock_size):
     array = np.arange(200).reshape(50, 4)
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=userblock_size) as file:
         file["x"] = array
@@ -386,7 +386,7 @@ def test_remote_files(tmp_path):
         fs.rm("/hdf5", recursive=True)
 
 
-def test_told_by_their_content(tmp_path):
+def test_files_are_recognised_by_their_content(tmp_path):
     path = write(tmp_path / "a.h5", {"x": np.arange(2)})
     assert [int(row["x"]) for row in read_files(path)] == [0, 1]
     (tmp_path / "b.h5").write_text("x,y")

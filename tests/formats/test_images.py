@@ -52,7 +52,7 @@ class TestImages(FormatLaws):
     def write(self, directory):
         return {save(directory / f"{k}.png", picture(k, 5 + k)): [picture(k, 5 + k)] for k in range(3)}
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         # There is no file without an image.
         assert len(self.write(tmp_path)) > 1
 
@@ -224,7 +224,7 @@ def test_all_broken(tmp_path):
     assert iterator.stats()["num_skipped"] == 3
 
 
-def test_what_fails_on_an_image_names_its_file(folder):
+def test_errors_of_images_name_the_file(folder):
     ds = read_images(folder, resize=(2, 2)).map(_fails_on_the_second)
     with pytest.raises(errors.UserFunctionError, match=r"row 0 of .*dog.1\.PNG"):
         list(ds)

@@ -75,9 +75,9 @@ class TestLines(FormatLaws):
             written[str(path)] = elements(numbers)
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestLinesCompressed(TestLines):
@@ -99,7 +99,7 @@ class TestArrays(TestLines):
             written[str(path)] = elements(numbers)
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         form, files = self.make_format(), self.write(tmp_path)
         path = next(iter(files))
         assert [split.label for split in form.list_splits(path, 0, FirstFile(path, form.spec(path)))] == [
@@ -153,7 +153,7 @@ def test_penguins():
         (['"2024-02-29"', '"2024-02-29"'], TEXT),
     ],
 )
-def test_types_are_told_by_the_sample(write, values, dtype):
+def test_types_are_inferred_from_the_sample(write, values, dtype):
     path = write("".join(f'{{"a": {value}}}\n' for value in values))
     ds = read_json(path, "a")
     assert ds.element_spec == TensorSpec((), dtype)
@@ -231,7 +231,7 @@ def test_options_that_are_wrong(write, options, message):
         ('{"a": ' + "[" * 3000 + "]" * 3000 + "}", "it is nested too deeply|but int64 is expected"),
     ],
 )
-def test_what_comes_later_and_does_not_fit(write, second, message):
+def test_later_values_of_another_type(write, second, message):
     first = '{"a": 1, "at": {"x": 1}, "v": [1], "e": null}'
     path = write(f"{first}\n" * 20 + f"{second}\n" + f"{first}\n" * 20)
     ds = read_json(path, missing={"a": 0, "at": {"x": 0}, "v": []}, sample_bytes=60)
@@ -244,7 +244,7 @@ def test_what_comes_later_and_does_not_fit(write, second, message):
     assert iterator.stats()["skipped_by_file"] == {path: 1}
 
 
-def test_what_the_message_says_to_write_helps(write):
+def test_the_advice_of_the_message_works(write):
     path = write('{"a": 1}\n{"a": 2.5, "b": "x"}\n')
     given = list(read_json(path, dtypes={"a": "float64", "b": "str"}, missing={"b": ""}, sample_bytes=9))
     assert [(float(each["a"]), each["b"]) for each in given] == [(1.0, ""), (2.5, "x")]
@@ -266,7 +266,7 @@ def test_what_the_message_says_to_write_helps(write):
         ("not json\n", "no object from which types can be inferred"),
     ],
 )
-def test_what_has_no_type(write, content, message):
+def test_columns_without_a_type(write, content, message):
     path = write(content)
     with pytest.raises(errors.FileError, match=message) as caught:
         read_json(path)
@@ -336,7 +336,7 @@ def test_null_is_no_object(write, content, split_bytes):
 
 
 @pytest.mark.parametrize("split_bytes", [5, 1000])
-def test_objects_over_lines_are_none_where_lines_are_said(write, split_bytes):
+def test_objects_over_several_lines_are_errors_with_lines(write, split_bytes):
     path = write('{"a": 1}\n{"a":\n2}\n')
     with (
         dask.config.set({"daskdist.split-bytes": split_bytes}),
@@ -420,7 +420,7 @@ def test_lists_of_one_length_batch(write):
         ("PAR1\x15\x04", "begins with b'PAR1.*', like a file of another format"),
     ],
 )
-def test_a_file_that_is_not_json_is_said_to_look_like_what_it_is(tmp_path, content, told):
+def test_a_file_that_is_not_json_is_described_by_its_likely_format(tmp_path, content, told):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(
         errors.FileError, match=rf"a\.json: there is no object from which types can be inferred.*: .*{told}.*dtypes="

@@ -42,9 +42,9 @@ class TestNpy(FormatLaws):
             written[str(path)] = rows_of(part)
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestNpz(FormatLaws):
@@ -62,15 +62,15 @@ class TestNpz(FormatLaws):
             written[str(path)] = [{"x": a, "y": b} for a, b in zip(x[part], y[part], strict=True)]
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 40}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestNpzCompressed(TestNpz):
     save = staticmethod(np.savez_compressed)
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         form, files = self.make_format(), self.write(tmp_path)
         for path, rows in files.items():
             # Decoded once, whatever the size of splits.
@@ -99,9 +99,9 @@ class TestNpyOfFields(FormatLaws):
             ]
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 64}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
     def test_writes_what_it_reads(self, tmp_path):
         # Fields are a nest, which is written in another way.
@@ -374,7 +374,7 @@ def test_a_header_of_more_rows_than_any_file_has(tmp_path):
             ds.cardinality()
 
 
-def test_told_by_their_content(tmp_path):
+def test_files_are_recognised_by_their_content(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(2))
     np.savez(tmp_path / "a.npz", x=np.arange(2))
     assert [int(x) for x in read_files(tmp_path / "a.npy")] == [0, 1]

@@ -214,7 +214,7 @@ def test_structures_are_those_of_other_sources(path):
     ],
     ids=lambda array: str(array.type),
 )
-def test_a_null_where_nothing_stands_for_it(tmp_path, array):
+def test_a_null_without_a_replacement(tmp_path, array):
     path = write(tmp_path, array)
     with pytest.raises(errors.FileError, match=r"'c'.*null") as caught:
         list(read_parquet(path, "c"))
@@ -476,7 +476,7 @@ def test_a_column_of_a_file_wins_over_its_directory(tmp_path):
 # --- what is missing ---
 
 
-def test_what_stands_for_a_null(tmp_path):
+def test_replacements_of_nulls(tmp_path):
     table = pa.table(
         {"n": pa.array([1, None, 3]), "s": ["a", None, "c"], "l": [[1], None, [2, 3]], "f": [1.5, None, 2]}
     )
@@ -690,7 +690,7 @@ def test_nulls_within_lists(tmp_path, values, missing, expected):
     assert all(found.element_spec.is_compatible_with(each) for each in found)
 
 
-def test_nulls_within_lists_that_nothing_stands_for(tmp_path):
+def test_nulls_within_lists_without_a_replacement(tmp_path):
     pq.write_table(pa.table({"x": [[1], [2, None, 4]], "y": [[1], None]}), tmp_path / "a.parquet")
     with pytest.raises(errors.FileError, match=r"column 'x': the list in its row 1 has a null, and int64 .*missing="):
         list(read_parquet(tmp_path, "x"))

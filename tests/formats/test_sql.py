@@ -225,7 +225,7 @@ def test_a_url_or_a_path(tmp_path, monkeypatch):
     assert node_of(read_sql("t", path)).state() == [(status.st_size, status.st_mtime_ns, status.st_ctime_ns)]
 
 
-def test_a_file_of_one_table_is_told_by_its_first_bytes(tmp_path):
+def test_a_file_of_one_table_is_recognised_by_its_first_bytes(tmp_path):
     path = table(tmp_path, "INTEGER", [4, 5])
     os.rename(path, tmp_path / "rows")
     assert given(read_files(tmp_path / "rows"), "i") == [4, 5]
@@ -291,7 +291,7 @@ def test_bytes(tmp_path):
     assert ds.element_spec == TensorSpec((), object)
 
 
-def test_nulls_need_something_that_stands_for_them(tmp_path):
+def test_nulls_need_a_replacement(tmp_path):
     path = table(tmp_path, "INTEGER", [7, None])
     with pytest.raises(errors.FileError, match=r"table 't', rowid.*column 'i' of type int64 has 1 null.*missing="):
         list(read_sql("t", path))
@@ -303,7 +303,7 @@ def test_nulls_need_something_that_stands_for_them(tmp_path):
         read_sql("t", path, missing={"j": 0})
 
 
-def test_dtypes_are_what_is_said(tmp_path):
+def test_dtypes_are_as_given(tmp_path):
     path = table(tmp_path, "TEXT", ["2024-01-01", "2024-01-02"])
     ds = read_sql("SELECT n, i AS day, n AS x FROM t", path, dtypes={"day": "datetime64[D]", "x": "float32", "n": str})
     assert [(str(row["n"]), row["day"], row["x"].dtype) for row in ds] == [
@@ -335,7 +335,7 @@ def test_dtypes_are_what_is_said(tmp_path):
         ("", [None] * 1000 + ["x"], r"has 'x' in row 1000, and the first rows have nothing but nulls.*dtypes="),
     ],
 )
-def test_a_value_of_another_type_is_told(tmp_path, declared, values, said):
+def test_a_value_of_another_type_is_named(tmp_path, declared, values, said):
     path = table(tmp_path, declared, values)
     with pytest.raises(errors.FileError, match=said) as caught:
         list(read_sql("t", path))
@@ -352,7 +352,7 @@ def test_first_rows_of_several_types(tmp_path):
 # --- what is asked for and is not there ---
 
 
-def test_what_is_not_there(tmp_path):
+def test_missing_tables_and_columns(tmp_path):
     path = table(tmp_path, "INTEGER", [1])
     with pytest.raises(errors.FileError, match=r"t\.db: no table 'tt'; there are the tables 't'.*begins with SELECT"):
         read_sql("tt", path)

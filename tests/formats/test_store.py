@@ -357,7 +357,7 @@ def test_starts_and_stops_are_those_of_slices(long, start, stop):
     ("rows", "message"),
     [([-1], "from -1"), ([10**9], "to 1000000000"), ([0.5], "float64"), ([[0]], r"\[1, 1\]"), (["a"], "U1")],
 )
-def test_rows_that_are_not_there(long, rows, message):
+def test_invalid_row_numbers(long, rows, message):
     block, directory, part = long
     with pytest.raises(ArgumentError, match=message):
         take_rows(directory, part, block.structure, rows)

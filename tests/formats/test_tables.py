@@ -204,7 +204,7 @@ def test_lists_of_lists_are_ragged():
     ],
     ids=lambda x: str(x.type)[:40] if hasattr(x, "type") else "",
 )
-def test_what_no_array_holds(array, message):
+def test_columns_that_cannot_become_arrays(array, message):
     with pytest.raises(errors.FileError, match=message):
         TableReader("c").spec(pa.table({"c": array}).schema, "file")
 
@@ -216,7 +216,7 @@ def test_two_columns_of_one_name():
     assert TableReader("b").spec(table.schema, "file") == ElementSpec.of(np.int64(3))
 
 
-def test_what_stands_for_nulls_of_columns_that_are_not_read():
+def test_replacements_for_columns_that_are_not_read():
     table = pa.table({"a": [1], "b": pa.array([None], pa.int64())})
     tables = TableReader("a", {"b": 0})
     assert tables.spec(table.schema, "file") == ElementSpec.of(np.int64(1))
@@ -245,7 +245,7 @@ def test_what_stands_for_nulls_of_columns_that_are_not_read():
     ids=range(13),
 )
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
-def test_texts_are_what_they_were(words, kind):
+def test_texts_are_converted_unchanged(words, kind):
     array = pa.array(words, kind)
     assert texts_of(array).dtype == TEXT
     assert texts_of(array).tolist() == words

@@ -47,9 +47,9 @@ class TestText(FormatLaws):
             written[str(path)] = [column[k] for k in range(len(expected))]
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestTextCompressed(TestText):
@@ -80,7 +80,7 @@ class TestTextCompressed(TestText):
     ],
 )
 @pytest.mark.parametrize("split_bytes", [1, 2, 5, 100])
-def test_what_a_line_is(tmp_path, content, lines, split_bytes):
+def test_line_ends(tmp_path, content, lines, split_bytes):
     (tmp_path / "a.txt").write_bytes(content)
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
         assert list(read_text(tmp_path / "a.txt")) == lines
@@ -101,7 +101,7 @@ def test_lines_are_text_or_bytes(tmp_path):
         read_text(tmp_path / "a.txt", "utf-9")
 
 
-def test_encodings_that_are_none_and_one_that_is_another(tmp_path):
+def test_unknown_and_unexpected_encodings(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n")
     for encoding in (5, "undefined", "utf-8\0"):
         with pytest.raises(errors.ArgumentError, match="which Python does not know for text"):

@@ -75,9 +75,9 @@ class TestTFRecord(FormatLaws):
             files[str(path)] = [np.array(record, object)[()] for record in records]
         return files
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestTFRecordWithIndex(TestTFRecord):
@@ -205,7 +205,7 @@ def test_a_length_that_looks_like_gzip(tmp_path):
     assert [len(each) for each in records_of(read_tfrecord(path))] == [len(record), 1]
 
 
-def test_a_name_that_says_gzip_of_what_is_not(tmp_path):
+def test_a_gzip_name_of_an_uncompressed_file(tmp_path):
     assert records_of(read_tfrecord(written(tmp_path / "a.tfrecord.gz", b"plain"))) == [b"plain"]
 
 
@@ -275,7 +275,7 @@ def test_a_compressed_file_cut_short(tmp_path):
     assert kept == records[: len(kept)]
 
 
-def test_what_is_no_tfrecord_file(tmp_path):
+def test_files_that_are_not_tfrecord(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(b"not a tfrecord file at all, really")
     with pytest.raises(errors.FileError, match="is it a TFRecord file, with the compression of its name"):
         list(read_tfrecord(tmp_path / "a.tfrecord"))
@@ -360,7 +360,7 @@ def test_parts_read_by_threads_at_once(tmp_path):
 # --- writing ---
 
 
-def test_what_is_written_compressed_is_told_by_name(tmp_path):
+def test_compressed_files_have_a_suffix(tmp_path):
     column = np.array([b"one", b"two"], object)
     for compression, end in (("gzip", ".gz"), ("zlib", ".zz"), ("zstd", ".zst"), ("bz2", ".bz2"), ("xz", ".xz")):
         form = TFRecord(compression=compression)
@@ -383,7 +383,7 @@ def test_what_is_written_compressed_is_told_by_name(tmp_path):
         ({"x": daskdist.RaggedTensorSpec((2, None), "int64")}, "unbatch"),
     ],
 )
-def test_what_cannot_be_written(spec, message):
+def test_elements_that_cannot_be_written(spec, message):
     leaves, structure = Structure.of(spec)
     with pytest.raises(errors.ArgumentError, match=message):
         TFRecord().check(ElementSpec(structure, leaves))
@@ -430,7 +430,7 @@ def test_floats_that_fit_and_those_that_are_infinite_are_written(tmp_path):
     np.testing.assert_array_equal(found, np.float32(values))
 
 
-def test_leaves_of_several_dtypes_are_not_written_as_what_numpy_makes_of_them(tmp_path):
+def test_leaves_of_several_dtypes_are_not_converted_to_a_common_one(tmp_path):
     def odd(e):
         return {"x": np.uint64(5) if e["x"] == 3 else np.int64(2**62 + 1)}
 

@@ -80,7 +80,7 @@ class TestWebDataset(FormatLaws):
             )
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         # One without samples has no spec that would be that of the others: see TestColumns.
         files = self.write(tmp_path)
         form = self.make_format()
@@ -111,9 +111,9 @@ class TestColumns(FormatLaws):
             ]
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": "20 kB"}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
     def test_writes_what_it_reads(self, tmp_path):
         # Elements under other names than members have are not written as they are.
@@ -134,7 +134,7 @@ class TestCompressed(TestWebDataset):
             written[made] = rows
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         form, files = self.make_format(), self.write(tmp_path)
         with dask.config.set({"daskdist.split-bytes": 2000}):
             assert all(len(form.list_splits(path, 0, FirstFile(path, form.spec(path)))) > 1 for path in files)
@@ -316,7 +316,7 @@ def test_fields_of_other_kinds_than_their_names_say(tmp_path):
         read_webdataset(path, decode="raw")
 
 
-def test_json_that_is_not_as_the_first(tmp_path):
+def test_json_of_another_structure_than_the_first(tmp_path):
     def path_of(*contents):
         return save(tmp_path, [(f"{k}.json", json.dumps(each).encode()) for k, each in enumerate(contents)])
 
@@ -383,7 +383,7 @@ def test_a_sample_that_lacks_a_field(tmp_path):
     assert iterator.stats()["skipped_by_file"] == {path: 2}
 
 
-def test_what_stands_for_members_of_every_kind(tmp_path):
+def test_replacements_of_missing_members_of_every_kind(tmp_path):
     others = [(f"z.{name.partition('.')[2]}", content) for name, content in members_of(3)]
     path = save(tmp_path, [*others, ("b.other", b"")])
     stand_ins = {
@@ -651,7 +651,7 @@ def test_without_pillow(tmp_path, monkeypatch):
     assert [int(cls) for cls in read_webdataset(path, "cls")] == [-2]
 
 
-def test_decoding_tells_what_it_is_by_the_whole_name_first():
+def test_the_decoder_is_chosen_by_the_whole_name_first():
     decoding = Decoding({"a.png": "raw", "png": "text"})
     assert [decoding.kind(name) for name in ("a.png", "b.png", "png", "jpg", "x")] == [
         "raw",

@@ -145,7 +145,7 @@ def test_a_compressed_archive_cut_short(tmp_path, compress):
         assert 50 < len(kept) < 150
 
 
-def test_what_is_no_archive(tmp_path):
+def test_files_that_are_not_archives(tmp_path):
     (tmp_path / "a.tar").write_text("words " * 1000)
     with pytest.raises(errors.FileError, match=r"a\.tar: not a tar archive, or damaged.*checksum"):
         read_webdataset(tmp_path / "a.tar")

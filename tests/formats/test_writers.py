@@ -467,7 +467,7 @@ def test_in_memory(method):
 
 
 @pytest.mark.parametrize("method", WRITERS)
-def test_files_that_are_there_stay_unless_they_are_to_go(tmp_path, method):
+def test_existing_files_stay_unless_overwritten(tmp_path, method):
     write = getattr(samples(10), method)
     old = write(tmp_path, rows_per_file=2)
     content = [Path(path).read_bytes() for path in old]
@@ -543,7 +543,7 @@ def run(program, *args, **options):
 
 
 @pytest.mark.parametrize("method", ["to_parquet", "to_zarr"])
-def test_a_process_that_is_killed_leaves_no_name(tmp_path, method):
+def test_a_killed_write_leaves_no_visible_file(tmp_path, method):
     program = """
         import sys, time
         import dask
@@ -586,7 +586,7 @@ def test_a_process_that_is_killed_leaves_no_name(tmp_path, method):
     ("method", "scheme"),
     [("to_npy", ""), ("to_npy", "objects"), ("to_zarr", ""), ("to_zarr", "objects"), ("save", "")],
 )
-def test_a_write_is_whole_or_not_there_whenever_it_is_killed(tmp_path, method, scheme):
+def test_a_write_is_complete_or_absent_whenever_it_is_killed(tmp_path, method, scheme):
     program = [sys.executable, str(TESTS / "kill_writes.py"), str(tmp_path), method, scheme]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -682,7 +682,7 @@ def test_a_directory_that_may_not_be_written_to(tmp_path):
         samples(3).to_parquet(tmp_path)
 
 
-def test_a_file_system_that_is_not_known():
+def test_an_unknown_file_system():
     with pytest.raises(errors.FileError, match=r"nothing://.* cannot be opened"):
         samples(3).to_parquet("nothing://x")
 
@@ -729,7 +729,7 @@ def test_a_store_is_replaced_only_if_it_is_one(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a.zarr", "precious"]
 
 
-def test_chunks_of_a_size_that_nobody_said(tmp_path):
+def test_default_chunk_sizes(tmp_path):
     with dask.config.set({"daskdist.bundle-bytes": 80}):
         Dataset.range(30).to_zarr(tmp_path / "a.zarr")
     assert len(os.listdir(tmp_path / "a.zarr" / "c")) == 3
@@ -818,7 +818,7 @@ def test_a_strategy_in_this_process(tmp_path):
     assert [int(each["cls"]) for each in read_parquet(paths)] == list(range(10))
 
 
-def test_what_is_written_holds_no_names_of_this_project(tmp_path):
+def test_written_files_do_not_name_this_project(tmp_path):
     (path,) = samples(3).to_parquet(tmp_path)
     assert set(pq.read_metadata(path).metadata) == {b"ARROW:schema"}
     assert Parquet().element_spec is None

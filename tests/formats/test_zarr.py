@@ -60,9 +60,9 @@ class TestZarr(FormatLaws):
             written[path] = [{"x": a, "y": b} for a, b in zip(x[part], y[part], strict=True)]
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
     def test_garbage_in_metadata_is_a_file_error(self, tmp_path):
         (path, *_) = self.write(tmp_path)
@@ -115,9 +115,9 @@ class TestZarrArrays(FormatLaws):
             written[str(directory / f"{number}.zarr.zip")] = [part[k] for k in range(len(part))]
         return written
 
-    def test_files_try_what_they_should(self, tmp_path):
+    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_files_try_what_they_should(tmp_path)
+            super().test_edge_cases_of_the_format_are_covered(tmp_path)
             form, (path, *_) = self.make_format(), self.write(tmp_path)
             # Whole shards.
             assert {split.num_rows for split in form.list_splits(path, 0, FirstFile(path, form.spec(path)))} == {12, 9}
@@ -174,7 +174,7 @@ def test_splits_end_where_chunks_do(tmp_path):
     assert splits_of(path, 20) == [*range(6, 97, 6), 100]
 
 
-def test_what_messages_call_a_split(tmp_path):
+def test_names_of_splits_in_messages(tmp_path):
     path = write_group(tmp_path / "a.zarr", {"x": np.arange(10)})
     form = Zarr()
     with dask.config.set({"daskdist.split-bytes": 1}):

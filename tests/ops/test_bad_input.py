@@ -541,7 +541,7 @@ def connect_apart(*addresses: str, **env: str) -> str:
 
 
 @pytest.mark.cluster
-def test_someone_else_listens_or_the_address_is_none():
+def test_another_server_at_the_address_or_an_invalid_one():
     addresses = ["nonsense", "tcp://127.0.0.1", "gopher://127.0.0.1:1"]
     with socket.create_server(("127.0.0.1", 0)) as server:
         # Accepts and says nothing, as a server of another protocol may.

@@ -136,7 +136,7 @@ def test_chunks_that_are_not_as_long_as_they_say():
         list(Dataset.from_dask(xr.Dataset({"a": ("t", wrong), "b": ("t", da.arange(4))})))
 
 
-def test_xarray_that_is_not_taken():
+def test_unsupported_xarray_objects():
     in_memory = xr.DataArray(np.arange(4), dims="t")
     with pytest.raises(
         ArgumentError, match=r"the DataArray has no Dask array; cut it into chunks.*chunk\(\{dim: n\}\)"
@@ -221,7 +221,7 @@ def test_columns(what, npartitions):
     ],
     ids=["Int64", "boolean", "str", "category", "binary"],
 )
-def test_nulls_need_something_that_stands_for_them(values, missing, filled):
+def test_nulls_need_a_replacement(values, missing, filled):
     collection = frame(2, a=[1, 2], c=values)
     with pytest.raises(ArgumentError, match=r"from_dask: partition 1 of .*column 'c'.* null.*missing=\{column"):
         list(Dataset.from_dask(collection))
@@ -231,7 +231,7 @@ def test_nulls_need_something_that_stands_for_them(values, missing, filled):
     assert [ds.element_spec.is_compatible_with(x) for x in ds] == [True, True]
 
 
-def test_nan_is_a_null_where_something_stands_for_it():
+def test_nan_is_replaced_like_a_null():
     collection = frame(1, x=[1.5, np.nan], n=pd.array([1, None], "Int64"))
     ds = Dataset.from_dask(collection, missing={"x": -1.0, "n": np.nan})
     first, second = ds
@@ -244,7 +244,7 @@ def test_nan_is_a_null_where_something_stands_for_it():
         Dataset.from_dask(da.arange(3), missing={"y": 0})
 
 
-def test_objects_are_what_they_turn_out_to_be():
+def test_types_of_object_columns_are_known_after_reading():
     collection = frame(
         2, t=["a", "b"], li=[[1], [2, 3]], by=[b"x", b""], de=[Decimal("0.5"), None], st=[{"p": 1}, {"p": 2}]
     )
@@ -347,7 +347,7 @@ def rows_of(kind, path):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", ["array", "xarray", "bag", "series"])
-def test_what_is_persisted_is_used_where_it_is(client, on_cluster, tmp_path, kind):
+def test_persisted_data_is_used_where_it_is(client, on_cluster, tmp_path, kind):
     path = tmp_path / "computed"
     collection = rows_of(kind, path)
     ds = Dataset.from_dask(collection)

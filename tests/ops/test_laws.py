@@ -492,11 +492,11 @@ class TestIgnoreErrors(NodeLaws):
             rows(0).ignore_errors(),
         )
 
-    def test_what_fails_is_left_out_where_it_fails(self):
+    def test_elements_skipped_after_take_are_not_replaced(self):
         # So as many are taken as there are, also where a rewrite would take first.
         assert [int(x) for x in Dataset.range(12).map(_fragile).take(5).ignore_errors()] == [12, 6, 4, 12, 6]
 
-    def test_an_order_is_of_what_there_was(self):
+    def test_ignored_errors_keep_the_order_of_an_earlier_shuffle(self):
         ds = Dataset.range(12).shuffle(5, seed=1)
         expected = [12 // int(x % 4) for x in ds if x % 4]
         assert [int(x) for x in ds.map(_fragile).ignore_errors()] != sorted(expected)

@@ -103,7 +103,7 @@ def test_to_normalise_by():
     assert scaled["std"] == pytest.approx(1)
 
 
-def test_much_data_is_told_nearly():
+def test_statistics_of_much_data_are_approximate():
     values = np.random.default_rng(0).permutation(200_000)
     parts = [ColumnStatistics.of(part) for part in np.array_split(values, 37)]
     found = parts[0]
@@ -125,7 +125,7 @@ def test_no_elements():
     assert (nothing["count"], nothing["nulls"], nothing["min"]) == (0, 3, None)
 
 
-def test_count_reads_only_what_it_must(tmp_path):
+def test_count_reads_as_little_as_possible(tmp_path):
     def fails(*element):
         raise RuntimeError
 
@@ -143,7 +143,7 @@ def test_count_reads_only_what_it_must(tmp_path):
         Dataset.counter().describe()
 
 
-def test_count_leaves_out_what_fails_where_that_is_left_out():
+def test_count_skips_failing_elements_if_errors_are_ignored():
     ds = Dataset.range(8).filter(lambda x: x >= 0).map(lambda x: 1 // (int(x) % 4))
     assert ds.ignore_errors().count() == 6
     assert ds.with_options(Options(on_error="skip")).count() == 6

@@ -100,7 +100,7 @@ WHOLE_OR_NONE = [
 
 @pytest.mark.parametrize(("operation", "argument", "build"), WHOLE + WHOLE_OR_NONE)
 @pytest.mark.parametrize("given", ["3", 1.5, True, np.float64(2)], ids=repr)
-def test_a_whole_number_is_asked_for(operation, argument, build, given):
+def test_arguments_that_must_be_whole_numbers(operation, argument, build, given):
     refused(lambda: build(given), [f"{operation}: {argument} is {given!r}", "whole number"])
 
 
@@ -215,7 +215,7 @@ def test_weights_that_are_none(weights):
     ],
 )
 @pytest.mark.parametrize("given", ["yes", 2, [True]], ids=repr)
-def test_true_or_false_is_asked_for(operation, argument, build, given):
+def test_arguments_that_must_be_bools(operation, argument, build, given):
     refused(lambda: build(given), [f"{operation}: {argument} is {given!r}", "True or False"])
 
 
@@ -242,7 +242,7 @@ def test_true_or_false_is_asked_for(operation, argument, build, given):
     ],
 )
 @pytest.mark.parametrize("given", [3, "len", None, NUMBERS], ids=["3", "'len'", "None", "a dataset"])
-def test_a_function_is_asked_for(operation, build, given):
+def test_arguments_that_must_be_functions(operation, build, given):
     refused(lambda: build(given), [f"{operation}: expected a function", type(given).__name__])
 
 
@@ -419,7 +419,7 @@ def test_a_shape_that_is_shorter_than_a_known_one():
 UNKNOWN_SPEC = NUMBERS.map(lambda x: (x, x) if int(x) == 1 else x)
 
 
-def test_padding_of_elements_nobody_knows():
+def test_padding_of_elements_without_a_spec():
     refused(lambda: UNKNOWN_SPEC.padded_batch(2, padding_values=1), ["padded_batch", "padding_values", "known spec"])
 
 
@@ -568,7 +568,7 @@ ZERO = np.int64(0)
         ("rejection_resample", lambda f: NUMBERS.rejection_resample(f, [0.5, 0.5]), none, ["None", "0 to 1"]),
     ],
 )
-def test_a_function_is_told_with_operation_place_and_row(operation, build, function, says):
+def test_errors_of_functions_name_operation_place_and_row(operation, build, function, says):
     ds = build(function)  # What it does shows where it meets an element.
     with pytest.raises(errors.UserFunctionError) as caught:
         list(ds)
@@ -624,7 +624,7 @@ def test_take_while_says_that_it_is_take_while():
         (lambda key: 1 // int(key), ["ZeroDivisionError"]),
     ],
 )
-def test_a_window_size_that_is_none(size, says):
+def test_invalid_window_sizes(size, says):
     with pytest.raises(errors.UserFunctionError) as caught:
         list(group(window_size_func=size))
     for phrase in ["group_by_window: ", line_of(size), "the key 0", *says]:
@@ -853,7 +853,7 @@ def test_what_needs_an_end_refuses_an_endless_dataset(endless, use, says):
     assert isinstance(caught.value, TypeError)
 
 
-def test_a_number_of_elements_nobody_knows():
+def test_an_unknown_number_of_elements():
     some = NUMBERS.filter(lambda x: x > 0)
     with pytest.raises(errors.UnknownLengthError, match=r"unknown.*cardinality\(\)"):
         len(some)

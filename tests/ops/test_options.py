@@ -38,7 +38,7 @@ def test_a_later_one_wins_field_by_field():
         lambda a, b: Dataset.choose_from_datasets([a, b], Dataset.range(1)),
     ],
 )
-def test_of_several_datasets_the_last_wins_and_it_is_said(combine, caplog):
+def test_conflicting_options_of_several_datasets_warn_and_the_last_wins(combine, caplog):
     a = with_options(Dataset.range(3), num_threads=2, deterministic=True)
     b = with_options(Dataset.range(3), num_threads=4, deterministic=True)
     with caplog.at_level(logging.WARNING, "daskdist"):
@@ -48,7 +48,7 @@ def test_of_several_datasets_the_last_wins_and_it_is_said(combine, caplog):
     assert "num_threads is 2 in one dataset and 4 in a later one, which wins" in message
 
 
-def test_nothing_is_said_where_they_agree(caplog):
+def test_equal_options_of_several_datasets_do_not_warn(caplog):
     a, b = with_options(Dataset.range(3), num_threads=2), with_options(Dataset.range(3), num_threads=2)
     with caplog.at_level(logging.WARNING, "daskdist"):
         assert Dataset.zip(a, b, Dataset.range(2)).options().num_threads == 2
@@ -153,7 +153,7 @@ def test_blocks_come_as_they_are_done_where_order_is_of_no_matter():
     assert sorted(early + rest) == list(range(40))
 
 
-def test_in_order_unless_said_otherwise():
+def test_elements_are_in_order_by_default():
     ds = Dataset.range(1000).map(lambda x: x, num_parallel_calls=4, vectorized=False)
     assert [int(x) for x in ds] == list(range(1000))
 
@@ -223,7 +223,7 @@ def test_errors_of_every_operation_are_ignored():
 
 
 @pytest.mark.cluster
-def test_errors_are_ignored_and_said_on_a_cluster(on_cluster, caplog):
+def test_ignored_errors_are_logged_on_a_cluster(on_cluster, caplog):
     ds = Dataset.range(20).map(lambda x: 60 // (int(x) % 5)).ignore_errors().batch(8)
     with caplog.at_level(logging.WARNING, "daskdist"):
         steps = [on_cluster.local_results(step) for step in on_cluster.distribute_dataset(ds)]

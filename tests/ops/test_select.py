@@ -86,7 +86,7 @@ def test_elements_of_different_shapes():
         (lambda: Dataset.range(3).rename({"a": "b"}), ["no column 'a'", "lone values"]),
     ],
 )
-def test_what_is_refused(build, says):
+def test_invalid_arguments(build, says):
     with pytest.raises(errors.ArgumentError) as caught:
         build()
     for phrase in says:

@@ -271,7 +271,7 @@ def test_concatenate():
 # --- functions of elements ---
 
 
-def test_what_functions_are_given_and_return():
+def test_arguments_and_results_of_functions():
     pairs = Dataset.zip(Dataset.range(2), Dataset.range(5, 7))
     check(lambda: pairs.map(lambda a, b: a + b), [5, 7])
     check(lambda: pairs.map(lambda *both: both[::-1]), [(5, 0), (6, 1)])
@@ -625,7 +625,7 @@ def test_padded_batch(arguments, expected):
         (np.array([1 + 2j]), [[1 + 2j, 0, 0]]),
     ],
 )
-def test_what_padding_is_by_default(element, expected):
+def test_default_padding(element, expected):
     check(lambda: Dataset.from_tensors(element).padded_batch(1, padded_shapes=[3]), [expected])
 
 
@@ -739,7 +739,7 @@ def test_group_by_window(size, expected):
     check(lambda: numbers.group_by_window(lambda x: x % 2, lambda key, window: window.batch(9), **size), expected)
 
 
-def test_what_a_window_becomes():
+def test_structure_of_windows():
     key_of = lambda x: x % 3 - 1  # noqa: E731 - keys may be negative
     group = lambda reduce: Dataset.range(7).group_by_window(key_of, reduce, window_size=2)  # noqa: E731
     check(lambda: group(lambda key, window: window.map(lambda x: 100 * key + x)), [-100, -97, 1, 4, 102, 105, -94])

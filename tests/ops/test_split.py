@@ -198,7 +198,7 @@ def test_what_comes_after_a_split_differs_from_pass_to_pass():
     assert len(ids(train.repeat(2))) == 2 * len(first)
 
 
-def test_it_is_said_that_a_shuffle_before_has_one_order(caplog):
+def test_a_warning_about_a_shuffle_before_a_split(caplog):
     with caplog.at_level(logging.WARNING, logger="daskdist"):
         numbers().shuffle(5, reshuffle_each_iteration=False).split(0.5)
         people().shuffle(5).split(0.5, by="who")
@@ -226,7 +226,7 @@ def test_it_is_said_that_a_shuffle_before_has_one_order(caplog):
         (lambda: numbers().kfold(1), ["num_folds is 1"]),
     ],
 )
-def test_what_cannot_be_split(build, says):
+def test_datasets_that_cannot_be_split(build, says):
     with pytest.raises(errors.ArgumentError) as caught:
         build()
     for phrase in says:

@@ -57,7 +57,7 @@ def test_batches_are_no_rows_without_a_word(build):
     assert len(build(dataset()).to_pandas(unbatch=False)) == len(list(build(dataset())))
 
 
-def test_what_is_made_of_batches_may_be_rows():
+def test_results_of_maps_over_batches_may_be_rows():
     means = Dataset.from_tensor_slices(np.ones((9, 5))).batch(3).map(lambda batch: batch.mean(axis=0)).to_pandas()
     assert [mean.tolist() for mean in means["value"]] == [[1.0] * 5] * 3
     assert Dataset.range(9).batch(3).map(lambda batch: batch.sum()).to_pandas()["value"].tolist() == [3, 12, 21]
@@ -78,7 +78,7 @@ def test_columns():
     assert list(empty) == list(dataset().columns)
 
 
-def test_what_makes_no_frame():
+def test_elements_that_cannot_become_a_frame():
     with pytest.raises(errors.UnknownLengthError, match="to_pandas: the dataset is endless"):
         Dataset.counter().to_pandas()
     with pytest.raises(errors.ArgumentError):

@@ -131,7 +131,7 @@ def test_reading_ahead_stays_within_the_window(window_mib, batch_size):
         it.close()
 
 
-def test_blocks_of_many_sources_are_let_go_of(monkeypatch):
+def test_blocks_of_many_sources_are_released(monkeypatch):
     blocks = weakref.WeakSet()
     read = Counted._read
 
@@ -167,7 +167,7 @@ def test_a_tiny_window_makes_progress():
 
 
 @pytest.mark.parametrize("says_rows", [True, False])
-def test_sizes_that_were_not_told_are_learned(says_rows):
+def test_unknown_sizes_are_learned(says_rows):
     # A function that decodes makes much of little. Once blocks were seen, what they take is known.
     counter = Counter()
     ds = Dataset(Counted(80, counter, says_bytes=1024, says_rows=says_rows))

@@ -87,7 +87,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_what_is_written_into_is_nobody_elses(pipeline, way):
+def test_writable_arrays_are_not_shared(pipeline, way):
     ds, look = PIPELINES[pipeline](), WAYS[way]
     first = look(ds)
     expected = plain(first)
@@ -115,7 +115,7 @@ def test_with_writable_replicas_write_into_what_they_are_given(look):
         assert plain(look(ds)) == expected
 
 
-def test_what_was_put_together_for_one_consumer_is_not_copied():
+def test_arrays_gathered_for_one_consumer_are_not_copied():
     shuffled = Dataset.from_tensor_slices(SOURCE).shuffle(12).batch(4)
     assert all(batch.flags.writeable for batch in shuffled)
     across_blocks = Dataset.range(4).concatenate(Dataset.range(4)).batch(6)

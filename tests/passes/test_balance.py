@@ -102,7 +102,7 @@ def test_few_files_are_dealt_in_parts(tmp_path, num_workers):
     assert decision.by_split == (num_workers > 2)
 
 
-def test_what_cannot_be_cut_stays_whole(parquet_files):
+def test_indivisible_files_stay_whole(parquet_files):
     paths = parquet_files([5000, 1, 1, 1])
     _, nodes = balanced(read_parquet(paths, "id"), 2)
     assert sorted(len(list(Dataset(node))) for node in nodes) == [3, 5000]
@@ -142,7 +142,7 @@ def test_files_a_function_reads_are_dealt_in_turn_all_the_same(files):
     assert rows_of(itertools.chain(*map(Dataset, nodes))) == rows_of(ds)
 
 
-def test_a_file_that_is_gone_is_said_when_it_is_read(tmp_path):
+def test_a_missing_file_is_reported_when_it_is_read(tmp_path):
     paths = texts(tmp_path, [5, 6, 7])
     ds = read_text(paths)
     (tmp_path / "0001.txt").unlink()
@@ -151,7 +151,7 @@ def test_a_file_that_is_gone_is_said_when_it_is_read(tmp_path):
         list(itertools.chain(*map(Dataset, nodes)))
 
 
-def test_sizes_of_what_is_far_away(tmp_path):
+def test_sizes_of_remote_files(tmp_path):
     import fsspec
 
     fs = fsspec.filesystem("memory")

@@ -584,7 +584,7 @@ WIDE = np.arange(80000, dtype=np.float32).reshape(10000, 8)
 @pytest.mark.parametrize(
     "rows", [np.asfortranarray(WIDE), WIDE[:, 1], WIDE[::-1], np.broadcast_to(WIDE[:, :1], WIDE.shape)]
 )
-def test_what_lies_apart_is_put_together(rows):
+def test_scattered_rows_are_gathered(rows):
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64, drop_remainder=True))
     found = [strategy.local_results(step) for step in distributed]
@@ -615,7 +615,7 @@ def test_in_a_loop_they_do_not_either():
 
 @pytest.mark.parametrize("block_rows", [1, 7, 64, 100])
 @pytest.mark.parametrize("size", [4, 6, 50, 128])
-def test_what_lies_in_several_blocks_is_put_together(size, block_rows):
+def test_rows_of_several_blocks_are_gathered(size, block_rows):
     def rows():
         for start in range(0, 500, block_rows):
             numbers = np.arange(start, min(start + block_rows, 500))

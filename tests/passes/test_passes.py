@@ -157,7 +157,7 @@ def test_map_after_shuffle_is_fused_with_the_read(files):
     assert tasks(ds, optimised=False)["map"] >= 1
 
 
-def test_map_stays_behind_what_may_drop_rows(files):
+def test_map_is_not_moved_before_operations_that_may_drop_rows(files):
     # Before a take, a function would run on rows that are not wanted.
     seen = []
     ds = daskdist.read_parquet(files).shuffle(40, seed=0).take(3).map(lambda d: seen.append(1) or d["a"])

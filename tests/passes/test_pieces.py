@@ -98,5 +98,5 @@ def test_endless_pieces():
         lambda ds: Dataset.random(1),
     ],
 )
-def test_what_depends_on_elements_before_is_not_cut(build):
+def test_operations_that_depend_on_earlier_elements_are_not_cut(build):
     assert pieces_of(node_of(build(Dataset.range(20)))) is None

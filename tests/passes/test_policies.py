@@ -304,7 +304,7 @@ def test_rows_over_replicas_are_the_rows(start_cluster, files, name, shape, num_
 
 
 @pytest.mark.cluster
-def test_names_are_dealt_anew_in_each_pass(on_cluster, files):
+def test_names_are_divided_again_in_each_pass(on_cluster, files):
     ds = Dataset.list_files(files).flat_map(read).batch(64).with_options(policy("file"))
     dist = on_cluster.distribute_dataset(ds)
     passes = []
@@ -355,7 +355,7 @@ def test_a_function_is_tried_on_the_first_name_only(files):
     assert set(seen) <= {files[0], ""}
 
 
-def test_a_generator_is_not_run_to_look_at_what_it_names(files):
+def test_a_generator_is_not_run_to_see_its_files(files):
     runs = []
 
     def names():
@@ -423,7 +423,7 @@ def test_a_hint_under_another_policy_is_an_error(name, num_workers):
         sharded(ds, name, num_workers)
 
 
-def test_a_hint_that_nobody_fills_in_is_an_error():
+def test_an_unfilled_hint_is_an_error():
     ds = Dataset.range(5).shard(SHARD_HINT, SHARD_HINT)
     assert ds.cardinality() == daskdist.data.UNKNOWN_CARDINALITY
     assert ds.element_spec == TensorSpec((), "int64")
@@ -460,7 +460,7 @@ def test_hints_on_a_cluster(on_cluster):
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_what_is_kept_on_disk_is_each_shards_own(tmp_path, num_workers):
+def test_caches_on_disk_are_separate_for_each_shard(tmp_path, num_workers):
     ds = Dataset.range(10).shard(SHARD_HINT, SHARD_HINT).snapshot(str(tmp_path))
     for _ in range(2):
         _, shares = sharded(ds, "hint", num_workers)
@@ -490,7 +490,7 @@ def test_one_directory_is_not_for_shards_of_files(files, tmp_path):
         ("names-few", "WARNING", "Pass the files to the reader itself"),
     ],
 )
-def test_auto_says_once_what_to_do(on_cluster, files, caplog, shape, level, words):
+def test_auto_logs_its_advice_once(on_cluster, files, caplog, shape, level, words):
     ds = SHAPES[shape][0](files).batch(4)
     with caplog.at_level(logging.DEBUG, "daskdist"):
         dist = on_cluster.distribute_dataset(ds)
@@ -508,7 +508,7 @@ def test_auto_says_once_what_to_do(on_cluster, files, caplog, shape, level, word
         assert [record.levelname for record in own_records(caplog)] == ["INFO"]
 
 
-def test_one_worker_is_told_nothing(files, caplog):
+def test_one_worker_logs_nothing(files, caplog):
     strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
     with caplog.at_level(logging.DEBUG, "daskdist"):
         for shape in ("take", "zip-range", "names-few"):
@@ -655,7 +655,7 @@ def test_auto_drops_no_more_than_the_whole(parquet_files, caplog, name):
         ("filter", "filter would drop whole batches, which differ on each worker's files", None),
     ],
 )
-def test_file_that_is_asked_for_says_what_goes(parquet_files, caplog, name, words, num_lost):
+def test_file_policy_names_the_lost_rows(parquet_files, caplog, name, words, num_lost):
     source, build, _, _ = GROUPS[name]
     ds = build(source(parquet_files)).with_options(policy("file"))
     strategy = SimulatedWorkers([1, 1])
@@ -682,7 +682,7 @@ GROUPINGS = {
 
 @given(rows=st.lists(st.integers(0, 9), min_size=2, max_size=3), name=st.sampled_from(list(GROUPINGS)), a=SIZE, b=SIZE)
 @settings(max_examples=60, deadline=None)
-def test_what_is_said_to_be_dropped_is(tmp_path_factory, rows, name, a, b):
+def test_the_announced_rows_are_dropped(tmp_path_factory, rows, name, a, b):
     folder = tmp_path_factory.getbasetemp() / "remainders"
     folder.mkdir(exist_ok=True)
     paths = []
@@ -698,7 +698,7 @@ def test_what_is_said_to_be_dropped_is(tmp_path_factory, rows, name, a, b):
 
 
 @pytest.mark.parametrize("cut", [lambda ds: ds.skip(2), lambda ds: ds.take(3)])
-def test_it_is_said_where_a_cut_makes_auto_change_its_mind(parquet_files, caplog, cut):
+def test_auto_logs_when_a_cut_changes_its_choice(parquet_files, caplog, cut):
     ds = read_parquet(parquet_files(6, files=4), "id").batch(4)
     strategy = SimulatedWorkers([1, 1])
     assert strategy.distribute_dataset(ds).sharding.policy is AutoShardPolicy.FILE

@@ -64,7 +64,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("num_rows", "batch", "num_replicas", "expected"), TABLE)
 @pytest.mark.parametrize("kind", ["range", "file", "mapped"])
-def test_pieces_are_those_of_the_rule(parquet_files, kind, num_rows, batch, num_replicas, expected):
+def test_pieces_follow_the_rule(parquet_files, kind, num_rows, batch, num_replicas, expected):
     if kind == "file":
         ds = read_parquet(parquet_files(num_rows, row_group=3), "id").batch(batch)
     else:
@@ -80,7 +80,7 @@ def test_pieces_are_those_of_the_rule(parquet_files, kind, num_rows, batch, num_
     ("num_workers", "num_threads", "expected"), [(2, 1, TABLE[0]), (3, 1, TABLE[1]), (2, 2, TABLE[2]), (3, 1, TABLE[3])]
 )
 @pytest.mark.parametrize("mapped", [False, True])
-def test_pieces_on_a_cluster_are_those_of_the_rule(start_cluster, num_workers, num_threads, expected, mapped):
+def test_pieces_on_a_cluster_follow_the_rule(start_cluster, num_workers, num_threads, expected, mapped):
     num_rows, batch, num_replicas, sizes_expected = expected
     client = start_cluster(num_workers, num_threads)
     ds = Dataset.range(num_rows).batch(batch)
@@ -277,7 +277,7 @@ def test_the_order_of_data_sharding_does_not_depend_on_workers(start_cluster, pa
         (lambda paths: read_parquet(paths[:1], "id").batch(4), "DATA", "WARNING", "1 file with 1 split"),
     ],
 )
-def test_auto_says_what_it_chose_and_why_once(on_cluster, parquet_files, caplog, pipeline, chosen, level, reason):
+def test_auto_logs_its_choice_and_the_reason_once(on_cluster, parquet_files, caplog, pipeline, chosen, level, reason):
     ds = pipeline(parquet_files(5, files=4))
     with caplog.at_level(logging.DEBUG, "daskdist"):
         dist = on_cluster.distribute_dataset(ds)

@@ -39,7 +39,7 @@ def numbers(elements) -> list[int]:
 # --- the examples of TensorFlow's page ---
 
 
-def test_what_comes_before_runs_on_workers_and_what_comes_after_here(client):
+def test_earlier_operations_run_on_workers_and_later_ones_here(client):
     here = os.getpid()
     dataset = daskdist.data.Dataset.range(5)
     dataset = dataset.map(lambda x: (x * x, os.getpid()))
@@ -181,7 +181,7 @@ def test_two_consumers_get_each_element_once(client):
     assert sorted(first + rest + numbers(one)) == list(range(1000))
 
 
-def test_what_a_consumer_leaves_goes_to_the_next(client):
+def test_elements_that_a_consumer_leaves_go_to_the_next(client):
     name = job()
     iterator = iter(Dataset.range(10_000).batch(10).serve(client, job_name=name))
     found = []
@@ -197,7 +197,7 @@ def test_what_a_consumer_leaves_goes_to_the_next(client):
     assert 10_000 - len(numbers_found) <= 10 * 2 * FEW
 
 
-def test_what_consumers_keep_of_an_endless_task_is_forgotten_in_time(client):
+def test_consumers_forget_finished_parts_of_an_endless_task(client):
     before = [each for each in gc.get_objects() if isinstance(each, Reading)]
     name = job()
     iterators = [iter(Dataset.counter().serve(client, ShardingPolicy.DATA, job_name=name)) for _ in range(3)]
@@ -266,7 +266,7 @@ def test_budgets_that_do_not_do(build, arguments, message):
         build(Dataset.counter()).serve("tcp://127.0.0.1:1", job_name="job", **rounds)
 
 
-def test_trainers_share_what_is_produced(client):
+def test_trainers_share_produced_elements(client):
     name = job()
 
     def trainer(number):

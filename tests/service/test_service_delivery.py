@@ -78,7 +78,7 @@ def test_a_trainer_that_is_slower_than_the_window_passes_over_what_has_gone():
     assert window.acknowledged("slow", [(0, 4)]) == [Passed("slow", 4), Send("slow", 8, 12)]
 
 
-def test_what_a_lost_consumer_of_a_trainer_had_goes_to_another_of_it():
+def test_elements_of_a_lost_consumer_go_to_another_of_the_same_trainer():
     window = SharedWindow(100)
     window.joined(Consumer("one", 2, 1000, trainer="a"))
     window.joined(Consumer("two", 2, 1000, trainer="a"))
@@ -87,7 +87,7 @@ def test_what_a_lost_consumer_of_a_trainer_had_goes_to_another_of_it():
     assert window.lost("one") == [Send("two", 0, 2)]
 
 
-def test_a_consumer_of_rounds_that_comes_again_is_sent_what_it_has_not_got():
+def test_a_returning_consumer_of_rounds_gets_the_elements_it_lacks():
     rounds = Rounds(2)
     rounds.joined(Consumer("one", 8, 1000, index=0))
     assert [action.first for action in rounds.produced(0, 8, 80)] == [0, 2, 4, 6]
@@ -269,7 +269,7 @@ def test_cut_connections_lose_and_double_nothing(client):
 
 
 @pytest.mark.cluster
-def test_what_a_closed_consumer_has_not_used_is_not_dropped(client):
+def test_unused_elements_of_a_closed_consumer_are_not_dropped(client):
     name = f"closed {os.getpid()}"
     options = {"job_name": name, "on_consumer_loss": "drop"}
     iterator = iter(Dataset.range(4000).batch(10).serve(client, **options))

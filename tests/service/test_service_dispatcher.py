@@ -112,7 +112,7 @@ def test_a_worker_that_joins_has_leases_at_once():
     assert {worker for worker, _ in started(bench.dispatcher.worker_joined("new", "host"))} == {"new"}
 
 
-def test_the_leases_of_a_lost_worker_go_on_behind_what_was_acknowledged():
+def test_leases_of_a_lost_worker_continue_after_acknowledged_elements():
     bench = Bench()
     spec = started(bench.join())[0][1]
     bench.dispatcher.progressed(spec.id, 0, [(0, 3)])
@@ -153,7 +153,7 @@ def test_consumers_that_are_missing_in_rounds_are_named():
         assert [each.consumer for each in bench.dispatcher.tick()] == warned
 
 
-def test_no_worker_is_told():
+def test_consumers_without_a_worker_are_informed():
     bench = Bench(workers=0)
     bench.join()
     bench.dispatcher.tick()
@@ -243,7 +243,7 @@ def kept(bench, state):
             state[key] = value
 
 
-def test_another_dispatcher_goes_on():
+def test_another_dispatcher_continues():
     state = {}
     bench = Bench(is_kept=True)
     specs = [spec for _, spec in started(bench.join("a"))]
@@ -272,7 +272,7 @@ def test_another_dispatcher_goes_on():
     assert not later or later[0][0] == max(spec.lease[1] for spec in specs)
 
 
-def test_what_is_over_is_over_for_another_dispatcher():
+def test_finished_iterations_stay_finished_for_another_dispatcher():
     state = {}
     bench = Bench(None, is_kept=True)
     (_, spec), *_ = started(bench.join())
@@ -286,7 +286,7 @@ def test_what_is_over_is_over_for_another_dispatcher():
     assert other.join("late") == [TellEnd("late", was_over=True)]
 
 
-def test_what_was_not_written_is_told_again():
+def test_unwritten_changes_are_reported_again():
     bench = Bench(is_kept=True)
     bench.join()
     changes = bench.dispatcher.changes()

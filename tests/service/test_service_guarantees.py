@@ -199,7 +199,7 @@ def sizes(service):
     ],
     ids=["first come", "rounds", "cache"],
 )
-def test_what_is_kept_of_a_long_task_that_consumers_share_is_bounded(mode, num_elements, options):
+def test_state_of_a_long_shared_task_is_bounded(mode, num_elements, options):
     draw = random.Random(0)
     service = Simulation(mode, num_elements, window=250, part=100, **options)
     service.add_worker()

@@ -13,7 +13,7 @@ def files(path):
     return sorted(path.iterdir())
 
 
-def test_changes_are_there_for_the_next(tmp_path):
+def test_changes_are_read_by_the_next_scheduler(tmp_path):
     journal = Journal(str(tmp_path / "new"))
     assert journal.load() == {}
     journal.write({"a": 1, "b": 2})
@@ -28,7 +28,7 @@ def test_changes_are_there_for_the_next(tmp_path):
 
 
 @pytest.mark.parametrize("num_bytes", [0, 5, 12, 40])
-def test_a_last_file_that_is_torn_is_passed_over(tmp_path, caplog, num_bytes):
+def test_an_incomplete_last_file_is_skipped(tmp_path, caplog, num_bytes):
     journal = Journal(str(tmp_path))
     journal.write({"a": 1})
     journal.write({"a": 2, "b": "x" * 100})

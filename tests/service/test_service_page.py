@@ -142,7 +142,7 @@ def test_outstanding_requests_are_limited(one_worker):
 
 @pytest.mark.parametrize("name", [None, "given"])
 @pytest.mark.parametrize("kind", ["mirrored", "multi_worker"])
-def test_strategies_take_what_the_service_gives(client, kind, name):
+def test_strategies_distribute_datasets_of_the_service(client, kind, name):
     shared = name and job()
     if kind == "mirrored":
         strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -42,7 +42,7 @@ def total(folder, batch):
 
 
 @pytest.mark.parametrize("how", ["dropped", "closed", "left"])
-def test_calls_of_a_strategy_that_is_given_up(client, tmp_path, how):
+def test_calls_of_an_abandoned_strategy(client, tmp_path, how):
     gate = Event(f"calls-{how}", client=client)
     strategy = daskdist.MultiWorkerMirroredStrategy(client)
     batches = iter(strategy.distribute_dataset(daskdist.Dataset.range(8).batch(4)))

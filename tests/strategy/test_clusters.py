@@ -103,7 +103,7 @@ def test_the_setting_of_dask(start_cluster, tmp_path, is_file):
             assert strategy.client.cluster is None
 
 
-def test_the_setting_of_dask_names_nobody(at_once):
+def test_the_setting_of_dask_names_no_scheduler(at_once):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     with (
@@ -151,7 +151,7 @@ def test_a_cluster_of_its_own_closes_with_it():
     strategy.close()
 
 
-def test_what_was_made_is_closed_when_the_rest_fails():
+def test_a_created_cluster_is_closed_when_construction_fails():
     before = set(psutil.Process().children(recursive=True))
     with pytest.raises(errors.ArgumentError, match="replica 0 is on worker 'nobody'"):
         MultiWorkerMirroredStrategy(device_assignment=DeviceAssignment([("nobody", "CPU:0")]))
@@ -183,7 +183,7 @@ def test_what_was_made_is_closed_when_the_rest_fails():
         ),
     ],
 )
-def test_what_is_refused_before_anything_is_connected_to(make, words):
+def test_arguments_refused_before_connecting(make, words):
     with pytest.raises(errors.ArgumentError, match=words):
         make()
 
@@ -193,7 +193,7 @@ def test_a_client_has_security_of_its_own(start_cluster):
         ClusterResolver(start_cluster(2, 2), security=Security())
 
 
-def test_a_cluster_of_threads_and_what_of_it_is_closed():
+def test_closing_with_a_cluster_of_threads():
     with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as apart:
         assert apart.scheduler_address.startswith("inproc://")
         with MultiWorkerMirroredStrategy(ClusterResolver(apart.scheduler_address, num_workers=2)) as strategy:
@@ -273,7 +273,7 @@ def test_workers_that_do_not_come(start_cluster):
     [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"\x10\0\0\0\0\0\0\0abc", b"\x03\0\0\0\0\0\0\0abc"],
     ids=["nothing", "ssh", "too short", "nonsense"],
 )
-def test_someone_who_is_no_scheduler(at_once, security, scheme, greeting):
+def test_a_server_that_is_not_a_scheduler(at_once, security, scheme, greeting):
     connections = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -511,7 +511,7 @@ def until_known(client, token, *, is_known):
         time.sleep(0.02)
 
 
-def test_workers_forget_a_strategy_that_nobody_has(start_cluster, tmp_path):
+def test_workers_forget_an_unreferenced_strategy(start_cluster, tmp_path):
     client = start_cluster(2, 1)
 
     def begun():

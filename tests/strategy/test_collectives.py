@@ -220,7 +220,7 @@ def test_all_reduce_of_numbers_gives_the_bits_and_types_that_reduce_gives(data, 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("op", ["SUM", "MEAN", "MAX"])
-def test_what_is_large_is_reduced_in_parts(start_cluster, op):
+def test_large_values_are_reduced_in_parts(start_cluster, op):
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(3, 1)) as strategy:
         # Of a length that the three do not divide.
         draws = [np.random.default_rng(k).random((250_001, 2), np.float32) for k in range(3)]
@@ -236,7 +236,7 @@ def test_what_is_large_is_reduced_in_parts(start_cluster, op):
             assert found["small"] == {"SUM": 3, "MEAN": 1, "MAX": 2}[op]
 
 
-def test_what_one_replica_changes_is_its_own(strategy):
+def test_changes_of_one_replica_do_not_affect_others(strategy):
     def step(x):
         found = daskdist.get_replica_context().all_reduce("SUM", x)
         found += daskdist.get_replica_context().replica_id_in_sync_group
@@ -248,7 +248,7 @@ def test_what_one_replica_changes_is_its_own(strategy):
     assert [each.tolist() for each in found] == [[num_replicas + k] * 3 for k in range(num_replicas)]
 
 
-def test_what_one_replica_changes_of_what_merge_call_gives_is_its_own(strategy):
+def test_changes_to_results_of_merge_call_do_not_affect_others(strategy):
     def step():
         context = daskdist.get_replica_context()
         found = context.merge_call(lambda strategy: {"x": np.ones(3)})
@@ -331,7 +331,7 @@ def test_a_variable_that_is_a_nest_is_reduced_as_one(strategy):
         assert found["b"] == sum(range(size))
 
 
-def test_between_replicas_there_are_all_copies_of_a_variable(strategy):
+def test_merge_call_gets_all_copies_of_a_variable(strategy):
     made = own_variable(strategy)
 
     def merged(strategy, own, x):
@@ -349,7 +349,7 @@ def test_between_replicas_there_are_all_copies_of_a_variable(strategy):
         assert found["sum"][1] == sum(range(size))
 
 
-def test_between_replicas_there_is_a_variable_of_some_and_what_others_give(strategy):
+def test_merge_call_with_variables_of_some_replicas_and_values_of_others(strategy):
     made = own_variable(strategy)
 
     def merged(strategy, x):
@@ -371,7 +371,7 @@ class LikeAVariable:
         return np.full(2, daskdist.get_replica_context().replica_id_in_sync_group)
 
 
-def test_between_replicas_what_else_is_like_a_variable_is_what_each_replica_reads(strategy):
+def test_merge_call_with_variable_like_objects(strategy):
     def merged(strategy, x):
         return strategy.reduce("SUM", x, axis=None)
 
@@ -435,7 +435,7 @@ def test_in_a_captured_function(on_cluster):
 # --- what goes wrong ---
 
 
-def test_shapes_that_differ_are_told(strategy):
+def test_different_shapes_are_an_error(strategy):
     values = values_of(strategy, lambda k: np.ones(3 if k else 2))
     with pytest.raises(
         errors.CollectiveError, match=r"all_reduce\(SUM\).*replica 0 gives \(2,\), replica \d gives \(3,"
@@ -472,14 +472,14 @@ def gathered(x, axis):
     ],
     ids=["another axis", "in a nest", "axes", "scalar", "no such axis"],
 )
-def test_shapes_that_do_not_go_together_are_told(strategy, make, axis, message):
+def test_incompatible_shapes_are_an_error(strategy, make, axis, message):
     with pytest.raises((errors.ArgumentError, errors.CollectiveError), match=message):
         strategy.local_results(strategy.run(gathered, args=(values_of(strategy, make), axis)))
     found = strategy.local_results(strategy.run(gathered, args=(np.ones(1), 0)))
     assert [len(each) for each in found] == [strategy.num_replicas_in_sync] * strategy.num_replicas_in_sync
 
 
-def test_calls_in_another_order_are_told(strategy):
+def test_calls_in_different_orders_are_an_error(strategy):
     def step():
         context = daskdist.get_replica_context()
         context.all_reduce("SUM", 1)
@@ -542,7 +542,7 @@ def test_a_replica_that_raises_before_anybody_waits_releases_the_others(strategy
 
 
 @pytest.mark.cluster
-def test_the_others_are_told_who_raised(on_cluster):
+def test_errors_of_other_replicas_name_the_one_that_raised(on_cluster):
     def step():
         context = daskdist.get_replica_context()
         if context.replica_id_in_sync_group == 1:
@@ -564,7 +564,7 @@ def test_the_others_are_told_who_raised(on_cluster):
         on_cluster.run(step).values[0].result()
 
 
-def test_a_replica_that_calls_nothing_is_told_of(strategy):
+def test_a_replica_without_a_call_is_named(strategy):
     def step():
         context = daskdist.get_replica_context()
         return context.replica_id_in_sync_group and context.all_reduce("SUM", 1)
@@ -575,7 +575,7 @@ def test_a_replica_that_calls_nothing_is_told_of(strategy):
     assert time.monotonic() - begin < 20
 
 
-def test_a_replica_that_ends_early_is_told_of(strategy):
+def test_a_replica_that_ends_early_is_named(strategy):
     def step():
         context = daskdist.get_replica_context()
         context.all_reduce("SUM", 1)
@@ -590,7 +590,7 @@ def test_a_replica_that_ends_early_is_told_of(strategy):
 
 
 @pytest.mark.cluster
-def test_a_replica_that_never_comes_is_waited_for_so_long(on_cluster, tmp_path):
+def test_timeout_for_a_replica_that_never_calls(on_cluster, tmp_path):
     def step(told):
         context = daskdist.get_replica_context()
         if context.replica_id_in_sync_group:
@@ -609,7 +609,7 @@ def test_a_replica_that_never_comes_is_waited_for_so_long(on_cluster, tmp_path):
 
 
 @pytest.mark.parametrize("given", ["soon", None, -1, "5 potatoes"])
-def test_a_timeout_that_is_none_is_refused(given):
+def test_invalid_timeouts_are_refused(given):
     with (
         dask.config.set({"daskdist.timeouts.collective": given}),
         pytest.raises(ValueError, match=r"daskdist.timeouts.collective is .*; give seconds, such as 5 or '5 s'"),
@@ -617,7 +617,7 @@ def test_a_timeout_that_is_none_is_refused(given):
         mirrored(2).run(lambda: daskdist.get_replica_context().all_reduce("SUM", 1))
 
 
-def test_embedded_a_replica_that_never_comes_is_waited_for_so_long():
+def test_embedded_timeout_for_a_replica_that_never_calls():
     strategy = mirrored(2)
     over = threading.Event()
 
@@ -694,7 +694,7 @@ def test_embedded_the_program_is_told_at_once_of_an_error_while_others_do_not_co
     assert record.getMessage().endswith(f"; waiting for replica {hangs}")
 
 
-def test_what_merge_call_raises_all_are_told(strategy):
+def test_errors_in_merge_call_are_raised_on_all_replicas(strategy):
     def merged(strategy):
         raise ZeroDivisionError("between replicas")
 
@@ -721,7 +721,7 @@ class Told(Exception):  # noqa: N818
 
 
 @pytest.mark.parametrize("kind", [Numbered, Told])
-def test_embedded_what_merge_call_raises_is_the_same_for_all(kind):
+def test_embedded_all_replicas_raise_the_error_of_merge_call(kind):
     def merged(strategy):
         error = kind(7)
         error.more = "more"
@@ -744,7 +744,7 @@ def between_replicas(strategy):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_merge_call_of_one_replica_is_told(strategy, which):
+def test_merge_call_on_one_replica_only_is_an_error(strategy, which):
     def step():
         context = daskdist.get_replica_context()
         return context.replica_id_in_sync_group == which and context.merge_call(between_replicas)
@@ -766,7 +766,7 @@ def test_values_that_are_none(strategy):
         strategy.local_results(strategy.run(reduced, args=(None,)))
 
 
-def test_an_operation_that_is_none():
+def test_unknown_operations():
     with pytest.raises(errors.ArgumentError, match="'TOTAL' is not a reduction"):
         mirrored(2).run(lambda: daskdist.get_replica_context().all_reduce("TOTAL", 1))
     with pytest.raises(errors.ArgumentError, match="all_gather: axis is -1"):

@@ -102,7 +102,7 @@ def test_merge_call_and_another_call_show_both_orders_at_once(start_cluster, mer
         ("result", [0, 1], r"merge_call\(.*lock\): the function's result cannot be pickled"),
     ],
 )
-def test_what_fails_on_one_worker_others_are_told_at_once_and_all_go_on(start_cluster, kind, fail, words):
+def test_a_failure_on_one_worker_is_reported_to_others_at_once(start_cluster, kind, fail, words):
     def lock(strategy):
         return threading.Lock()
 
@@ -169,7 +169,7 @@ def assert_told(found, missing, within):
     ("kind", "missing"),
     [("all_reduce", [3]), ("all_reduce", [1, 2]), ("large", [0]), ("merge_call", [0]), ("merge_call", [3])],
 )
-def test_exactly_those_that_do_not_come_are_named(start_cluster, tmp_path, kind, missing):
+def test_exactly_the_missing_replicas_are_named(start_cluster, tmp_path, kind, missing):
     client = start_cluster(2, 2)
     with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2) as strategy:
         args = (str(tmp_path), daskdist.PerReplica([missing] * 4), None, kind)
@@ -193,7 +193,7 @@ def test_how_long_is_waited_the_program_says_of_workers_that_run_already(start_c
             assert_told(strategy.local_results(values), [3], within)
 
 
-def test_those_that_have_called_and_ended_are_not_missed_while_what_they_send_is_on_its_way(start_cluster, tmp_path):
+def test_replicas_that_called_and_ended_are_not_missing_while_messages_are_under_way(start_cluster, tmp_path):
     def step(folder, missing):
         if context().replica_id_in_sync_group:
             return with_some_missing(folder, missing, 2, "merge_call")
@@ -219,7 +219,7 @@ def test_those_that_have_called_and_ended_are_not_missed_while_what_they_send_is
         assert_told(strategy.local_results(values), [3], 1)
 
 
-def test_what_a_function_sets_itself_comes_first(on_cluster, tmp_path):
+def test_settings_made_by_a_function_take_precedence(on_cluster, tmp_path):
     def step(*args):
         with dask.config.set({"daskdist.timeouts.collective": 0.5}):
             return with_some_missing(*args)
@@ -232,7 +232,7 @@ def test_what_a_function_sets_itself_comes_first(on_cluster, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "missing"), [("all_reduce", [8]), ("all_reduce", [0]), ("merge_call", [0]), ("merge_call", [1, 8])]
 )
-def test_in_a_tree_those_that_do_not_come_are_named(nine, tmp_path, kind, missing):
+def test_in_a_tree_missing_replicas_are_named(nine, tmp_path, kind, missing):
     def step(*args):
         with dask.config.set({"daskdist.timeouts.collective": 1.5}):
             return with_some_missing(*args)
@@ -243,7 +243,7 @@ def test_in_a_tree_those_that_do_not_come_are_named(nine, tmp_path, kind, missin
         assert_told(strategy.local_results(strategy.run(step, args=args)), missing, 1.5)
 
 
-def test_one_that_comes_when_it_is_asked_after_has_come(on_cluster):
+def test_a_replica_that_arrives_during_a_question_has_arrived(on_cluster):
     def step():
         if not context().replica_id_in_sync_group:
             with dask.config.set({"daskdist.timeouts.collective": 0.2}):
@@ -270,7 +270,7 @@ def test_one_that_comes_when_it_is_asked_after_has_come(on_cluster):
     assert on_cluster.local_results(on_cluster.run(step)) == (2, 2)
 
 
-def test_a_replica_that_waits_beside_one_that_is_slow_hears_of_another_worker(start_cluster, tmp_path):
+def test_a_replica_waiting_beside_a_slow_one_learns_of_another_workers_loss(start_cluster, tmp_path):
     def step(folder):
         number = context().replica_id_in_sync_group
         if number == 0:
@@ -296,7 +296,7 @@ def test_a_replica_that_waits_beside_one_that_is_slow_hears_of_another_worker(st
     assert time.monotonic() - begin < 15
 
 
-def test_who_raised_is_told_and_not_who_met_with_that():
+def test_the_replica_that_raised_is_named_and_not_those_affected():
     failed = "raised CollectiveError: all_reduce(SUM) is called by some replicas only: replica 1 raised KeyError: 'own'"
     assert str(left_error("all_reduce(SUM)", {1: KeyError("own"), 2: failed})) == failed.removeprefix(
         "raised CollectiveError: "
@@ -376,7 +376,7 @@ def test_more_workers_than_send_to_all_others(nine):
     assert found == ((36.0, 36.0, list(range(9)), 8),) * 9
 
 
-def test_in_a_tree_calls_in_another_order_are_told(nine):
+def test_in_a_tree_calls_in_different_orders_are_an_error(nine):
     def step():
         if context().replica_id_in_sync_group == 8:
             return told(lambda: context().all_reduce("MAX", 1))
@@ -400,7 +400,7 @@ def test_a_worker_that_holds_the_lock_of_python_is_not_lost(on_cluster):
         assert on_cluster.local_results(on_cluster.run(step)) == (2, 2)
 
 
-def test_a_question_that_nobody_waits_for_any_more_may_fail():
+def test_an_abandoned_question_may_fail():
     said = []
 
     async def ask():

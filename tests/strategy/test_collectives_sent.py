@@ -48,7 +48,7 @@ def of_large(case):
 @pytest.mark.parametrize("per_worker", [1, [1, 2, 1]], ids=["one each", "two on one"])
 @pytest.mark.parametrize("num_workers", [2, 3])
 @pytest.mark.parametrize("case", ["twice the same", "of several dtypes", "with a number"])
-def test_what_is_large_comes_out_as_in_one_process(start_cluster, case, num_workers, per_worker):
+def test_large_values_equal_those_in_one_process(start_cluster, case, num_workers, per_worker):
     per_worker = per_worker if per_worker == 1 else per_worker[:num_workers]
     with daskdist.MultiWorkerMirroredStrategy(
         start_cluster(num_workers, 1), num_replicas_per_worker=per_worker
@@ -122,7 +122,7 @@ def sizes_of_mailbox(token, dask_worker):
 
 
 @pytest.mark.cluster
-def test_what_was_sent_to_one_that_raised_does_not_stay(on_cluster):
+def test_messages_to_a_replica_that_raised_are_dropped(on_cluster):
     def step(number):
         if number:
             mailbox = mailbox_of(get_worker())
@@ -140,7 +140,7 @@ def test_what_was_sent_to_one_that_raised_does_not_stay(on_cluster):
 
 
 @pytest.mark.cluster
-def test_nothing_is_kept_of_each_step_that_is_over(on_cluster):
+def test_nothing_is_kept_of_finished_steps(on_cluster):
     for _ in range(5):
         on_cluster.local_results(on_cluster.run(reduced, args=(1.0,)))
         on_cluster.local_results(on_cluster.run(abs, args=(1.0,)))
@@ -151,7 +151,7 @@ def test_nothing_is_kept_of_each_step_that_is_over(on_cluster):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("size", [(2, 1), (1, 2), (2, 2)], ids=["elsewhere", "here", "here and elsewhere"])
-def test_one_that_waits_is_told_that_the_strategy_is_closed(start_cluster, tmp_path, size):
+def test_a_waiting_replica_learns_that_the_strategy_is_closed(start_cluster, tmp_path, size):
     num_workers, per_worker = size
 
     def step(number, folder, is_last):
@@ -193,7 +193,7 @@ def test_one_that_waits_is_told_that_the_strategy_is_closed(start_cluster, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["outside", "embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
-def test_what_one_alone_is_given_is_not_what_it_gave(kind, request):
+def test_a_single_replica_gets_a_copy(kind, request):
     def step():
         own = np.ones(3)
         found = daskdist.get_replica_context().all_reduce("SUM", own)
@@ -212,7 +212,7 @@ def test_what_one_alone_is_given_is_not_what_it_gave(kind, request):
 
 
 @pytest.mark.cluster
-def test_what_is_sent_is_not_waited_for_without_end(on_cluster):
+def test_waiting_for_sent_values_has_a_limit(on_cluster):
     def wait(token, dask_worker):
         mailbox = mailbox_of(dask_worker)
         exchange = Transport(mailbox, mailbox.groups[token], 0)
@@ -229,7 +229,7 @@ def test_what_is_sent_is_not_waited_for_without_end(on_cluster):
 
 
 @pytest.mark.cluster
-def test_what_is_sent_may_be_waited_for_without_end(on_cluster):
+def test_waiting_for_sent_values_without_a_limit(on_cluster):
     def wait(token, dask_worker):
         mailbox = mailbox_of(dask_worker)
         sent = Future()

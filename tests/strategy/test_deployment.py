@@ -152,7 +152,7 @@ def test_a_cluster_started_from_the_command_line(started, parquet_files, tmp_pat
     ids=["missing", "empty", "list", "no address"],
 )
 @pytest.mark.parametrize("kind", [str, Path])
-def test_a_scheduler_file_that_is_none(tmp_path, content, words, kind):
+def test_an_invalid_scheduler_file(tmp_path, content, words, kind):
     path = tmp_path / "scheduler.json"
     if content is not None:
         path.write_text(content)

@@ -139,7 +139,7 @@ def test_rows_of_different_lengths() -> None:
     assert [row.tolist() for row in Ragged.of([put(1), put(2)])] == [[0], [0, 1]]
 
 
-def test_whose_dtype_is_not_the_one_expected() -> None:
+def test_an_unexpected_dtype() -> None:
     ds = Dataset.from_generator(lambda: iter([put(2)]), output_signature=TensorSpec((2,), np.int64))
     with pytest.raises(UserFunctionError, match=r"dtype=float32.*dtype=int64"):
         list(ds)
@@ -156,7 +156,7 @@ def test_another_librarys_are_taken_by_dlpack(monkeypatch: pytest.MonkeyPatch) -
         as_array(Tensor(np.arange(3), 99))
 
 
-def test_of_a_device_that_is_not_there_the_leaf_is_named() -> None:
+def test_a_leaf_on_a_missing_device_is_named() -> None:
     message = r"Tensor on GPU:1 cannot be copied from there \(.*\); give it as a NumPy array \(leaf \['a'\]\[1\]\)"
     with pytest.raises(ArgumentError, match=rf"from_tensor_slices: {message}"):
         Dataset.from_tensor_slices({"a": (1, Tensor(np.arange(3), 2))})
@@ -164,7 +164,7 @@ def test_of_a_device_that_is_not_there_the_leaf_is_named() -> None:
         list(Dataset.range(2).map(lambda x: {"a": (x, Tensor(np.arange(3), 2))}))
 
 
-def test_what_gives_only_its_address_is_told_of() -> None:
+def test_arrays_with_only_an_address_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"OfRawMemory is on a GPU; give it as cupy.asarray\(x\).*\(leaf \['a'\]\)"):
         Structure.flatten({"a": OfRawMemory()})
 

@@ -107,7 +107,7 @@ class TestOnItsOwn:
     @pytest.mark.parametrize(
         ("argument", "value"), [("vectorized", True), ("deterministic", False), ("num_parallel_calls", 2)]
     )
-    def test_what_says_how_it_is_called_does_not_go_with_it(self, argument: str, value: Any) -> None:
+    def test_device_maps_refuse_options_of_calls(self, argument: str, value: Any) -> None:
         with pytest.raises(ArgumentError, match=f"map: {argument} is {value}, but device=True.*Leave {argument} out"):
             Dataset.range(3).map(plus_one, device=True, **{argument: value})
 
@@ -120,7 +120,7 @@ class TestOnItsOwn:
         assert "device=True)" in plan
         assert "# on the device of the element's replica" in plan
 
-    def test_a_position_goes_on(self) -> None:
+    def test_a_position_continues(self) -> None:
         ds = Dataset.range(20).shuffle(7, seed=1).batch(3).map(plus_one, device=True)
         elements = [x.tolist() for x in ds]
         first = iter(ds)
@@ -205,7 +205,7 @@ class TestEmbedded:
         with pytest.raises(UserFunctionError, match="a seven"):
             next(iterator)
 
-    def test_an_error_names_what_is_not_on_the_device(self) -> None:
+    def test_an_error_names_leaves_that_are_not_on_the_device(self) -> None:
         strategy = MirroredStrategy(["STRICT:1"])
         rows = {"x": np.arange(4.0), "half": np.ones(4, np.float16), "word": np.array(list("abcd"), object)}
         ds = Dataset.from_tensor_slices(rows).batch(2).map(lambda row: row["x"] * row["half"], device=True)

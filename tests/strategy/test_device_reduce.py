@@ -161,13 +161,13 @@ def test_nan_makes_everything_nan(op):
             check_same(*both(op, values, axis))
 
 
-def test_one_replica_is_given_what_there_is():
+def test_reduce_with_one_replica():
     found, wanted = both("SUM", [np.array([[1, 2], [3, 4]], np.int8)], 0)
     check_same(found, wanted)
     assert where(found) == "STRICT:0"
 
 
-def test_a_number_comes_of_it():
+def test_the_result_is_a_number():
     found, _ = both("MEAN", [np.ones(3, np.float32), np.zeros(1, np.float32)], 0)
     assert found.shape == ()
     assert float(found) == 0.75
@@ -279,7 +279,7 @@ def test_the_same_bits_in_every_run():
     assert len(runs) == 1
 
 
-def test_a_library_that_goes_from_device_to_device_is_used(monkeypatch):
+def test_a_library_for_transfers_between_devices_is_used(monkeypatch):
     calls = []
 
     def combined(self, how, arrays):
@@ -323,7 +323,7 @@ def test_results_of_another_library_are_waited_for(monkeypatch):
     other.synchronize()
 
 
-def test_what_a_library_still_reads_is_not_used_for_something_else(monkeypatch):
+def test_memory_that_a_library_still_reads_is_not_reused(monkeypatch):
     read = []
 
     def combined(self, how, arrays):
@@ -404,7 +404,7 @@ def test_all_reduce_and_gather_give_each_its_own(names):
             assert not np.shares_memory(one, other)
 
 
-def test_what_differs_is_told_as_on_the_cpu():
+def test_differences_are_reported_as_on_the_cpu():
     strategy = daskdist.MirroredStrategy(NAMES[:2])
     with pytest.raises(errors.CollectiveError, match="replica 0 gives \\(1,\\), replica 1 gives \\(2,\\)"):
         strategy.run(lambda x: context().all_reduce("SUM", x), args=(placed([np.ones(1), np.ones(2)]),))
@@ -425,7 +425,7 @@ def test_merge_call_on_devices():
         assert [here(each).tolist() for each in own] == [[2, 2], [1 - number], [1, 1]]
 
 
-def test_what_one_device_made_is_given_to_all():
+def test_arrays_of_one_device_are_given_to_all():
     strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1", "CPU:0"])
     total = strategy.reduce("SUM", placed([np.ones(2)] * 3, NAMES), axis=None)
     found = strategy.run(lambda x, total: (x + total, total), args=(PerReplica([np.ones(2)] * 3), total))
@@ -496,7 +496,7 @@ def test_variables_stay_on_the_device(no_copies):
     assert np.asarray(own).tolist() == [8] * 3
 
 
-def test_what_is_assigned_is_not_shared():
+def test_assigned_arrays_are_not_shared():
     strategy = daskdist.MirroredStrategy(NAMES[:1])
     with strategy.scope():
         made = daskdist.Variable(np.zeros(2))
@@ -514,7 +514,7 @@ def test_what_is_assigned_is_not_shared():
     [(np.ones(2), "has shape \\(2,\\); the variable has \\(3,\\)"), (np.ones(3, complex), "has dtype complex128")],
     ids=["shape", "dtype"],
 )
-def test_what_does_not_fit_is_told_without_a_copy(value, words, no_copies):
+def test_mismatches_are_reported_without_a_copy(value, words, no_copies):
     strategy = daskdist.MirroredStrategy(NAMES[:1])
     with strategy.scope():
         made = daskdist.Variable(np.zeros(3))
@@ -525,7 +525,7 @@ def test_what_does_not_fit_is_told_without_a_copy(value, words, no_copies):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.longdouble])
-def test_variables_of_what_the_device_lacks_stay_on_the_host(dtype):
+def test_variables_of_dtypes_that_the_device_lacks_stay_on_the_host(dtype):
     strategy = daskdist.MirroredStrategy(NAMES[:2])
     with strategy.scope():
         made = daskdist.Variable(np.zeros(3, dtype), aggregation="SUM")
@@ -559,7 +559,7 @@ def test_arrays_of_devices_are_of_a_signature():
         total(placed([np.ones(2, np.int32)] * 2, NAMES[1:]))
 
 
-def test_what_leaves_is_taken_in_the_stream_that_made_it(monkeypatch):
+def test_results_are_fetched_in_the_stream_that_computed_them(monkeypatch):
     device, get = named("STRICT:1"), strict_device.StrictDevice.get
     streams = []
 
@@ -580,7 +580,7 @@ def test_what_leaves_is_taken_in_the_stream_that_made_it(monkeypatch):
     assert streams == [devices.stream_of(device)] * 3
 
 
-def test_what_goes_to_another_device_goes_in_the_stream_that_made_it(monkeypatch):
+def test_copies_between_devices_are_in_the_computing_stream(monkeypatch):
     one, other, put = named("STRICT:0"), named("STRICT:1"), strict_device.StrictDevice.put
     array, streams = one.put(np.arange(3)), []
 
@@ -663,7 +663,7 @@ def test_as_on_the_cpu_between_workers(on_workers, op):
 
 
 @pytest.mark.cluster
-def test_what_leaves_a_worker_is_of_the_host(on_workers):
+def test_arrays_leave_a_worker_on_the_host(on_workers):
     batch = PerReplica([np.full(2, float(k)) for k in range(3)])
     value = on_workers.run(doubled, args=(batch,))
     assert on_workers.local_results(on_workers.run(place_of, args=(value,))) == ("STRICT:0", "STRICT:1", "STRICT:0")
@@ -678,7 +678,7 @@ def test_what_leaves_a_worker_is_of_the_host(on_workers):
 
 
 @pytest.mark.cluster
-def test_values_are_numpys_for_who_does_something_with_them(on_workers):
+def test_values_that_are_used_are_numpy_arrays(on_workers):
     batch = PerReplica([np.full(2, float(k)) for k in range(3)])
     first, _, last = on_workers.run(doubled, args=(batch,)).values
     found = (np.sqrt(last) + first * 2.0 + np.ones(2)).result()
@@ -767,7 +767,7 @@ def test_destinations_on_workers(on_workers, monkeypatch):
 
 
 @pytest.mark.cluster
-def test_what_is_deep_in_objects_and_errors_leaves_the_device(on_workers):
+def test_arrays_deep_in_objects_and_errors_leave_the_device(on_workers):
     batch = PerReplica([np.full(2, float(k)) for k in range(3)])
     found = on_workers.local_results(on_workers.run(lambda x: SimpleNamespace(x=[x]), args=(batch,)))
     assert [type(each.x[0]) for each in found] == [np.ndarray] * 3
@@ -854,7 +854,7 @@ def test_arrays_in_functions_and_objects_come_to_each_replicas_device(leaving, s
 
 
 @pytest.mark.cluster
-def test_arrays_in_what_each_replica_is_given_alone(leaving):
+def test_arrays_in_per_replica_arguments(leaving):
     models = PerReplica([Model(named("STRICT:0").put(np.full(2, float(k)))) for k in range(3)])
     found = leaving.local_results(leaving.run(lambda model: (where(model.weights), model.weights), args=(models,)))
     assert [place for place, _ in found] == ["STRICT:0", "STRICT:1", "STRICT:0"]
@@ -862,7 +862,7 @@ def test_arrays_in_what_each_replica_is_given_alone(leaving):
 
 
 @pytest.mark.cluster
-def test_arrays_in_what_cpus_are_given_are_of_the_host(client, leaving):
+def test_arrays_in_arguments_of_cpus_are_on_the_host(client, leaving):
     weights = named("STRICT:0").put(np.arange(3))
     with daskdist.MultiWorkerMirroredStrategy(client) as on_cpus:
         found = on_cpus.run(lambda model: (type(weights), type(model.weights)), args=(Model(weights),))
@@ -870,7 +870,7 @@ def test_arrays_in_what_cpus_are_given_are_of_the_host(client, leaving):
 
 
 @pytest.mark.cluster
-def test_arrays_are_not_what_does_not_pickle(leaving):
+def test_arrays_are_not_reported_as_unpicklable(leaving):
     lock = threading.Lock()
     weights = named("STRICT:0").put(np.arange(3))
     with pytest.raises(errors.ArgumentError, match=r"does not pickle.*because of lock \(_thread.lock\)"):
@@ -880,7 +880,7 @@ def test_arrays_are_not_what_does_not_pickle(leaving):
 
 
 @pytest.mark.cluster
-def test_what_is_sent_with_arrays_in_it_is_of_the_host_here(leaving):
+def test_arguments_sent_with_arrays_are_on_the_host_here(leaving):
     sent = leaving.extended.broadcast_to(Model(named("STRICT:1").put(np.arange(3))), None)
     (first, *_) = leaving.local_results(sent)
     found = first.result() if hasattr(first, "result") else first

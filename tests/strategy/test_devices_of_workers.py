@@ -83,7 +83,7 @@ ON_CLUSTER = {
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("case", ON_CLUSTER)
-def test_replicas_are_on_what_workers_see(case, client, see):
+def test_replicas_are_on_visible_devices(case, client, see):
     seen, options, expected = ON_CLUSTER[case]
     see(*seen)
     with MultiWorkerMirroredStrategy(client, **options) as strategy:
@@ -101,7 +101,7 @@ def test_replicas_are_on_what_workers_see(case, client, see):
 
 
 @pytest.mark.cluster
-def test_workers_that_see_too_few_are_told(client, see):
+def test_too_few_visible_devices_are_an_error(client, see):
     see(["s-0"], ["s-0"])
     with pytest.raises(ArgumentError, match=r"workers 0, 1 on .* 2 devices, and see 1 of kind STRICT .*\(s-0\)"):
         MultiWorkerMirroredStrategy(client)
@@ -110,7 +110,7 @@ def test_workers_that_see_too_few_are_told(client, see):
 
 
 @pytest.mark.cluster
-def test_a_device_that_a_worker_lacks_is_told(client, see):
+def test_a_device_that_a_worker_lacks_is_named(client, see):
     see(["s-0"], ["s-1", "s-2"])
     with pytest.raises(UnknownDeviceError, match=r"'STRICT:1' cannot be used on worker '0' \(tcp://.*\): there are 1"):
         MultiWorkerMirroredStrategy(client, DeviceAssignment([("0", "STRICT:1"), ("1", "STRICT:1")]))
@@ -119,7 +119,7 @@ def test_a_device_that_a_worker_lacks_is_told(client, see):
 
 
 @pytest.mark.cluster
-def test_one_device_named_for_two_workers_is_told_or_shared(client, see):
+def test_one_device_named_for_two_workers_is_refused_or_shared(client, see):
     see(["s-0", "s-1"], ["s-1", "s-2"])
     assignment = DeviceAssignment([("0", "CPU:0"), ("0", "STRICT:1"), ("1", "CPU:0"), ("1", "STRICT:0")])
     said = r"replica 1 on STRICT:1 of worker '0' and replica 3 on STRICT:0 of worker '1' are on one device, s-1; give"
@@ -145,7 +145,7 @@ def _has_them():
 
 
 @pytest.mark.cluster
-def test_devices_that_are_seen_and_cannot_be_used_are_told(client, see):
+def test_visible_but_unusable_devices_are_named(client, see):
     see(["s-0"], ["s-1"])
     client.run(_lacks_them)
     try:
@@ -171,7 +171,7 @@ def _is_plain_again(dask_worker):
 
 
 @pytest.mark.cluster
-def test_workers_of_dask_cuda_are_told_from_those_that_import_it(client, see):
+def test_workers_of_dask_cuda_differ_from_workers_that_import_it(client, see):
     see(["s-0", "s-1"], ["s-0", "s-1"])
     workers = [Worker(address, "", 1) for address in client.scheduler_info(n_workers=-1)["workers"]]
     try:
@@ -185,7 +185,7 @@ def test_workers_of_dask_cuda_are_told_from_those_that_import_it(client, see):
 
 @pytest.mark.cluster
 @pytest.mark.skipif(bool(CupyDevice.num_present()), reason="there is a GPU here")
-def test_a_gpu_that_a_worker_lacks_is_told(client):
+def test_a_gpu_that_a_worker_lacks_is_named(client):
     with pytest.raises(UnknownDeviceError, match=r"'GPU:0' cannot be used on worker '1' \(tcp://.*\): .*pip install"):
         MultiWorkerMirroredStrategy(client, DeviceAssignment([("1", "GPU:0")]))
 

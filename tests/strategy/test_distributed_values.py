@@ -109,7 +109,7 @@ def test_gather(strategy, value, axis, expected):
     np.testing.assert_array_equal(np.asarray(found), expected)
 
 
-def test_gather_of_nests_and_of_what_is_computed(strategy):
+def test_gather_of_nests_and_results(strategy):
     (batch,) = strategy.distribute_dataset(Dataset.range(7).batch(7))
     made = strategy.run(lambda x: {"x": x * 2, "y": (x[:, None],)}, args=(batch,))
     found = strategy.gather({"made": made, "plain": 3}, axis=0)
@@ -156,7 +156,7 @@ def test_a_plain_value_is_gathered_as_it_is(strategy):
         (arrays([1], [2], [3]), 0, "of 3 values was given to a strategy of 2 replicas"),
     ],
 )
-def test_what_is_not_gathered(strategy, value, axis, message):
+def test_values_that_are_not_gathered(strategy, value, axis, message):
     with pytest.raises(errors.ArgumentError, match=message):
         np.asarray(strategy.gather(value, axis))
 
@@ -462,7 +462,7 @@ def test_html(strategy):
         assert worker is None or worker in row
 
 
-def test_html_of_what_is_no_array():
+def test_html_of_values_that_are_not_arrays():
     html = PerReplica(["<b>" * 100, None, 1.5, np.zeros((1000, 1000))])._repr_html_().partition("</style>")[2]
     assert "<b>" not in html.removeprefix('\n<div class="dd-head"><b>')
     assert "&lt;b&gt;" in html
@@ -472,7 +472,7 @@ def test_html_of_what_is_no_array():
     assert len(html) < 2500
 
 
-def test_html_of_a_shape_that_is_no_arrays():
+def test_html_of_an_object_with_a_shape():
     class Square:
         shape = 3
 

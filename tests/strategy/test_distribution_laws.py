@@ -309,7 +309,7 @@ class Lossy(SimulatedWorkers):
         (Lossy([1, 1]), "test_each_step_has_a_row", "a step without rows"),
     ],
 )
-def test_what_breaks_a_law_is_found(strategy, law, words):
+def test_laws_find_violations(strategy, law, words):
     class Laws(DistributionLaws):
         def datasets(self):
             return [Dataset.range(5).batch(4).concatenate(Dataset.range(1).batch(1))]

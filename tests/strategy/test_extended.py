@@ -128,7 +128,7 @@ def test_several_values_are_one_tree(on_cluster):
 
 
 @pytest.mark.parametrize("pairs", [3, [3], [(1, 2, 3)], PerReplica([1, 2])])
-def test_what_are_no_pairs(pairs):
+def test_values_that_are_not_pairs(pairs):
     with pytest.raises(errors.ArgumentError, match=r"value_destination_pairs is .*; give a list of pairs"):
         mirrored(2).extended.batch_reduce_to("SUM", pairs)
 
@@ -143,7 +143,7 @@ def test_a_value_on_every_replica(strategy):
     assert strategy.local_results(sums) == (1.5, 1.5)
 
 
-def test_what_is_reduced_is_broadcast(strategy):
+def test_reduced_values_are_broadcast(strategy):
     total = strategy.reduce("SUM", arrays(1, 2), axis=None)
     found = strategy.extended.broadcast_to(total, arrays(0, 0))
     assert strategy.local_results(strategy.run(lambda x, t: x + t, args=(arrays(1, 2), found))) == (4, 5)
@@ -178,7 +178,7 @@ def test_a_value_is_sent_once(on_cluster, num_rows):
     assert len(pickle.dumps(later)) < 10_000
 
 
-def test_what_is_per_replica_is_not_broadcast(strategy):
+def test_per_replica_values_are_not_broadcast(strategy):
     with pytest.raises(errors.ArgumentError, match="broadcast_to: a value is a PerReplica"):
         strategy.extended.broadcast_to([1, arrays(1, 2)], None)
 
@@ -188,7 +188,7 @@ def test_what_is_per_replica_is_not_broadcast(strategy):
 
 @pytest.mark.parametrize("destination", ["CPU:7", "elsewhere", 3, np.ones(2), ["CPU:0"]], ids=str)
 @pytest.mark.parametrize("operation", ["reduce_to", "broadcast_to"])
-def test_what_is_no_destination(operation, destination):
+def test_invalid_destinations(operation, destination):
     args = ("SUM", arrays(1, 2)) if operation == "reduce_to" else (1,)
     with pytest.raises(errors.ArgumentError, match=rf"{operation}: .* is not a destination; give None.*CPU:0, CPU:1"):
         getattr(mirrored(2).extended, operation)(*args, destination)
@@ -233,7 +233,7 @@ def test_update_is_made_where_the_part_is(on_cluster):
     assert on_cluster.local_results(found) == on_cluster.workers
 
 
-def test_update_of_what_is_not_per_replica(strategy):
+def test_update_of_values_that_are_not_per_replica(strategy):
     with pytest.raises(errors.ArgumentError, match=r"update: var is int, which is not per replica.*broadcast_to"):
         strategy.extended.update(3, lambda part: part)
     assert mirrored(1).extended.update(3, lambda part: part + 1) == 4

@@ -178,7 +178,7 @@ def test_variables_live_on(strategy_of):
     assert (weights.numpy().tolist(), int(seen), float(new)) == ([1.0] * 3, 3, 1.0)
 
 
-def test_what_was_the_same_on_all_is_so_on_those_that_are_left(strategy_of, tmp_path):
+def test_mirrored_values_stay_equal_on_the_remaining_replicas(strategy_of, tmp_path):
     strategy = strategy_of(3)
     with strategy.scope():
         state = daskdist.Variable(np.zeros(2))
@@ -241,7 +241,7 @@ def test_values_that_were_made_before(strategy_of):
     del on_second
 
 
-def test_a_distributed_dataset_goes_on_anew(strategy_of):
+def test_a_distributed_dataset_is_divided_again(strategy_of):
     strategy = strategy_of(3)
     dataset = Dataset.range(48).map(lambda x: x + 0).batch(12)
     steps = strategy.distribute_dataset(dataset)
@@ -263,7 +263,7 @@ def test_a_distributed_dataset_goes_on_anew(strategy_of):
     assert strategy.local_results(strategy.run(np.sum, args=(next(iter(steps)),)))
 
 
-def test_datasets_of_a_function_are_made_anew(strategy_of):
+def test_datasets_of_a_function_are_created_again(strategy_of):
     strategy = strategy_of(3)
 
     def dataset_fn(context):
@@ -330,7 +330,7 @@ def test_steps_under_way_and_a_function_of_several(strategy_of):
     assert int(count) == sum(map(int, made)) + 12
 
 
-def test_what_lay_on_the_lost_worker_only(strategy_of):
+def test_data_that_was_on_the_lost_worker_only(strategy_of):
     strategy = strategy_of(2)
     dataset = strategy.experimental_make_numpy_dataset(np.arange(8))
     large = np.ones(2**18)
@@ -446,7 +446,7 @@ def start_anew(strategy, worker):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_worker_that_is_started_anew_at_its_address_is_lost_too(strategy_of, at_their_addresses, number):
+def test_a_restarted_worker_at_the_same_address_counts_as_lost(strategy_of, at_their_addresses, number):
     strategy = strategy_of(3, worker_port=at_their_addresses)
     with strategy.scope():
         count = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
@@ -468,7 +468,7 @@ def test_a_worker_that_is_started_anew_at_its_address_is_lost_too(strategy_of, a
     assert strategy.local_results(state.values) == (5.0, 5.0)
 
 
-def test_what_others_call_on_a_worker_that_was_started_anew_is_not_given_up(strategy_of, at_their_addresses, tmp_path):
+def test_calls_of_others_on_a_restarted_worker_are_kept(strategy_of, at_their_addresses, tmp_path):
     strategy = strategy_of(2, worker_port=at_their_addresses)
     worker = strategy.workers[0]
     start_anew(strategy, worker)

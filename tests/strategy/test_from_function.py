@@ -141,7 +141,7 @@ def lengths_by_worker(*lengths):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("lengths", "num_steps"), [((3, 1), 3), ((0, 2), 2), ((0, 0), 0)])
-def test_who_runs_out_early_has_zero_rows(on_cluster, lengths, num_steps):
+def test_a_replica_without_rows_gets_empty_arrays(on_cluster, lengths, num_steps):
     distributed = on_cluster.distribute_datasets_from_function(lengths_by_worker(*lengths))
     steps = steps_of(on_cluster, distributed)
     assert [[piece != [] for piece in step] for step in steps] == [
@@ -245,7 +245,7 @@ def of_windows(context):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("dataset_fn", [of_generator, of_shuffled, of_cached, of_windows], ids=lambda fn: fn.__name__)
-def test_what_a_worker_gives_is_its_dataset(on_cluster, dataset_fn):
+def test_elements_of_a_worker_are_those_of_its_dataset(on_cluster, dataset_fn):
     distributed = on_cluster.distribute_datasets_from_function(dataset_fn)
     expected = [[value.tolist() for value in dataset_fn(InputContext(2, number, 2))] for number in range(2)]
     for _ in range(2):
@@ -257,7 +257,7 @@ def test_what_a_worker_gives_is_its_dataset(on_cluster, dataset_fn):
 
 
 @pytest.mark.cluster
-def test_each_pass_is_shuffled_anew(on_cluster):
+def test_each_pass_has_another_order(on_cluster):
     distributed = on_cluster.distribute_datasets_from_function(of_shuffled)
     one, other = steps_of(on_cluster, distributed), steps_of(on_cluster, distributed)
     assert one != other
@@ -308,7 +308,7 @@ def test_run_and_reduce(on_cluster):
 
 
 @pytest.mark.cluster
-def test_what_fails_on_a_worker_is_left_out_and_counted(on_cluster):
+def test_elements_that_fail_on_a_worker_are_skipped_and_counted(on_cluster):
     def dataset_fn(context):
         bad = context.input_pipeline_id
 

@@ -93,7 +93,7 @@ def test_steps_are_no_tasks_of_the_scheduler(on_cluster, client):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("num_steps", [1, 5])
-def test_a_reduced_value_goes_into_the_next_step_without_the_program(on_cluster, num_steps):
+def test_a_reduced_value_reaches_the_next_step_without_the_program(on_cluster, num_steps):
     @daskdist.function
     def descend(x, weight):
         for _ in range(num_steps):
@@ -130,7 +130,7 @@ def test_looking_at_a_value_is_explained(on_cluster):
 
 
 @pytest.mark.cluster
-def test_what_a_function_returns_is_learned_once_and_that_is_explained(on_cluster):
+def test_the_structure_of_results_is_learned_once_and_explained(on_cluster):
     def new(x):
         return {"twice": 2 * x}
 
@@ -144,7 +144,7 @@ def test_what_a_function_returns_is_learned_once_and_that_is_explained(on_cluste
     assert both.explain().endswith("both: 2 steps\n  waited nowhere")
 
 
-def test_explain_of_what_sends_nothing():
+def test_explain_of_a_function_without_messages():
     @daskdist.function
     def nothing():
         return 3
@@ -157,7 +157,7 @@ def test_explain_of_what_sends_nothing():
 # --- what it gives ---
 
 
-def test_it_gives_what_the_steps_alone_give(strategy):
+def test_a_function_gives_the_results_of_its_steps(strategy):
     def loop(dataset, weight):
         losses = []
         for step in dataset:
@@ -253,7 +253,7 @@ def test_methods(strategy):
 
 
 @pytest.mark.cluster
-def test_arrays_changed_in_a_function_are_what_they_were_when_they_were_used(on_cluster):
+def test_arrays_changed_later_in_a_function_keep_the_value_at_their_use(on_cluster):
     @daskdist.function
     def change(x):
         given, found = np.zeros(2_000), []
@@ -269,7 +269,7 @@ def test_arrays_changed_in_a_function_are_what_they_were_when_they_were_used(on_
 
 
 @pytest.mark.cluster
-def test_views_lists_and_indices_changed_in_a_function_are_what_they_were_when_they_were_used(on_cluster):
+def test_views_lists_and_indices_changed_later_keep_the_value_at_their_use(on_cluster):
     rate, added, place = np.array(1.0), [1.0, 2.0, 3.0], np.array([0])
     seen_only = np.broadcast_to(rate, (3,))
 
@@ -373,7 +373,7 @@ def test_a_step_that_returns_nothing_fails_when_its_function_ends(on_cluster):
 
 
 @pytest.mark.cluster
-def test_what_does_not_pickle_leaves_the_function_usable(on_cluster):
+def test_a_function_is_usable_after_an_error_of_pickling(on_cluster):
     lock = threading.Lock()
 
     @daskdist.function
@@ -386,7 +386,7 @@ def test_what_does_not_pickle_leaves_the_function_usable(on_cluster):
 
 
 @pytest.mark.cluster
-def test_a_result_that_does_not_pickle_does_not_hinder_those_it_was_made_with(on_cluster):
+def test_a_result_that_does_not_pickle_does_not_affect_others(on_cluster):
     def made():
         return threading.Lock()
 
@@ -405,7 +405,7 @@ def test_a_result_that_does_not_pickle_does_not_hinder_those_it_was_made_with(on
 
 
 @pytest.mark.cluster
-def test_what_would_end_a_worker_is_an_error_of_its_call_only(on_cluster):
+def test_exiting_on_a_worker_is_an_error_of_the_call_only(on_cluster):
     def ends(x, kind):
         if x > 5:
             raise kind("enough")
@@ -454,7 +454,7 @@ def test_steps_before_a_function_are_none_of_its(on_cluster, client):
 
 
 @pytest.mark.cluster
-def test_what_goes_on_after_a_function_is_not_captured_in_it(on_cluster, client):
+def test_work_after_a_function_is_not_captured(on_cluster, client):
     @daskdist.function
     def step(x):
         return on_cluster.run(plus, args=(x, 1.0)), contextvars.copy_context()
@@ -575,7 +575,7 @@ def test_an_index_of_several_parts_is_captured(on_cluster):
 
 
 @pytest.mark.cluster
-def test_what_does_not_pickle_is_an_error_where_it_is_used(on_cluster):
+def test_an_error_of_pickling_is_raised_at_the_use(on_cluster):
     lock = threading.Lock()
     values = on_cluster.run(float, args=(PerReplica([1, 2]),))
     with pytest.raises(errors.ArgumentError, match=r"reduce: the function .* does not pickle"):

@@ -195,7 +195,7 @@ def test_element_spec_is_of_one_replica():
     assert specs.values == (repr(distributed.element_spec.specs[0]),) * 2
 
 
-def test_a_loop_that_is_left_goes_on_where_it_was():
+def test_a_loop_continues_where_it_was_left():
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(Dataset.range(12).repeat().batch(4))
 
@@ -243,7 +243,7 @@ class Counting:
             yield np.full(2**8, k)
 
 
-def test_what_is_read_is_read_once():
+def test_input_is_read_once():
     counting = Counting()
     strategy = mirrored(3)
     dataset = Dataset.from_generator(counting, output_signature=daskdist.TensorSpec((2**8,), np.int64)).batch(6)
@@ -253,7 +253,7 @@ def test_what_is_read_is_read_once():
     assert counting.number == 64
 
 
-def test_one_that_comes_too_late_reads_for_itself(monkeypatch):
+def test_a_late_replica_reads_for_itself(monkeypatch):
     counting = Counting()
     strategy = mirrored(2)
     dataset = Dataset.from_generator(counting, output_signature=daskdist.TensorSpec((2**8,), np.int64)).batch(4)
@@ -282,7 +282,7 @@ def in_threads(strategy, distributed, loops):
     return [found[number] for number in range(len(loops))]
 
 
-def test_one_that_is_ahead_waits_for_the_slowest():
+def test_a_replica_ahead_waits_for_the_slowest():
     strategy = mirrored(2)
     # Of 64 KiB a replica each; some 16 of them fit into the bundles' share of the window.
     dataset = Dataset.from_tensor_slices(np.zeros((400, 2**14), np.float32)).batch(2)
@@ -309,7 +309,7 @@ def test_one_that_is_ahead_waits_for_the_slowest():
 
 
 @pytest.mark.parametrize("how", ["leaves", "closes"])
-def test_one_that_leaves_holds_nobody_up(how, monkeypatch):
+def test_a_replica_that_leaves_does_not_block_others(how, monkeypatch):
     monkeypatch.setattr(shared_reader, "_MAX_WAIT_S", 60)
     strategy = mirrored(2)
     dataset = Dataset.from_tensor_slices(np.zeros((400, 2**14), np.float32)).batch(2)
@@ -331,7 +331,7 @@ def test_one_that_leaves_holds_nobody_up(how, monkeypatch):
     assert in_threads(strategy, distributed, [early, late]) == [True, 199]
 
 
-def test_one_that_waits_elsewhere_holds_nobody_up_for_ever(monkeypatch):
+def test_a_replica_that_waits_elsewhere_does_not_block_others_forever(monkeypatch):
     monkeypatch.setattr(shared_reader, "_MAX_WAIT_S", 0.01)
     strategy = mirrored(2)
     dataset = Dataset.from_tensor_slices(np.zeros((100, 2**14), np.float32)).batch(2)
@@ -452,7 +452,7 @@ def steps_before_it_fails(distributed):
     return "no error"
 
 
-def test_an_error_comes_where_it_is(parquet_files):
+def test_an_error_is_raised_at_its_step(parquet_files):
     paths = parquet_files(800, 3)
     strategy = mirrored(2)
     # Each file is read by itself.
@@ -524,7 +524,7 @@ def filtered(row):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("where", ["own", "both", "not said"])
-def test_files_on_disks_of_those_that_read_them(on_cluster, parquet_files, where):
+def test_files_on_disks_of_their_readers(on_cluster, parquet_files, where):
     paths = parquet_files(8, 4)
     one, other = on_cluster.workers
     places = {"own": [one, other] * 2, "both": [(one, other)] * 4, "not said": [None] * 4}[where]
@@ -565,7 +565,7 @@ def test_files_that_a_function_reads_on_disks_of_some_are_refused(on_cluster, pa
 
 
 @pytest.mark.cluster
-def test_what_does_not_pickle(on_cluster):
+def test_functions_that_do_not_pickle(on_cluster):
     lock = threading.Lock()
     dataset = Dataset.range(8).batch(4).map(lambda x: x + lock.locked())
     with pytest.raises(ArgumentError, match=r"does not pickle, and so cannot be sent to a worker.*lock"):

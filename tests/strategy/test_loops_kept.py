@@ -118,7 +118,7 @@ def test_of_several_pipelines_and_passes(on_cluster):
     assert str(others) == repr([(sum(range(k, k + 2)),) * 2 for k in range(2, 20, 4)] * 2)
 
 
-def test_it_goes_from_worker_to_worker(client, on_cluster):
+def test_data_is_sent_from_worker_to_worker(client, on_cluster):
     def sent_there(dask_worker):
         # The log has room for so many, and forgets the first.
         return {(each["start"], each["who"]) for each in dask_worker.transfer_outgoing_log if each["keys"]}
@@ -187,7 +187,7 @@ def test_a_function_has_it_from_around_it_while_the_scheduler_looks_at_its_graph
     assert sum(map(int, found)) == 2 * sum(range(40))
 
 
-def test_what_is_read_there_cannot_be_changed(on_cluster):
+def test_data_read_on_workers_is_read_only(on_cluster):
     dataset = on_cluster.experimental_make_numpy_dataset(np.zeros(8)).batch(8)
 
     def change(it):
@@ -234,7 +234,7 @@ def has_key(key, dask_scheduler):
     return key in dask_scheduler.tasks
 
 
-def test_what_was_moved_is_found(client, on_cluster):
+def test_moved_data_is_found(client, on_cluster):
     array = persisted(client, da.arange(32, chunks=8))
     distributed = on_cluster.distribute_dataset(Dataset.from_dask(array).batch(4))
     one, other = on_cluster.workers
@@ -253,7 +253,7 @@ def test_what_was_moved_is_found(client, on_cluster):
 # --- errors ---
 
 
-def test_data_that_is_gone(client, on_cluster):
+def test_lost_data(client, on_cluster):
     array = persisted(client, da.arange(32, chunks=8))
     distributed = on_cluster.distribute_dataset(Dataset.from_dask(array).batch(4))
     (future, *_) = client.futures_of(array)
@@ -265,7 +265,7 @@ def test_data_that_is_gone(client, on_cluster):
     assert future.cancelled()
 
 
-def test_data_that_goes_in_the_middle(client, on_cluster, tmp_path):
+def test_data_lost_in_the_middle(client, on_cluster, tmp_path):
     with dask.config.set({"daskdist.split-bytes": 800, "daskdist.window-bytes": 3200}):
         dataset = on_cluster.experimental_make_numpy_dataset(np.arange(20_000)).batch(10)
     distributed = on_cluster.distribute_dataset(dataset.with_options(Options(memory_budget_bytes=3200)))

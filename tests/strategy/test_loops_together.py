@@ -72,7 +72,7 @@ def test_in_a_captured_function(on_cluster):
 # --- one that leaves ---
 
 
-def test_one_that_leaves_early_holds_nobody_up(strategy):
+def test_a_replica_that_leaves_early_does_not_block_others(strategy):
     def loop(it):
         found = []
         for x in it:
@@ -125,7 +125,7 @@ def numbers_of_batches(strategy):
     return strategy.distribute_dataset(Dataset.from_tensor_slices(ids).map(refuse_large).batch(size))
 
 
-def test_a_batch_that_cannot_be_read_releases_those_that_wait(strategy):
+def test_an_unreadable_batch_releases_waiting_replicas(strategy):
     begin = time.monotonic()
     with pytest.raises((ValueError, errors.DaskdistError), match="too much for it"):
         strategy.local_results(strategy.run(sum_of_all, args=(numbers_of_batches(strategy),)))
@@ -133,7 +133,7 @@ def test_a_batch_that_cannot_be_read_releases_those_that_wait(strategy):
 
 
 @pytest.mark.cluster
-def test_what_could_not_be_read_is_raised_rather_than_that_others_miss_it(on_cluster):
+def test_errors_of_reading_take_precedence_over_missing_replicas(on_cluster):
     def loop(it):
         if own_number() == 0:
             return daskdist.get_replica_context().all_reduce("SUM", 0)
@@ -168,7 +168,7 @@ def words_told(folder, number):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("per_worker", [1, 2])
-def test_a_step_whose_batch_cannot_be_read_releases_the_others(start_cluster, tmp_path, per_worker):
+def test_a_step_with_an_unreadable_batch_releases_other_replicas(start_cluster, tmp_path, per_worker):
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 1), num_replicas_per_worker=per_worker) as strategy:
         size = strategy.num_replicas_in_sync
         # A block a worker.
@@ -188,7 +188,7 @@ def test_a_step_whose_batch_cannot_be_read_releases_the_others(start_cluster, tm
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("is_captured", [True, False], ids=["captured", "apart"])
-def test_a_step_that_is_given_what_failed_releases_the_others(on_cluster, tmp_path, is_captured):
+def test_a_step_with_a_failed_argument_releases_other_replicas(on_cluster, tmp_path, is_captured):
     def both(last):
         made = on_cluster.run(fail_on_last, args=(daskdist.PerReplica([0, 1]), last))
         return on_cluster.run(reduced, args=(made, tmp_path))
@@ -207,7 +207,7 @@ def test_a_step_that_is_given_what_failed_releases_the_others(on_cluster, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["ones", "batches"])
-def test_what_is_skipped_counts_as_in_steps(strategy, name):
+def test_skipped_elements_are_counted_as_in_steps(strategy, name):
     size = strategy.num_replicas_in_sync
     node = Dataset.range(24 * size)
     node = node.map(refuse_thirds).batch(size) if name == "ones" else node.batch(size).map(refuse_tens)
@@ -239,7 +239,7 @@ def refuse_tens(x):
     return x
 
 
-def test_what_is_skipped_is_logged(caplog):
+def test_skipped_elements_are_logged(caplog):
     strategy = mirrored(2)
     dataset = Dataset.range(24).map(refuse_thirds).batch(4).with_options(Options(on_error="skip"))
     distributed = strategy.distribute_dataset(dataset)

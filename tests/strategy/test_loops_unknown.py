@@ -115,7 +115,7 @@ def test_one_that_fails_is_not_waited_for(on_cluster):
 
 
 @pytest.mark.parametrize("is_set_by", ["the function", "the program"])
-def test_passes_that_differ_are_told(on_cluster, tmp_path, is_set_by):
+def test_different_passes_are_an_error(on_cluster, tmp_path, is_set_by):
     done = tmp_path / "done"
     short = {"daskdist.timeouts.collective": 0.5}
 

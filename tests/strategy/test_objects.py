@@ -81,7 +81,7 @@ def calling_itself(amount):
 # --- a copy for each ---
 
 
-def test_what_the_program_assigns_each_replica_has_for_itself(strategy):
+def test_each_replica_gets_its_copy_of_an_assigned_object(strategy):
     size = strategy.num_replicas_in_sync
     made = variable(strategy, Counter)
     given = Counter(10)
@@ -98,7 +98,7 @@ def test_what_the_program_assigns_each_replica_has_for_itself(strategy):
     assert strategy.local_results(strategy.run(lambda: made.read_value().number)) == tuple(11 + k for k in range(size))
 
 
-def test_what_the_program_assigns_for_each_replica_is_that_ones(strategy):
+def test_objects_assigned_per_replica_belong_to_that_replica(strategy):
     size = strategy.num_replicas_in_sync
     made = variable(strategy, Counter)
     given = [Counter(10 * k) for k in range(size)]
@@ -107,14 +107,14 @@ def test_what_the_program_assigns_for_each_replica_is_that_ones(strategy):
     assert [each.number for each in given] == [10 * k for k in range(size)]
 
 
-def test_what_a_function_gives_to_all_each_replica_has_for_itself(strategy):
+def test_each_replica_gets_its_copy_of_a_functions_result(strategy):
     shared = Counter(5)
     made = variable(strategy, lambda: shared)
     size = strategy.num_replicas_in_sync
     assert strategy.local_results(strategy.run(added(made))) == tuple(5 + k + 1 for k in range(size))
 
 
-def test_what_is_one_object_on_several_replicas_becomes_one_for_each(strategy):
+def test_an_object_shared_by_replicas_becomes_one_for_each(strategy):
     shared = Counter(5)
     made = variable(strategy, Counter)
     strategy.run(lambda: made.assign(shared))
@@ -123,7 +123,7 @@ def test_what_is_one_object_on_several_replicas_becomes_one_for_each(strategy):
 
 
 @pytest.mark.cluster
-def test_what_the_program_reads_is_as_it_was(on_cluster):
+def test_values_read_by_the_program_stay_unchanged(on_cluster):
     made = variable(on_cluster, Counter)
     before = made.read_value(), made.values, made.assign(Counter(3))
     on_cluster.local_results(on_cluster.run(added(made)))
@@ -131,7 +131,7 @@ def test_what_the_program_reads_is_as_it_was(on_cluster):
 
 
 @pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
-def test_what_is_in_nests_of_several_replicas_becomes_one_for_each(strategy, synchronization):
+def test_an_object_in_nests_of_several_replicas_becomes_one_for_each(strategy, synchronization):
     shared = Counter(5)
     made = variable(strategy, Counter, synchronization=synchronization)
     strategy.run(lambda: made.assign({"counter": shared}))
@@ -145,7 +145,7 @@ def test_what_is_in_nests_of_several_replicas_becomes_one_for_each(strategy, syn
     assert strategy.local_results(strategy.run(step)) == tuple(5 + k + 1 for k in range(size))
 
 
-def test_what_each_has_for_itself_is_its_own_though_all_assign_one_object(strategy):
+def test_assigning_one_object_on_all_replicas_makes_copies(strategy):
     shared = Counter(5)
     made = variable(strategy, Counter, synchronization="ON_READ")
     strategy.run(lambda: made.assign(shared))
@@ -157,7 +157,7 @@ def test_what_each_has_for_itself_is_its_own_though_all_assign_one_object(strate
     assert strategy.local_results(strategy.run(added(other))) == tuple(5 + k + 1 for k in range(size))
 
 
-def test_what_cannot_be_copied_is_told():
+def test_an_object_that_cannot_be_copied_is_an_error():
     strategy = mirrored(2)
     made = variable(strategy, Counter, name="thing")
     with pytest.raises(
@@ -172,7 +172,7 @@ def test_what_cannot_be_copied_is_told():
 # --- aggregated ---
 
 
-def test_the_first_ones_object_goes_to_all_and_each_has_its_copy(strategy):
+def test_the_first_replicas_object_is_copied_to_all(strategy):
     size = strategy.num_replicas_in_sync
     made = variable(strategy, Counter, aggregation="ONLY_FIRST_REPLICA")
 
@@ -228,7 +228,7 @@ def test_without_aggregation_objects_are_the_same_by_their_states():
         ([len], [max]),
     ],
 )
-def test_what_differs_is_told_apart(one, other):
+def test_different_values_are_an_error(one, other):
     strategy = mirrored(2)
     made = variable(strategy, object)
     for value in (one, other):
@@ -297,7 +297,7 @@ def test_each_replica_can_make_arrays_of_a_framework_of_another_shape(strategy):
     assert [int(each) for each in strategy.local_results(found)] == [k + 1 for k in range(size)]
 
 
-def test_what_does_not_add_up_is_told():
+def test_objects_that_cannot_be_added_are_an_error():
     strict = pytest.importorskip("array_api_strict")
     strategy = mirrored(2)
     with pytest.raises(errors.ArgumentError, match=r"aggregation MEAN of .*int64.* would not be a whole number"):

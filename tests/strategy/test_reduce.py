@@ -82,7 +82,7 @@ def cases(draw):
 @settings(max_examples=150, deadline=None)
 @given(cases())
 @pytest.mark.filterwarnings("ignore:Mean of empty slice:RuntimeWarning")
-def test_it_is_what_numpy_gives_for_all_rows(case):
+def test_the_result_equals_numpys_for_all_rows(case):
     op, axis, values = case
     try:
         expected = together(op, values, axis)
@@ -187,7 +187,7 @@ def test_neighbours_only_are_combined_where_order_may_count():
     assert handle.leaves[0] == "wxyz"
 
 
-def test_what_is_no_array_is_combined_by_a_function(strategy):
+def test_values_that_are_not_arrays_are_combined_by_a_function(strategy):
     sets = strategy.reduce(operator.or_, PerReplica([{1, 2}, {2, 3}]), axis=None)
     assert strategy.local_results(sets) == ({1, 2, 3},)
     counts = PerReplica([collections.Counter("ab"), collections.Counter("b")])
@@ -208,7 +208,7 @@ def joined(a, b):
     ],
     ids=["str", "bytes", "tables of different lengths"],
 )
-def test_a_function_is_given_what_is_no_array_as_it_is(strategy, op, values, expected):
+def test_a_function_gets_values_that_are_not_arrays_unchanged(strategy, op, values, expected):
     (found,) = strategy.local_results(strategy.reduce(op, PerReplica(values), axis=None))
     assert type(found) is type(expected)
     assert found.equals(expected) if isinstance(expected, pd.DataFrame) else found == expected
@@ -398,7 +398,7 @@ def test_a_record_over_replicas_only(strategy):
 
 
 @pytest.mark.parametrize("part", ["chunk", "combine", "finalize"])
-def test_a_record_of_what_is_no_function(part):
+def test_a_reduction_with_parts_that_are_not_functions(part):
     parts = {"chunk": np.sum, "combine": np.add, "finalize": np.sqrt, part: 3}
     with pytest.raises(errors.ArgumentError, match=rf"Reduction: {part} is 3; give a function"):
         Reduction(**parts)

@@ -59,7 +59,7 @@ def test_a_result_that_goes_into_the_next_step_is_computed_by_each_worker(on_clu
         np.testing.assert_array_equal(each, found)
 
 
-def test_a_result_that_is_looked_at_goes_from_here_to_the_workers(on_cluster):
+def test_a_fetched_result_is_sent_from_here_to_the_workers(on_cluster):
     trained(on_cluster, 3)
     with messages_sent(on_cluster) as sent:
         found = np.asarray(trained(on_cluster, 5, looks=True))

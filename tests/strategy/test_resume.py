@@ -166,7 +166,7 @@ def test_other_replicas_go_on_with_rows_that_do_not_stack():
             assert found == rows_of(steps[number:]), f"{name}: gone on from {number}"
 
 
-def test_another_batch_size_goes_on_and_the_next_pass_is_shared_out_as_usual():
+def test_another_batch_size_continues_and_the_next_pass_is_divided_as_usual():
     strategy, other = SimulatedWorkers([2, 2]), SimulatedWorkers([3])
     dataset = Dataset.range(50).shuffle(50, seed=1)
     steps, states, _ = steps_and_states(strategy, dataset.batch(8))
@@ -212,7 +212,7 @@ def test_replicas_come_and_go(num_rows, name, all_workers, policy, data):
 
 @given(pipelines(), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 4]), st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_pipeline_goes_on_with_any_number_of_replicas(pipeline, before, after, data):
+def test_any_pipeline_continues_with_any_number_of_replicas(pipeline, before, after, data):
     outcome = pipeline.reference()
     if outcome.met_unmade or not outcome.elements:
         return
@@ -242,7 +242,7 @@ def test_on_a_cluster(on_cluster, files):
         assert sorted(found) == sorted(rows_of(steps[1:])), name
 
 
-def test_datasets_of_a_function_go_on_where_there_are_as_many(on_cluster):
+def test_datasets_of_a_function_continue_with_the_same_number(on_cluster):
     def make(context):
         return (
             Dataset.range(20).shard(context.num_input_pipelines, context.input_pipeline_id).shuffle(9, seed=3).batch(2)
@@ -263,7 +263,7 @@ def test_datasets_of_a_function_go_on_where_there_are_as_many(on_cluster):
         begun(mirrored(3)).load_state_dict(iterator.state_dict())
 
 
-def test_other_pipelines_are_told_apart():
+def test_positions_of_other_pipelines_are_refused():
     strategy = mirrored(2)
     state = iter(strategy.distribute_dataset(Dataset.range(9).shuffle(3, seed=1).batch(2))).state_dict()
     other = iter(strategy.distribute_dataset(Dataset.range(9).shuffle(4, seed=1).batch(2)))

@@ -83,7 +83,7 @@ def test_large_ones_are_copied_one_by_one(monkeypatch):
     assert copies == [2**22] * 3
 
 
-def test_any_order_and_what_is_asked_for_again():
+def test_any_order_of_requests():
     device, rows = StrictDevice(0), batches()
     arrived = DeviceStaging(device)
     for place in [70, 3, 3, 99, 0, 64, 1, 98]:
@@ -91,7 +91,7 @@ def test_any_order_and_what_is_asked_for_again():
         assert on_host(leaf).tolist() == rows.item(place)[0].tolist()
 
 
-def test_what_is_kept_stays_valid_and_the_rest_goes():
+def test_kept_copies_stay_valid_and_others_are_freed():
     device = StrictDevice(0)
     gc.collect()
     before = device.held_bytes()
@@ -111,7 +111,7 @@ def test_what_is_kept_stays_valid_and_the_rest_goes():
     assert device.held_bytes() == before
 
 
-def test_where_there_is_little_room_they_are_copied_as_they_are_asked_for(caplog, monkeypatch):
+def test_with_little_memory_elements_are_copied_on_request(caplog, monkeypatch):
     tries = []
     monkeypatch.setattr(StrictDevice, "free_unused", lambda self: tries.append(1))
     device, rows = StrictDevice(0), batches()
@@ -137,7 +137,7 @@ def test_where_there_is_little_room_they_are_copied_as_they_are_asked_for(caplog
         del leaf, arrived
 
 
-def test_what_is_kept_is_told_as_growth():
+def test_kept_copies_are_reported_as_growth():
     arrived = DeviceStaging(StrictDevice(0))
     large = batches(num_rows=2**12, size=4)
     kept = [arrived(large).item(place)[0] for place in range(0, 1024, 64)]
@@ -148,7 +148,7 @@ def test_what_is_kept_is_told_as_growth():
     assert not found.is_shrunk
 
 
-def test_no_room_is_told():
+def test_exhausted_memory_is_reported():
     strict_device.LIMITS[0] = StrictDevice(0).held_bytes() + 200
     try:
         with pytest.raises(daskdist.errors.DeviceMemoryError, match="STRICT:0 has no room for the next step"):
@@ -186,7 +186,7 @@ def told(batch):
 
 
 @pytest.mark.cluster
-def test_each_step_is_what_it_is_on_the_host(on_workers, client):
+def test_each_step_equals_that_on_the_host(on_workers, client):
     rows = {"x": np.arange(3000, dtype=np.float32).reshape(1000, 3), "y": np.arange(1000), "t": np.arange(1000) * 1j}
     dataset = Dataset.from_tensor_slices(rows).shuffle(100, seed=3, reshuffle_each_iteration=False).batch(8)
     with MultiWorkerMirroredStrategy(client) as plain:
@@ -197,7 +197,7 @@ def test_each_step_is_what_it_is_on_the_host(on_workers, client):
 
 
 @pytest.mark.cluster
-def test_figures_of_what_workers_copy(on_workers):
+def test_statistics_of_copies_on_workers(on_workers):
     rows = np.arange(1024, dtype=np.float64).reshape(256, 4)
     iterator = iter(on_workers.distribute_dataset(Dataset.from_tensor_slices(rows).batch(8)))
     before = iterator.stats()["device"]

@@ -120,7 +120,7 @@ def test_fields_of_an_array_may_be_in_any_order(on_cluster):
 
 
 @pytest.mark.cluster
-def test_a_function_defined_anew_in_each_step_is_sent_once(on_cluster, client):
+def test_a_function_redefined_in_each_step_is_sent_once(on_cluster, client):
     x, before = floats(1, 2), None
     for step in range(10):
         assert on_cluster.local_results(on_cluster.run(lambda x: x + 1, args=(x,))) == (2.0, 3.0)
@@ -131,7 +131,7 @@ def test_a_function_defined_anew_in_each_step_is_sent_once(on_cluster, client):
 
 
 @pytest.mark.cluster
-def test_what_a_function_sees_is_what_it_was_when_it_was_run(on_cluster):
+def test_a_function_sees_values_at_the_time_of_run(on_cluster):
     by = 1
 
     def scale(x):
@@ -267,7 +267,7 @@ class AwkwardError(Exception):
 
 
 @pytest.mark.cluster
-def test_an_error_that_does_not_travel_is_told(on_cluster):
+def test_an_error_that_does_not_pickle_is_described(on_cluster):
     def fail():
         raise AwkwardError("one", "two")
 
@@ -282,7 +282,7 @@ def test_an_error_that_does_not_travel_is_told(on_cluster):
 
 
 @pytest.mark.cluster
-def test_what_does_not_pickle_is_named(on_cluster):
+def test_objects_that_do_not_pickle_are_named(on_cluster):
     lock = threading.Lock()
 
     class Holder:
@@ -392,7 +392,7 @@ def test_state_carried_from_step_to_step_keeps_no_ancestors(on_cluster, client):
 
 
 @pytest.mark.cluster
-def test_a_call_is_made_though_nobody_keeps_its_result(on_cluster, client):
+def test_a_call_is_made_without_its_result_being_kept(on_cluster, client):
     def leave(number):
         get_worker().plugins.setdefault("left", []).append(number)
         return number
@@ -405,7 +405,7 @@ def test_a_call_is_made_though_nobody_keeps_its_result(on_cluster, client):
 
 
 @pytest.mark.cluster
-def test_a_strategy_goes_when_nobody_has_it(client):
+def test_an_unreferenced_strategy_is_freed(client):
     strategy = daskdist.MultiWorkerMirroredStrategy(client)
     strategy.run(np.sum, args=(np.ones(2_000),))
     # Not when garbage is collected: that may be in the client's thread, where it cannot close its cluster.
@@ -455,7 +455,7 @@ def test_after_an_error_nothing_is_waited_for(client, tmp_path):
 
 
 @pytest.mark.cluster
-def test_what_a_function_returns_is_learned_anew_where_what_it_calls_changed(on_cluster):
+def test_the_structure_of_results_is_learned_again_when_a_callee_changes(on_cluster):
     variables = {}
     exec("def made(x): return x\ndef step(x): return made(x)", variables)
     assert on_cluster.local_results(on_cluster.run(variables["step"], args=(floats(1, 2),))) == (1.0, 2.0)
@@ -487,7 +487,7 @@ def made_with(constant):
 """
 
 
-def test_a_function_is_looked_at_anew_where_any_part_of_it_changed(on_cluster):
+def test_a_function_is_inspected_again_when_a_part_of_it_changes(on_cluster):
     names = {}
     exec(SOURCE, names)
     fn = names["made_with"](1)

@@ -98,7 +98,7 @@ def test_replicas_are_called_in_the_context_of_the_caller(tmp_path):
     assert found[1] == "of the program"
 
 
-def test_others_that_began_on_their_own_are_told_who_raised(tmp_path):
+def test_replicas_that_began_separately_learn_who_raised(tmp_path):
     def step():
         meet(str(tmp_path), 3)
         if number_here() == 1:
@@ -116,7 +116,7 @@ def test_others_that_began_on_their_own_are_told_who_raised(tmp_path):
     assert all("replica 1 raised ValueError: of one" in each for each in told)
 
 
-def test_what_the_first_raised_after_the_others_began_they_are_told(tmp_path):
+def test_replicas_under_way_learn_of_an_earlier_replicas_error(tmp_path):
     is_over = threading.Event()
 
     def step():
@@ -145,7 +145,7 @@ def test_the_first_that_raises_at_once_leaves_the_others_out():
     assert called in ([0], [0, 1])
 
 
-def test_what_was_given_goes_without_the_garbage_collector():
+def test_arguments_are_freed_without_the_garbage_collector():
     strategy = mirrored(2)
     x = np.ones(8)
     gone = weakref.ref(x)
@@ -163,7 +163,7 @@ def test_what_was_given_goes_without_the_garbage_collector():
         gc.enable()
 
 
-def test_nobody_looks_where_there_are_no_calls():
+def test_no_checks_without_calls():
     mirrored(2).run(number_here)
     deadline = time.monotonic() + TIMEOUT_S
     while any(each.name == "daskdist watch" for each in threading.enumerate()) and time.monotonic() < deadline:

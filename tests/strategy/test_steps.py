@@ -134,7 +134,7 @@ def test_a_result_is_as_it_was_when_its_call_was_over():
     np.testing.assert_array_equal(received(None, payload)[0], np.zeros(3))
 
 
-def test_large_results_and_those_that_do_not_pickle_stay():
+def test_large_and_unpicklable_results_stay_on_workers():
     assert travelling(FlatResult([np.zeros(2**17)], list_spec(1)))[1].num_bytes >= 2**20
     assert type(travelling([threading.Lock()])[1]) is Held
 
@@ -202,7 +202,7 @@ def test_nothing_is_left_of_a_strategy_that_is_closed_or_dropped(client):
 
 
 @pytest.mark.cluster
-def test_a_failure_that_nobody_can_look_at_is_raised_by_the_next_look(on_cluster):
+def test_an_unreadable_failure_is_raised_by_the_next_read(on_cluster):
     def fail():
         raise ValueError("nobody looks at this")
 
@@ -235,7 +235,7 @@ def fail_from_2(x):
 
 
 @pytest.mark.cluster
-def test_many_failures_that_nobody_looks_at_are_raised_at_once(on_cluster):
+def test_many_unread_failures_are_raised_together(on_cluster):
     on_cluster.local_results(on_cluster.run(fail_from_2, args=(1,)))
     for number in range(20):
         on_cluster.run(fail_from_2, args=(number,))
@@ -250,7 +250,7 @@ def test_many_failures_that_nobody_looks_at_are_raised_at_once(on_cluster):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("where", ["pass", "function", "back-pressure"])
-def test_a_failure_that_nobody_looks_at_is_raised_at_the_end_of(on_cluster, where):
+def test_an_unread_failure_is_raised_at_the_end_of(on_cluster, where):
     def fail():
         on_cluster.run(fail_from_2, args=(2,))
 
@@ -331,7 +331,7 @@ def test_a_reduction_that_fails_on_both_workers_is_raised_once(on_cluster):
 
 
 @pytest.mark.cluster
-def test_large_results_are_fetched_once_for_all_that_is_in_them(on_cluster):
+def test_large_results_are_fetched_once_for_all_their_parts(on_cluster):
     made = on_cluster.run(lambda: (np.zeros(2**17), np.ones(2**17)))
     with messages_sent(on_cluster) as messages:
         for zeros, ones in on_cluster.local_results(made):
@@ -393,7 +393,7 @@ def test_functions_find_their_worker_and_its_client(on_cluster, client):
 
 
 @pytest.mark.cluster
-def test_reading_goes_on_while_a_step_is_computed(on_cluster, client):
+def test_reading_continues_while_a_step_is_computed(on_cluster, client):
     def wait(name):
         return Event(name).wait(20)
 
@@ -601,7 +601,7 @@ def test_a_pass_goes_on_without_the_data_of_a_worker_that_is_stopped(own_strateg
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ["run-hang", "reduce"])
-def test_a_look_at_what_hangs_ends(on_cluster, client, name):
+def test_reading_a_hanging_result_times_out(on_cluster, client, name):
     def hang():
         return Event("hanging").wait(30)
 
@@ -627,7 +627,7 @@ def test_a_look_at_what_hangs_ends(on_cluster, client, name):
 
 
 @pytest.mark.cluster
-def test_a_failure_that_nobody_looked_at_is_logged_at_the_end_of_the_program(client, tmp_path):
+def test_an_unread_failure_is_logged_at_the_end_of_the_program(client, tmp_path):
     program = f"""
 import pathlib, time, daskdist
 

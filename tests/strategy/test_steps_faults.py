@@ -162,7 +162,7 @@ def test_nothing_is_kept_of_data_that_came(on_cluster, client):
     eventually(lambda: set(client.run(waits).values()) == {0})
 
 
-def test_values_of_another_strategy_on_the_cluster_are_what_they_are(on_cluster, client):
+def test_values_of_another_strategy_on_the_cluster_are_usable(on_cluster, client):
     def number(x):
         return np.full(3, float(x))
 

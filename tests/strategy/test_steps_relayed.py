@@ -139,7 +139,7 @@ def test_a_relayed_worker_that_is_killed_is_named_at_once(far):
         assert strategy.local_results(strategy.run(wait)) == (1.0,)
 
 
-def test_a_worker_that_nobody_reaches_is_named(on_cluster, client):
+def test_an_unreachable_worker_is_named(on_cluster, client):
     address = "tcp://127.0.0.1:9"
     with no_way_to_workers(client), pytest.raises(OSError, match=f"{address} .*directly.*nor .* does not know it"):
         client.sync(connect_to_worker, address, client)

@@ -114,7 +114,7 @@ def test_mean_of_a_plain_value_is_the_value(strategy):
     assert (mixed["a"], float(mixed["b"])) == (7, 2)
 
 
-def test_what_a_function_counts_is_summed(strategy):
+def test_counts_of_a_function_are_summed(strategy):
     # Numbers that happen to be one object are still each replica's own.
     pieces = arrays([1, 2, 3, 4], [5, 6, 7, 8])
     for count in (len, lambda x: 4, lambda x: float(len(x)) * 0 + 4.0, lambda x: bool(len(x)) * 4):
@@ -324,7 +324,7 @@ def test_scope(strategy):
         pass
 
 
-def test_what_a_strategy_is(strategy):
+def test_properties_of_a_strategy(strategy):
     assert strategy.num_replicas_in_sync == 2
     assert len(strategy.replicas) == 2
     assert "2 replicas" in repr(strategy)
@@ -507,7 +507,7 @@ def test_a_loop_to_the_end_leaves_no_threads_and_no_cycles(parquet_files):
 
 
 @pytest.mark.cluster
-def test_an_iterator_is_gone_when_it_is_let_go_of(on_cluster):
+def test_a_dropped_iterator_is_freed(on_cluster):
     gc.collect()
     gc.disable()
     try:
@@ -532,7 +532,7 @@ def test_a_tree_that_would_not_narrow_is_refused(strategy):
         strategy.reduce("SUM", PerReplica((1, 2)), axis=None)
 
 
-def test_what_was_read_before_an_error_is_handed_out(strategy):
+def test_elements_before_an_error_are_handed_out(strategy):
     def count():
         yield from range(5)
         raise ValueError("at five")

@@ -67,7 +67,7 @@ def reduced(on_cluster):
     ],
 )
 @pytest.mark.parametrize("value", [np.float64(2.5), np.array([1.0, 2.5, 7.0])], ids=["number", "array"])
-def test_arithmetic_gives_what_the_value_would(reduced, operation, value):
+def test_arithmetic_equals_that_of_the_value(reduced, operation, value):
     expected = operation(value)
     found = operation(reduced(value))
     np.testing.assert_array_equal(np.asarray(found), expected)
@@ -152,7 +152,7 @@ def test_arguments_are_taken_as_they_are_at_the_time(reduced):
     np.testing.assert_array_equal(moved, [-1, -1, -1])
 
 
-def test_what_run_was_given_is_taken_as_it_is_at_the_time(on_cluster):
+def test_arguments_have_their_values_at_the_time_of_run(on_cluster):
     weights = np.zeros(1000)
     seen = []
     for _ in range(20):
@@ -183,7 +183,7 @@ def test_an_index_is_one(reduced, on_cluster):
     assert "abc"[number] == "c"
 
 
-def test_an_error_comes_each_time_it_is_looked_at(on_cluster):
+def test_an_error_is_raised_at_each_read(on_cluster):
     broken = on_cluster.reduce("SUM", PerReplica((np.ones(2), np.ones(3))), axis=None) + 1
     for look in (float, str, np.asarray, lambda v: f"{v:.2f}"):
         with pytest.raises(daskdist.errors.ArgumentError, match="shapes differ"):

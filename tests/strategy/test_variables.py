@@ -50,7 +50,7 @@ def two(request):
 # --- reading ---
 
 
-def test_all_replicas_have_what_it_is_to_begin_with(strategy):
+def test_all_replicas_have_the_initial_value(strategy):
     made = variable(strategy, np.arange(6.0).reshape(2, 3), name="weights")
     assert (made.name, made.shape, made.dtype, made.ndim, made.size) == ("weights", (2, 3), np.float64, 2, 6)
     assert made.numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -70,7 +70,7 @@ def test_later_changes_of_the_array_do_not_reach_it(strategy):
     assert made.numpy().tolist() == [1, 1, 1]
 
 
-def test_what_is_read_on_a_replica_cannot_be_changed_in_place(strategy):
+def test_values_read_on_a_replica_are_read_only(strategy):
     made = variable(strategy, np.zeros(3))
 
     def step():
@@ -105,7 +105,7 @@ def test_it_is_given_by_arguments_too(strategy):
     ]
 
 
-def test_one_that_is_returned_is_the_value_it_has(strategy):
+def test_a_returned_variable_becomes_its_value(strategy):
     made = variable(strategy, [1.0, 2.0])
     found = strategy.run(lambda: (made, {"twice": made * 2}))
     size = strategy.num_replicas_in_sync
@@ -149,7 +149,7 @@ def test_nests_of_arrays_are_one_variable(strategy):
         ("ONLY_FIRST_REPLICA", lambda n: 5),
     ],
 )
-def test_what_replicas_assign_is_aggregated(strategy, aggregation, expected):
+def test_assigned_values_are_aggregated(strategy, aggregation, expected):
     made = variable(strategy, 0.0, aggregation=aggregation)
     found = strategy.run(lambda x: made.assign(x + 5), args=(numbers(strategy),))
     size = strategy.num_replicas_in_sync
@@ -158,7 +158,7 @@ def test_what_replicas_assign_is_aggregated(strategy, aggregation, expected):
 
 
 @pytest.mark.parametrize(("how", "sign"), [("assign_add", 1), ("assign_sub", -1)])
-def test_what_replicas_add_is_aggregated_first(strategy, how, sign):
+def test_added_values_are_aggregated_first(strategy, how, sign):
     made = variable(strategy, np.array([10.0, 20.0]), aggregation="SUM")
     for _ in range(3):
         strategy.run(lambda x, how=how: getattr(made, how)(np.array([x, 1.0])), args=(numbers(strategy),))
@@ -249,7 +249,7 @@ def test_a_sum_of_whole_numbers_is_assigned_in_whole_parts(two):
         made.assign("x")
 
 
-def test_what_the_program_assigns_comes_as_it_is_read(two):
+def test_values_assigned_by_the_program_are_read_unchanged(two):
     mean = variable(two, 0.0, synchronization="ON_READ", aggregation="MEAN")
     assert float(mean.assign(numbers(two))) == 0.5
     total = variable(two, 0.0, synchronization="ON_READ", aggregation="SUM")
@@ -257,7 +257,7 @@ def test_what_the_program_assigns_comes_as_it_is_read(two):
 
 
 @pytest.mark.parametrize(("aggregation", "expected"), [("SUM", 3), ("MEAN", 1.5), ("ONLY_FIRST_REPLICA", 1)])
-def test_of_one_of_which_each_has_its_own_the_program_assigns_what_it_reads(two, aggregation, expected):
+def test_an_on_read_variable_is_assigned_by_its_value(two, aggregation, expected):
     own = variable(two, 0.0, synchronization="ON_READ", aggregation=aggregation)
     two.run(lambda x: own.assign(x + 1), args=(numbers(two),))
     made = variable(two, 1.0)
@@ -281,7 +281,7 @@ def test_the_program_assigns_to_all(strategy):
     assert copies(strategy, made) == [[float(number)] * 2 for number in range(size)]
 
 
-def test_what_a_step_gives_is_assigned_without_being_looked_at(two):
+def test_results_of_steps_are_assigned_without_fetching(two):
     made = variable(two, 0.0)
     loss = two.reduce("SUM", two.run(lambda x: x + 1, args=(numbers(two),)), axis=None)
     made.assign(loss * 2)
@@ -346,7 +346,7 @@ def test_training_with_variables(two):
 # --- what it is to begin with ---
 
 
-def test_what_a_function_makes_of_arrays_is_the_same_on_all(strategy):
+def test_initial_values_from_a_function_are_equal_on_all_replicas(strategy):
     made = variable(strategy, lambda: np.random.default_rng().normal(size=4), dtype=np.float32)
     found = copies(strategy, made)
     assert made.dtype == np.float32
@@ -536,7 +536,7 @@ def test_a_python_number_goes_wherever_it_fits(two):
         ({"initial_value": Counter, "aggregation": "SUM"}, "aggregation SUM is for arrays, and the value is Counter"),
     ],
 )
-def test_what_it_cannot_be_is_told(options, message):
+def test_invalid_options_of_variables(options, message):
     with pytest.raises(errors.ArgumentError, match=message):
         variable(mirrored(2), **{"initial_value": 0.0, **options})
 
@@ -547,7 +547,7 @@ def test_names_of_enumerations_are_taken_in_any_case():
     assert "ON_READ, SUM" in repr(made)
 
 
-def test_a_function_that_raises_is_told(two):
+def test_an_error_of_a_function_is_raised(two):
     def make():
         raise ValueError("no seed")
 
@@ -623,7 +623,7 @@ def test_on_a_device_it_is_of_the_device(monkeypatch):
 # --- what is let go of ---
 
 
-def test_what_the_program_has_no_more_is_let_go_of(strategy):
+def test_unreferenced_variables_are_freed(strategy):
     def number_of_one_that_goes():
         made = variable(strategy, np.zeros(1000), name="large")
         strategy.run(lambda: made.assign_add(np.ones(1000)))
@@ -655,7 +655,7 @@ class Model:
 
 
 @pytest.mark.cluster
-def test_an_object_whose_method_was_called_is_let_go_of(on_cluster):
+def test_an_object_is_freed_after_a_call_of_its_method(on_cluster):
     def made_and_called():
         model = Model(variable(on_cluster, np.zeros(3)))
         assert on_cluster.local_results(on_cluster.run(model.step)) == (0, 0)
@@ -666,7 +666,7 @@ def test_an_object_whose_method_was_called_is_let_go_of(on_cluster):
     assert [model() for model in models] == [None] * 4
 
 
-def test_what_is_refused_is_let_go_of(two):
+def test_refused_values_are_freed(two):
     def kept():
         states = daskdist.get_replica_context().store()._states
         return sum(Refused.__name__ in str(each) for each in states.values())

@@ -104,7 +104,7 @@ def test_between_replicas_each_ones_copy_is_updated(strategy, is_given):
 
 
 @pytest.mark.parametrize("aggregation", ["SUM", "MEAN", "NONE"])
-def test_between_replicas_there_is_what_each_has_for_itself(strategy, aggregation):
+def test_cross_replica_reads_give_each_replicas_value(strategy, aggregation):
     made = variable(strategy, 0.0, synchronization="ON_READ", aggregation=aggregation)
     size = strategy.num_replicas_in_sync
     own = list(range(size))
@@ -161,7 +161,7 @@ class Steps:
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_between_replicas_objects_keep_what_they_have_in_common(strategy, is_last):
+def test_cross_replica_objects_keep_shared_parts(strategy, is_last):
     made = variable(strategy, Kept)
     steps = variable(strategy, lambda: Steps(made.read_value()))
 
@@ -180,7 +180,7 @@ def test_between_replicas_objects_keep_what_they_have_in_common(strategy, is_las
         assert (found, is_same) == (["between", "after"], True)
 
 
-def test_what_is_only_looked_at_between_replicas_stays_the_object_that_it_is(strategy):
+def test_reading_objects_across_replicas_keeps_their_identity(strategy):
     made = variable(strategy, Kept)
 
     def step():
@@ -192,7 +192,7 @@ def test_what_is_only_looked_at_between_replicas_stays_the_object_that_it_is(str
 
 
 @pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
-def test_between_replicas_that_are_called_between_replicas_there_is_what_they_have(strategy, synchronization):
+def test_nested_cross_replica_calls_read_current_values(strategy, synchronization):
     made = variable(strategy, 0.0, synchronization=synchronization, aggregation="MEAN")
 
     def inner(strategy, given):
@@ -232,7 +232,7 @@ def test_between_replicas_each_may_give_another_one(strategy, synchronization):
 
 
 @pytest.mark.cluster
-def test_between_replicas_of_a_cluster_nothing_is_assigned_by_what_raises(start_cluster):
+def test_a_failed_cross_replica_call_on_a_cluster_assigns_nothing(start_cluster):
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 1), num_replicas_per_worker=2) as strategy:
         made = variable(strategy, 0.0)
 
@@ -248,7 +248,7 @@ def test_between_replicas_of_a_cluster_nothing_is_assigned_by_what_raises(start_
 
 
 @pytest.mark.cluster
-def test_between_replicas_of_a_cluster_there_is_only_what_is_given_of_what_each_has(on_cluster):
+def test_cross_replica_calls_on_a_cluster_see_only_their_arguments(on_cluster):
     made = variable(on_cluster, 0.0, synchronization="ON_READ", aggregation="SUM", name="own")
     kept = variable(on_cluster, Kept, name="kept")
     for function in (lambda _: float(made), lambda _: made.assign_add(1.0), lambda _: kept.read_value()):
