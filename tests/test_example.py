@@ -170,7 +170,7 @@ def test_parsed_features(record, feature, value, number):
         (varint(5 << 3 | 3) + varint(5 << 3 | 4), VarLenFeature("float32"), "a field of wire type 3"),
     ],
 )
-def test_invalid_arguments(record, feature, reason, number):
+def test_refused_records(record, feature, reason, number):
     good = {"float32": floats(1, 2), "int64": integers(7), "object": strings(b"x")}
     size = None if isinstance(feature, VarLenFeature) else int(np.prod(feature.shape))
     fill = {"float32": floats(*[1] * (size or 0)), "int64": integers(*[1] * (size or 0))}

@@ -279,7 +279,7 @@ class UnfinishedStore:
     chunk_rows
         The number of rows in a chunk, and so in a part.
     storage
-        How it is opened.
+        The options of the file system.
     """
 
     path: str
@@ -422,7 +422,7 @@ def create_store(
     chunk_rows
         The number of rows in a chunk, which spans all other axes.
     storage
-        How it is opened.
+        The options of the file system.
     overwrite
         Whether ``path`` may exist; that store remains until this one is finished.
 

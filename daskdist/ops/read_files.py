@@ -103,7 +103,7 @@ class ReadFiles(FileBackedSource):
             return (self.whole or replace(self, span=None)).splits()[slice(*self.span)]
         if self.shard is not None and self.by_split:
             return (self.whole or replace(self, shard=None)).splits()[self.shard[0] :: self.shard[1]]
-        return self._listed(self._list_own)
+        return self._listed(self._list_shard)
 
     def valid_splits(self) -> Sequence[Split]:
         """Return `splits`, with a split also for each file that cannot be listed."""
@@ -115,7 +115,7 @@ class ReadFiles(FileBackedSource):
             return (self.whole or replace(self, span=None)).valid_splits()[slice(*self.span)]
         if self.shard is not None and self.by_split:
             return (self.whole or replace(self, shard=None)).valid_splits()[self.shard[0] :: self.shard[1]]
-        return self._listed(lambda file: self._or_unlisted(self._list_own, file))
+        return self._listed(lambda file: self._list_or_skip(self._list_shard, file))
 
     def _listed(self, list_file: Callable[[int], Sequence[Split]]) -> FileSplits:
         # Listing remote files is mostly waiting, so threads help; for local files they do not.
@@ -129,7 +129,7 @@ class ReadFiles(FileBackedSource):
         index, num_shards = (0, 1) if self.shard is None or self.by_split else self.shard
         return range(index, len(self.paths), num_shards)
 
-    def _list_own(self, file: int) -> Sequence[Split]:
+    def _list_shard(self, file: int) -> Sequence[Split]:
         whole = self.whole or self
         part = self.file_share.parts.get(file) if self.file_share is not None else None
         if part is not None:
@@ -157,9 +157,9 @@ class ReadFiles(FileBackedSource):
 
     def valid_splits_of_file(self, file: int) -> Sequence[Split]:
         """Return the splits of one file; of a damaged file, a single split whose reading fails."""
-        return self._or_unlisted(self.splits_of_file, file)
+        return self._list_or_skip(self.splits_of_file, file)
 
-    def _or_unlisted(self, list_file: Callable[[int], Sequence[Split]], file: int) -> Sequence[Split]:
+    def _list_or_skip(self, list_file: Callable[[int], Sequence[Split]], file: int) -> Sequence[Split]:
         try:
             return list_file(file)
         except FileError as error:

@@ -345,7 +345,7 @@ def test_a_function_that_raises_on_a_cluster(on_cluster, parquet_files, name):
     assert f"row 1 of {paths[1]} row group 0" in message
 
 
-def test_an_iterator_that_failed_goes_on_behind_what_failed(parquet_files):
+def test_an_iterator_continues_after_a_failed_element(parquet_files):
     ds = read_parquet(parquet_files(6, files=2), "id").map(reciprocal).batch(4)
     iterator = iter(mirrored(2).distribute_dataset(ds))
     iterator.get_next()

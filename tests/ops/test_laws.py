@@ -492,7 +492,7 @@ class TestIgnoreErrors(NodeLaws):
             rows(0).ignore_errors(),
         )
 
-    def test_elements_skipped_after_take_are_not_replaced(self):
+    def test_failing_elements_do_not_count_for_take(self):
         # So as many are taken as there are, also where a rewrite would take first.
         assert [int(x) for x in Dataset.range(12).map(_fragile).take(5).ignore_errors()] == [12, 6, 4, 12, 6]
 

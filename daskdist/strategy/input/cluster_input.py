@@ -114,10 +114,10 @@ class ClusterInput:
         return Addresses(locations, workers_of(self._submit.client))
 
     def with_kept_blocks(
-        self, plans: Sequence[Any], futures: Mapping[Any, Any], around: Mapping[Any, Any]
+        self, plans: Sequence[Any], futures: Mapping[Any, Any], referenced: Mapping[Any, Any]
     ) -> Sequence[Any]:
         """Return the plans with the addresses of the workers that have each block."""
-        needed = {**around, **futures}
+        needed = {**referenced, **futures}
         holders = workers_with_data(self._submit, needed)
         return [WithRemoteResults(plan, needed, {key: holders[key] for key in futures}) for plan in plans]
 

@@ -69,7 +69,7 @@ class InputBackend(Protocol):
         ...
 
     def with_kept_blocks(
-        self, plans: Sequence[Any], futures: Mapping[Any, Any], around: Mapping[Any, Any]
+        self, plans: Sequence[Any], futures: Mapping[Any, Any], referenced: Mapping[Any, Any]
     ) -> Sequence[Any]:
         """Return the plans with the addresses of blocks that the cluster has, or is computing."""
         ...
@@ -110,7 +110,7 @@ class LocalInput:
         return lambda path: ()
 
     def with_kept_blocks(
-        self, plans: Sequence[Any], futures: Mapping[Any, Any], around: Mapping[Any, Any]
+        self, plans: Sequence[Any], futures: Mapping[Any, Any], referenced: Mapping[Any, Any]
     ) -> Sequence[Any]:
         """Return the plans unchanged."""
         return plans

@@ -205,7 +205,7 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feed: Repl
     if strategy.workers != (None,):
         for pipeline in pipelines:
             futures |= _futures_of(pipeline)
-            referenced |= _futures_around(pipeline)
+            referenced |= _referenced_futures(pipeline)
     num_replicas = strategy.num_replicas_in_sync
     # Copies without cached properties, which need not be sent.
     fresh = [
@@ -309,7 +309,7 @@ def _futures_of(pipeline: Pipeline) -> dict[Any, Any]:
     return {task.key: task for task in tasks if is_future(task)}
 
 
-def _futures_around(pipeline: Pipeline) -> dict[Any, Any]:
+def _referenced_futures(pipeline: Pipeline) -> dict[Any, Any]:
     functions = [
         value for node in walk(pipeline.node) for value in vars(node).values() if isinstance(value, UserFunction)
     ]

@@ -134,20 +134,20 @@ def loaded_structure(pickled: bytes) -> Any:
 
 
 def travelling(outcome: Any, most_bytes: float = SMALL_BYTES) -> tuple[bytes | None, Any]:
-    """Return an outcome as it travels.
+    """Return an outcome in the form in which it is sent.
 
     Parameters
     ----------
     outcome
         A `FlatResult`, another value or a `Failed`.
     most_bytes
-        The size of the largest value that travels; for a larger one there is `Held`.
+        The size of the largest value to send; a larger value stays on the worker, and a `Held` is sent instead.
 
     Returns
     -------
     tuple
-        Its structure, and which of its leaves are None; None for a value without. And a tuple of leaves, `Packed`,
-        `Held` or `Failed`.
+        The pickled structure with the places of None, or None for a value without a structure; and the tuple of leaves,
+        `Packed`, `Held` or `Failed`.
     """
     if type(outcome) is Failed:
         return None, outcome
@@ -158,7 +158,7 @@ def travelling(outcome: Any, most_bytes: float = SMALL_BYTES) -> tuple[bytes | N
     try:
         structure = pickled_structure(outcome.treespec, tuple([leaf is None for leaf in leaves]))
     except Exception as error:
-        # The keys of a dict are part of it, and these are anything.
+        # The structure contains the keys of dicts, which may be any objects.
         return None, _not_pickled(outcome.treespec, error)
     return structure, tuple(leaves) if _PLAIN.issuperset(map(type, leaves)) else send(leaves)
 
