@@ -1497,7 +1497,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         UnknownLengthError
             The dataset is endless.
         FileError
-            It cannot be written.
+            The dataset cannot be written.
 
         Notes
         -----
@@ -1748,7 +1748,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         ArgumentError
             Elements are not arrays of one shape, or ``path`` already exists.
         FileError
-            It cannot be written.
+            The dataset cannot be written.
 
         Notes
         -----

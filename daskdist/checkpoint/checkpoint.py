@@ -55,7 +55,7 @@ class Checkpoint:
     Raises
     ------
     ArgumentError
-        Nothing is given, or something else than these, or by the name of a method of this class.
+        There are no objects, one has an unsupported type, or its name is that of a method of this class.
 
     Notes
     -----

@@ -33,7 +33,7 @@ class CheckpointManager:
     directory
         A local path or fsspec URL. It is created by the first save. One program at a time may save to it.
     keep
-        How many checkpoints are kept; older ones are deleted after each save.
+        The number of checkpoints to keep; older ones are deleted after each save.
     storage_options
         Options of the fsspec file system, by name.
 
@@ -132,7 +132,7 @@ class CheckpointManager:
         Parameters
         ----------
         checkpoint
-            What to save.
+            The checkpoint to save.
         step
             The number of the step or epoch, larger than that of the last save; by default one more.
 
@@ -184,7 +184,7 @@ class CheckpointManager:
         Parameters
         ----------
         checkpoint
-            What to restore; its objects have the names that they had when they were saved.
+            The checkpoint to restore; its objects have the names that they had when they were saved.
         step
             The step to restore; by default the newest whose file is undamaged.
 
@@ -234,7 +234,7 @@ class CheckpointManager:
         Raises
         ------
         FileError
-            It failed.
+            The save failed.
         """
         writing, self._writing = self._writing, None
         if writing is not None:

@@ -331,7 +331,7 @@ def _texts(data: Any, lengths: Any) -> Any:
     if lengths.size and (lengths.min() < 0 or lengths.max() > data.size):
         raise ValueError("text has an impossible length")
     if (ends[-1] if ends else 0) != data.size:
-        raise ValueError("text is longer or shorter than it is")
+        raise ValueError("the lengths of text do not add up to its size")
     encoded = data.tobytes()
     texts = [encoded[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
     array = np.empty(lengths.shape, np.dtypes.StringDType())

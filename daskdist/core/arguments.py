@@ -17,7 +17,7 @@ def whole_number(operation: str, name: str, value: Any, at_least: int | None = N
     Raises
     ------
     ArgumentError
-        It is not one, or is too small; the message names the operation and the argument.
+        The value is not a whole number, or is too small; the message names the operation and the argument.
 
     >>> whole_number("batch", "batch_size", 3, at_least=1)
     3
@@ -40,7 +40,7 @@ def whole_numbers(operation: str, name: str, values: Any, at_least: int | None =
     Raises
     ------
     ArgumentError
-        It is not one, or a number is too small; the message names the operation and the argument.
+        The value is not a list of whole numbers, or one is too small; the message names the operation and the argument.
 
     >>> whole_numbers("rebatch", "batch_size", [2, 1])
     (2, 1)
@@ -80,7 +80,7 @@ def yes_or_no(operation: str, name: str, value: Any) -> None:
     Raises
     ------
     ArgumentError
-        It is neither; the message names the operation and the argument.
+        The value is neither True nor False; the message names the operation and the argument.
 
     >>> yes_or_no("batch", "drop_remainder", True)
     """

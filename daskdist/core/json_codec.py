@@ -101,7 +101,7 @@ def spec_to_json(spec: ElementSpec) -> Any:
     Raises
     ------
     ArgumentError
-        It has a leaf that is a dataset, a dtype that cannot be saved, or a container of another class.
+        The spec has a leaf that is a dataset, a dtype that cannot be saved, or a container of another class.
     """
     kinds = {kind: name for name, kind in _SPECS.items()}
     leaves = []

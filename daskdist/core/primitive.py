@@ -37,7 +37,7 @@ class Cursor(Protocol):
         Exhausted
             There are no more elements.
         NotReady
-            It would have to wait, and the context does not allow that.
+            The call would have to wait, and the context does not allow that.
         """
         ...
 

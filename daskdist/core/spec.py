@@ -188,7 +188,7 @@ class DatasetSpec(TensorSpec):
     Parameters
     ----------
     shape, dtype, name
-        Those of a scalar object.
+        The shape ``()``, the dtype object, and the name of the leaf.
     element
         The spec of its elements.
     make
@@ -293,7 +293,7 @@ class ElementSpec:
         Raises
         ------
         ArgumentError
-            It does not conform; the message names the leaf, its value and the expected spec.
+            The element does not conform; the message names the leaf, its value and the expected spec.
         """
         try:
             element_leaves = self.structure.leaves_of(element)
@@ -419,7 +419,7 @@ def learned_spec(
     Raises
     ------
     SpecUnknown
-        It failed on the first elements, or its results have no common spec.
+        The function failed on the first elements, or its results have no common spec.
     """
     common: ElementSpec | None = None
     for unknown, value in _MADE_UP:

@@ -381,7 +381,7 @@ def others_on_host(value: Any) -> Any:
     Raises
     ------
     ArgumentError
-        It cannot be copied from its device in this process.
+        An array cannot be copied from its device in this process.
     """
     name, array = type(value).__name__, value
     if hasattr(type(value), "__dlpack_device__"):

@@ -161,7 +161,7 @@ class WritableFormat(Protocol):
         Raises
         ------
         ArgumentError
-            They cannot; the message names the leaf and a remedy.
+            Elements of this spec cannot be written; the message names the leaf and a remedy.
         """
         ...
 

@@ -232,7 +232,7 @@ def array_of(data: bytes) -> np.ndarray[Any, Any]:
     Raises
     ------
     ValueError
-        It is not an array, or one of Python objects.
+        The content is not an array, or an array of Python objects.
     """
     if not data.startswith(b"\x93NUMPY") or len(data) < 12:
         raise ValueError("it does not begin like a NumPy array")
@@ -273,7 +273,7 @@ def pillow() -> Any:
     Raises
     ------
     ArgumentError
-        It is not installed.
+        Pillow is not installed.
     """
     try:
         from PIL import Image

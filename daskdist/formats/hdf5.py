@@ -54,7 +54,7 @@ class MappedRange:
     offset
         The offset of its first byte.
     dtype, shape
-        Those of the array.
+        The dtype and shape of the array.
     """
 
     offset: int

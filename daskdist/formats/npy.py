@@ -59,7 +59,7 @@ class NpyMember:
     name
         Its name; empty in a ``.npy`` file.
     dtype, shape
-        Those of the array.
+        The dtype and shape of the array.
     is_fortran
         Whether it is in Fortran order.
     offset
@@ -254,7 +254,7 @@ def npy_writer(spec: ElementSpec) -> WritableFormat:
     Raises
     ------
     ArgumentError
-        They are neither; the message names the leaf and a remedy.
+        The elements are neither; the message names the leaf and a remedy.
     """
     form = Npy() if spec.structure == LONE else Npz()
     form.check(spec)

@@ -74,7 +74,7 @@ class StoredArray:
         Raises
         ------
         FileError
-            It has no rows, or no element can hold its dtype.
+            The array has no rows, or its dtype is not supported in elements.
         """
         check_rows(name, shape, path)
         row = row_spec(dtype, shape[1:], f"{path}{f': array {name!r}' if name else ''}")
@@ -87,7 +87,7 @@ def check_rows(name: str, shape: Sequence[int], path: str) -> None:
     Raises
     ------
     FileError
-        It has no axis, or a negative length.
+        The array has no axis, or a negative length.
     """
     array = f"array {name!r}" if name else "its array"
     if not shape:
@@ -327,7 +327,7 @@ def check_alike(arrays: StoredArrays, path: str, first: FirstFile) -> None:
     Raises
     ------
     FileError
-        They do not.
+        The specs differ.
     """
     spec = arrays.spec
     if spec != first.spec:
@@ -457,7 +457,7 @@ def check_writable(spec: ElementSpec, name: str, kinds: str, advice: str) -> lis
     Raises
     ------
     ArgumentError
-        They cannot be written; the message names the leaf and a remedy.
+        Elements of this spec cannot be written; the message names the leaf and a remedy.
     """
     names = array_names(spec.structure, name)
     for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):

@@ -81,7 +81,7 @@ class Zarr:
     arrays
         The arrays of a group and their structure: see `Columns.of`.
     storage
-        How stores are opened.
+        The options of the file system.
     """
 
     arrays: Any = None
@@ -375,13 +375,12 @@ class UnfinishedStore:
 
 
 def _fitting(leaf: Any, array: Any, label: str, name: str) -> Any:
-    # The rows as Zarr takes them. It would silently cast or truncate those of another dtype, and broadcast those of
-    # another shape.
+    # Check rows before they are written: Zarr would silently cast or truncate other dtypes, and broadcast other shapes.
     what = f"{label}: array {name!r}" if name else f"{label}: its array"
     leaf_dtype, held = leaf.dtype, array.dtype
     fits = leaf_dtype == held or (leaf_dtype.kind in "biufcSUT" and np.can_cast(leaf_dtype, held, "safe"))
     if leaf_dtype.kind == held.kind and leaf_dtype.kind in "SU":
-        # The longest of some text may be shorter than it could be.
+        # Text may fit although its dtype allows for longer text.
         fits = bool((leaf.astype(held) == leaf).all())
     if not fits or leaf.shape[1:] != array.shape[1:]:
         raise ArgumentError(
@@ -393,7 +392,7 @@ def _fitting(leaf: Any, array: Any, label: str, name: str) -> Any:
     invalid = [value for value in leaf.ravel() if not isinstance(value, bytes)]
     if invalid:
         raise ArgumentError(f"{what} holds bytes, but a value is {invalid[0]!r:.80}; give bytes or text")
-    # Its codec takes only what it could write to.
+    # Zarr's codec needs a writable array.
     return leaf.copy()
 
 

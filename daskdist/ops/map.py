@@ -114,7 +114,7 @@ def check_alone(
     Raises
     ------
     ArgumentError
-        It has one.
+        Another option is given.
     """
     options = {"num_parallel_calls": num_parallel_calls, "deterministic": deterministic, "vectorized": vectorized}
     for argument, value in options.items():

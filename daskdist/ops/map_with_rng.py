@@ -93,7 +93,7 @@ def check_by_row(*, vectorized: bool | None, device: bool) -> None:
     Raises
     ------
     ArgumentError
-        It has one.
+        Another option is given.
     """
     for argument, value in (("vectorized", vectorized), ("device", device)):
         if value:

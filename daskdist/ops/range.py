@@ -77,7 +77,7 @@ def fits(operation: str, number: int, dtype: np.dtype[Any]) -> None:
     Raises
     ------
     ArgumentError
-        It is out of the range of its dtype, or of int64.
+        The number is out of the range of its dtype, or of int64.
     """
     bounds = np.iinfo(dtype if dtype.kind in "iu" else np.int64)
     lowest, highest = int(bounds.min), min(int(bounds.max), 2**63 - 1)

@@ -115,7 +115,7 @@ class ReadFiles(FileBackedSource):
             return (self.whole or replace(self, span=None)).valid_splits()[slice(*self.span)]
         if self.shard is not None and self.by_split:
             return (self.whole or replace(self, shard=None)).valid_splits()[self.shard[0] :: self.shard[1]]
-        return self._listed(lambda file: self._list_or_skip(self._list_shard, file))
+        return self._listed(lambda file: self._list_or_unreadable(self._list_shard, file))
 
     def _listed(self, list_file: Callable[[int], Sequence[Split]]) -> FileSplits:
         # Listing remote files is mostly waiting, so threads help; for local files they do not.
@@ -157,9 +157,9 @@ class ReadFiles(FileBackedSource):
 
     def valid_splits_of_file(self, file: int) -> Sequence[Split]:
         """Return the splits of one file; of a damaged file, a single split whose reading fails."""
-        return self._list_or_skip(self.splits_of_file, file)
+        return self._list_or_unreadable(self.splits_of_file, file)
 
-    def _list_or_skip(self, list_file: Callable[[int], Sequence[Split]], file: int) -> Sequence[Split]:
+    def _list_or_unreadable(self, list_file: Callable[[int], Sequence[Split]], file: int) -> Sequence[Split]:
         try:
             return list_file(file)
         except FileError as error:

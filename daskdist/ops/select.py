@@ -127,7 +127,7 @@ def by_column(nest: Any) -> dict[str | int, Any]:
 
 
 def picked(operation: str, columns: Any, nest: Any) -> Any:
-    """Return the part of a nest that some columns are.
+    """Return some columns of a nest.
 
     Raises
     ------

@@ -61,7 +61,7 @@ def _match_within(node: Node, by_split: bool) -> None:
 
 
 def _compare(node: Node, other: Node, by_split: bool) -> None:
-    node, other = _passed(node), _passed(other)
+    node, other = _origin_of(node), _origin_of(other)
     if isinstance(node, FileBackedSource) and isinstance(other, FileBackedSource):
         _compare_files(node, other, by_split)
         return
@@ -74,12 +74,12 @@ def _compare(node: Node, other: Node, by_split: bool) -> None:
         _compare(left, right, by_split)
 
 
-def _passed(node: Node) -> Node:
+def _origin_of(node: Node) -> Node:
     # Return the earliest node whose n-th element becomes the n-th element of this node.
     while len(node.inputs) == 1 and (node.facts.keeps_order or (node.facts.keeps_count and node.facts.per_worker)):
         (node,) = node.inputs
     # The first input of a pairing stands for the origin: the others are compared with it.
-    return _passed(node.inputs[0]) if node.facts.pairs else node
+    return _origin_of(node.inputs[0]) if node.facts.pairs else node
 
 
 def _shape(node: Node) -> Any:

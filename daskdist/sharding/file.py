@@ -81,12 +81,12 @@ def try_to(sharding_input: ShardingInput) -> Decision:
     for source in sharding_input.sources:
         if source.num_files is None:
             advice = "Write its elements to files too" if is_costly else ""
-            return _not(f"{source.name} reads no files", is_costly, advice)
+            return _refusal(f"{source.name} reads no files", is_costly, advice)
         if source.objection:
-            return _not(source.objection, is_costly, source.advice)
+            return _refusal(source.objection, is_costly, source.advice)
     if sharding_input.obstacles:
         names = ", ".join(dict.fromkeys(sharding_input.obstacles))
-        return _not(
+        return _refusal(
             f"{names} would have another result on each worker's files",
             is_costly,
             f"Apply {names} to the names of the files, or leave it out",
@@ -101,7 +101,9 @@ def try_to(sharding_input: ShardingInput) -> Decision:
         why = pairing.mismatch(by_split)
         if why is not None:
             advice = "Write both as files with the same numbers of rows"
-            return _not(f"{pairing.name} would pair different rows on each worker's files: {why}", is_costly, advice)
+            return _refusal(
+                f"{pairing.name} would pair different rows on each worker's files: {why}", is_costly, advice
+            )
     files = ", ".join(
         dict.fromkeys(source.label or counted(source.num_files or 0, "file") for source in sharding_input.sources)
     )
@@ -115,7 +117,7 @@ def _too_few(source: FileSource, num_workers: int) -> Decision | None:
     if num_files >= num_workers:
         return None
     if not source.is_splittable:
-        return _not(
+        return _refusal(
             f"{source.name} has {counted(num_files, 'file')} for {num_workers} workers, but its files cannot be split",
             True,
             f"Write at least {num_workers} files, or use fewer workers",
@@ -123,7 +125,7 @@ def _too_few(source: FileSource, num_workers: int) -> Decision | None:
     num_splits = source.num_splits()
     if num_splits >= num_workers:
         return None
-    return _not(
+    return _refusal(
         f"{source.name} has {counted(num_files, 'file')} with {counted(num_splits, 'split')} in all for {num_workers} "
         "workers",
         True,
@@ -132,5 +134,5 @@ def _too_few(source: FileSource, num_workers: int) -> Decision | None:
     )
 
 
-def _not(reason: str, is_costly: bool, advice: str) -> Decision:
+def _refusal(reason: str, is_costly: bool, advice: str) -> Decision:
     return Decision(AutoShardPolicy.DATA, reason, is_costly=is_costly, advice=advice)

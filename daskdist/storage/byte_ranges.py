@@ -46,7 +46,7 @@ class BrokenRecord(Exception):  # noqa: N818 - a signal from a framing to its re
     offset
         The byte where the broken record begins.
     reason
-        What is wrong, and what was expected.
+        A description of the damage and of the expected content.
     """
 
     def __init__(self, offset: int, reason: str) -> None:

@@ -120,7 +120,7 @@ def settle(nest: Any) -> None:
     for leaf in optree.tree_leaves(nest):
         if isinstance(leaf, AsyncValue):
             leaf.settle()
-        elif isinstance(leaf, PerReplica) and leaf.spread is None:
+        elif isinstance(leaf, PerReplica) and leaf.reference is None:
             settle(leaf.values)
 
 
@@ -148,8 +148,8 @@ def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current
             if not isinstance(value, PerReplica) or value.number() != len(spec.specs):
                 actual = f"{value.number()} values" if isinstance(value, PerReplica) else type(value).__name__
                 raise ArgumentError(f"{name}: argument {path} is {actual}; input_signature has {spec}")
-            spread = value.spread
-            known = None if spread is None else spread.spec
+            reference = value.reference
+            known = None if reference is None else reference.spec
             if all(_is_known(part_spec, known, f"{name}: argument {path}") for part_spec in spec.specs):
                 continue
             pairs = list(zip(spec.specs, value.values, strict=True))

@@ -227,7 +227,7 @@ class StrategyInternals:
     def _fold(
         self, op: Op, axis: Axis, values: list[PerReplica], on: str | None, *, is_weighted: bool = False
     ) -> list[Any]:
-        parts: PerReplicaRef | list[list[Any]] | None = values[0].spread if len(values) == 1 else None
+        parts: PerReplicaRef | list[list[Any]] | None = values[0].reference if len(values) == 1 else None
         if parts is None:
             parts = [list(row) for row in zip(*[value.values for value in values], strict=True)]
         handle = fold_tree(

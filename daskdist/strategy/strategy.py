@@ -349,23 +349,23 @@ class Strategy(Viewed):
         >>> MirroredStrategy(["CPU:0", "CPU:1"]).gather(value, axis=0)
         array([1, 2, 3, 5])
         """
-        put_together = Gather(whole_number("gather", "axis", axis, at_least=0))
+        gather_values = Gather(whole_number("gather", "axis", axis, at_least=0))
         leaves, treespec = with_copies("gather", self._internals.token, value)
         self._internals.check_values("gather", leaves)
-        spread = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
-        if not spread:
+        per_replica = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
+        if not per_replica:
             return value
         wiring = Wiring()
-        wired = wiring.wire([list(leaf.values) for leaf in spread])
+        wired = wiring.wire([list(leaf.values) for leaf in per_replica])
         handle = self._internals.backend.call(
-            put_together,
+            gather_values,
             wiring.handles,
             wiring.picks,
             wired,
             worker=self._internals.group.now.worker_of[0],
             name="gather-values",
         )
-        results = iter(self._internals.returned.leaves(handle, len(spread)))
+        results = iter(self._internals.returned.leaves(handle, len(per_replica)))
         gathered = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, gathered)
 

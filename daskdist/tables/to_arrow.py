@@ -182,7 +182,7 @@ def table_of(rows: Rows, spec: ElementSpec | None = None) -> Any:
     Raises
     ------
     ArgumentError
-        They cannot become columns, or do not have the spec; the message names the leaf and the element.
+        The elements cannot become columns, or do not match the spec; the message names the leaf and the element.
     """
     import pyarrow as pa
 

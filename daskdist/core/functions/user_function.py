@@ -120,7 +120,7 @@ class UserFunction:
         Raises
         ------
         ArgumentError
-            It uses one.
+            The function uses such a generator.
         """
         generators = () if self._values is None else self.fingerprint().generators
         if generators and not self.stays_in_program:

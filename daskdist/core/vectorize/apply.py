@@ -252,7 +252,7 @@ def call_at_once(
     Raises
     ------
     UserFunctionError
-        It raised, or a leaf of its result has another number of rows.
+        The function raised, or a leaf of its result has another number of rows.
     """
     leaves, result_structure = function.leaves(structure.pack(columns), lambda: where)
     for path, leaf in zip(result_structure.paths, leaves, strict=True):

@@ -17,7 +17,7 @@ def ask_scheduler(client: Any, request: Callable[..., Any], *args: Any, **kwargs
     Raises
     ------
     ClusterError
-        It does not answer within ``daskdist.timeouts.scheduler``.
+        The scheduler does not answer within ``daskdist.timeouts.scheduler``.
     """
     who = f"the scheduler at {client.scheduler.address} has not answered"
     return _within("timeouts.scheduler", who, client, request, *args, **kwargs)
@@ -34,7 +34,7 @@ def ask_workers(client: Any, request: Callable[..., Any], *args: Any, workers: S
     Raises
     ------
     ClusterError
-        One does not answer within ``daskdist.timeouts.silence``.
+        A worker does not answer within ``daskdist.timeouts.silence``.
     """
     who = " ".join(("not all of the workers", ", ".join(workers), "have answered"))
     return _within("timeouts.silence", who, client, request, *args, **kwargs)

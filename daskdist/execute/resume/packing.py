@@ -46,7 +46,7 @@ def unpack(packed: bytes) -> Any:
     Raises
     ------
     ValueError
-        These are no such bytes, or damaged.
+        The bytes are not the result of `pack`, or are damaged.
     """
     try:
         reader = zlib.decompressobj()

@@ -95,7 +95,7 @@ class PipelineIdentity:
         Raises
         ------
         ArgumentError
-            It is of another one; the message says where they differ.
+            The position is of another pipeline; the message names the first difference.
         """
         if state["fingerprint"] == self.fingerprint:
             return
@@ -148,7 +148,7 @@ def content_of(state: Any, identity: PipelineIdentity) -> dict[str, Any]:
     Raises
     ------
     ArgumentError
-        It is no state, is damaged, or is of another version or pipeline.
+        The value is not a state, is damaged, or is of another version or pipeline.
     """
     if not isinstance(state, dict) or not {"version", "fingerprint"} <= set(state):
         raise ArgumentError(

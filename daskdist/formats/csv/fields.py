@@ -295,7 +295,7 @@ def fields_in(row: bytes, delimiter: str, quote: str, errors: str = "strict") ->
     Raises
     ------
     ValueError
-        It is not UTF-8, or a field is longer than the limit of Python's csv reader.
+        The text is not UTF-8, or a field is longer than the limit of Python's csv reader.
     """
     text = io.StringIO(row.removeprefix(MARK).decode(errors=errors), newline="")
     # Python's reader takes a fiftieth of pyarrow's time for many columns, and treats quotes in the same way.

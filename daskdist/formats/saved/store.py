@@ -308,7 +308,7 @@ def read_part(
     directory
         The directory of the part: a local path or an fsspec URL.
     part, structure
-        Those in the manifest.
+        The structure and specs in the manifest.
     start, stop
         The first row, and the row after the last, as in a slice.
 

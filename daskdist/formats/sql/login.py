@@ -165,7 +165,7 @@ def library() -> Any:
     Raises
     ------
     ArgumentError
-        It is not installed.
+        The library is not installed.
     """
     try:
         import sqlalchemy

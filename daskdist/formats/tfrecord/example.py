@@ -313,7 +313,7 @@ class Examples:
         Raises
         ------
         Malformed
-            It is not an example, or does not match the features.
+            The record is not an example, or does not match the features.
         """
         parsed = _features_of(record)
         return [

@@ -32,7 +32,7 @@ def check_example(spec: ElementSpec) -> None:
     Raises
     ------
     ArgumentError
-        They cannot; the message names the leaf and a remedy.
+        Elements of this spec cannot be written; the message names the leaf and a remedy.
     """
     names(spec.packed)
     for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
@@ -52,7 +52,7 @@ def names(element: Any) -> list[str]:
     Raises
     ------
     ArgumentError
-        It is not a dict of leaves by name.
+        An element is not a dict of leaves by name.
     """
     if type(element) is not dict or not element or not all(isinstance(name, str) for name in element):
         raise ArgumentError(

@@ -76,9 +76,9 @@ class WebDataset:
     missing
         The replacements of missing members, by field.
     compression
-        How files are compressed: ``"infer"``, a name, or None.
+        The compression of the files: ``"infer"``, a name, or None.
     storage
-        How files are opened.
+        The options of the file system.
     """
 
     columns: Any = None

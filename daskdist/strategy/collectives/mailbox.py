@@ -81,7 +81,7 @@ class Mailbox:
     async def step_status(self, token: str, step: int, turn: int, asker: str) -> StepStatus:
         """Return the status of a call on this worker.
 
-        It is not reported as finished while messages to the asking worker are in flight.
+        A step is not reported as finished while messages to the asking worker are in flight.
         """
         key = (token, step)
         with self.changed:

@@ -563,8 +563,8 @@ class DistributedIterator:
         for leaf, spec in enumerate(self._specs):
             alike = pick_from_rows(first, leaf, self._is_writable)
             picks = alike if are_alike else tuple([pick_from_rows(place, leaf, self._is_writable) for place in numbers])
-            spread = PerReplicaRef(self._backend, self._handles, picks, self._workers, spec)
-            values.append(PerReplica.of(spread, is_uneven=self._feeds.is_uneven))
+            reference = PerReplicaRef(self._backend, self._handles, picks, self._workers, spec)
+            values.append(PerReplica.of(reference, is_uneven=self._feeds.is_uneven))
         return values
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:

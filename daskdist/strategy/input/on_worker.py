@@ -35,7 +35,7 @@ class DatasetSummary:
     Parameters
     ----------
     spec, cardinality, options
-        Those of the dataset.
+        The spec, cardinality and options of the dataset.
     plan
         Its operations, one per line.
     device_maps

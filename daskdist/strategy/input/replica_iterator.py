@@ -463,7 +463,7 @@ class PassReaders:
             reader.wake(lane)
 
     def leave(self) -> None:
-        """Take part in no pass any more."""
+        """Stop taking part in all passes."""
         for reader, lane in self._all():
             reader.leave(lane)
 

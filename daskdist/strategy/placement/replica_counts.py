@@ -45,7 +45,7 @@ def as_counts(wanted: ReplicasPerWorker) -> Counts:
     Raises
     ------
     ArgumentError
-        It has other values than whole numbers, or no worker would have a replica.
+        A value is not a whole number, or no worker would have a replica.
 
     >>> as_counts(2), as_counts([2, 0]), as_counts({0: 2})
     (2, (2, 0), {'0': 2})

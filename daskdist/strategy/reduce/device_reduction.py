@@ -40,7 +40,7 @@ def reduction_on(device: Device, op: Op) -> Reduction:
     Raises
     ------
     ArgumentError
-        It is a NumPy function that has no counterpart for those arrays.
+        The operation is a NumPy function without a counterpart for these arrays.
     """
     if isinstance(op, ReduceOp):
         return _named(device, op)  # type: ignore[arg-type]  # devices are values

@@ -292,7 +292,7 @@ def checked_op(value: object) -> Op:
     Raises
     ------
     ArgumentError
-        It is not a reduction.
+        The value is not a reduction.
     """
     if isinstance(value, (str, ReduceOp)):
         return ReduceOp.of(value)

@@ -21,7 +21,7 @@ def weight_of(value: Any) -> float:
     Raises
     ------
     ArgumentError
-        It is negative or no number.
+        The weight is negative, or not a number.
     """
     if value is ABSENT:
         return 0

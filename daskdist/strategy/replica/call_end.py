@@ -43,7 +43,7 @@ class CallEnd:
         Raises
         ------
         ClusterError
-            It is; the message has the reason.
+            The call has ended; the message has the reason.
         """
         if self._why is not None:
             raise ClusterError(self._why)

@@ -120,7 +120,7 @@ class ClusterBackend:
         workers: Any = group.worker_of
         function = self.objects(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
         packed = [
-            (type(leaf) is PerReplica and leaf.spread)
+            (type(leaf) is PerReplica and leaf.reference)
             or self.packed(leaf, partial(_place_of, operation, treespec, number))
             for number, leaf in enumerate(leaves)
         ]
@@ -129,7 +129,7 @@ class ClusterBackend:
         needs = [column if type(column) in _COLUMNS else repeat(column, len(workers)) for column in columns]
         lanes = list(zip(*needs, strict=True)) or [()] * len(workers)
         structure, settings = pickled_structure(treespec), to_send()
-        here = [leaf.values for leaf in leaves if type(leaf) is PerReplica and not leaf.spread]
+        here = [leaf.values for leaf in leaves if type(leaf) is PerReplica and not leaf.reference]
         # What has to stay on the cluster until the call is over, which is told of it by key.
         kept = [part.futures for values in here for part in values if type(part) is WithRemoteResults]
         is_loop = any(type(values[0]) is DatasetArgument for values in here)
@@ -259,7 +259,7 @@ class ClusterBackend:
     def packed(self, leaf: Any, name: Callable[[], str]) -> Any:
         """Return an argument as it is wired: large ones and objects as what is sent once."""
         if type(leaf) is PerReplica:
-            return leaf.spread or PerReplica([self.packed(part, name) for part in leaf.values])
+            return leaf.reference or PerReplica([self.packed(part, name) for part in leaf.values])
         if SentObjects.goes_along(leaf):
             if isinstance(leaf, np.ndarray):
                 # There too, as what is sent once.

@@ -35,7 +35,7 @@ class SentObject:
     Parameters
     ----------
     value
-        What is sent: the pickle, or a NumPy array that nobody else has.
+        The pickle to send, or a NumPy array without other references.
     dropped
         Takes the number of an object whose handle is gone.
     """
@@ -107,7 +107,7 @@ class SentObjects:
         Raises
         ------
         ArgumentError
-            It does not pickle.
+            The object does not pickle.
         """
         if type(value) is np.ndarray and not value.dtype.hasobject and value.dtype.kind != "T":
             with self._lock:

@@ -227,7 +227,7 @@ class StreamSet:
         Raises
         ------
         ClusterError
-            One is.
+            A stream is closed.
         """
         if self._is_closed or self.client.status != "running":
             raise ClusterError(
@@ -276,7 +276,7 @@ class StreamSet:
     def _flush(self) -> None:
         self._is_kicked = False
         self._send_drops()
-        # The first last: what is reduced comes together there, and so is there at once when it has been sent.
+        # The first worker last: it combines reductions, and by then the parts of the other workers are on their way.
         for stream in reversed(self._streams.values()):
             if stream.is_open and not stream.outbox.is_empty:
                 stream.outbox.kick()
@@ -406,7 +406,7 @@ class StreamSet:
     # --- waiting ---
 
     def wait(self, is_over: Callable[[], bool], within_s: float = math.inf) -> None:
-        """Send what waits, and wait until something is so, or for so many seconds."""
+        """Send queued messages, then wait until ``is_over()``, or for ``within_s`` seconds."""
         self.kick()
         if is_over():
             return

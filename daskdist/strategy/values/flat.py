@@ -24,7 +24,7 @@ def check_is_no_dict(value: Any, operation: str) -> None:
     Raises
     ------
     ArgumentError
-        It is a dict; the message says which nest to give instead.
+        The value is a dict; the message says which nest to give instead.
     """
     if isinstance(value, Mapping):
         names = ", ".join(f"{key!r}: PerReplica(...)" for key in value)

@@ -52,31 +52,31 @@ class PerReplica(ValueCollection, DistributedValues):
     }
     """
 
-    __slots__ = ("_name", "_values", "is_uneven", "spread")
+    __slots__ = ("_name", "_values", "is_uneven", "reference")
 
     def __init__(self, values: Sequence[Any] | PerReplicaRef, *, is_uneven: bool = False) -> None:
         # A reference is kept until one of the values is read.
-        self.spread: PerReplicaRef | None = values if type(values) is PerReplicaRef else None
-        self._values: tuple[Any, ...] | None = tuple(values) if self.spread is None else None
+        self.reference: PerReplicaRef | None = values if type(values) is PerReplicaRef else None
+        self._values: tuple[Any, ...] | None = tuple(values) if self.reference is None else None
         # True if it came of a step in which replicas have different numbers of rows.
         self.is_uneven = is_uneven
 
     @classmethod
-    def of(cls, spread: PerReplicaRef, *, is_uneven: bool = False) -> PerReplica:
+    def of(cls, reference: PerReplicaRef, *, is_uneven: bool = False) -> PerReplica:
         """Return the results of a call on each replica, by reference."""
-        return cls(spread, is_uneven=is_uneven)
+        return cls(reference, is_uneven=is_uneven)
 
     @property
     def values(self) -> tuple[Any, ...]:
         """The value of each replica, in replica order."""
-        spread = self.spread
-        if spread is not None:
-            parts = map(spread.part, range(len(spread.workers)))
-            values = tuple([AsyncValue(spread.caller, part, spread.spec) for part in parts])
+        reference = self.reference
+        if reference is not None:
+            parts = map(reference.part, range(len(reference.workers)))
+            values = tuple([AsyncValue(reference.caller, part, reference.spec) for part in parts])
             # Two threads that read the values get the same objects.
             with _looking:
                 self._values = self._values or values
-                self.spread = None
+                self.reference = None
         return self._values  # type: ignore[return-value]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -113,14 +113,14 @@ class PerReplica(ValueCollection, DistributedValues):
 
     def number(self) -> int:
         """Return the number of values."""
-        spread = self.spread
-        return len(self.values if spread is None else spread.workers)
+        reference = self.reference
+        return len(self.values if reference is None else reference.workers)
 
     def can_be_given_to(self, caller: ResultSource) -> bool:
         """Return whether a call of this caller can use the values, which have one source."""
-        spread = self.spread
-        if spread is not None:
-            return are_on_one_cluster(spread.caller, caller)
+        reference = self.reference
+        if reference is not None:
+            return are_on_one_cluster(reference.caller, caller)
         first = self.values[0] if self.values else None
         return first.can_be_given_to(caller) if isinstance(first, AsyncValue) else True
 

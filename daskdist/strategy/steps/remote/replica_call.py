@@ -44,13 +44,13 @@ class ReplicaSlot:
     Parameters
     ----------
     token
-        That of the strategy.
+        The token of the strategy.
     replica
         Its worker and device.
     number
-        Which of the replicas it is.
+        The number of the replica.
     num_replicas
-        How many there are.
+        The number of replicas.
     cross_replica
         Makes the strategy for functions between replicas.
     """
@@ -79,12 +79,12 @@ class ReplicaSlot:
         )
 
     def check(self, mailbox: Mailbox) -> None:
-        """Refuse a call that was made for replicas some of which are lost.
+        """Raise for a call that was made before some of its replicas were lost.
 
         Raises
         ------
         CollectiveError
-            It is one.
+            Some of the call's replicas are lost.
         """
         group, store = mailbox.groups.get(self.token), mailbox.store(self.token)
         if store is not None and store.lost:
