@@ -109,6 +109,48 @@ def test_a_model_is_freed_with_its_function_without_waiting(torch, on_cluster):
         assert on_cluster.local_results(on_cluster.run(train)) == (1, 1)
 
 
+@pytest.mark.cluster
+def test_groups_in_flight_are_made_in_the_order_of_the_program(torch, on_cluster, client):
+    def total(number):
+        import torch
+
+        with daskdist.torch_process_group(timeout_s=20) as group:
+            numbers = torch.full((3,), float(number))
+            group.all_reduce(numbers)
+            return float(numbers[0])
+
+    totals = [on_cluster.run(total, args=(number,)) for number in range(3)]
+    assert on_cluster.local_results(totals[::-1]) == ([4.0, 2.0, 0.0], [4.0, 2.0, 0.0])
+    # Processes that have a group of another strategy are waited for.
+    with daskdist.MultiWorkerMirroredStrategy(client) as other:
+        both = [(on_cluster.run(total, args=(number,)), other.run(total, args=(10 + number,))) for number in range(3)]
+        for number, (here, there) in enumerate(both):
+            assert on_cluster.local_results(here) == (2.0 * number,) * 2
+            assert other.local_results(there) == (20.0 + 2 * number,) * 2
+
+
+@pytest.mark.cluster
+def test_what_a_replica_raises_while_others_wait_for_its_gradients_is_raised(torch, on_cluster):
+    def train(wraps):
+        import torch
+
+        with daskdist.torch_process_group(timeout_s=3) as group:
+            line = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+            for step in range(5):
+                if step == 2 and group.get_rank() == 1:
+                    raise KeyError("the root cause")
+                try:
+                    line(torch.ones(4, 3)).sum().backward()
+                except RuntimeError as error:
+                    if wraps:
+                        raise ValueError("of the function") from error
+                    raise
+
+    for wraps in (False, True):
+        with pytest.raises(KeyError, match="the root cause"):
+            on_cluster.local_results(on_cluster.run(train, args=(wraps,)))
+
+
 def test_a_group_is_of_replicas(torch):
     with (
         pytest.raises(ArgumentError, match="torch_process_group: called outside a replica"),

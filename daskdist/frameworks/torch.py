@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import gc
 import os
+import random
+import re
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -16,7 +20,7 @@ import numpy as np
 
 from daskdist.devices import Device, device_of, name_of
 from daskdist.devices.cupy import torch_stream
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.transfer.copier import channel_of
 from daskdist.frameworks.convert import (
     OF_ML_DTYPES,
@@ -34,6 +38,12 @@ from daskdist.strategy.current import get_replica_context, has_strategy
 _ENCRYPTED: Final = frozenset({"tls", "wss"})
 # The interfaces on which gloo and NCCL listen.
 _INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+# Held by the group of this process.
+_in_use: Final = threading.Lock()
+_TRY_AGAIN_S: Final = 0.2
+_COLLECT_AFTER_S: Final = (0.1, 0.4, 1.5)
+# What errors of Gloo and NCCL say whose other end is gone, or does not come.
+_OF_CONNECTIONS: Final = re.compile(r"gloo/|Gloo|NCCL|[Cc]onnection (closed|reset)|[Bb]roken pipe")
 # The time to wait for the threads of a process group at its end, which need microseconds.
 _SETTLE_S: Final = 0.1
 
@@ -153,12 +163,17 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0, inse
         The function is called outside a replica, two replicas are in one process, the cluster encrypts its connections
         and ``insecure`` is not set, or PyTorch is not installed: ``pip install 'daskdist[torch]'``.
     CollectiveError
-        Another replica does not call the function.
+        Another replica does not call the function, or fails while this one waits for it in the block; or another group
+        has been in the same processes for ``timeout_s``.
 
     Notes
     -----
-    All replicas must call the function. They connect through the first one, at a free port and the host name or address
-    under which the cluster knows its worker. Each replica listens only at its worker's address.
+    All replicas must call the function. The replicas connect through the first one, at a free port and the host name or
+    address under which the cluster knows its worker. Each replica listens only at its worker's address.
+
+    An error that a replica raises in the block is what the program sees, rather than what PyTorch says of connections
+    on the others, which may wait for that replica until ``timeout_s``. If another program or strategy has a group in
+    the same processes, this one begins when that one ends, within ``timeout_s``.
     """
     torch = _torch("torch_process_group")
     context = get_replica_context()
@@ -174,7 +189,7 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0, inse
             "nor authenticated: anyone who reaches its ports can take part. If the network between the workers is "
             "trusted, give insecure=True"
         )
-    number, num_replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    num_replicas = context.num_replicas_in_sync
     hosts = [_host_of(replica.worker) for replica in strategy.replicas]
     processes = list(zip(hosts, context.all_gather(np.array([os.getpid()]), axis=0).tolist(), strict=True))
     if len(set(processes)) < num_replicas:
@@ -183,6 +198,19 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0, inse
             "process; use one replica on each worker"
         )
     within = datetime.timedelta(seconds=timeout_s)
+    with _only_group_of_processes(context, timeout_s), _failures_told_apart():
+        group = _group_of(torch, context, hosts, backend, within)
+        try:
+            yield group
+        finally:
+            # The group's threads need the GIL to release finished work, while dropping a model of the group waits for
+            # these threads with the GIL held, which would be a deadlock.
+            time.sleep(_SETTLE_S)
+            torch.distributed.destroy_process_group()
+
+
+def _group_of(torch: Any, context: Any, hosts: Sequence[str], backend: str, within: datetime.timedelta) -> Any:
+    number, num_replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
     port, store = 0, None
     if number == 0:
         # Pass a socket, so that the store listens only at the address that the cluster uses.
@@ -200,13 +228,66 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0, inse
         options["device_id"] = torch.device("cuda", torch.cuda.current_device())
     with _on_the_interface_of(hosts[number]):
         torch.distributed.init_process_group(backend, **options)
+    return torch.distributed
+
+
+@contextlib.contextmanager
+def _only_group_of_processes(context: Any, timeout_s: float) -> Iterator[None]:
+    # Other programs and strategies may use the same processes. Two groups whose replicas wait for one another's
+    # processes would wait for ever, so each takes all of its processes or none.
+    until = time.monotonic() + timeout_s
+    while True:
+        has_own = _in_use.acquire(blocking=False)
+        try:
+            has_all, is_in_time = context.all_reduce("MIN", np.array([has_own, time.monotonic() < until], int))
+            if has_all:
+                yield
+                return
+        finally:
+            if has_own:
+                _in_use.release()
+        if not is_in_time:
+            raise CollectiveError(
+                f"torch_process_group: a process of a replica has had another group for {timeout_s:g} s, and PyTorch "
+                "has one per process; wait until the other program or strategy has finished with it"
+            )
+        # Two that try at once are not to try again at once.
+        time.sleep(random.uniform(0, _TRY_AGAIN_S))
+
+
+@contextlib.contextmanager
+def _failures_told_apart() -> Iterator[None]:
+    # A broken connection says that another replica has failed, whose own error the program is to see.
     try:
-        yield torch.distributed
-    finally:
-        # The group's threads need the GIL to release finished work, while dropping a model of the group waits for these
-        # threads with the GIL held, which would be a deadlock.
-        time.sleep(_SETTLE_S)
-        torch.distributed.destroy_process_group()
+        yield
+    except Exception as error:
+        _collect_soon()
+        if (cause := _broken_connection(error)) is None or isinstance(error, CollectiveError):
+            raise
+        raise CollectiveError(
+            f"torch_process_group: a connection of PyTorch to another replica failed, which has raised an error, is "
+            f"lost or is late ({cause!s:.300})"
+        ) from error
+
+
+def _broken_connection(error: BaseException | None) -> BaseException | None:
+    # The error of Gloo or NCCL among an error and its causes.
+    while error is not None:
+        if isinstance(error, RuntimeError) and _OF_CONNECTIONS.search(str(error)):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _collect_soon() -> None:
+    # A model of the group keeps its connections open, and so the other replicas waiting, until it is collected: the
+    # function that failed has it, and modules refer to themselves.
+    def collect() -> None:
+        for after_s in _COLLECT_AFTER_S:
+            time.sleep(after_s)
+            gc.collect()
+
+    threading.Thread(target=collect, name="daskdist collecting", daemon=True).start()
 
 
 def _host_of(worker: str | None) -> str:

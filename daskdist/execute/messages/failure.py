@@ -54,6 +54,15 @@ class Failure:
         return raised
 
 
+def release_frames(error: BaseException) -> None:
+    """Let go of what functions that an error ended had in their variables, once it is a `Failure`.
+
+    They may hold what others wait for, such as open connections.
+    """
+    for cause, _ in _chain_of(error):
+        traceback.clear_frames(cause.__traceback__)
+
+
 def _chain_of(error: BaseException | None) -> list[tuple[BaseException, Any]]:
     # The errors that a traceback would show, the last one first.
     chain: list[tuple[BaseException, Any]] = []

@@ -21,7 +21,7 @@ from distributed.worker import _worker_cvar
 from daskdist.config import sent
 from daskdist.core.block import Batches
 from daskdist.errors import ClusterError, CollectiveError
-from daskdist.execute.messages.failure import Failure
+from daskdist.execute.messages.failure import Failure, release_frames
 from daskdist.execute.messages.outbox import BatchReader, Outbox
 from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.collectives.mailbox import Mailbox
@@ -495,6 +495,7 @@ class StepsOnWorker:
                     outcome = call_replica(self._mailbox, slot, number, values, treespec, picks, leaves, end)
             except BaseException as error:
                 outcome = Failed(Failure.of(error), number)
+                release_frames(error)
             finally:
                 del self._running[call]
         is_awaited = cell.is_awaited
