@@ -9,8 +9,8 @@ from typing import Final
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Node, Source, walk
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Stream, same
-from daskdist.display.plan import count
-from daskdist.errors import DaskdistError, without_passwords
+from daskdist.display.plan import count, operation_text
+from daskdist.errors import DaskdistError
 
 # The first words of a note in a plan: functions called for many rows at once, and others.
 _FAST: Final = "vectorised"
@@ -56,7 +56,7 @@ def _steps(node: Node) -> Iterator[PlanStep]:
         yield from _steps(node.inputs[0])
     else:
         branches = tuple(map(drawing, node.inputs))
-    yield PlanStep(_kind_of(node), without_passwords(str(node)), node.note, branches)
+    yield PlanStep(_kind_of(node), operation_text(node), node.note, branches)
 
 
 _INPUT: Final = Read(lambda: (), lambda split: split, "input")

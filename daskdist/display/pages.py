@@ -14,6 +14,7 @@ from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, Tenso
 from daskdist.display.drawing import cardinality_in_words, drawing, known_cardinality
 from daskdist.display.html import Box, PageTable, Section, TimePart, page, texts
 from daskdist.display.plan import Share, count, share_cells
+from daskdist.tables.describe import column_name
 
 
 def dataset_page(title: str, node: Node, spec: ElementSpec | None, what_runs: Callable[[], str]) -> str | None:
@@ -47,14 +48,14 @@ def spec_section(spec: ElementSpec, title: str = "Each element") -> Section:
     """Return a table of the leaves of an element."""
     rows = [
         [
-            Box(path or "(the element)", is_code=True),
+            Box(column_name(path) if path else "(the element)", is_code=True),
             Box(_shape_of(leaf), is_code=True),
             Box(_dtype_of(leaf)),
         ]
         for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True)
     ]
     title = f"{title}: {count(len(rows), 'array')}" if len(rows) > 8 else title
-    return Section("table", PageTable(texts("leaf", "shape", "dtype"), rows), title, is_folded=len(rows) > 8)
+    return Section("table", PageTable(texts("column", "shape", "dtype"), rows), title, is_folded=len(rows) > 8)
 
 
 def _shape_of(leaf: TensorSpec) -> str:

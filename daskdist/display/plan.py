@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Node
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Split, Stream
+from daskdist.errors import without_passwords
 
 
 def tree(node: Node, *, with_notes: bool = False) -> str:
@@ -25,7 +28,14 @@ def _lines(node: Node, indent: int) -> Iterator[tuple[str, Node]]:
     else:
         for source in node.inputs:
             yield from _lines(source, indent + 1)
-    yield "  " * (indent + 1) + str(node), node
+    yield "  " * (indent + 1) + operation_text(node), node
+
+
+def operation_text(node: Node) -> str:
+    """Return the text of an operation: without passwords, and paths in the current directory as relative ones."""
+    text, here = without_passwords(str(node)), os.getcwd()
+    # A path does not begin in the middle of another one, or of a URL.
+    return text if here == os.sep else re.sub(rf"(?<![\w/:.-]){re.escape(here)}/(?=\S)", "", text)
 
 
 def primitives(primitive: Primitive) -> str:

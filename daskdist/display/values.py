@@ -145,13 +145,16 @@ def values_page(title: str, summaries: Sequence[Summary], workers: Sequence[str 
         "dtype": [summary.dtype for summary in summaries],
         "range": [summary.span for summary in summaries],
     }
+    texts_of_values = [summary.text for summary in summaries]
     # Drop empty columns.
     columns = {name: texts_of for name, texts_of in columns.items() if any(texts_of)}
-    rows = [
-        [*map(Box, cells), Box(summary.text, "wide", is_code=True)]
-        for *cells, summary in zip(*columns.values(), summaries, strict=True)
-    ]
-    sections = [Section("table", PageTable(texts(*columns, "value"), rows))]
+    rows: list[list[Box]] = [list(map(Box, cells)) for cells in zip(*columns.values(), strict=True)]
+    heading = list(columns)
+    if any(texts_of_values):
+        heading.append("value")
+        for row, text in zip(rows, texts_of_values, strict=True):
+            row.append(Box(text, "wide", is_code=True))
+    sections = [Section("table", PageTable(texts(*heading), rows))]
     if note:
         sections.append(Section("text", note))
     return page(title, [f"{len(rows):,} replica{'s' * (len(rows) != 1)}"], sections)

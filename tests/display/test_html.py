@@ -62,7 +62,7 @@ def test_a_dataset_is_drawn():
     assert "row by row: it makes text of a value" in text
     assert "arrange shuffle(buffer_size=5, seed=1)" in text
     assert "arrange batch(batch_size=4) option prefetch(buffer_size=2)" in text
-    assert "Each element leaf shape dtype [0] (?,) int64 [1] (?,) int64" in text
+    assert "Each element column shape dtype [0] (?,) int64 [1] (?,) int64" in text
     assert "What runs" in text
 
 
@@ -110,7 +110,7 @@ def test_files_are_not_read(parquet_files, tmp_path):
     text = text_of(fresh)
     assert "elements not counted yet" in text
     assert "ds.cardinality() reads the indexes of the files" in text
-    assert "['id'] (?,) int64" in text
+    assert "id (?,) int64" in text
     assert "elements not counted yet" in text_of(many)
     assert "this process CPU:0, CPU:1" in text_of(distributed)
 
@@ -144,7 +144,7 @@ def test_a_distributed_dataset_has_a_bar_for_each_worker(parquet_files):
     text = text_of(distributed)
     assert "2 steps 2 replicas Sharding: none needed (one worker reads everything)" in text
     assert "worker replicas files splits rows bytes 0 this process CPU:0, CPU:1 2 2 10 " in text
-    assert "Each replica gets leaf shape dtype ['id'] (?,) int64" in text
+    assert "Each replica gets column shape dtype id (?,) int64" in text
     assert "The plan source read_parquet(2 files:" in text
     assert "width:100.0%" in distributed._repr_html_()
 
