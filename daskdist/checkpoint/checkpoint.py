@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from daskdist.checkpoint.nests import PLAIN, as_numpy, differences, like
+from daskdist.checkpoint.nests import PLAIN, as_numpy, differences, items_of, like
 from daskdist.checkpoint.state_file import read_states, write_states
 from daskdist.core.functions.current_context import refuse_replicas
 from daskdist.display.pages import state_page
@@ -19,7 +19,7 @@ from daskdist.storage.filesystem import Storage
 
 # The types of values that are saved as they are, without methods of their own.
 _PLAIN: Final = (*PLAIN, np.generic, type(None))
-_WHAT: Final = "give an object with state_dict() and load_state_dict(state), or a number, text, bytes or None"
+_WHAT: Final = "give an object with state_dict() and load_state_dict(state), or values"
 
 
 @runtime_checkable
@@ -48,9 +48,9 @@ class Checkpoint:
     ----------
     **objects
         By name, either objects with ``state_dict()`` and ``load_state_dict(state)``: a `Variable`, an iterator, a torch
-        module or optimizer of the program, or an object of your own. A state consists of arrays of any framework,
-        numbers, text, bytes and None, in dicts, lists and tuples of any depth. Or plain values: numbers, text, bytes
-        and None.
+        module or optimizer of the program, or an object of your own; or values, which are saved as they are. Values and
+        states consist of arrays of any framework, numbers, text, bytes and None, in dicts, lists and tuples of any
+        depth.
 
     Raises
     ------
@@ -155,7 +155,7 @@ class Checkpoint:
         refuse_replicas("Checkpoint", "Save and restore in the program, between calls of Strategy.run")
         states = {}
         for name, value in self._objects.items():
-            state = value if isinstance(value, _PLAIN) else value.state_dict()
+            state = value.state_dict() if isinstance(value, Stateful) else value
             try:
                 states[name] = as_numpy(state, copied=copied)
             except ArgumentError as error:
@@ -201,8 +201,7 @@ class Checkpoint:
         states = {}
         for name, value in self._objects.items():
             state = saved.pop(name)
-            is_plain = isinstance(state, _PLAIN)
-            if isinstance(value, _PLAIN) and not is_plain:
+            if isinstance(value, _PLAIN) and value is not None and not isinstance(state, _PLAIN):
                 raise ArgumentError(
                     f"restore: {name!r} is the state of an object in {path}, and {value!r:.80} here; nothing was "
                     "restored"
@@ -210,13 +209,14 @@ class Checkpoint:
             if isinstance(value, _PLAIN):
                 states[name] = state
                 continue
+            present, owner = (value.state_dict(), value) if isinstance(value, Stateful) else (value, None)
             try:
-                states[name] = like(value.state_dict(), state, owner=value, copied=False)
+                states[name] = like(present, state, owner=owner, copied=False)
             except ArgumentError as error:
                 raise ArgumentError(f"restore: {name!r}: {error}; nothing was restored") from error
         done: list[str] = []
         for name, value in self._objects.items():
-            if isinstance(value, _PLAIN):
+            if not isinstance(value, Stateful):
                 self._objects[name] = states.pop(name)
                 continue
             try:
@@ -240,6 +240,19 @@ def write(path: str, states: Mapping[str, Any], storage: Storage, check: Callabl
 
 
 def _check(name: str, value: Any) -> None:
-    if isinstance(value, type) or not isinstance(value, (*_PLAIN, Stateful)):
-        what = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-        raise ArgumentError(f"Checkpoint: {name!r} is {what}; {_WHAT}")
+    if isinstance(value, type):
+        raise ArgumentError(f"Checkpoint: {name!r} is the class {value.__name__}; {_WHAT}")
+    if not isinstance(value, Stateful):
+        try:
+            as_numpy(value, copied=False)
+            # An object in a nest would be saved as an array, and not restored.
+            _refuse_objects(value)
+        except ArgumentError as error:
+            raise ArgumentError(f"Checkpoint: {name!r} is {type(value).__name__}; {_WHAT}: {error}") from None
+
+
+def _refuse_objects(nest: Any) -> None:
+    for _, part in items_of(nest) or ():
+        if isinstance(part, Stateful):
+            raise ArgumentError(f"{type(part).__name__} inside; give objects with a state by names of their own")
+        _refuse_objects(part)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import isclose
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -83,6 +83,13 @@ class SplitNode(Transformation):
 
     name = "split"
     facts = Facts(keeps_spec=True)
+    # How elements are assigned to parts, for texts.
+    manner: ClassVar[str] = ""
+
+    def __str__(self) -> str:
+        shares = " + ".join(f"{self.shares[part]:.4g}" for part in self.parts)
+        label = "" if self.label is None else f", name={self.label!r}"
+        return f"{self.name}({shares} of the elements, seed={self.seed}{self.manner}{label})"
 
     def __post_init__(self) -> None:
         whole_number(self.name, "seed", self.seed)
@@ -188,7 +195,9 @@ class SplitByKey(SplitNode):
         Gives each element's key.
     """
 
-    keys: Callable[[Rows], Rows]
+    keys: Callable[[Rows], Rows] = field(repr=False)
+
+    manner = ", by key"
 
     facts = Facts(compute=True, keeps_spec=True, per_worker=True)
 
@@ -221,7 +230,9 @@ class SplitByLabel(SplitNode):
         Gives each element's label.
     """
 
-    labels: Callable[[Rows], Rows]
+    labels: Callable[[Rows], Rows] = field(repr=False)
+
+    manner = ", stratified"
 
     @cached_property
     def turn(self) -> int:

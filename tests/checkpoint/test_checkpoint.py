@@ -294,9 +294,11 @@ def test_an_object_that_refuses_is_named_with_those_restored_before(tmp_path):
     assert last.num_loads == 0
 
 
-@pytest.mark.parametrize("given", [[5], Thing, {}], ids=["a list", "a class", "a dict"])
+@pytest.mark.parametrize("given", [object(), Thing, {"thing": Thing(1)}], ids=["an object", "a class", "in a dict"])
 def test_objects_need_both_methods(given):
-    with pytest.raises(ArgumentError, match=r"'it' is (list|the class Thing|dict); give an object with state_dict\(\)"):
+    with pytest.raises(
+        ArgumentError, match=r"'it' is (object|the class Thing|dict); give an object with state_dict\(\)"
+    ):
         Checkpoint(it=given)
 
 
@@ -815,3 +817,27 @@ def test_arrays_of_jax_come_back_as_such(tmp_path):
     assert found["p"].first.tolist() == [1, 1]
     with pytest.raises(ArgumentError, match=r"at \['key'\]: PRNGKeyArray cannot be made a NumPy array: .*key_data"):
         as_numpy({"key": jax.random.key(0)})
+
+
+def test_arrays_and_nests_of_them_are_values(tmp_path):
+    weights = {"layers": [np.arange(6.0).reshape(2, 3), np.zeros(2, "f4")], "best": None}
+    checkpoint = Checkpoint(weights=weights, order=np.array([3, 1, 2]), history=[0.5, 0.25], epoch=3)
+    checkpoint.save(tmp_path / "a.ckpt")
+    # None stands for a value that does not exist yet.
+    fresh = Checkpoint(weights=None, order=np.zeros(3, int), history=[0.0, 0.0], epoch=0)
+    fresh.restore(tmp_path / "a.ckpt")
+    assert fresh.epoch == 3
+    assert fresh.history == [0.5, 0.25]
+    assert fresh.order.tolist() == [3, 1, 2]
+    assert fresh.weights["best"] is None
+    assert [part.dtype for part in fresh.weights["layers"]] == ["f8", "f4"]
+    assert np.array_equal(fresh.weights["layers"][0], weights["layers"][0])
+    with pytest.raises(ArgumentError, match=r"restore: 'order'.*nothing was restored"):
+        Checkpoint(weights=None, order=np.zeros(4, int), history=[0.0, 0.0], epoch=0).restore(tmp_path / "a.ckpt")
+
+
+def test_an_object_inside_of_a_nest_is_refused():
+    with daskdist.MirroredStrategy(["CPU:0"]).scope():
+        variable = daskdist.Variable([1.0, 2.0])
+    with pytest.raises(ArgumentError, match=r"Checkpoint: 'x' is dict.*Variable inside; give objects .* by names"):
+        Checkpoint(x={"weights": [variable]})

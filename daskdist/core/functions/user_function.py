@@ -28,6 +28,8 @@ def location(function: Callable[..., Any]) -> str:
     if code is None:
         return str(name)
     path = code.co_filename
+    if os.path.basename(os.path.dirname(path)).startswith("ipykernel_"):
+        return f"{name} (notebook cell, line {code.co_firstlineno})"
     path = os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
     return f"{name} ({path}:{code.co_firstlineno})"
 
