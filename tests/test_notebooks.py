@@ -15,6 +15,10 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
+# The extras that a notebook needs besides those of the tests.
+NEEDS = {"04-training": ("jax", "torch")}
+
+
 def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
@@ -36,6 +40,8 @@ def test_there_are_notebooks():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs(path, tmp_path, monkeypatch):
+    for name in NEEDS.get(path.stem, ()):
+        pytest.importorskip(name, reason=f"{name} is not installed")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
     copy = Path(shutil.copy(path, tmp_path))
     notebook = nbformat.read(copy, as_version=4)
@@ -61,6 +67,22 @@ def test_is_kept_with_outputs(path):
     assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in found)
     # No path of the machine it was run on.
     assert not re.search(r"(?<![\w:/.])/\w+/", text_of(notebook))
+
+
+def test_training_shows_what_it_promises():
+    shown = text_of(nbformat.read(ROOT / "notebooks" / "04-training.ipynb", as_version=4))
+    found = dict(re.findall(r"(PyTorch|JAX): ([\d.]+)% of \d+ held-out digits", shown))
+    assert set(found) == {"PyTorch", "JAX"}
+    assert all(float(share) >= 94 for share in found.values())
+
+
+def test_slow_passes_become_faster():
+    shown = text_of(nbformat.read(ROOT / "notebooks" / "05-why-is-it-slow.ipynb", as_version=4))
+    seconds = [float(found) for found in re.findall(r"^71 steps in ([\d.]+) s", shown, re.MULTILINE)]
+    assert len(seconds) == 3
+    assert seconds[0] > seconds[1] > seconds[2]
+    assert "4 gzip files of 4" in shown
+    assert "71 batches, 71,880 rows" in shown
 
 
 def test_first_batches_shows_what_it_promises():

@@ -83,7 +83,7 @@ class MapWithRng(CountingNode, Transformation):
         return "row by row: each has its own generator"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        pairs = paired(inputs[0], self.name, self.rng, self.passes)
+        pairs = paired(inputs[0], "draw", self.rng, self.passes)
         return Compute(pairs, MapRows(self.function), self.name, factor=1, in_order=self.in_order)
 
 

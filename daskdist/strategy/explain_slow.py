@@ -9,6 +9,7 @@ from daskdist.core.node import walk
 from daskdist.display.plan import count
 from daskdist.errors import ArgumentError
 from daskdist.ops.read_files import ReadFiles
+from daskdist.passes.remainders import level
 from daskdist.strategy.input.iterator import DistributedIterator
 
 _FEWEST_STEPS: Final = 3
@@ -16,6 +17,9 @@ _FEWEST_STEPS: Final = 3
 _LITTLE_WAITING: Final = 0.1
 # Threads that are busy for a larger share of the time are at their limit.
 _BUSY: Final = 0.8
+_ADVICE: Final = (
+    "Called after batch(), with a whole batch, it takes less; written with NumPy's functions it may be vectorised."
+)
 
 
 def explain_slow(iterator: DistributedIterator) -> str:
@@ -107,8 +111,9 @@ def _of_plan(iterator: DistributedIterator) -> Iterator[str]:
     told: dict[str, None] = {}
     for pipeline in iterator.pipelines:
         for node in walk(pipeline.node):
-            if node.note.startswith("row by row"):
-                told[f"{node} is called {node.note}. Written with NumPy's functions it may be vectorised."] = None
+            # A function of whole batches has enough to do in each call.
+            if node.note.startswith("row by row") and not level(node):
+                told[f"{node} is called {node.note}. {_ADVICE}"] = None
             if isinstance(node, ReadFiles):
                 packed = [path for path in node.paths if path.endswith(".gz")]
                 if packed:

@@ -143,6 +143,14 @@ def test_slow_input_and_slow_steps_are_distinguished():
     assert "The steps themselves take nearly all of the time" in daskdist.explain_slow(steps)
 
 
+def test_a_function_of_batches_is_not_said_to_be_called_row_by_row():
+    steps = iter(distributed(Dataset.range(40).batch(2).map(slow)))
+    list(steps)
+    told = daskdist.explain_slow(steps)
+    assert "Work for input" in told
+    assert "row by row" not in told
+
+
 def test_threads_that_read_ahead():
     steps = iter(distributed(Dataset.range(4000).map(slow).take(40).batch(8).prefetch(2)))
     list(steps)
