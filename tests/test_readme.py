@@ -1,11 +1,17 @@
-"""Everything the README shows runs."""
+"""Tests that what the README and the guides show runs."""
 
+import functools
 import re
 from pathlib import Path
 
 import pytest
 
+import daskdist
+
 README = Path(__file__).parent.parent / "README.md"
+GUIDES = sorted(Path(daskdist.__file__).with_name("guides").glob("*.md"))
+# In prose these are settings.
+SETTINGS = ("daskdist.window-", "daskdist.max-", "daskdist.step-", "daskdist.timeouts")
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 COMMANDS = dict(re.findall(r"<!-- (\w+) -->\n```bash\n(.*?)\n```", README.read_text()))
 
@@ -38,3 +44,28 @@ def test_the_two_commands_set_themselves_up() -> None:
     assert set(COMMANDS) == {"demo", "test"}
     for command in COMMANDS.values():
         assert command.startswith("python3 -m venv .venv && .venv/bin/python -m pip install")
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
+def test_blocks_of_guides_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    shared = {"__name__": "__main__"}
+    for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
+        exec(compile(block, path.name, "exec"), shared)
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
+def test_guides_name_what_exists(path: Path) -> None:
+    objects = {"daskdist": daskdist, "ds": daskdist.Dataset, "strategy": daskdist.MultiWorkerMirroredStrategy}
+    text = path.read_text()
+    names = re.findall(r"(?<![\w.`/])(?:`)?((?:daskdist|ds|strategy)(?:\.[\w-]+)+)", text)
+    assert names
+    for name in names:
+        if not name.startswith((*SETTINGS, "daskdist.preload")):
+            first, *rest = name.split(".")
+            functools.reduce(getattr, rest, objects[first])
+
+
+def test_the_readme_links_the_guides() -> None:
+    assert [path for path in GUIDES if f"daskdist/guides/{path.name}" not in README.read_text()] == []
+    assert len(GUIDES) == 5
