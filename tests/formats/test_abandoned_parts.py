@@ -163,12 +163,36 @@ def test_files_of_others_stay(tmp_path):
     assert not any(path.exists() for path in temporaries)
 
 
+class RemovedWhileListed(dict):
+    """The files of a store from which another thread removes one of a pass while they are listed."""
+
+    def __iter__(self):
+        names = list(super().__iter__())
+        for name in [name for name in names if name.startswith("/kept") and "/part-" in name][:1]:
+            del self[name]
+        return iter(names)
+
+
+def test_a_part_that_is_removed_while_parts_are_listed(monkeypatch):
+    fs = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(fs), "store", RemovedWhileListed(fs.store))
+    it, found = begun(dataset("memory://kept/here"))
+    # A part is gone, so that nothing is kept of it; the pass itself does not fail.
+    assert found + rest(it) == list(range(24))
+    assert not any(name.endswith("manifest.json") for name in fs.store)
+
+
 def test_in_an_object_store():
     fs = fsspec.filesystem("memory")
+
+    def names():
+        # Not `find`, which fails where a pass that was closed removes its parts meanwhile.
+        return [name for name in list(fs.store) if name.startswith("/kept")]
+
     try:
         ds = dataset("memory://kept/here")
         it, _ = begun(ds)
-        written = fs.find("/kept")
+        written = names()
         assert len(written) > 2
         # As of another process that was killed.
         left = [f"{path.rpartition('/')[0]}/part-{'0' * 12}-{number:032x}.arrow" for number, path in enumerate(written)]
@@ -176,11 +200,11 @@ def test_in_an_object_store():
             fs.cp_file(path, copied)
         it.close()
         whole = fill(ds)
-        assert set(left) <= set(fs.find("/kept"))
+        assert set(left) <= set(names())
         for path in left:
             fs.store[path].created = datetime.now(tz=UTC) - timedelta(seconds=LEASE_S + 60)
         assert fill(ds) == whole
-        assert not set(left) & set(fs.find("/kept"))
+        assert not set(left) & set(names())
         np.testing.assert_array_equal(fill(ds), whole)
     finally:
         if fs.exists("/kept"):

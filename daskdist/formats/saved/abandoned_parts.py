@@ -29,6 +29,8 @@ _MANIFEST: Final = re.compile(rf"\.{re.escape(MANIFEST)}\.[0-9a-f]{{32}}\.tmp")
 # The directory of a pipeline, named by its fingerprint, and that of a worker's share.
 _PIPELINE: Final = re.compile(r"[0-9a-f]{32}")
 _SHARE: Final = re.compile(r"shard-\d+-of-\d+")
+# The number of times that a directory is listed whose files are being removed.
+_MOST_LISTINGS: Final = 100
 # The names that file systems use for the time of the last change, or of creation for immutable objects.
 _TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "created")
 
@@ -118,10 +120,16 @@ def _remove_abandoned(fs: Any, root: str) -> None:
 
 
 def _entries(fs: Any, root: str) -> list[Mapping[str, Any]]:
-    try:
-        return [entry for entry in fs.ls(root, detail=True) if str(entry["name"]).rstrip("/") != root]
-    except FileNotFoundError:
-        return []
+    for tries_left in reversed(range(_MOST_LISTINGS)):
+        try:
+            return [entry for entry in fs.ls(root, detail=True) if str(entry["name"]).rstrip("/") != root]
+        except FileNotFoundError:
+            return []
+        except KeyError:
+            # Memory file systems of fsspec raise this if another thread removes a file while they list.
+            if not tries_left:
+                raise
+    return []
 
 
 def _last(name: str) -> str:
