@@ -50,7 +50,7 @@ from daskdist.display.preview import Preview, show
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.caller import Caller, WritingStrategy
 from daskdist.execute.callers.choose import client_caller, local_caller
-from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array, to_delayed
+from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array, to_dask_dataframe, to_delayed
 from daskdist.execute.callers.graph import FromGraph, Recorded, record, scheduler_of
 from daskdist.execute.messages.send_functions import check_recorded
 from daskdist.execute.resume.position import PipelineIdentity
@@ -1551,6 +1551,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         *,
         rows_per_file: int | None = None,
         compression: str | None = "snappy",
+        unbatch: bool | None = None,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         strategy: WritingStrategy | None = None,
@@ -1566,6 +1567,10 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             ``daskdist.bundle-bytes``.
         compression
             None, ``"snappy"``, ``"zstd"``, ``"lz4"``, ``"gzip"`` or ``"brotli"``.
+        unbatch
+            Whether elements are batches, whose rows become rows of the files. None means False, but raises for
+            elements that look like batches: made after `batch`, and all leaves have a first axis of variable length or
+            of its size.
         overwrite
             Whether to remove existing Parquet files when the new ones are complete.
         storage_options
@@ -1583,7 +1588,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         UnknownLengthError
             The dataset is endless.
         ArgumentError
-            A leaf cannot become a column, or the directory already has Parquet files.
+            A leaf cannot become a column, elements look like batches, or the directory already has Parquet files.
         FileError
             The files cannot be written.
 
@@ -1592,8 +1597,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         A dict has a column for each name and a tuple one for each index, ``"0"``, ``"1"``, ...; nested ones are
         structs. A single leaf is a column ``"value"``. `daskdist.read_parquet` returns dicts, or the structure of its
         ``columns``: ``"value"`` for the leaf, ``("0", "1")`` for the tuple. Arrays of fixed shape are fixed-size lists,
-        arrays of variable length are lists; times in seconds are read as milliseconds, as Parquet has no seconds. A
-        batch is one element: write before you batch.
+        arrays of variable length are lists; times in seconds are read as milliseconds, as Parquet has no seconds.
 
         A write is atomic, even if a process is killed. Files are written to a hidden directory inside ``path`` and
         renamed when all are complete; then ``_daskdist_parquet.json`` lists them with their sizes. The readers of this
@@ -1611,9 +1615,9 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         ['part-00000.parquet', 'part-00001.parquet']
         np.float64(2.0)
         """
-        spec = self._spec_to_write("to_parquet", strategy)
+        rows, spec = self._rows_to_write("to_parquet", unbatch, strategy)
         form = Parquet(compression=compression, element_spec=spec)
-        return self._written("to_parquet", form, spec, path, rows_per_file, overwrite, storage_options, strategy)
+        return rows._written("to_parquet", form, spec, path, rows_per_file, overwrite, storage_options, strategy)
 
     def to_tfrecord(
         self,
@@ -1621,6 +1625,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         *,
         rows_per_file: int | None = None,
         compression: str | None = None,
+        unbatch: bool | None = None,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         strategy: WritingStrategy | None = None,
@@ -1631,7 +1636,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         ----------
         path
             A directory or fsspec URL, for files ``part-00000.tfrecord``, ... in the order of the elements.
-        rows_per_file, overwrite, storage_options, strategy
+        rows_per_file, unbatch, overwrite, storage_options, strategy
             As in `to_parquet`.
         compression
             None, ``"gzip"`` or ``"zlib"``, which TensorFlow reads, or ``"bz2"``, ``"xz"`` or ``"zstd"``; file names
@@ -1664,15 +1669,16 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         ...     list(daskdist.read_tfrecord(directory))
         [b'one', b'two']
         """
-        spec = self._spec_to_write("to_tfrecord", strategy)
+        rows, spec = self._rows_to_write("to_tfrecord", unbatch, strategy)
         form = TFRecord(compression=compression_to_write("to_tfrecord", compression))
-        return self._written("to_tfrecord", form, spec, path, rows_per_file, overwrite, storage_options, strategy)
+        return rows._written("to_tfrecord", form, spec, path, rows_per_file, overwrite, storage_options, strategy)
 
     def to_npy(
         self,
         path: str | os.PathLike[str],
         *,
         rows_per_file: int | None = None,
+        unbatch: bool | None = None,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         strategy: WritingStrategy | None = None,
@@ -1683,7 +1689,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         ----------
         path
             A directory or fsspec URL, for files ``part-00000.npy``, ... in the order of the elements.
-        rows_per_file, overwrite, storage_options, strategy
+        rows_per_file, unbatch, overwrite, storage_options, strategy
             As in `to_parquet`.
 
         Returns
@@ -1709,15 +1715,16 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         ...     [np.load(path) for path in Dataset.range(5).to_npy(directory, rows_per_file=3)]
         [array([0, 1, 2]), array([3, 4])]
         """
-        spec = self._spec_to_write("to_npy", strategy)
+        rows, spec = self._rows_to_write("to_npy", unbatch, strategy)
         form = npy_to_write("to_npy", spec)
-        return self._written("to_npy", form, spec, path, rows_per_file, overwrite, storage_options, strategy)
+        return rows._written("to_npy", form, spec, path, rows_per_file, overwrite, storage_options, strategy)
 
     def to_zarr(
         self,
         path: str | os.PathLike[str],
         *,
         chunk_rows: int | None = None,
+        unbatch: bool | None = None,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         strategy: WritingStrategy | None = None,
@@ -1731,6 +1738,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         chunk_rows
             The number of elements in a chunk. If None, the size of a chunk is about the setting
             ``daskdist.bundle-bytes``.
+        unbatch
+            As in `to_parquet`.
         overwrite
             Whether to remove an existing store when the new one is complete.
         storage_options, strategy
@@ -1762,19 +1771,20 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         ...     [int(x) for x in daskdist.read_zarr(paths)]
         [0, 1, 2, 3, 4]
         """
-        spec = self._spec_to_write("to_zarr", strategy)
+        rows, spec = self._rows_to_write("to_zarr", unbatch, strategy)
         if chunk_rows is None:
-            chunk_rows = rows_of_chunk(spec, self.cardinality())
+            chunk_rows = rows_of_chunk(spec, rows.cardinality())
         chunk_rows = whole_number("to_zarr", "chunk_rows", chunk_rows, at_least=1)
         yes_or_no("to_zarr", "overwrite", overwrite)
         store = ZarrWriter("to_zarr", _absolute(path), chunk_rows, Storage(storage_options), overwrite)
-        return self._by_calls(store, spec, chunk_rows, strategy)
+        return rows._by_calls(store, spec, chunk_rows, strategy)
 
     def to_webdataset(
         self,
         path: str | os.PathLike[str],
         *,
         rows_per_file: int | None = None,
+        unbatch: bool | None = None,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         strategy: WritingStrategy | None = None,
@@ -1785,7 +1795,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         ----------
         path
             A directory or fsspec URL, for files ``part-00000.tar``, ... in the order of the elements.
-        rows_per_file, overwrite, storage_options, strategy
+        rows_per_file, unbatch, overwrite, storage_options, strategy
             As in `to_parquet`.
 
         Returns
@@ -1814,9 +1824,9 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         ...     [int(x) for x in daskdist.read_webdataset(directory, columns="cls")]
         [0, 1, 2]
         """
-        spec = self._spec_to_write("to_webdataset", strategy)
+        rows, spec = self._rows_to_write("to_webdataset", unbatch, strategy)
         form = WebDataset()
-        return self._written("to_webdataset", form, spec, path, rows_per_file, overwrite, storage_options, strategy)
+        return rows._written("to_webdataset", form, spec, path, rows_per_file, overwrite, storage_options, strategy)
 
     # --- functions of datasets ---
 
@@ -2321,15 +2331,42 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         1  2  1.5  20
         2  3  2.5  30
         """
-        rows = self.unbatch() if unbatch else self
-        spec = rows._spec_to_write("to_pandas", None)
-        if unbatch is None and looks_like_batches(self._node, spec):
-            raise ArgumentError(
-                "to_pandas: elements look like batches; give unbatch=True for one row for each of their rows, or "
-                "unbatch=False for one row for each batch"
-            )
+        rows, spec = self._rows_to_write("to_pandas", unbatch, None)
         check_columns(spec)
         return frame_of(rows_of(rows._current_primitive(), rows._caller()), spec)
+
+    def to_dask_dataframe(self, *, unbatch: bool | None = None) -> Any:
+        """Return the elements as a Dask ``DataFrame`` with one row for each, in order.
+
+        Parameters
+        ----------
+        unbatch
+            As in `to_pandas`; with True each batch is a partition.
+
+        Returns
+        -------
+        dask.dataframe.DataFrame
+            Columns are those of `to_pandas`. Partitions have about ``daskdist.bundle-bytes`` of rows, with an index
+            of their own. Nothing is read before it is computed, but for what the columns need.
+
+        Raises
+        ------
+        UnknownLengthError
+            The number of elements is not known before the data is read, or endless.
+        ArgumentError
+            Elements look like batches, or have a leaf that makes no column.
+
+        >>> ds = Dataset.range(5).map(lambda x: {"x": x, "y": x * 10})
+        >>> ds.to_dask_dataframe().y.sum().compute()
+        np.int64(100)
+        """
+        rows, spec = self._rows_to_write("to_dask_dataframe", unbatch, None)
+        check_columns(spec)
+        num_rows = rows_of_chunk(spec, rows.cardinality())
+        is_ragged = any(None in leaf.shape for leaf in spec.leaves)
+        batches = self if unbatch else rows.ragged_batch(num_rows) if is_ragged else rows.batch(num_rows)
+        parts = to_delayed("to_dask_dataframe", batches._node, batches._recorded, batches._counted())
+        return to_dask_dataframe(parts, spec)
 
     # --- for the functions of `daskdist.core.dataset_base` and the one below ---
 
@@ -2494,6 +2531,21 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             raise UnknownLengthError(f"{operation}: the dataset is endless; use take(n) first")
         # Writers check that each element matches.
         return self._spec_by(self._caller if strategy is None else lambda: strategy.reader(self))
+
+    def _rows_to_write(
+        self, operation: str, unbatch: bool | None, strategy: WritingStrategy | None
+    ) -> tuple[Dataset, ElementSpec]:
+        # A dataset with an element for each row, and its spec.
+        if unbatch is not None:
+            yes_or_no(operation, "unbatch", unbatch)
+        rows = self.unbatch() if unbatch else self
+        spec = rows._spec_to_write(operation, strategy)
+        if unbatch is None and looks_like_batches(self._node, spec):
+            raise ArgumentError(
+                f"{operation}: elements look like batches; give unbatch=True for one row for each of their rows, or "
+                "unbatch=False for one row for each batch"
+            )
+        return rows, spec
 
     def _known_spec(self) -> ElementSpec | SpecUnknown:
         try:

@@ -23,6 +23,7 @@ from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.input.options import InputContext, InputOptions, checked_options
 from daskdist.strategy.input.replica_plans import with_plans
 from daskdist.strategy.internals import ARGUMENT_LEAVES, StrategyInternals
+from daskdist.strategy.predict import predictions_of
 from daskdist.strategy.reduce.gather import Gather
 from daskdist.strategy.reduce.reductions import Op, checked_axis, checked_op
 from daskdist.strategy.replica.context import cross_replica_scope
@@ -244,6 +245,51 @@ class Strategy(Viewed):
                 if type(result) is PerReplica:
                     result.is_uneven = True
         return results
+
+    def predict(self, fn: Callable[..., Any], dataset: Dataset, args: Sequence[Any] = ()) -> Dataset:
+        """Return the results of a function for all rows of a dataset, in their order, computed on the replicas.
+
+        Parameters
+        ----------
+        fn
+            Called on each replica with its part of a batch and ``args``, as `run` calls it. It returns an array or a
+            nest of arrays with a row for each row of the batch. It is not called without rows.
+        dataset
+            A dataset of batches, as for `distribute_dataset`.
+        args
+            Further arguments, such as the weights.
+
+        Returns
+        -------
+        Dataset
+            A dataset with an element for each row. Each pass over it computes the predictions again, with ``args`` as
+            they are then: write it, for example with `Dataset.to_parquet`, or call `Dataset.cache` to keep them.
+
+        Raises
+        ------
+        ArgumentError
+            The results do not have a row for each row of the batch; raised while iterating.
+        ShardingError
+            Elements have no batch dimension.
+
+        Notes
+        -----
+        Some steps are called ahead. The results pass through this process; for more than that can take, write
+        ``dataset.map(fn)`` with the strategy, whose workers then write what they compute.
+
+        >>> from daskdist import MirroredStrategy
+        >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> predictions = strategy.predict(lambda batch, weight: batch * weight, Dataset.range(5).batch(2), args=(10,))
+        >>> [int(x) for x in predictions]
+        [0, 10, 20, 30, 40]
+        """
+        if not isinstance(dataset, Dataset):
+            raise ArgumentError(f"predict: expected a daskdist Dataset, got {type(dataset).__name__}")
+        if not callable(fn) or not isinstance(args, (list, tuple)):
+            raise ArgumentError(
+                f"predict: expected a function and a tuple of arguments, got {fn!r:.80} and {args!r:.80}"
+            )
+        return predictions_of(self, fn, dataset, args)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Compute a value for each replica in the replica's process.

@@ -172,16 +172,51 @@ def test_files_have_one_schema_whatever_is_in_them(tmp_path):
 
 def test_ragged_batches_are_lists_of_lists(tmp_path):
     ds = Dataset.range(7).map(lambda x: np.full((x % 3, 2), x)).ragged_batch(3)
-    again = list(read_parquet(ds.to_parquet(tmp_path), columns="value"))
+    again = list(read_parquet(ds.to_parquet(tmp_path, unbatch=False), columns="value"))
     assert [type(x) for x in again] == [Ragged] * 3
     assert [x.tolist() for x in again] == [x.tolist() for x in ds]
 
 
 def test_batches_are_lists_too(tmp_path):
     ds = Dataset.range(7).batch(3)
-    same_elements(list(read_parquet(ds.to_parquet(tmp_path / "a"), columns="value")), list(ds), "batches")
+    same_elements(
+        list(read_parquet(ds.to_parquet(tmp_path / "a", unbatch=False), columns="value")), list(ds), "batches"
+    )
     whole = Dataset.range(6).batch(2, drop_remainder=True).batch(3)
-    same_elements(list(read_parquet(whole.to_parquet(tmp_path / "b"), columns="value")), list(whole), "of batches")
+    paths = whole.to_parquet(tmp_path / "b", unbatch=False)
+    same_elements(list(read_parquet(paths, columns="value")), list(whole), "of batches")
+
+
+@pytest.mark.parametrize("method", [*WRITERS, "to_zarr"])
+def test_batches_are_written_as_rows_where_that_is_asked_for(tmp_path, method):
+    rows = Dataset.range(10).map(lambda x: {"cls": x})
+    size = {"chunk_rows": 4} if method == "to_zarr" else {"rows_per_file": 4}
+    getattr(rows, method)(tmp_path / "rows", **size)
+    batches = rows.batch(3).map(lambda batch: {"cls": batch["cls"] * 1})
+    getattr(batches, method)(tmp_path / "batches", unbatch=True, **size)
+    found, expected = (
+        {file.relative_to(root): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+        for root in (tmp_path / "batches", tmp_path / "rows")
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("method", [*WRITERS, "to_zarr"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda ds: ds.batch(3),
+        lambda ds: ds.batch(2, drop_remainder=True).prefetch(1),
+        lambda ds: ds.batch(3).map(lambda batch: {"cls": batch["cls"] * 2}),
+    ],
+)
+def test_batches_are_not_written_as_elements_without_a_word(tmp_path, method, build):
+    ds = build(Dataset.range(10).map(lambda x: {"cls": x}))
+    with pytest.raises(errors.ArgumentError, match=f"{method}: elements look like batches; give unbatch=True"):
+        getattr(ds, method)(tmp_path / "new")
+    with pytest.raises(errors.ArgumentError, match=f"{method}: unbatch is 'yes'; give True or False"):
+        getattr(ds, method)(tmp_path / "new", unbatch="yes")
+    assert not (tmp_path / "new").exists()
 
 
 def test_seconds_come_back_in_milliseconds(tmp_path):

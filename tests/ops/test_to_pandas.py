@@ -1,4 +1,4 @@
-"""`to_pandas` and `to_delayed`: elements for pandas and Dask, in their order."""
+"""`to_pandas`, `to_dask_dataframe` and `to_delayed`: elements for pandas and Dask, in their order."""
 
 from __future__ import annotations
 
@@ -99,3 +99,49 @@ def test_to_delayed():
         some.to_delayed()
     with pytest.raises(errors.UnknownLengthError, match="endless"):
         Dataset.counter().to_delayed()
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments"),
+    [
+        (lambda ds: ds, {}),
+        (lambda ds: ds.batch(3), {"unbatch": True}),
+        (lambda ds: ds.batch(3).map(lambda batch: batch), {"unbatch": True}),
+        (lambda ds: ds.take(7), {"unbatch": False}),
+        (lambda ds: ds.map(lambda row: {"x": row["x"], "list": [1] * len(row["name"])}), {}),
+        (lambda ds: ds.filter(lambda row: row["x"] > 3).assert_cardinality(10), {}),
+        (lambda ds: ds.take(0), {}),
+    ],
+)
+def test_dask_dataframes_have_the_rows_of_pandas(build, arguments):
+    ds = build(dataset())
+    with dask.config.set({"daskdist.split-bytes": 60, "daskdist.bundle-bytes": 100}):
+        found = ds.to_dask_dataframe(**arguments)
+        expected = ds.to_pandas(**arguments)
+        assert list(found.columns) == list(expected.columns)
+        if len(expected) > 3:
+            assert found.npartitions > 1
+        computed = found.compute().reset_index(drop=True)
+    pd.testing.assert_frame_equal(computed, expected)
+    assert list(found.dtypes) == list(expected.dtypes) == list(computed.dtypes)
+
+
+def test_batches_are_partitions():
+    found = Dataset.range(10).batch(4).map(lambda x: {"x": x}).to_dask_dataframe(unbatch=True)
+    assert [len(part) for part in dask.compute(*found.to_delayed())] == [4, 4, 2]
+    assert found.x.mean().compute() == 4.5
+
+
+@pytest.mark.cluster
+def test_dask_dataframes_are_computed_on_workers(client):
+    found = Dataset.range(10).batch(4).map(lambda x: {"x": x}).to_dask_dataframe(unbatch=True)
+    assert client.compute(found.x.sum()).result(timeout=60) == 45
+
+
+def test_what_makes_no_dask_dataframe():
+    with pytest.raises(errors.ArgumentError, match="to_dask_dataframe: elements look like batches"):
+        Dataset.range(9).batch(3).to_dask_dataframe()
+    with pytest.raises(errors.UnknownLengthError, match="to_dask_dataframe: the number of elements is unknown"):
+        Dataset.range(9).filter(lambda x: x > 3).to_dask_dataframe()
+    with pytest.raises(errors.UnknownLengthError, match="to_dask_dataframe: the dataset is endless"):
+        Dataset.counter().to_dask_dataframe()

@@ -1,16 +1,22 @@
-"""A recorded pipeline as Dask arrays."""
+"""A recorded pipeline as Dask arrays, dataframes and delayed values."""
 
 from __future__ import annotations
 
 import contextlib
 import operator
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import dask
+
+from daskdist.core.block import Block
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Node, walk
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.errors import ArgumentError, DaskdistError, UnknownLengthError
 from daskdist.execute.callers.graph import Recorded
+from daskdist.tables.to_arrow import frame_of, no_rows
 
 
 def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec, num_elements: int) -> Any:
@@ -35,6 +41,22 @@ def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec, num_element
         return da.concatenate(blocks) if blocks else da.zeros((0, *leaf.shape[1:]), leaf.dtype)
 
     return structure.pack([array(number, leaf) for number, leaf in enumerate(spec.leaves)])
+
+
+def to_dask_dataframe(parts: Sequence[Any], spec: ElementSpec) -> Any:
+    """Return a Dask dataframe with a partition for each delayed batch of elements of a spec."""
+    import dask.dataframe as dd
+    from dask.delayed import delayed
+
+    meta = frame_of([no_rows(spec)], spec)
+    to_frame = delayed(partial(_frame_of_batch, spec=spec))
+    # Dask would convert all columns of objects to text, even lists.
+    with dask.config.set({"dataframe.convert-string": False}):
+        return dd.from_delayed([to_frame(part) for part in parts] or [delayed(meta)], meta=meta, verify_meta=False)
+
+
+def _frame_of_batch(batch: Any, spec: ElementSpec) -> Any:
+    return frame_of([Block(spec.structure, spec.structure.leaves_of(batch))], spec)
 
 
 def to_delayed(operation: str, node: Node, recorded: Recorded, num_elements: int) -> list[Any]:

@@ -1,0 +1,151 @@
+"""`Strategy.predict`: the results of a function for the rows of a dataset, computed on replicas, in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NoReturn
+
+import optree
+
+from daskdist.core.block import Block, Bundle, from_items
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.failing.origin import Origin
+from daskdist.core.node import Facts, Source
+from daskdist.core.primitive import Primitive, Stream
+from daskdist.core.spec import SpecUnknown
+from daskdist.core.structure import Leaves, Structure
+from daskdist.dataset import Dataset
+from daskdist.errors import ArgumentError
+from daskdist.ops.from_generator import GeneratorFunction
+from daskdist.ops.with_options import Options
+from daskdist.sharding import AutoShardPolicy
+from daskdist.strategy.replica.contract import StrategyContract
+from daskdist.strategy.values.device_arrays import host_nest
+
+# Steps that are called before the results of the first of them are waited for.
+_STEPS_AHEAD: Final = 4
+# One pipeline for all replicas, so that the pieces of a batch are in the order of its rows.
+_IN_ORDER: Final = Options(auto_shard_policy=AutoShardPolicy.DATA, deterministic=True, last_batch="skip_empty")
+
+
+class PredictRows:
+    """A user's function, whose results must have a row for each row of its batch.
+
+    Parameters
+    ----------
+    function
+        The function.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.__wrapped__ = function
+        self.__qualname__ = self.__name__ = getattr(function, "__qualname__", type(function).__name__)
+
+    def __call__(self, batch: Any, *args: Any) -> Any:
+        result = self.__wrapped__(batch, *args)
+        num_rows = {leaf.shape[0] for leaf in optree.tree_leaves(batch)}
+        for leaf in optree.tree_leaves(result, none_is_leaf=True):
+            shape = getattr(leaf, "shape", None)
+            if not shape or {shape[0]} != num_rows:
+                raise ArgumentError(
+                    f"predict: the function returned {describe(leaf)} for {min(num_rows)} rows; return an array, or a "
+                    "nest of arrays, with a row for each row of the batch"
+                )
+        return result
+
+
+def describe(leaf: Any) -> str:
+    """Return the words for a value in messages."""
+    shape = getattr(leaf, "shape", None)
+    return f"{type(leaf).__name__} of shape {tuple(shape)}" if shape is not None else f"{leaf!r:.80}"
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions(Source):
+    """Batches of predictions.
+
+    Parameters
+    ----------
+    generator
+        Returns an iterator over the batches of one pass.
+    """
+
+    generator: GeneratorFunction
+
+    name = "predict"
+    facts = Facts()
+    is_listed = False
+    is_cheap = False
+    is_repeatable = False
+    may_have_ragged_rows = True
+
+    @property
+    def spec(self) -> NoReturn:
+        raise SpecUnknown("the spec of predictions is known when the first batch is predicted")
+
+    @property
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Stream(partial(PredictedBatches, self.generator), self.name)
+
+
+class PredictedBatches:
+    """The predictions of one pass.
+
+    Parameters
+    ----------
+    generator
+        Returns the iterator over them.
+    """
+
+    element_bytes = None
+
+    def __init__(self, generator: GeneratorFunction) -> None:
+        self._batches = generator.function()
+        self._structure: Structure | None = None
+
+    def __iter__(self) -> Iterator[Leaves]:
+        for batch in self._batches:
+            leaves, self._structure = Structure.of(batch)
+            yield leaves
+
+    def close(self) -> None:
+        """Stop predicting."""
+        self._batches.close()
+
+    def rows(self, items: Sequence[Leaves], first: int) -> Block | Bundle:
+        """Return batches as rows; ``first`` is the number of the first one."""
+        label = f"predict batches {first} on"
+        return from_items(self._structure, items, label, Origin(label))  # type: ignore[arg-type]
+
+
+def predictions_of(strategy: Any, function: Callable[..., Any], dataset: Dataset, args: Sequence[Any]) -> Dataset:
+    """Return the dataset of `Strategy.predict`."""
+    distributed = strategy.distribute_dataset(dataset.with_options(_IN_ORDER))
+    predict = PredictRows(function)
+
+    def batches() -> Iterator[Any]:
+        steps: deque[Any] = deque()
+        iterator = iter(distributed)
+        try:
+            for batch in iterator:
+                steps.append(strategy.run(predict, args=(batch, *args)))
+                if len(steps) > _STEPS_AHEAD:
+                    yield from _of_replicas(strategy, steps.popleft())
+            while steps:
+                yield from _of_replicas(strategy, steps.popleft())
+        finally:
+            iterator.close()
+
+    return Dataset(Predictions(GeneratorFunction(batches, "predict"))).unbatch()
+
+
+def _of_replicas(strategy: StrategyContract, step: Any) -> Iterator[Any]:
+    for part in strategy.local_results(step):
+        if any(leaf is not None for leaf in optree.tree_leaves(part, none_is_leaf=True)):
+            yield host_nest(part)

@@ -1,0 +1,121 @@
+"""`Strategy.predict`: predictions in the order of the rows, computed on replicas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import strict_device
+from conftest import mirrored
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import daskdist
+from daskdist import Dataset, Options, errors
+
+
+@pytest.fixture(params=["embedded", "one replica", pytest.param("cluster", marks=pytest.mark.cluster)])
+def strategy(request):
+    """Two replicas: in this process, and in two processes of a cluster; and a single one."""
+    if request.param == "cluster":
+        return request.getfixturevalue("on_cluster")
+    return mirrored(1 if request.param == "one replica" else 2)
+
+
+def rows(num_rows):
+    return Dataset.from_tensor_slices({"key": np.arange(num_rows), "x": np.arange(num_rows) / 2})
+
+
+def scaled(batch, factor):
+    return {"key": batch["key"], "y": batch["x"] * factor}
+
+
+def test_predictions_are_in_the_order_of_the_rows(strategy, parquet_files):
+    predictions = strategy.predict(scaled, rows(23).batch(5), args=(4,))
+    for _ in range(2):
+        assert [(int(row["key"]), float(row["y"])) for row in predictions] == [(k, k * 2.0) for k in range(23)]
+    files = daskdist.read_parquet(parquet_files(5, 10)).batch(7)
+    column = files.columns[0]
+    expected = [row for batch in files for row in np.asarray(batch[column]).tolist()]
+    found = strategy.predict(lambda batch: batch[column], files)
+    assert [row.tolist() for row in found] == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(num_rows=st.integers(0, 30), batch_size=st.integers(1, 9), num_replicas=st.integers(1, 4), num=st.integers(0, 9))
+def test_any_number_of_replicas_gives_the_same(num_rows, batch_size, num_replicas, num):
+    predictions = mirrored(num_replicas).predict(scaled, rows(num_rows).batch(batch_size), args=(1,))
+    assert [int(row["key"]) for row in predictions.take(num)] == list(range(min(num, num_rows)))
+    assert [int(row["key"]) for row in predictions] == list(range(num_rows))
+
+
+def test_predictions_are_written(strategy, tmp_path):
+    predictions = strategy.predict(scaled, rows(11).batch(4), args=(2,))
+    paths = predictions.to_parquet(tmp_path, rows_per_file=5)
+    assert len(paths) == 3
+    assert [int(row["key"]) for row in daskdist.read_parquet(paths)] == list(range(11))
+    assert predictions.to_pandas()["y"].tolist() == list(range(11))
+    assert [len(batch["y"]) for batch in predictions.batch(8)] == [8, 3]
+
+
+def test_replicas_without_rows_are_not_called(strategy):
+    def first(batch):
+        return np.repeat(batch[:1] + 0 * batch[0], len(batch))
+
+    assert len(list(strategy.predict(first, Dataset.range(9).batch(4)))) == 9
+
+
+def test_weights_that_are_variables(strategy):
+    with strategy.scope():
+        factor = daskdist.Variable(np.float64(3))
+    predictions = strategy.predict(lambda batch: batch * factor.numpy(), Dataset.range(5).batch(2))
+    given_weights = strategy.predict(lambda batch, factor: batch * factor, Dataset.range(5).batch(2), args=(factor,))
+    for found in (predictions, given_weights):
+        assert [float(x) for x in found] == [0, 3, 6, 9, 12]
+    # Each pass predicts with the weights of its time.
+    factor.assign(np.float64(2))
+    assert [float(x) for x in given_weights] == [0, 2, 4, 6, 8]
+
+
+def test_text_and_options_of_the_dataset(strategy):
+    ds = Dataset.range(6).batch(3).with_options(Options(auto_shard_policy="off", writable=True))
+    assert list(strategy.predict(lambda batch: np.array([f"row {k}" for k in batch]), ds)) == [
+        f"row {k}" for k in range(6)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda batch: batch.sum(), r"returned int64 of shape \(\) for \d rows; return an array, or a nest of arrays"),
+        (lambda batch: batch[:0], r"returned ndarray of shape \(0,\) for"),
+        (lambda batch: (batch, None), "returned None for"),
+        (lambda batch: batch.tolist(), r"returned \d for"),
+    ],
+)
+def test_results_without_a_row_for_each_row(strategy, function, message):
+    with pytest.raises(errors.ArgumentError, match=f"predict: the function {message}"):
+        list(strategy.predict(function, Dataset.range(6).batch(4)))
+
+
+def test_arguments_that_are_refused(strategy):
+    with pytest.raises(errors.ArgumentError, match="predict: expected a daskdist Dataset, got list"):
+        strategy.predict(abs, [1, 2])
+    with pytest.raises(errors.ArgumentError, match="predict: expected a function and a tuple of arguments"):
+        strategy.predict(abs, Dataset.range(3).batch(2), args=3)
+
+
+def test_predictions_of_devices():
+    strict_device.register()
+    try:
+        strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1"])
+        assert [int(x) for x in strategy.predict(lambda batch: batch * 2, Dataset.range(7).batch(3))] == [
+            0,
+            2,
+            4,
+            6,
+            8,
+            10,
+            12,
+        ]
+    finally:
+        strict_device.unregister()
