@@ -111,7 +111,7 @@ from daskdist.ops.window import Window
 from daskdist.ops.with_options import Options, WithOptions, conflicts, merged_options
 from daskdist.ops.zip import Zip
 from daskdist.passes.count import counted_by, number_of_batches
-from daskdist.passes.numbering import begin_pass, note_pass
+from daskdist.passes.numbering import at_pass, begin_pass, note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.remainders import looks_like_batches
 from daskdist.passes.row_by_row import row_by_row
@@ -1992,6 +1992,34 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             is_writable=bool(options.writable),
             told_spec=lambda: self._told_spec,
         )
+
+    def at_epoch(self, epoch: int) -> Dataset:
+        """Return the dataset with its passes counted from a number: the first one is pass ``epoch``, from 0.
+
+        Each pass of a shuffled or randomly augmented dataset has an order and random numbers of its own. After a
+        restart, this gives those of a later pass, also where the dataset is distributed.
+
+        Parameters
+        ----------
+        epoch
+            The number of passes before it.
+
+        Raises
+        ------
+        ArgumentError
+            It is not a whole number, or negative.
+
+        Notes
+        -----
+        Another process has the same passes only if operations have seeds; see `Options.seed`. What `cache` and
+        `snapshot` store is that of pass 0. To go on in the middle of a pass, save the position of its iterator.
+
+        >>> ds = Dataset.range(5).shuffle(5, seed=1)
+        >>> passes = [[int(x) for x in ds] for _ in range(3)]
+        >>> [int(x) for x in ds.at_epoch(2)] == passes[2] != passes[0]
+        True
+        """
+        return self._with(at_pass(self._node, whole_number("at_epoch", "epoch", epoch, at_least=0)))
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Iterate over the elements as nests of NumPy arrays and scalars.

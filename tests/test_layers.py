@@ -589,8 +589,8 @@ PUBLIC_METHODS = """
     cache snapshot save load to_parquet to_tfrecord to_npy to_zarr to_webdataset
     apply pipe serve with_options options
     head count describe
-    as_numpy_iterator get_single_element element_spec cardinality assert_cardinality fingerprint show explain
-    compute persist visualize to_dask_array to_delayed to_pandas
+    at_epoch as_numpy_iterator get_single_element element_spec cardinality assert_cardinality fingerprint show explain
+    compute persist visualize to_dask_array to_dask_dataframe to_delayed to_pandas
 """
 
 

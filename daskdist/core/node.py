@@ -118,6 +118,8 @@ class Node:
     is_cheap: ClassVar[bool] = True
     # True if reading it again returns the same elements at little cost.
     is_repeatable: ClassVar[bool] = True
+    # True if later passes replay what the first complete one stored.
+    replays_first_pass: ClassVar[bool] = False
 
     @property
     def reads_files(self) -> bool | None:

@@ -45,6 +45,7 @@ class Cache(Transformation):
 
     name = "cache"
     facts = Facts(keeps_count=True, keeps_spec=True, per_worker=True)
+    replays_first_pass = True
 
     @property
     def cardinality(self) -> int:

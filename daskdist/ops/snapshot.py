@@ -69,6 +69,7 @@ class Snapshot(Transformation):
     name = "snapshot"
     # All workers share one directory.
     facts = Facts(keeps_count=True)
+    replays_first_pass = True
 
     def __post_init__(self) -> None:
         # Refuse elements that cannot be written before anything is written.

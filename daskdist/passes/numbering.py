@@ -51,6 +51,26 @@ def begin_pass(*nodes: Node) -> list[Epoch]:
     return [(tuple(numbers[operation.passes.counter] for operation in counting(node)),) for node in nodes]
 
 
+def at_pass(node: Node, number: int) -> Node:
+    """Return the pipeline with counters of its own, whose first pass has a number.
+
+    Operations upstream of one that stores its first pass begin with pass 0, which is the one that it replays.
+    """
+    counters: dict[tuple[PassCounter, int], PassCounter] = {}
+
+    def visit(visited: Any, first: int) -> Any:
+        if visited.inputs:
+            first_of_sources = 0 if visited.replays_first_pass else first
+            visited = visited.with_inputs(tuple(visit(source, first_of_sources) for source in visited.inputs))
+        if not isinstance(visited, CountingNode):
+            return visited
+        counter = counters.setdefault((visited.passes.counter, first), PassCounter(first))
+        return replace(visited, passes=replace(visited.passes, counter=counter))
+
+    root: Node = visit(node, number)
+    return root
+
+
 def skip_passes_of_call(node: Node, epoch: Epoch) -> None:
     """Reserve numbers for the passes that replicas make in one call, of which this is the first.
 

@@ -19,13 +19,20 @@ from daskdist.core.randomness.seed import current_call
 class PassCounter:
     """A counter of the iterations over an operation.
 
+    Parameters
+    ----------
+    first
+        The first number.
+
+    Notes
+    -----
     All copies of the operation, in all datasets made from it, share one counter. A pickled copy counts separately, from
-    0. Within a call of a user's function, iterations over an operation that was created before do not count, because
-    their number depends on where and how often such calls are made; they have a number of the call.
+    the first number on. Within a call of a user's function, iterations over an operation that was created before do
+    not count, because their number depends on where and how often such calls are made; they have a number of the call.
     """
 
-    def __init__(self) -> None:
-        self._next = 0
+    def __init__(self, first: int = 0) -> None:
+        self._first = self._next = first
         self._lock = Lock()
         call = current_call()
         self._made_in = None if call is None else call.identity
@@ -49,7 +56,7 @@ class PassCounter:
             self._next = max(self._next, number)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PassCounter, ()
+        return PassCounter, (self._first,)
 
     def __dask_tokenize__(self) -> object:
         return "PassCounter"

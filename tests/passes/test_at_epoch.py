@@ -1,0 +1,116 @@
+"""`Dataset.at_epoch`: the orders and random numbers of a later pass."""
+
+from __future__ import annotations
+
+import pickle
+
+import cloudpickle
+import numpy as np
+import pytest
+from conftest import mirrored
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskdist import Dataset, Options, errors
+from daskdist.core.structure import Structure
+
+
+def flip(image, rng):
+    return image[:, ::-1] if rng.integers(2) else image
+
+
+def images():
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 4, 4, 3), dtype=np.uint8)
+    return Dataset.from_tensor_slices(pixels).shuffle(6, seed=1).map(flip, rng=2)
+
+
+def drop_words(text, rng):
+    return " ".join(word for word in str(text).split() if rng.random() < 0.7)
+
+
+def texts():
+    return Dataset.from_tensor_slices([f"some words of row {k}" for k in range(12)]).map(drop_words, rng=3)
+
+
+PIPELINES = [
+    images,
+    texts,
+    lambda: Dataset.range(12).shuffle(5, seed=1).batch(5),
+    lambda: Dataset.range(12).global_shuffle(seed=1).map(lambda x, rng: x + rng.integers(9), rng=5),
+    lambda: Dataset.range(5).shuffle(5, seed=1).repeat(2),
+    lambda: Dataset.range(9).shuffle(9, seed=1, reshuffle_each_iteration=False).batch(4),
+    lambda: Dataset.range(9).shuffle(9, seed=1).cache().shuffle(9, seed=2),
+    lambda: Dataset.zip(Dataset.range(9).shuffle(9, seed=1), Dataset.range(9).shuffle(4, seed=2)),
+    lambda: Dataset.random(seed=4).take(5),
+    lambda: Dataset.range(3).flat_map(lambda x: Dataset.range(4).shuffle(4, seed=7)),
+    lambda: Dataset.range(12).shuffle(12, seed=1).split(0.5, seed=0)[0].shuffle(9, seed=3),
+    lambda: Dataset.sample_from_datasets([Dataset.range(9), Dataset.range(9)], [0.5, 0.5], seed=3),
+    lambda: Dataset.range(8).shuffle(8).map(lambda x: x * 2).shuffle(3).with_options(Options(seed=3)),
+]
+
+
+def plain(elements):
+    return [[np.asarray(leaf).tolist() for leaf in Structure.of(element)[0]] for element in elements]
+
+
+@pytest.mark.parametrize("build", PIPELINES)
+def test_it_is_the_pass_of_that_number(build):
+    ds = build()
+    passes = [plain(ds) for _ in range(4)]
+    for number in (3, 0, 2):
+        assert plain(ds.at_epoch(number)) == passes[number]
+    # In another program too, and the passes after it follow.
+    later = build().at_epoch(2)
+    assert [plain(later), plain(later)] == passes[2:4]
+    assert plain(pickle.loads(cloudpickle.dumps(build().at_epoch(3)))) == passes[3]
+    # Its passes are not counted by the dataset that it was made of.
+    assert plain(ds.at_epoch(1).at_epoch(3)) == passes[3]
+    assert plain(ds) == plain(build().at_epoch(4))
+
+
+@settings(max_examples=25, deadline=None)
+@given(number=st.integers(0, 5), num_replicas=st.integers(1, 3), batch_size=st.integers(1, 7))
+def test_distributed_passes_have_the_same_number(number, num_replicas, batch_size):
+    strategy = mirrored(num_replicas)
+    distributed = strategy.distribute_dataset(images().batch(batch_size).at_epoch(number))
+    rows = [row for batch in distributed for part in strategy.local_results(batch) for row in part.tolist()]
+    assert rows == [row for (row,) in plain(images().at_epoch(number))]
+
+
+@pytest.mark.cluster
+def test_passes_on_a_cluster(on_cluster):
+    undistributed = images()
+    passes = [plain(undistributed) for _ in range(3)]
+    distributed = on_cluster.distribute_dataset(images().batch(5).at_epoch(1))
+    for number in (1, 2):
+        found = [on_cluster.gather(batch, axis=0) for batch in distributed]
+        assert np.concatenate([np.asarray(batch) for batch in found]).tolist() == [row for (row,) in passes[number]]
+
+    def orders(iterator):
+        return [[int(x) for batch in iterator for x in batch] for _ in range(2)]
+
+    shuffled = Dataset.range(12).shuffle(12, seed=1).batch(4)
+    expected = [[int(x) for batch in shuffled.at_epoch(number) for x in batch] for number in (3, 4)]
+    loops = on_cluster.run(orders, args=(on_cluster.distribute_dataset(shuffled.at_epoch(3)),))
+    by_replica = on_cluster.local_results(loops)
+    for number, order in enumerate(expected):
+        assert sorted(by_replica[0][number] + by_replica[1][number]) == sorted(order)
+        pieces = [order[start : start + 4] for start in range(0, 12, 4)]
+        assert by_replica[0][number] == [x for piece in pieces for x in piece[:2]]
+
+
+def test_positions_go_on_in_either():
+    ds = images().batch(5)
+    list(ds)
+    iterator = iter(ds)
+    next(iterator)
+    state, rest = iterator.state_dict(), plain(iterator)
+    again = iter(images().batch(5).at_epoch(1))
+    again.load_state_dict(state)
+    assert plain(again) == rest
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5, "7", None])
+def test_numbers_that_are_refused(epoch):
+    with pytest.raises(errors.ArgumentError, match="at_epoch: epoch is"):
+        Dataset.range(3).at_epoch(epoch)
