@@ -46,6 +46,7 @@ from daskdist.display import plan as display
 from daskdist.display.description import Description, Head, columns_table
 from daskdist.display.drawing import known_cardinality
 from daskdist.display.pages import dataset_page
+from daskdist.display.plain_text import PlainText
 from daskdist.display.preview import Preview, show
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.caller import Caller, WritingStrategy
@@ -136,6 +137,28 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     of its elements; if row counts are known, each element is a key of its graph.
 
     Most methods take a ``name``, which is shown in plans.
+
+    ============  ======================================================================================================
+    to            methods
+    ============  ======================================================================================================
+    create        `range` `counter` `random` `from_tensors` `from_tensor_slices` `from_list` `from_generator`
+                  `from_dask` `list_files` `load`
+    explore       `head` `show` `columns` `count` `describe` `cardinality` `element_spec` `explain` `visualize`
+                  `fingerprint`
+    select        ``ds["column"]`` `select` `rename` `take` `skip` `take_while` `filter` `shard` `unique` `split`
+                  `kfold`
+    transform     `map` `flat_map` `interleave` `enumerate` `scan` `ignore_errors` `apply` `pipe` `with_options`
+                  `options`
+    combine       `zip` `concatenate` `choose_from_datasets` `sample_from_datasets`
+    order         `shuffle` `global_shuffle` `repeat` `rejection_resample` `at_epoch`
+    batch         `batch` `padded_batch` `ragged_batch` `unbatch` `rebatch` `window` `sliding_window` `group_by_window`
+                  `bucket_by_sequence_length` `batch_by_size`
+    keep          `cache` `snapshot` `save` `prefetch` `persist` `assert_cardinality`
+    get back      ``iter(ds)`` `as_numpy_iterator` `get_single_element` `reduce` `compute` `to_pandas`
+                  `to_dask_dataframe` `to_dask_array` `to_delayed`
+    write         `to_parquet` `to_tfrecord` `to_npy` `to_zarr` `to_webdataset`
+    share         `serve`
+    ============  ======================================================================================================
 
     Notes
     -----
@@ -944,7 +967,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         target_dist
             The share of each class in the result; the sum is 1.
         initial_dist
-            The share of each class in this dataset; None to estimate it from the preceding elements.
+            The share of each class in this dataset; None to estimate it from the preceding elements. If these are
+            unlike the others, a warning at the end says which shares to give.
         seed
             Fixes which elements are kept.
 
@@ -2222,8 +2246,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         elements = first_elements(self._current_primitive(), n + 1)
         show(Preview(elements[:n], is_all=len(elements) <= n))
 
-    def explain(self, stage: str | None = None) -> str:
-        """Return a description of the pipeline as text.
+    def explain(self, stage: str | None = None) -> PlainText:
+        """Return a description of the pipeline as text that prints itself.
 
         Parameters
         ----------
@@ -2231,7 +2255,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             ``"pipeline"`` as it was built, ``"simplified"`` after rewrites, ``"primitives"`` for the operations that
             run; all three if None.
 
-        >>> print(Dataset.range(9).batch(2).take(2).explain("simplified"))
+        >>> Dataset.range(9).batch(2).take(2).explain("simplified")
           range(start=0, stop=9)
           take(count=4)
           batch(batch_size=2)
@@ -2243,10 +2267,10 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             "primitives": lambda: display.primitives(self._current_primitive()),
         }
         if stage is None:
-            return "\n".join(f"{name}:\n{show()}" for name, show in stages.items())
+            return PlainText("\n".join(f"{name}:\n{show()}" for name, show in stages.items()))
         if stage not in stages:
             raise ArgumentError(f"explain: no stage {stage!r}; the stages are {', '.join(stages)}")
-        return stages[stage]()
+        return PlainText(stages[stage]())
 
     def __repr__(self) -> str:
         known = known_cardinality(self._node)

@@ -599,6 +599,12 @@ def test_datasets_show_what_users_call(cls):
     assert sorted(PUBLIC_METHODS.split()) == [name for name in dir(cls) if not name.startswith("_")]
 
 
+def test_the_help_of_datasets_lists_their_methods_by_task():
+    documentation = daskdist.Dataset.__doc__
+    table = documentation[documentation.index("    create  ") : documentation.rindex("====")]
+    assert sorted(re.findall(r"`(\w+)`", table)) == sorted(PUBLIC_METHODS.split())
+
+
 @pytest.mark.parametrize("module", ["daskdist", "daskdist.data", "daskdist.distribute", "daskdist.experimental"])
 def test_dir_shows_public_names_only(module):
     module = importlib.import_module(module)

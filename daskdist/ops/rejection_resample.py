@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from daskdist.core.block import Block, Bundle, Rows, join
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import CountingNode, Facts, Transformation
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, gathered
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import SeedsInCall, generator
 from daskdist.core.selection.intervals import Index
@@ -23,6 +24,10 @@ from daskdist.core.structure import LONE, Structure
 from daskdist.core.to_numpy import to_numpy
 from daskdist.errors import ArgumentError, UserFunctionError
 
+logger: Final = logging.getLogger("daskdist")
+
+# Differences of shares of the result from the target that are told, if they are no accident.
+_LARGE_DEVIATION: Final = 0.02
 _PAIR = Structure.of((0, 0))[1]
 
 
@@ -134,27 +139,66 @@ class ResampleRows:
     passes: PassNumber
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        seen = np.zeros(len(self.target), np.int64)
+        seen, num_kept = np.zeros((2, len(self.target)), np.int64)
         rng = generator(self.seed, self.stream, self.passes.of(epoch))
-        return ResampleCursor(inputs[0](epoch), self, rng, seen)
+        return ResampleCursor(inputs[0](epoch), self, rng, seen, num_kept)
 
 
 @dataclass
 class ResampleCursor:
-    """A cursor that keeps elements at random; ``seen`` counts the elements of each class so far."""
+    """A cursor that keeps elements at random.
+
+    Parameters
+    ----------
+    source
+        The elements with their classes.
+    rows
+        The shares and the seed.
+    rng
+        The random numbers.
+    seen, num_kept
+        The number of elements of each class so far, and of those that were kept; counted if the initial shares are
+        estimated.
+    """
 
     source: Cursor
     rows: ResampleRows
     rng: np.random.Generator
     seen: Index
+    num_kept: Index
+    is_over: bool = False
 
     def pull(self) -> Run:
         while True:
-            noted = self.source.pull()
+            try:
+                noted = self.source.pull()
+            except Exhausted:
+                self._tell_of_other_shares()
+                raise
             kept = np.flatnonzero(self.rng.random(len(noted.fact)) < self._chances(noted.fact))
+            if self.rows.initial is None:
+                self.num_kept += np.bincount(noted.fact[kept], minlength=len(self.num_kept))
             if len(kept):
                 run: Run = noted.run.take(kept)
                 return run
+
+    def _tell_of_other_shares(self) -> None:
+        # The estimate is that of the elements so far, and so wrong where the first elements are unlike the others.
+        number, is_over, self.is_over = int(self.num_kept.sum()), self.is_over, True
+        if is_over or not number:
+            return
+        target, shares = np.asarray(self.rows.target), self.num_kept / number
+        deviations = np.abs(shares - target)
+        if np.any((deviations > _LARGE_DEVIATION) & (deviations > 5 * np.sqrt(target * (1 - target) / number))):
+            initial = ", ".join(f"{share:.4g}" for share in self.seen / self.seen.sum())
+            logger.warning(
+                "rejection_resample: the classes of the result have the shares %s instead of %s, as the first elements "
+                "are unlike the others and the shares of this dataset were estimated from the elements so far; shuffle "
+                "it before, or give initial_dist=[%s]",
+                ", ".join(f"{share:.1%}" for share in shares),
+                ", ".join(f"{share:.1%}" for share in target),
+                initial,
+            )
 
     def _chances(self, classes: Index) -> Any:
         # Return the probability of keeping each element: 1 for the class that is rarest relative to its target share.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from daskdist.core.node import walk
+from daskdist.display.plain_text import PlainText
 from daskdist.display.plan import count
 from daskdist.errors import ArgumentError
 from daskdist.ops.read_files import ReadFiles
@@ -22,7 +23,7 @@ _ADVICE: Final = (
 )
 
 
-def explain_slow(iterator: DistributedIterator) -> str:
+def explain_slow(iterator: DistributedIterator) -> PlainText:
     """Describe how a pass spends its time, and what would make it faster.
 
     Parameters
@@ -33,7 +34,7 @@ def explain_slow(iterator: DistributedIterator) -> str:
     Returns
     -------
     str
-        Sentences, one per line, about the measurements in `DistributedIterator.stats`.
+        Sentences, one per line, that print themselves, about the measurements in `DistributedIterator.stats`.
 
     Raises
     ------
@@ -51,7 +52,7 @@ def explain_slow(iterator: DistributedIterator) -> str:
             f"explain_slow: got {type(iterator).__name__}; give an iterator over a distributed dataset, as from "
             "iter(strategy.distribute_dataset(dataset))"
         )
-    return "\n".join(_sentences(iterator))
+    return PlainText("\n".join(_sentences(iterator)))
 
 
 def _sentences(iterator: DistributedIterator) -> Iterator[str]:

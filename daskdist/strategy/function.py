@@ -13,6 +13,7 @@ import optree
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.core.structure import describe_nesting
 from daskdist.devices import dtype_of, is_on_device
+from daskdist.display.plain_text import PlainText
 from daskdist.errors import ArgumentError
 from daskdist.strategy.steps.captures import Capture, capturing
 from daskdist.strategy.values.async_value import AsyncValue
@@ -95,7 +96,7 @@ class Function:
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         return self if owner is None else MethodType(self, owner)
 
-    def explain(self) -> str:
+    def explain(self) -> PlainText:
         """Describe the calls that the last call sent, and every place where it waited.
 
         Returns
@@ -105,14 +106,14 @@ class Function:
         """
         last = self._last
         if last is None:
-            return f"{self._name}: not called yet"
+            return PlainText(f"{self._name}: not called yet")
         if not last.num_steps and not last.num_other_calls:
-            return f"{self._name}: nothing was sent to a cluster"
+            return PlainText(f"{self._name}: nothing was sent to a cluster")
         line = f"{self._name}: {_counted(last.num_steps, 'step')}"
         if last.num_other_calls:
             line += f" and {_counted(last.num_other_calls, 'other call')}"
         waits = [f"  waited because {wait}" for wait in last.waits] or ["  waited nowhere"]
-        return "\n".join([line, *waits])
+        return PlainText("\n".join([line, *waits]))
 
 
 def settle(nest: Any) -> None:

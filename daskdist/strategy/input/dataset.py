@@ -27,6 +27,7 @@ from daskdist.dataset import Dataset, spec_by
 from daskdist.devices import Device, named
 from daskdist.display.drawing import cardinality_in_words, is_at_hand
 from daskdist.display.pages import distributed_page
+from daskdist.display.plain_text import PlainText
 from daskdist.display.plan import count, shares_table, tree
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Caller
@@ -258,21 +259,23 @@ class DistributedDataset:
         """
         return self._feed.cardinality()
 
-    def explain(self) -> str:
+    def explain(self) -> PlainText:
         """Describe how input is divided and why, what each worker reads, and which leaves stay on the host."""
         replicas = self.strategy.replicas
         feed = self._feed
-        return "\n".join(
-            [
-                f"{count(len(replicas), 'replica')} on {count(len(self.strategy.workers), 'worker')}",
-                f"sharding: {feed.sharding_title} ({feed.sharding})",
-                shares_table(shares_of(feed.pipelines, replicas)),
-                "pipeline:",
-                tree(feed.pipelines[0].node),
-                *[f"  {line}  # on the device of each replica" for line in feed.maps[0].lines],
-                *self._left_on_the_host(),
-                *self._gathered_on_devices(),
-            ]
+        return PlainText(
+            "\n".join(
+                [
+                    f"{count(len(replicas), 'replica')} on {count(len(self.strategy.workers), 'worker')}",
+                    f"sharding: {feed.sharding_title} ({feed.sharding})",
+                    shares_table(shares_of(feed.pipelines, replicas)),
+                    "pipeline:",
+                    tree(feed.pipelines[0].node),
+                    *[f"  {line}  # on the device of each replica" for line in feed.maps[0].lines],
+                    *self._left_on_the_host(),
+                    *self._gathered_on_devices(),
+                ]
+            )
         )
 
     def _left_on_the_host(self) -> list[str]:
