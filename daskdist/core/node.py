@@ -132,6 +132,25 @@ class Node:
         return None
 
     @property
+    def rows_per_element(self) -> int | None:
+        """The number of input rows in each element, except the last; None if it does not regroup rows, or varies."""
+        return None
+
+    @property
+    def rows_at(self) -> Callable[[Any], Any] | None:
+        """A function that returns a block of the elements with some numbers; None without random access."""
+        return None
+
+    @property
+    def code(self) -> tuple[str, ...] | None:
+        """The hashes of the functions whose results it stores; None if it stores nothing."""
+        return None
+
+    def of_code(self, code: tuple[str, ...], fingerprint: str) -> Node:
+        """Return the same operation for redefined functions, with new stored elements."""
+        return self
+
+    @property
     def first_taken(self) -> int | None:
         """Return the index of its first element in its input; None if its elements are not consecutive there."""
         return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from daskdist.core.block import Rows
 from daskdist.core.selection.runs import Run
@@ -24,6 +24,16 @@ class Exhausted(Exception):  # noqa: N818 - a signal, as StopIteration is
 
 class NotReady(Exception):  # noqa: N818 - a signal, as StopIteration is
     """A signal that a cursor would have to wait for a row count; its state is unchanged, and pull can be repeated."""
+
+
+@runtime_checkable
+class Composition(Protocol):
+    """A function that calls several functions, each with the result of the one before: calls that were fused."""
+
+    @property
+    def stages(self) -> tuple[Callable[..., Rows], ...]:
+        """The functions, in order; none of them is a composition."""
+        ...
 
 
 class Cursor(Protocol):

@@ -11,7 +11,7 @@ from daskdist.service.dispatcher.status import ServiceStatus
 from daskdist.service.modes import CrossTrainerCache as CrossTrainerCache
 from daskdist.service.modes import ShardingPolicy as ShardingPolicy
 from daskdist.service.request import ServiceRequest
-from daskdist.service.signature import with_parameters
+from daskdist.service.signature import JOB_OPTIONS, TRAINER_OPTIONS, with_parameters
 
 __all__ = ["CrossTrainerCache", "ShardingPolicy", "distribute", "from_dataset_id", "register_dataset", "status"]
 
@@ -20,13 +20,9 @@ __all__ = ["CrossTrainerCache", "ShardingPolicy", "distribute", "from_dataset_id
     Dataset.serve,
     "processing_mode",
     "service",
-    "job_name",
-    "consumer_index",
-    "num_consumers",
-    "max_outstanding_requests",
+    *JOB_OPTIONS,
     "compression",
-    "cross_trainer_cache",
-    "target_workers",
+    *TRAINER_OPTIONS,
     "on_consumer_loss",
     "tokens_per_consumer",
     "length_fn",
@@ -71,12 +67,8 @@ def register_dataset(
     "service",
     "dataset_id",
     "element_spec",
-    "job_name",
-    "consumer_index",
-    "num_consumers",
-    "max_outstanding_requests",
-    "cross_trainer_cache",
-    "target_workers",
+    *JOB_OPTIONS,
+    *TRAINER_OPTIONS,
     "on_consumer_loss",
 )
 def from_dataset_id(

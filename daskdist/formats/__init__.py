@@ -18,6 +18,7 @@ from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError
+from daskdist.storage.filesystem import Storage
 from daskdist.storage.schema_check import FirstFile
 
 GROUP: Final = "daskdist.formats"
@@ -105,8 +106,15 @@ class Format(Protocol):
 
 
 @runtime_checkable
+class OpensFiles(Protocol):
+    """A format that opens its files with options of the file system."""
+
+    storage: Storage
+
+
+@runtime_checkable
 class ChoosesColumns(Protocol):
-    """A format that can read some columns of its files and no others: ``select`` has it do so."""
+    """A format that can read only some columns of its files, for ``select``."""
 
     can_choose_columns: bool
     # Which columns, in what structure: see `daskdist.tables.columns.Columns.of`.

@@ -69,7 +69,7 @@ class GlobalShuffle(CountingNode, Transformation):
         return generator(self.seed, 1 + self.passes.stream, numbers)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        rows_at = getattr(self.source, "rows_at", None)
+        rows_at = self.source.rows_at
         if rows_at is None:
             return Arrange(inputs, GlobalShuffleRows(self), inputs[0].grouped, name=self.name)
         # A source with random access is read in the shuffled order: nothing is read ahead or stored.

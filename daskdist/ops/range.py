@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,7 +61,11 @@ class Range(Source):
         numbers = range(self.start, self.stop, self.step)[first:stop]
         return replace(self, start=numbers.start, stop=numbers.stop)
 
-    def rows_at(self, places: np.ndarray[Any, Any]) -> Block:
+    @property
+    def rows_at(self) -> Callable[[np.ndarray[Any, Any]], Block]:
+        return self._rows_at
+
+    def _rows_at(self, places: np.ndarray[Any, Any]) -> Block:
         """Return the elements at these places."""
         numbers = self.start + places.astype(np.int64) * self.step
         origin = SelectedOrigins([Origin(self.name)], places)

@@ -20,7 +20,7 @@ from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Nested
 from daskdist.errors import FileError
-from daskdist.formats import ChoosesColumns, DirectoryFormat, Format, GroupsFiles, ReadsValidRows
+from daskdist.formats import ChoosesColumns, DirectoryFormat, Format, GroupsFiles, OpensFiles, ReadsValidRows
 from daskdist.formats.saved.manifest import MANIFEST
 from daskdist.ops.skip import Skip
 from daskdist.ops.take import Take
@@ -179,15 +179,14 @@ class ReadFiles(FileBackedSource):
 
     def file_bytes(self) -> Sequence[int]:
         """Return the size of each file: in storage, or in memory if it is not a single file."""
-        storage = getattr(self.format, "storage", None)
-        if isinstance(storage, Storage) and not isinstance(self.format, DirectoryFormat):
-            return storage.sizes(self.paths)
+        if isinstance(self.format, OpensFiles) and not isinstance(self.format, DirectoryFormat):
+            return self.format.storage.sizes(self.paths)
         listed = map(self.valid_splits_of_file, range(len(self.paths)))
         return [sum(split.num_bytes or 0 for split in splits) for splits in listed]
 
     def state(self) -> Any:
-        storage = getattr(self.format, "storage", None)
-        return (storage if isinstance(storage, Storage) else Storage()).states(self.paths)
+        storage = self.format.storage if isinstance(self.format, OpensFiles) else Storage()
+        return storage.states(self.paths)
 
     def shard_of_files(self, index: int, num_shards: int, *, by_split: bool) -> ReadFiles:
         """Return a worker's share; files already listed are not listed again."""

@@ -42,6 +42,10 @@ class Rebatch(Transformation):
             row_spec(self.name, self.source.spec)
 
     @property
+    def rows_per_element(self) -> int | None:
+        return self.sizes[0] if len(self.sizes) == 1 else None
+
+    @property
     def drops_remainder(self) -> bool:
         return self.drop_remainder
 

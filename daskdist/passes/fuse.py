@@ -8,7 +8,7 @@ from typing import Any
 
 from daskdist.core.block import Rows
 from daskdist.core.failing.skip_errors import with_skipped
-from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read
+from daskdist.core.primitive import Arrange, Chain, Composition, Compute, Fact, Primitive, Read
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,17 @@ class Composed:
 
     @property
     def stages(self) -> tuple[Callable[..., Rows], ...]:
-        """The functions to call in order, none of which is a composition."""
-        both = (self.first, self.then)
-        return tuple(stage for function in both for stage in getattr(function, "stages", (function,)))
+        """The functions, in order; none of them is a composition."""
+        return (*_stages_of(self.first), *_stages_of(self.then))
 
     def __call__(self, *args: Any) -> Rows:
         rows = self.first(*args)
         result = self.then(rows)
         return result if result is rows else with_skipped(result, rows.skipped)
+
+
+def _stages_of(function: Callable[..., Rows]) -> tuple[Callable[..., Rows], ...]:
+    return function.stages if isinstance(function, Composition) else (function,)
 
 
 def fuse(primitive: Primitive) -> Primitive:

@@ -132,8 +132,7 @@ def _come_and_kept(node: Node) -> tuple[int, int] | None:
     size, number = node.group_size, node.inputs[0].cardinality
     if size is None:
         # Rebatching counts the rows of all incoming batches.
-        sizes: Sequence[int] = getattr(node, "sizes", ())
-        size, number = (sizes[0] if len(sizes) == 1 else None), _num_rows(node.inputs[0])
+        size, number = node.rows_per_element, _num_rows(node.inputs[0])
     if size is None or number == UNKNOWN:
         return None
     # An endless stream has no remainder.

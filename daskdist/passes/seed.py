@@ -73,8 +73,6 @@ def with_new_fingerprints(node: Node) -> Node:
     inputs = tuple(map(with_new_fingerprints, node.inputs))
     if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
         node = node.with_inputs(inputs)
-    code = getattr(node, "code", None)
-    if code is None or code == code_of(inputs[0]):
+    if node.code is None or node.code == code_of(inputs[0]):
         return node
-    keeps: Any = node
-    return keeps.of_code(code_of(inputs[0]), fingerprint(inputs[0]))  # type: ignore[no-any-return]
+    return node.of_code(code_of(inputs[0]), fingerprint(inputs[0]))

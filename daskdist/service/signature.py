@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 Result = TypeVar("Result")
+# Options of `Dataset.serve` in TensorFlow's order, in which ``data_transfer_protocol`` stands between them.
+JOB_OPTIONS: Final = ("job_name", "consumer_index", "num_consumers", "max_outstanding_requests")
+TRAINER_OPTIONS: Final = ("cross_trainer_cache", "target_workers")
 
 
 def with_parameters(

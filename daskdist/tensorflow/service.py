@@ -11,21 +11,17 @@ from daskdist.errors import ArgumentError
 from daskdist.service.address import service_address
 from daskdist.service.registry import register, registered
 from daskdist.service.request import ServiceRequest
-from daskdist.service.signature import with_parameters
+from daskdist.service.signature import JOB_OPTIONS, TRAINER_OPTIONS, with_parameters
 
 
 @with_parameters(
     Dataset.serve,
     "processing_mode",
     "service",
-    "job_name",
-    "consumer_index",
-    "num_consumers",
-    "max_outstanding_requests",
+    *JOB_OPTIONS,
     "data_transfer_protocol",
     "compression",
-    "cross_trainer_cache",
-    "target_workers",
+    *TRAINER_OPTIONS,
 )
 def distribute(
     processing_mode: Any, service: Any, data_transfer_protocol: str | None = None, **options: Any
@@ -52,13 +48,9 @@ def register_dataset(
     "service",
     "dataset_id",
     "element_spec",
-    "job_name",
-    "consumer_index",
-    "num_consumers",
-    "max_outstanding_requests",
+    *JOB_OPTIONS,
     "data_transfer_protocol",
-    "cross_trainer_cache",
-    "target_workers",
+    *TRAINER_OPTIONS,
 )
 def from_dataset_id(
     processing_mode: Any,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from daskdist.core.block import Batches, Bundle, Rows, read_only
-from daskdist.core.primitive import Split
+from daskdist.core.primitive import Composition, Split
 from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.errors import DaskdistError
 
@@ -269,7 +269,7 @@ class TryEachRead:
     Parameters
     ----------
     function
-        The reader; fused computations are in its ``stages``.
+        The reader, or a `Composition` of a reader and computations.
     """
 
     function: Callable[..., Rows]
@@ -278,9 +278,9 @@ class TryEachRead:
         try:
             return self.function(split, *values)
         except Exception as error:
-            read, *computations = getattr(self.function, "stages", (self.function,))
-            if not computations:
+            if not isinstance(self.function, Composition):
                 return _none_of(split, error)
+        read, *computations = self.function.stages
         try:
             rows: Rows = read(split, *values)
         except Exception as error:
