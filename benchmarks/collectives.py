@@ -127,7 +127,7 @@ def transfers(client: Client, size: Size) -> tuple[float, float]:
 
 
 def cluster(size: Size) -> Iterator[Figure]:
-    """A replica on each of two worker processes."""
+    """Provide a strategy with a replica on each of two worker processes."""
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as local,

@@ -34,7 +34,7 @@ class Size:
     num_epochs
         Passes over the digits.
     repeats
-        How often each loop is timed.
+        The number of timings of each loop.
     """
 
     num_epochs: int = 12
@@ -58,7 +58,7 @@ def held_against_each_other(name: str, strategy: Any, size: Size, target: float 
 
     with tempfile.TemporaryDirectory() as directory:
         paths = digits.write_files(digits.load()[0], Path(directory))
-        # Each goes on with passes of its own; the first time is not counted.
+        # Each loop makes its own passes; the first timing is not counted.
         datasets = {
             loop: strategy.distribute_dataset(digits.read_batches(paths, _BATCH_ROWS, _SEED, "auto"))
             for loop in digits.LOOPS
@@ -93,7 +93,7 @@ def embedded(size: Size) -> Iterator[Figure]:
 
 
 def cluster(size: Size) -> Iterator[Figure]:
-    """A replica on each of two worker processes."""
+    """Provide a strategy with a replica on each of two worker processes."""
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as local,

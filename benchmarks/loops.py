@@ -34,11 +34,11 @@ class Size:
     Parameters
     ----------
     num_rows
-        In memory, of 64 bytes; repeated without end.
+        The rows in memory, of 64 bytes each; repeated endlessly.
     num_steps
-        Of the loop.
+        The number of steps of the loop.
     repeats
-        How often each loop is timed.
+        The number of timings of each loop.
     """
 
     num_rows: int = 2**16
@@ -48,12 +48,12 @@ class Size:
 
 SIZES: Final = {"full": Size(), "small": Size(2**10, 200, 1)}
 
-# Of each replica.
+# The rows per replica in a batch.
 _BATCH_ROWS: Final = 128
 
 
 def loop(batches: Iterator[Any], num_steps: int) -> tuple[float, float, float]:
-    """The loop, and the seconds it takes from its second batch on: by the clock, and of a processor."""
+    """Run the loop; return its result, and the wall and CPU seconds from the second batch on."""
     total = float(next(batches).sum())
     start, start_of_thread = time.perf_counter(), time.thread_time()
     for _, x in zip(range(num_steps), batches, strict=False):
@@ -76,7 +76,7 @@ def seconds(strategy: Any, dataset: Any, num_steps: Any) -> tuple[float, float]:
 
 
 def num_transitions(dask_scheduler: Any) -> int:
-    """Changes of state of any task so far."""
+    """Return the number of state changes of tasks so far."""
     return int(dask_scheduler.transition_counter)
 
 

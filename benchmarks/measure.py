@@ -35,23 +35,23 @@ class Figure:
     Parameters
     ----------
     what
-        What was measured.
+        The name of the measurement.
     ours
-        What daskdist gives, in ``unit``.
+        The result of daskdist, in ``unit``.
     unit
-        Of ``ours`` and ``peer``.
+        The unit of ``ours`` and ``peer``.
     peer
-        What the floor or peer gives; None where there is none.
+        The result of the lower bound or the peer; None without one.
     peer_name
-        What that is.
+        The name of the lower bound or the peer.
     target
-        A bound; None for a figure that is only for information.
+        The limit; None for information only.
     on
-        What the bound is on.
+        The quantity that the target limits.
     bound
-        Whether the target is the least or the most.
+        ``"least"`` or ``"most"``: the kind of the limit.
     note
-        Printed below the line.
+        A remark below the line.
     """
 
     what: str
@@ -209,7 +209,7 @@ class Memory:
     Parameters
     ----------
     pids
-        Which processes.
+        The processes.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:
@@ -222,7 +222,7 @@ class Memory:
 
     @property
     def above_idle_bytes(self) -> int:
-        """The most that any of them has had above what it had at first."""
+        """Return the largest growth of the memory of a process since the beginning."""
         return max(peak - idle for peak, idle in zip(self._peak_bytes, self.idle_bytes, strict=True))
 
     @contextlib.contextmanager

@@ -41,15 +41,15 @@ class Size:
     Parameters
     ----------
     rows, peer_rows
-        Rows in memory, and how many of them other libraries get, which take a hundred times as long.
+        Rows in memory, and the smaller number for other libraries, which take a hundred times as long.
     num_files, file_rows, group_rows
-        What is read to be arranged; a row is 16 float32 and a label.
+        The data to arrange; a row is 16 float32 numbers and a label.
     shuffled_files, shuffled_file_rows, buffer_size
-        What is shuffled to see how much memory that takes; a row is 64 bytes.
+        The data to shuffle when memory is measured; a row is 64 bytes.
     shuffled_group_rows
         Rows of a row group there, one run each.
     repeats, pairs
-        How often each thing is timed, and how often an arranged pipeline is timed beside its sources.
+        The number of timings of each case, and of an arranged pipeline beside its sources.
     part
         The share of the rows of functions that are called row by row by threads.
     """
@@ -118,13 +118,13 @@ class Case:
     by_hand
         Gives them too: NumPy, as a careful person writes it.
     floor
-        What that is, in words.
+        A description of it.
     target
         M rows/s that go in; None for a figure that is only for information.
     least_ratio
         Instead of that, the least share of the floor's.
     share
-        Of the rows; less where it is slow.
+        The share of the rows to use; less for slow cases.
     is_same_order
         Whether both give the same batches in the same order.
     """
@@ -492,7 +492,7 @@ class Sources:
     Parameters
     ----------
     where
-        Where its rows lie.
+        The place of its rows.
     whole
         All rows.
     halves
@@ -500,7 +500,7 @@ class Sources:
     interleaved
         The same by turns from four pieces, so many a turn.
     target
-        What time over the sources' time is to be at most.
+        The largest allowed ratio of the time to that of the sources.
     """
 
     where: str
@@ -586,7 +586,7 @@ def beside(plain: list[Dataset], arranged: list[Dataset], repeats: int) -> tuple
 
 
 def copy_each(batches: Iterable[Any]) -> None:
-    """Copy every batch, as whoever stacks rows one after the other has to."""
+    """Copy every batch, as code that stacks rows one by one has to."""
     for batch in batches:
         for leaf in batch.values() if isinstance(batch, dict) else (batch,):
             leaf.copy()
@@ -598,7 +598,7 @@ _ROW_BYTES: Final = 64
 
 
 def memory(size: Size) -> Iterator[Figure]:
-    """The most that a process takes that streams shuffled batches and keeps none, above what it took before."""
+    """Return the largest growth of a process that streams shuffled batches without keeping any."""
     names = _FEATURES[: _ROW_BYTES // 4 - 1]
     buffer_bytes = size.buffer_size * _ROW_BYTES
     for group_rows in size.shuffled_group_rows:
@@ -638,7 +638,7 @@ def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def held(folder: str, names: list[str], buffer_size: int | None) -> int:
-    """The most bytes that are allocated at a time, NumPy's included, in one pass whose batches are let go."""
+    """Return the largest number of allocated bytes, NumPy's included, in a pass whose batches are dropped."""
     dataset = daskdist.read_parquet(folder, {"x": names, "y": "label"})
     dataset = (dataset if buffer_size is None else dataset.shuffle(buffer_size, seed=0)).batch(1024)
     next(iter(dataset))
@@ -649,7 +649,7 @@ def held(folder: str, names: list[str], buffer_size: int | None) -> int:
 
 
 def streamed(folder: str, names: list[str], buffer_size: int | None) -> tuple[int, int, float]:
-    """Bytes above idle at most, rows that came, and seconds, of one pass whose batches are seen and let go."""
+    """Return the largest growth in bytes, the number of rows, and the seconds of a pass that drops its batches."""
     dataset = daskdist.read_parquet(folder, {"x": names, "y": "label"})
     dataset = (dataset if buffer_size is None else dataset.shuffle(buffer_size, seed=0)).batch(1024)
     sampled = Memory([os.getpid()])

@@ -37,7 +37,7 @@ class Size:
     num_passes
         Over the small ones.
     repeats
-        How often each thing is timed.
+        The number of timings of each case.
     """
 
     small_rows: int = 12_800
@@ -53,7 +53,7 @@ _TARGET: Final = 4_000
 
 
 def draw(client: Client, steps: Iterable[Any], num_batches: int) -> None:
-    """Draw batches, and wait until all of them are built."""
+    """Take batches, and wait until all of them are built."""
     found = list(islice(steps, num_batches))
     if len(found) != num_batches:
         raise RuntimeError(f"{len(found)} batches were drawn of {num_batches}")
@@ -88,7 +88,7 @@ def cut(rows: Any, order: Any, place: int, num_workers: int) -> list[Any]:
 
 
 def figures(size: Size, num_rows: int, num_passes: int, ways: dict[str, Callable[[Any], Any]]) -> Iterator[Figure]:
-    """An array drawn in each of some ways, plain and shuffled."""
+    """Measure each way to draw from an array, plain and shuffled."""
     rows = np.random.default_rng(0).random((num_rows, 16), np.float32)
     num_batches = num_passes * num_rows // _BATCH_ROWS
     with (

@@ -38,9 +38,9 @@ class Size:
     Parameters
     ----------
     part
-        What share of the rows of each case.
+        The share of the rows to use in each case.
     repeats
-        How often each thing is timed.
+        The number of timings of each case.
     num_files
         Files that are listed.
     large_bytes

@@ -44,17 +44,17 @@ class Size:
     Parameters
     ----------
     num_files, num_workers
-        What is planned.
+        The data to plan for.
     few_files
-        With how many files the first batch's graph is compared: enough for the first batch of each worker.
+        The number of files with which the first batch's graph is compared: enough for the first batch of each worker.
     workers
-        Numbers of workers of which a step is timed, the most last.
+        The numbers of workers for timings of a step, in increasing order.
     num_steps
-        How many steps of each.
+        The number of steps of each case.
     num_batches
-        Of which tasks are counted.
+        The number of batches for counting tasks.
     repeats
-        How often times are taken.
+        The number of timings.
     """
 
     num_files: int = 1_000_000
@@ -81,7 +81,7 @@ _BATCH_ROWS: Final = _BATCH_BYTES // _ROW_BYTES
 
 
 class Counting(NeverRun):
-    """Makes no call, but counts what it is asked for; its handles are numbers.
+    """A caller that makes no calls but counts them; its handles are numbers.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class Counting(NeverRun):
 
 
 class StubStrategy(Strategy):
-    """A replica on each of some workers that are not there."""
+    """A strategy with replicas on workers that do not exist."""
 
     def __init__(self, num_workers: int, *, weighs: bool = False) -> None:
         self.counting = Counting(num_workers, weighs=weighs)
@@ -184,7 +184,7 @@ def dataset_of(paths: tuple[str, ...], policy: str, batch_rows: int) -> daskdist
     return daskdist.Dataset(ReadFiles(paths, StubFormat())).batch(batch_rows).with_options(options)
 
 
-# --- what is measured ---
+# --- measurements ---
 
 
 def planning(size: Size) -> Iterator[Figure]:

@@ -51,11 +51,11 @@ class Size:
     pipelines
         The elements of each pipeline.
     peer
-        Those of the peer: of small rows it gives a thousand a second.
+        The amounts for the peer, which yields a thousand small rows per second.
     num_epochs
         Epochs over which memory is watched.
     repeats
-        How often each thing is timed.
+        The number of timings of each case.
     """
 
     pipelines: ServiceSize
@@ -147,7 +147,7 @@ def read(dataset: daskdist.Dataset) -> int:
 
 
 async def push(address: str, num_messages: int, message: Any) -> None:
-    """Send a message over and over, and wait until all of them have arrived."""
+    """Send a message repeatedly, and wait until all copies have arrived."""
     comm = await connect(address)
     for _ in range(num_messages):
         await comm.write({"f": [to_serialize(array) for array in message]})
@@ -163,7 +163,7 @@ def push_from_worker(address: str, num_messages: int) -> None:
 
 
 class Receiver:
-    """Takes what workers send over bare comms, in an event loop of its own."""
+    """A receiver of messages over plain comms, in its own event loop."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -241,7 +241,7 @@ def first_elements(size: Size) -> Iterator[Figure]:
 
 
 def consume(name: str, size: ServiceSize, service: str, job_name: str) -> list[int]:
-    """Read what comes of a job, in a process of its own; return the numbers of the elements."""
+    """Read the elements of a job in a separate process; return their numbers."""
     numbers: list[int] = []
     for element in served(name, size, service, job_name):
         numbers += element[:, 0].tolist() if name == "rows" else [np.ravel(element)[0]]
@@ -373,7 +373,7 @@ _PEER_CASES: Final[dict[str, Callable[[Size, Peer], Iterator[Figure]]]] = {
 }
 
 BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
-    # It wants a cluster that nobody has used.
+    # This needs a fresh cluster.
     "first": first_elements,
     "batches": batches_of_256_kib,
     "rows": small_rows,

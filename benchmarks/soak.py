@@ -37,11 +37,12 @@ class Size:
     Parameters
     ----------
     seconds
-        Of each run.
+        The duration of each run.
     most_steps
-        After which it ends anyway.
+        The largest number of steps.
     num_rows
-        Of the dataset, which is repeated without end; a row is 256 bytes. With few, thousands of passes are read ahead.
+        The rows of the dataset, of 256 bytes each; repeated endlessly. With few rows, thousands of passes are read
+        ahead.
     """
 
     seconds: float = 300
@@ -52,12 +53,12 @@ class Size:
 SIZES: Final = {"full": Size(), "small": Size(1.5)}
 
 _BATCH_ROWS: Final = 256
-# Steps handed to a call of `run` together, so that the feeding is what is at full speed.
+# The steps passed to a call of `run` together, so that feeding is the limit.
 _STEPS_A_RUN: Final = 32
-# Moments at which memory is recorded, and those of them that are printed.
+# The number of times at which memory is recorded, and of those that are printed.
 _NUM_SAMPLES: Final = 100
 _NUM_PRINTED: Final = 5
-# What Dask notes of its own doings grows until it is full; that is to be soon.
+# Dask's logs of its own work grow up to a limit: make it small, so that they reach it soon.
 _SHORT_LOGS: Final = {
     "distributed.admin.low-level-log-length": 1_000,
     "distributed.worker.profile.enabled": False,
@@ -77,7 +78,7 @@ class Record:
     Parameters
     ----------
     pids
-        Which processes, by name.
+        name -> process.
     """
 
     pids: dict[str, int]
@@ -171,7 +172,7 @@ def embedded(size: Size) -> Iterator[Figure]:
 
 
 def cluster(size: Size) -> Iterator[Figure]:
-    """A replica on each of two worker processes; the scheduler is in the driver's process."""
+    """Provide a strategy with a replica on each of two worker processes; the scheduler is in the driver's process."""
     with (
         dask.config.set(_SHORT_LOGS),
         LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as local,

@@ -45,13 +45,13 @@ class Size:
     Parameters
     ----------
     memory_rows, parquet_rows, group_rows
-        Rows in memory, in the Parquet file, and in each of its row groups.
+        The rows in memory, in the Parquet file, and in each of its row groups.
     num_files, file_rows, file_group_rows
-        What the cluster reads; a row is 256 bytes.
+        The data that the cluster reads; a row is 256 bytes.
     ways
-        How it is fed: by which policy, and whether shuffled.
+        The ways to feed it: the policy, and whether the data is shuffled.
     repeats, import_repeats
-        How often each thing is timed.
+        The number of timings of each case.
     """
 
     memory_rows: int = 5_000_000
@@ -167,7 +167,7 @@ def by_hand(path: str, names: list[str]) -> None:
         for group in range(file.num_row_groups):
             read = file.read_row_group(group, columns=[*names, "label"], use_threads=False)
             columns = np.stack([read.column(name).to_numpy() for name in names])
-            # Transposed in a pass of its own, which is faster than stacking along the last axis.
+            # Transpose in a separate pass, which is faster than stacking along the last axis.
             x, y = np.ascontiguousarray(columns.T), read.column("label").to_numpy()
             order = rng.permutation(len(y))
             x, y = x.take(order, axis=0), y.take(order)
@@ -220,7 +220,7 @@ def cluster(size: Size) -> Iterator[Figure]:
 def fed(
     paths: list[str], names: list[str], size: Size, policy: str, is_shuffled: bool, steps_a_run: int
 ) -> Iterator[Figure]:
-    """One way of feeding, on a cluster of its own: memory is counted from that of fresh workers."""
+    """Measure one way of feeding on a fresh cluster, since memory is compared with that of fresh workers."""
     dataset = daskdist.read_parquet(paths, columns={"x": names, "y": "label"})
     dataset = dataset.shuffle(size.file_group_rows, seed=0) if is_shuffled else dataset
     options = daskdist.Options()
@@ -280,7 +280,7 @@ def consume(strategy: Any, dataset: Any, steps_a_run: int) -> tuple[int, int, fl
     Returns
     -------
     num_rows, num_batches, first_seconds, seconds
-        What came, how long it took to the end of the first call, and from there to the end.
+        Return the number of rows, and the times up to the end of the first call and from then to the end.
     """
     start = time.perf_counter()
     first = start
@@ -338,7 +338,7 @@ def imports(size: Size) -> Iterator[Figure]:
             "ms",
             1000 * seconds["floor"],
             statements["floor"],
-            # What is imported on first use is on show, and has no target of its own.
+            # Imports at the first use are shown without a target.
             target=1.3 if what == "import daskdist" else None,
             on="ratio",
             bound="most",

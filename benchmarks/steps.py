@@ -44,17 +44,17 @@ class Size:
     Parameters
     ----------
     num_rows
-        In memory, of 64 bytes; repeated without end.
+        The rows in memory, of 64 bytes each; repeated endlessly.
     embedded_steps, cluster_steps
-        Timed at once, one at a time.
+        The numbers of steps in a timing, one at a time.
     floor_steps
-        As tasks submitted one by one.
+        The number of tasks submitted one by one.
     many_steps
-        Timed at once in functions.
+        The number of steps in a timing, in functions.
     growth_steps
-        Over which nothing is to grow.
+        The number of steps during which memory must not grow.
     repeats
-        How often each thing is timed.
+        The number of timings of each case.
     """
 
     num_rows: int = 2**18
@@ -70,12 +70,12 @@ SIZES: Final = {"full": Size(), "small": Size(2**12, 200, 100, 20, 300, 300, 1)}
 
 _BATCH_ROWS: Final = 128
 _STEPS_A_CALL: Final = 100
-# Under way at once, of what is submitted one by one.
+# The number of tasks in flight, of those submitted one by one.
 _AHEAD: Final = 32
 
 
 def total(x: Any) -> Any:
-    """The step."""
+    """Return the sum, as the function of a step."""
     return x.sum()
 
 
@@ -131,7 +131,7 @@ def two_workers() -> Iterator[tuple[Client, Any]]:
 
 def one_by_one(client: Client, strategy: Any, num_steps: int, ahead: int = _AHEAD) -> None:
     """The tasks of steps as Dask has them: two sums, each on its worker, and the sum of those."""
-    # Keys of their own: the release of an equal array of before could reach the scheduler after this one.
+    # Use new keys: the release of an equal earlier array could reach the scheduler after this one.
     ones = np.ones((_BATCH_ROWS // 2, 16), np.float32)
     shards = [client.scatter(ones, workers=[each], hash=False) for each in strategy.workers]
     under_way: deque[Any] = deque()
@@ -148,7 +148,7 @@ def one_by_one(client: Client, strategy: Any, num_steps: int, ahead: int = _AHEA
 
 
 def cluster(size: Size) -> Iterator[Figure]:
-    """A replica on each of two worker processes; the scheduler is in the driver's process."""
+    """Provide a strategy with a replica on each of two worker processes; the scheduler is in the driver's process."""
     found, explained = cluster_rates(size)
     targets = {"a step at a time": 5_000, "functions of 100": 8_000, "each awaited": 450}
     for name, target in targets.items():
@@ -158,7 +158,7 @@ def cluster(size: Size) -> Iterator[Figure]:
 
 
 def cluster_rates(size: Size) -> tuple[dict[str, float], str]:
-    """Steps a second by the way that they are made, and what a function says of its own."""
+    """Measure steps per second for each way to make them, and the statistics of a function."""
     with two_workers() as (client, strategy):
         iterator = batches(strategy, size)
         results: list[Any] = []
@@ -259,7 +259,7 @@ def training(size: Size) -> Iterator[Figure]:
 
 
 def echo(x: Any) -> Any:
-    """Give what is given."""
+    """Return the argument."""
     return x
 
 
@@ -298,7 +298,7 @@ def bare_round_trip_ms(client: Client, num_times: int) -> float:
 
 
 def round_trips(size: Size) -> Iterator[Figure]:
-    """A call with 1 kB on one worker and its result, straight and by way of a scheduler in a process of its own."""
+    """Measure a call with 1 kB on one worker, directly and through a scheduler in a separate process."""
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),
         SubprocessCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
@@ -338,7 +338,7 @@ def memory_mib() -> float:
 
 
 def growth(size: Size) -> Iterator[Figure]:
-    """A hundred thousand steps, one at a time and in functions: what they cost in the end, and what they leave."""
+    """Measure a hundred thousand steps, one at a time and in functions: their cost at the end, and leftover memory."""
     with two_workers() as (client, strategy):
         iterator = batches(strategy, size)
         tenth = size.growth_steps // 10
@@ -397,7 +397,7 @@ BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
 }
 
 
-# By the case of a peer, ours that is held against it, and whether it is to be as fast.
+# case of a peer -> the case of daskdist to compare it with, and whether it has to be as fast.
 _PEERS: Final[dict[str, tuple[str, dict[str, tuple[str, bool]]]]] = {
     "ray": (
         "ray_steps.py",
@@ -420,11 +420,11 @@ _PEERS: Final[dict[str, tuple[str, dict[str, tuple[str, bool]]]]] = {
 
 
 def against(size: Size, key: str, python: str) -> Iterator[Figure]:
-    """Steps of another library, in two processes of its own, and ours."""
+    """Compare the steps of another library, in two processes, with those of daskdist."""
     script, cases = _PEERS[key]
     ours = {**cluster_rates(size)[0], "embedded": embedded_rate(size)}
     command = [python, str(Path(__file__).with_name("peers") / script), str(size.floor_steps)]
-    # What is installed here is not to be found there.
+    # The process must not find the packages of this environment.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     if done.returncode:

@@ -49,7 +49,7 @@ def _shortened(line: Any) -> str:
 
 
 def _asked(line: Any) -> str:
-    # As one that asks a service.
+    # Wait, as a call of a remote service does.
     time.sleep(5e-4)
     return str(line)
 
@@ -87,7 +87,7 @@ def _arrays(folder: str, num_rows: int) -> Dataset:
     return daskdist.read_npy(f"{folder}/*.npy").map(_scaled)
 
 
-# What is called, what makes the rows, and how many there are.
+# The function, the function that creates the rows, and their number.
 _CASES: Final[dict[str, tuple[Callable[[str, int], Dataset], int]]] = {
     "JPEG images of 32 x 32, decoded by Pillow": (_records("JPEG", 32), 8_000),
     "JPEG images of 128 x 128, decoded by Pillow": (_records("JPEG", 128), 4_000),

@@ -59,17 +59,17 @@ class Size:
     Parameters
     ----------
     num_files, file_rows, group_rows
-        What the small model is trained with; a row is 68 bytes.
+        The data for the small model; a row is 68 bytes.
     large_file_rows
-        Rows of each of as many files that the large model is trained with.
+        The rows of each file for the large model, which has the same number of files.
     batch_rows
-        Of a process.
+        The batch size of a process.
     buffer_size
-        Rows that are drawn from where files are read anew.
+        The buffer size if files are read in each pass.
     width
-        Of the two hidden layers of the large model.
+        The width of the two hidden layers of the large model.
     repeats
-        How often each is trained, all in turn.
+        The number of trainings of each case, in turn.
     """
 
     num_files: int = 8
@@ -85,7 +85,7 @@ class Size:
 SIZES: Final = {"full": Size(), "small": Size(2, 2**12, 2**10, 2**11, 2**8, 2**10, 32, 1)}
 
 
-# --- what both do ---
+# --- training ---
 
 
 def trained(batches_of: Callable[[int], Iterable[Any]], width: int) -> tuple[int, float]:
@@ -129,7 +129,7 @@ def without_input(batch_rows: int, num_steps: int, width: int) -> tuple[int, flo
 def in_memory(files: str, size: Size) -> daskdist.Dataset:
     """Return batches like those of a DistributedSampler: one order of all rows, which each process has in memory."""
     dataset = daskdist.read_parquet(files, columns=(_NAMES, "label")).cache().global_shuffle()
-    # Said, so that nobody is warned.
+    # Set explicitly, to avoid a warning.
     dataset = dataset.with_options(daskdist.Options(auto_shard_policy="DATA"))
     return dataset.batch(_NUM_PROCESSES * size.batch_rows)
 
@@ -170,7 +170,7 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-# What there is, by name: what gives rows, and how many worker processes do.
+# name -> the dataset, and the number of its worker processes.
 _LOADERS: Final = {"no workers": (Rows, 0), "one worker": (Rows, 1), "whole batches": (Batches, 0)}
 
 
@@ -199,7 +199,7 @@ def in_process(
         del loader
     if rank == 0:
         answers.put(found)
-    # Models are parts of cycles; one that is freed when the interpreter ends, with its process group, aborts it.
+    # Models are in reference cycles; freeing one at the interpreter's exit, with its process group, would abort.
     gc.collect()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -248,7 +248,7 @@ def two_workers() -> Iterator[daskdist.Strategy]:
 
 
 def rates(calls: Iterable[Callable[[], dict[str, tuple[int, float]]]], num_rows: int, repeats: int) -> dict[str, float]:
-    """Rows a second, of both processes together, that each of what calls give trains with; all in turn."""
+    """Measure the rows per second of both processes together for each way of training, in turn."""
     seconds: dict[str, list[float]] = {}
     for _ in range(repeats):
         for name, (found, each) in itertools.chain.from_iterable(call().items() for call in calls):

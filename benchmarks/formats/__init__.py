@@ -19,11 +19,11 @@ class Case:
     Parameters
     ----------
     what
-        What is read.
+        The data to read.
     write
         ``write(path, num_rows)`` writes it.
     ours
-        Gives the dataset of it.
+        Returns its dataset.
     bare
         Reads it with the library alone, once, and gives the number of rows.
     num_rows

@@ -41,7 +41,7 @@ def bare(path: Path) -> int:
 
 
 def bare_to_numpy(path: Path) -> int:
-    """Text comes as Python's strings, which is what pyarrow makes of it."""
+    """Text is converted to Python strings, as pyarrow does."""
     reading = pc.ReadOptions(use_threads=False)
     num_rows = 0
     with pc.open_csv(path, reading, pc.ParseOptions(newlines_in_values=True)) as reader:
@@ -69,7 +69,7 @@ CASES = [
         1_500_000,
         releases_gil=True,
     ),
-    # The bare loop leaves text in Arrow; this one makes of it what pyarrow can.
+    # The plain loop leaves text in Arrow; this one converts it with pyarrow.
     Case(
         "CSV, the same, against a loop that makes NumPy arrays too",
         write_mixed,

@@ -34,7 +34,7 @@ def photo() -> bytes:
 
 
 def digit() -> bytes:
-    """An image of 8 by 8, of which most time goes to what is around it."""
+    """An image of 8 by 8 pixels: most time is spent on the archive."""
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), np.uint8)).save(file, "PNG")
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Other libraries, each in an interpreter of its own (they do not install side by side), timed in turns with ours."""
+"""Other libraries, each in its own environment, since they conflict with each other; timed in turns with daskdist."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PEERS: Final = {
     "grain": ("Grain", "grain_dataset.py"),
     "ray": ("Ray Data", "ray_dataset.py"),
 }
-# Those that have a data service.
+# The libraries with a data service.
 SERVICES: Final = {"tf": ("tf.data service", "tensorflow_service.py")}
 
 
 class Peer:
-    """One of them, in a process that waits to be told what to run.
+    """A library, in a process that waits for cases to run.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Peer:
 
     def __init__(self, peer: tuple[str, str], python: str, data: str) -> None:
         self.name, script = peer
-        # What is installed here is not to be found there.
+        # The process must not find the packages of this environment.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(

@@ -18,7 +18,7 @@ _AHEAD = 32
 
 @ray.remote
 class Replica:
-    """One of the two, with rows of its own."""
+    """One of the two workers, with its own rows."""
 
     def __init__(self) -> None:
         self._rows = np.random.default_rng(0).random((2**16, 16), np.float32)

@@ -16,7 +16,7 @@ BATCH = 256
 WINDOW = 16
 NUM_KEYS = 4
 BOUNDARIES = [16, 32, 48]
-# Of the data service: numbers in a batch of 256 KiB; and the size of a matrix and how many products of it make a costly
+# For the data service: the numbers in a batch of 256 KiB, and the size and number of matrix products for a costly
 # element.
 SERVICE_BATCH = 2**16
 COSTLY_SIZE = 160
@@ -30,11 +30,11 @@ class ServiceSize:
     Parameters
     ----------
     num_batches
-        Of 256 KiB.
+        The number of batches of 256 KiB.
     num_rows
-        Of 16 numbers.
+        The number of elements of 16 numbers.
     num_costly
-        Of some milliseconds each.
+        The number of elements that take some milliseconds each.
     """
 
     num_batches: int
@@ -87,7 +87,7 @@ class Data:
 
 def serve(version: str, cases_of: Callable[[Data], dict[str, Callable[[], Iterable]]]) -> None:
     """Tell what there is, and run each case as it is asked for; a case gives something to iterate over."""
-    # Libraries print what they like: only answers are to reach standard output.
+    # Libraries may print: keep standard output for the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     cases = cases_of(Data.load(sys.argv[1]))

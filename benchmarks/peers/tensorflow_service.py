@@ -43,7 +43,7 @@ def dataset_of(pipeline: str, size: ServiceSize, address: str, job_name: str) ->
 
 
 def consume(size: ServiceSize, address: str) -> None:
-    """Read what is asked for, one line of standard input each."""
+    """Read the requested cases, one per line of standard input."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -70,7 +70,7 @@ def work(address: str, port: str) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens to."""
+    """Return an unused port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

@@ -35,6 +35,10 @@ class Composition(Protocol):
         """The functions, in order; none of them is a composition."""
         ...
 
+    def __call__(self, *args: Any) -> Rows:
+        """Call them."""
+        ...
+
 
 class Cursor(Protocol):
     """A position in a stream of elements."""
