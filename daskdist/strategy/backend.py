@@ -139,6 +139,10 @@ class Backend(ResultSource, Protocol):
         """Raise a known error that can no longer be seen otherwise; called at the end of a pass."""
         ...
 
+    def note_iterator(self, iterator: Any) -> None:
+        """Show the figures of an iterator over a distributed dataset on the dashboard, if there is one."""
+        ...
+
     def forget(self, variable: int) -> None:
         """Drop the copies of a variable, by its number, once earlier calls have finished.
 

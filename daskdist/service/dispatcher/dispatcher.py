@@ -6,6 +6,7 @@ method reports an event and returns commands, which the scheduler plugin carries
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from daskdist.service.dispatcher.jobs import (
     JobConsumer,
     Task,
 )
+from daskdist.service.dispatcher.status import JobStatus, job_status
 from daskdist.service.intervals import Intervals
 from daskdist.service.modes import ShardingPolicy
 
@@ -82,6 +84,8 @@ class Dispatcher:
         self._consumers: dict[str, JobConsumer] = {}
         self._tasks: dict[str, tuple[Iteration, Task]] = {}
         self._told = 0
+        # By the name of the job, "" for all without a name: the elements that consumers have used.
+        self.num_used: Counter[str] = Counter()
         # The consumers of the previous dispatcher that have not come back, and the time of the restart.
         self._away: dict[str, float] = {}
         # The changes to be kept, by key; None for a key that was removed.
@@ -193,15 +197,15 @@ class Dispatcher:
         self._away.pop(name, None)
         iteration = consumer.iteration
         iteration.consumers.pop(name, None)
+        for task_id, pairs in (done or {}).items():
+            if task_id in iteration.tasks:
+                self._record_used(iteration, iteration.tasks[task_id], pairs)
         if iteration.job.name is None:
             return self._remove(iteration.job)
         self._note_change(iteration)
         if not iteration.consumers:
             iteration.idle_since = self._clock()
             self._forget_over(iteration.job)
-        for task_id, pairs in (done or {}).items():
-            if task_id in iteration.tasks:
-                iteration.tasks[task_id].done.update(pairs)
         return [
             LoseConsumer(task.worker or "", task.id, name, None if done is None else tuple(done.get(task.id, ())))
             for task in iteration.running
@@ -231,7 +235,7 @@ class Dispatcher:
         if current is None:
             return []
         iteration, task = current
-        task.done.update(pairs)
+        self._record_used(iteration, task, pairs)
         self._note_change(iteration)
         return []
 
@@ -257,6 +261,10 @@ class Dispatcher:
         self._note_change(iteration)
         commands: list[Command] = [TellFailure(name, message, error) for name in iteration.consumers]
         return self._stop(iteration) + commands
+
+    def jobs(self) -> list[JobStatus]:
+        """Return the status of the iterations of all jobs, without what only their workers know."""
+        return [job_status(iteration, {}) for iteration in self.iterations()]
 
     def iterations(self, *, only_running: bool = False) -> list[Iteration]:
         """Return the iterations of all jobs; without the failed ones if ``only_running``."""
@@ -450,6 +458,11 @@ class Dispatcher:
         iteration.tasks = {}
         return [StopTask(task.worker or "", task.id) for task in running]
 
+    def _record_used(self, iteration: Iteration, task: Task, pairs: Pairs) -> None:
+        num_before = len(task.done)
+        task.done.update(pairs)
+        self.num_used[iteration.job.name or ""] += len(task.done) - num_before
+
     def _forget_over(self, job: Job) -> None:
         # The number of an iteration that is over suffices for late consumers. The latest is kept for `status`.
         latest = max(job.iterations)
@@ -467,6 +480,8 @@ class Dispatcher:
 
     def _remove(self, job: Job) -> list[Command]:
         del self._jobs[job.key]
+        if job.name is not None:
+            self.num_used.pop(job.name, None)
         self._note("job", job.key, value=None)
         for number in job.iterations:
             self._note("iteration", job.key, number, value=None)

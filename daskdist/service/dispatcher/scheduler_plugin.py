@@ -17,6 +17,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
 from daskdist.config import seconds, setting
+from daskdist.dashboard.scheduler_plugin import dashboard_of
 from daskdist.service.dispatcher.commands import (
     Command,
     DatasetEntry,
@@ -101,6 +102,7 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         scheduler.handlers[PRESENT_OPERATION] = lambda: True
         scheduler.stream_handlers[EVENT_OPERATION] = self._event
         self._background = [asyncio.ensure_future(self._tick()), asyncio.ensure_future(self._keep())]
+        dashboard_of(scheduler).service = self.dispatcher
         await scheduler.register_worker_plugin(None, dumps(ServiceOnWorker()), name=NAME, idempotent=False)
 
     async def before_close(self) -> None:

@@ -166,7 +166,8 @@ class DistributedDataset:
     def __iter__(self) -> DistributedIterator:
         check_in_program("iter")
         feed = self.feed_for_pass()
-        return DistributedIterator(
+        backend = self.strategy.internals.backend
+        iterator = DistributedIterator(
             feed.pipelines,
             feed.spec,
             self.known_element_spec,
@@ -177,9 +178,11 @@ class DistributedDataset:
             drops_uneven=feed.drops_uneven,
             call_maps=feed.maps_on_replicas and partial(_mapped, self.strategy, feed.maps_on_replicas),
             copy_stats=partial(_copy_stats, self.strategy),
-            raise_unseen=self.strategy.internals.backend.raise_unseen,
+            raise_unseen=backend.raise_unseen,
             source=feed.source,
         )
+        backend.note_iterator(iterator)
+        return iterator
 
     def progress(self, title: str = "") -> ProgressSteps:
         """Return the steps of one pass, with progress shown on standard error.

@@ -421,6 +421,11 @@ class DistributedIterator:
         busy = {"busy_s": self._caller.busy.by_name()} if isinstance(self._caller, LocalCaller) else {}
         return {**stats_of(self._interpreters, self._num_steps), **times, **busy}
 
+    def ahead_bytes(self) -> tuple[int, int]:
+        """Return the bytes of batches that are read ahead, and the most there may be."""
+        windows = [window for interpreter in self._interpreters for window in list(interpreter.bundles.values())]
+        return sum(window.used_bytes for window in windows), sum(window.limit_bytes for window in windows)
+
     @property
     def num_threads(self) -> int:
         """The number of threads that compute input besides the program's own; 0 on a cluster."""

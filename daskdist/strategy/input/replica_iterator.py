@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
@@ -45,6 +46,7 @@ from daskdist.strategy.input.replica_plans import (
 from daskdist.strategy.input.shared_reader import SharedPass, SharedReader, SharedReadPlan
 from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.replica.context import current_replica
+from daskdist.strategy.replica.replica_times import ReplicaTimes
 
 _OVER: Final = object()
 
@@ -72,12 +74,20 @@ class ReplicaIterator(Iterator[Any]):
     is_of_all_replicas = True
 
     def __init__(
-        self, plan: ReplicaPlan, readers: PassReaders, number: int, device: Device, end: CallEnd | None = None
+        self,
+        plan: ReplicaPlan,
+        readers: PassReaders,
+        number: int,
+        device: Device,
+        end: CallEnd | None = None,
+        times: ReplicaTimes | None = None,
     ) -> None:
         self.element_spec = plan.element_spec
         # Tells whether the call is to end; None in the program's process.
         self._end = end
         self._stop_watching_end = _nothing if end is None else end.on_end(readers.wake)
+        # Counts its steps for the dashboard; None in the program's process.
+        self._times = times
         self._plan = plan
         self._readers = readers
         self._number = number
@@ -125,6 +135,8 @@ class ReplicaIterator(Iterator[Any]):
             self._goes_on = False
             raise
         self._num_elements += 1
+        if self._times is not None:
+            self._times.count(element)
         return element
 
     def _check_end(self) -> None:
@@ -254,7 +266,7 @@ class ReplicaIterator(Iterator[Any]):
         self._progress = _Progress()
         which = self._plan, *self._readers.of_pass(self._iteration), self._iteration, self._progress
         if self._device.is_host or not self._plan.options.fetch_to_device:
-            return _elements(*which)
+            return _elements(*which, self._times)
         self._ahead = ahead_of(
             _steps(*which),
             [self._device],
@@ -262,7 +274,7 @@ class ReplicaIterator(Iterator[Any]):
             Now.bundle_bytes,
             interrupt=self._readers.wake,
         )
-        return _packed(self._ahead, self._plan.spec.structure)
+        return _packed(_timed(self._ahead, self._times), self._plan.spec.structure)
 
     def __repr__(self) -> str:
         return f"<ReplicaIterator of replica {self._number}, pass {self._iteration}: {self.element_spec}>"
@@ -286,7 +298,14 @@ class _Progress:
         self.shared_pass: SharedPass | None = None
 
 
-def _elements(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int, progress: _Progress) -> Iterator[Any]:
+def _elements(
+    plan: ReplicaPlan,
+    reader: SharedReader,
+    lane: int,
+    iteration: int,
+    progress: _Progress,
+    times: ReplicaTimes | None,
+) -> Iterator[Any]:
     # A function rather than a method: a generator with a reference to the iterator would delay its release.
     structure: Structure = plan.spec.structure
     is_writable = bool(merged_options(reader.node).writable)
@@ -294,7 +313,7 @@ def _elements(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int
     progress.shared_pass = reader.begin(lane, iteration)
     parts = progress.shared_pass.parts(lane)
     try:
-        for part in parts:
+        for part in _timed(parts, times):
             places, rows = part.places, part.rows
             del part
             is_row = min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1
@@ -327,7 +346,24 @@ def _steps(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int, p
         parts.close()  # type: ignore[attr-defined]
 
 
-def _packed(ahead: DevicePrefetch, structure: Structure) -> Iterator[Any]:
+def _timed(parts: Iterator[Any], times: ReplicaTimes | None) -> Iterator[Any]:
+    # The same, while the time in which the replica waits for them is counted. Elements of one part are there at once.
+    if times is None:
+        yield from parts
+        return
+    while True:
+        times.wait()
+        try:
+            # Keep no reference to a part that is used.
+            taken = list(itertools.islice(parts, 1))
+        finally:
+            times.work()
+        if not taken:
+            return
+        yield taken.pop()
+
+
+def _packed(ahead: Iterator[Any], structure: Structure) -> Iterator[Any]:
     return (structure.pack(leaves) for (leaves,) in ahead)
 
 
@@ -484,12 +520,15 @@ class WorkerServices(NamedTuple):
         Asks other workers about theirs.
     end
         Tells whether the call is to end.
+    times
+        The times of the replica's steps.
     """
 
     fetch: Fetch
     step_counts: StepCounts
     ask: AskSteps
     end: CallEnd | None
+    times: ReplicaTimes
 
 
 def replica_iterators(
@@ -548,4 +587,7 @@ def _iterator(
         pipelines[plan.number] = pipeline
         plan = replace(plan, source=replace(plan.source, pipelines=pipelines))
     readers = PassReaders(token, plan, read_plan, replica, number, peers)
-    return ReplicaIterator(plan, readers, number, named(replica.device), None if services is None else services.end)
+    device = named(replica.device)
+    if services is None:
+        return ReplicaIterator(plan, readers, number, device)
+    return ReplicaIterator(plan, readers, number, device, services.end, services.times)

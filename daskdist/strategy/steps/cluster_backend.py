@@ -25,7 +25,8 @@ from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Picks, Submit
 from daskdist.execute.messages.pickling import describe_unpicklable, dumps_on_host, type_name
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.input.replica_plans import DatasetArgument
+from daskdist.strategy.input.iterator import DistributedIterator
+from daskdist.strategy.input.replica_plans import ReplicaPlan
 from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Result
@@ -33,6 +34,7 @@ from daskdist.strategy.steps.captures import current_capture
 from daskdist.strategy.steps.outcomes import Failed, Held, loaded_structure, pickled_structure, received
 from daskdist.strategy.steps.program_end import ClusterUse, end_unused
 from daskdist.strategy.steps.remote.on_scheduler import note_in_use
+from daskdist.strategy.steps.remote.program_report import ProgramReport
 from daskdist.strategy.steps.remote.replica_call import LOOP, CrossReplica
 from daskdist.strategy.steps.remote.worker_streams import install, result_in_memory
 from daskdist.strategy.steps.replicated_kinds import reachable
@@ -132,7 +134,7 @@ class ClusterBackend:
         here = [leaf.values for leaf in leaves if type(leaf) is PerReplica and not leaf.reference]
         # What has to stay on the cluster until the call is over, which is told of it by key.
         kept = [part.futures for values in here for part in values if type(part) is WithRemoteResults]
-        is_loop = any(type(values[0]) is DatasetArgument for values in here)
+        is_loop = any(_is_plan(values[0]) for values in here)
         name = _name_of(operation, getattr(fn, "__name__", type(fn).__name__), is_loop)
         # In a function, before its first step: it may be called as often as a step.
         if is_step and ((capture := current_capture()) is None or not capture.num_steps):
@@ -401,8 +403,11 @@ class ClusterBackend:
         self._end = Finalizer(self, end_unused, ClusterUse(self.streams, self._submit, group.token, opened))
         try:
             run_on_workers(self.client, install, self._cross_replica, workers=group.workers)
-            note_in_use(self.client, group.token, group.workers)
+            is_told = note_in_use(self.client, group.token, group.workers)
             self.streams.open(group)
+            self._report = ProgramReport(self.streams, group.token)
+            if is_told:
+                self._report.start()
         except BaseException:
             self.close()
             raise
@@ -440,6 +445,10 @@ class ClusterBackend:
     def _missing(self) -> list[str]:
         # Those that take part, and are not there or were started anew.
         return list(dict.fromkeys((*self.streams.lost(), *self._submit.missing())))
+
+    def note_iterator(self, iterator: DistributedIterator) -> None:
+        """Include an iterator over a distributed dataset in what the program reports to the dashboard."""
+        self._report.add(iterator)
 
     def forget(self, variable: int) -> None:
         """Drop a variable on its replicas once the calls before are over; sent along with other messages."""
@@ -556,6 +565,10 @@ def _pickled(value: Any, name: Callable[[], str]) -> bytes:
 def _name_of(operation: str, function: str, is_loop: bool) -> str:
     # One object for all calls of a function: among messages that are sent together it is there once.
     return f"{LOOP if is_loop else ''}{operation}-{function}"
+
+
+def _is_plan(value: Any) -> bool:
+    return type(value.value if type(value) is WithRemoteResults else value) is ReplicaPlan
 
 
 def _place_of(operation: str, treespec: Any, number: int) -> str:

@@ -114,6 +114,9 @@ class LocalBackend:
     def raise_unseen(self) -> None:
         """Return immediately: errors are raised by the call itself."""
 
+    def note_iterator(self, iterator: Any) -> None:
+        """Return immediately: no scheduler shows its figures."""
+
     def forget(self, variable: int) -> None:
         """Drop the replicas' copies of a variable."""
         self.store.drop((variable,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from distributed.comm import Comm, connect
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from daskdist.dashboard.scheduler_plugin import dashboard_of
 from daskdist.execute.callers.cluster_requests import run_on_scheduler
 from daskdist.execute.messages.outbox import flush
 from daskdist.strategy.steps.stream import RELAY
@@ -41,12 +43,18 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         # By the id of a client and the token of its strategy, the addresses of the workers.
         self.used: dict[tuple[str, str], Sequence[str]] = {}
         self._scheduler = scheduler
+        self.figures = dashboard_of(scheduler)
         scheduler.handlers[RELAY] = self._relay
 
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
         """Return those of some workers that may be closed."""
         used = {address for addresses in self.used.values() for address in addresses}
         return [worker for worker in workers if worker.address not in used]
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Show workers that are lost to a strategy on the dashboard."""
+        if any(worker in addresses for addresses in self.used.values()):
+            self.figures.worker_lost(time.time(), worker)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Forget the strategies of a program that is gone."""
@@ -82,10 +90,11 @@ async def _pass_on(source: Comm, target: Comm) -> None:
         await flush(target)
 
 
-def note_in_use(client: Client, token: str, workers: Sequence[str]) -> None:
-    """Tell the scheduler which workers a strategy uses; where that fails, log a warning once a scheduler."""
+def note_in_use(client: Client, token: str, workers: Sequence[str]) -> bool:
+    """Tell the scheduler which workers a strategy uses; if that fails, log one warning per scheduler, return False."""
     try:
         run_on_scheduler(client, _use, client.id, token, tuple(workers))
+        return True
     except Exception as error:
         address = client.scheduler.address
         if address not in _warned:
@@ -99,6 +108,7 @@ def note_in_use(client: Client, token: str, workers: Sequence[str]) -> None:
                 type(error).__name__,
                 error,
             )
+        return False
 
 
 def release_soon(client: Client, token: str) -> None:
@@ -125,3 +135,4 @@ def _release(client: str, token: str, dask_scheduler: Scheduler) -> None:
     plugin = dask_scheduler.plugins.get(_NAME)
     if plugin is not None:
         plugin.used.pop((client, token), None)
+        plugin.figures.program_ended(token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -22,15 +22,18 @@ from daskdist.strategy.input.replica_iterator import WorkerServices, replica_ite
 from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.replica.contract import StrategyContract
+from daskdist.strategy.replica.replica_times import ReplicaTimes
 from daskdist.strategy.steps.remote.call_function import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
-from daskdist.strategy.values.extract import Extract, FlatResult
+from daskdist.strategy.values.extract import Extract, ExtractFromRows, FlatResult
 from daskdist.strategy.values.flat import LEAVES
-from daskdist.strategy.values.wiring import filled
+from daskdist.strategy.values.wiring import Slot, filled
 from daskdist.strategy.variables.store import VariableStore
 
 # What the names of calls begin with that may take as long as they like: loops over distributed datasets.
 LOOP: Final = "loop-"
+# What the names of other calls of `Strategy.run` begin with.
+STEP: Final = "run-"
 _UNCHANGEABLE: Final = LEAVES - {np.ndarray}
 
 # Makes the strategy for functions between replicas; given the group, the variables of this worker, a replica's number.
@@ -53,6 +56,8 @@ class ReplicaSlot:
         The number of replicas.
     cross_replica
         Makes the strategy for functions between replicas.
+    times
+        Those of its steps, for the dashboard.
     """
 
     token: str
@@ -60,6 +65,7 @@ class ReplicaSlot:
     number: int
     num_replicas: int
     cross_replica: CrossReplica
+    times: ReplicaTimes = field(default_factory=ReplicaTimes, compare=False)
 
     def context(self, mailbox: Mailbox, step: int, end: CallEnd) -> ReplicaContext:
         """Return the context of the replica in a call."""
@@ -96,6 +102,7 @@ class ReplicaSlot:
 
     def leave(self, mailbox: Mailbox, step: int, error: BaseException | str | None) -> None:
         """Tell other replicas that the call is over, since they may wait for this one."""
+        self.times.rest()
         if self.num_replicas > 1:
             mailbox.leave(self.token, step, self.number, error)
 
@@ -109,8 +116,13 @@ def call_replica(
     picks: Sequence[tuple[int, Extract]],
     leaves: list[Any],
     end: CallEnd,
+    *,
+    is_step: bool,
 ) -> FlatResult:
-    """Call a user's function, the first result, with wired leaves of its arguments."""
+    """Call a user's function, the first result, with wired leaves of its arguments.
+
+    The dashboard counts the call if ``is_step``.
+    """
     try:
         slot.check(mailbox)
         end.check()
@@ -122,10 +134,13 @@ def call_replica(
         if any(argument is ABSENT for argument in arguments):
             slot.leave(mailbox, step, SKIPPED)
             return FlatResult([ABSENT], None)
+        if is_step:
+            slot.times.count(_batch_of(arguments, leaves, picks))
+        slot.times.work()
 
         def services() -> WorkerServices:
             ask = partial(mailbox.ask_steps, (slot.token, step))
-            return WorkerServices(WorkerFetch(mailbox.worker), mailbox.step_counts, ask, end)
+            return WorkerServices(WorkerFetch(mailbox.worker), mailbox.step_counts, ask, end, slot.times)
 
         with replica_iterators(arguments, treespec, slot.replica, slot.number, services) as (args, kwargs):
             context = slot.context(mailbox, step, end)
@@ -138,6 +153,14 @@ def call_replica(
         raise
     slot.leave(mailbox, step, None)
     return returned
+
+
+def _batch_of(arguments: Sequence[Any], leaves: Sequence[Any], picks: Sequence[tuple[int, Extract]]) -> Any:
+    # The first argument that is a part of a distributed dataset's step; None if there is none.
+    for argument, leaf in zip(arguments, leaves, strict=True):
+        if type(leaf) is Slot and type(picks[leaf.number][1]) is ExtractFromRows:
+            return argument
+    return None
 
 
 def _for_reading(result: Any) -> Any:

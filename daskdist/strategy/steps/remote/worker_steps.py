@@ -40,7 +40,7 @@ from daskdist.strategy.steps.remote.cells import Cell, SentValue
 from daskdist.strategy.steps.remote.data_keys import DataKeys
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.peers import Peers
-from daskdist.strategy.steps.remote.replica_call import CrossReplica, ReplicaSlot, call_replica
+from daskdist.strategy.steps.remote.replica_call import STEP, CrossReplica, ReplicaSlot, call_replica
 from daskdist.strategy.variables.store import VariableStore
 
 # News that can wait goes along with others, or after so long.
@@ -381,9 +381,9 @@ class StepsOnWorker:
         self._tell(("pong", asked_at, self.running()))
 
     @property
-    def num_replicas(self) -> int:
-        """Return the number of replicas on this worker."""
-        return len(self._slots)
+    def slots(self) -> list[ReplicaSlot]:
+        """The replicas on this worker."""
+        return [slot for slot, _ in self._slots.values()]
 
     def calls_being_made(self) -> set[tuple[int, int]]:
         """Return the calls that are being made, each with its replica."""
@@ -479,6 +479,7 @@ class StepsOnWorker:
         end: CallEnd,
     ) -> None:
         outcome: Any
+        slot.times.wait()
         values = [call_input.get() for call_input in inputs]
         failures = [value for value in values if type(value) is Failed]
         if failures:
@@ -492,7 +493,8 @@ class StepsOnWorker:
                 treespec, _ = loaded_structure(structure)
                 picks, leaves = load_sent(wired) if type(wired) is bytes else wired
                 with _AS_THEY_ARE if settings is None else sent(settings):
-                    outcome = call_replica(self._mailbox, slot, number, values, treespec, picks, leaves, end)
+                    filling, is_step = (treespec, picks, leaves), name.startswith(STEP)
+                    outcome = call_replica(self._mailbox, slot, number, values, *filling, end, is_step=is_step)
             except BaseException as error:
                 outcome = Failed(Failure.of(error), number)
                 release_frames(error)

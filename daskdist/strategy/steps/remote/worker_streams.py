@@ -14,6 +14,7 @@ from distributed.comm import Comm
 from distributed.core import Status
 
 from daskdist.config import seconds
+from daskdist.dashboard.figures import TIMES_METRIC
 from daskdist.execute.messages.outbox import can_be_framed
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.group import ReplicaGroup
@@ -50,6 +51,7 @@ class StreamsOfWorker:
         # Dask's dashboard has a column for each on its page of workers, and `Client.scheduler_info` has them too.
         worker.metrics["daskdist_replicas"] = self._num_replicas
         worker.metrics["daskdist_running"] = self._running
+        worker.metrics[TIMES_METRIC] = self._replica_times
 
     async def _serve(self, comm: Comm, group: bytes, is_framed: bool) -> Any:
         known: ReplicaGroup = pickle.loads(group)
@@ -79,7 +81,16 @@ class StreamsOfWorker:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _num_replicas(self, worker: Worker) -> int:
-        return sum(steps.num_replicas for steps in self.by_token.values())
+        return sum(len(steps.slots) for steps in self.by_token.values())
+
+    def _replica_times(self, worker: Worker) -> dict[str, Any]:
+        # For the dashboard's page, as in `DashboardFigures.observe`.
+        replicas = [
+            (token, slot.number, slot.replica.device, *slot.times.totals())
+            for token, steps in list(self.by_token.items())
+            for slot in steps.slots
+        ]
+        return {"at": time.monotonic(), "replicas": replicas}
 
     def _running(self, worker: Worker) -> str:
         running = [call for steps in self.by_token.values() for call in steps.running()]
