@@ -43,6 +43,9 @@ DEFAULTS: Final[dict[str, Any]] = {
     # The bytes of large arguments that may wait to be sent to one worker before another call waits. Results are not
     # counted: those of `max-steps-in-flight` calls, and those that the program refers to, stay in the workers' memory.
     "step-bytes": "256 MiB",
+    # The modules whose functions travel to workers with their code instead of being imported there: "local" for those
+    # beside or below the script (the notebook's folder), or a list of names. null for those of `__main__` only.
+    "send-modules": None,
     # Whether steps and their results are sent through the scheduler rather than directly between the program and the
     # workers: true, false or "auto". "auto" uses the client's `direct_to_workers`; if that is not set, only workers
     # that cannot be connected to within three seconds are reached through the scheduler.

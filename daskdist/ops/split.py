@@ -16,7 +16,18 @@ from daskdist.core.block import Block, Rows
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Node, Transformation, counting, walk
-from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
+from daskdist.core.primitive import (
+    Arrange,
+    Compute,
+    Context,
+    Cursor,
+    Epoch,
+    Exhausted,
+    Fact,
+    Opener,
+    Primitive,
+    gathered,
+)
 from daskdist.core.randomness.hashes import NUMBERS, as_shares, hash_words, mixed
 from daskdist.core.randomness.seed import generator
 from daskdist.core.selection.intervals import Index
@@ -164,15 +175,30 @@ class SplitCursor:
     split: SplitByRow
     order: Permutation | None
     num_before: int = 0
+    is_over: bool = False
 
     def pull(self) -> Run:
         while True:
-            run: Run = self.source.pull()
+            try:
+                run: Run = self.source.pull()
+            except Exhausted:
+                self._tell_of_missing()
+                raise
             rows = np.arange(self.num_before, self.num_before + len(run))
             self.num_before += len(run)
             kept = self.split.are_kept(self._parts(rows))
             if len(kept):
                 return run if len(kept) == len(run) else run.take(kept)
+
+    def _tell_of_missing(self) -> None:
+        is_over, self.is_over = self.is_over, True
+        if not is_over and self.order is not None and self.num_before < self.order.length:
+            logger.warning(
+                "split: there were %d elements when the dataset was split, and now %d came: elements after those that "
+                "are missing may be in other parts than before; split it again, and do not mix parts of both",
+                self.order.length,
+                self.num_before,
+            )
 
     def _parts(self, rows: Index) -> Index:
         split, order = self.split, self.order

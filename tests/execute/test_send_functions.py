@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib
 import random
+import sys
 import threading
 from random import random as draw
 
+import cloudpickle
+import dask
 import numpy as np
 import pytest
+from conftest import mirrored
 
 import daskdist
 from daskdist import Dataset, errors
+from daskdist.core.functions.by_value import modules_by_value
 from daskdist.core.functions.code_fingerprint import fingerprint_of
 from daskdist.errors import ArgumentError
 
@@ -206,19 +211,57 @@ def dealt(strategy, dataset):
     return strategy.distribute_dataset(dataset)
 
 
+def imported_here(name, folder, monkeypatch):
+    """Return a module that only this process can import, and its file."""
+    path = folder / f"{name}.py"
+    path.write_text(
+        "import daskdist\n\nFACTOR = 2\n\n\ndef double(x):\n    return FACTOR * x\n\n\n"
+        "def dataset(context):\n    return daskdist.Dataset.range(4).batch(2)\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    return importlib.import_module(name), path
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("use", _USES)
+@pytest.mark.parametrize("names", ["named", "local"])
+def test_modules_that_travel_with_their_code(client, on_cluster, tmp_path, monkeypatch, use, names):
+    name = f"module_with_code_{use}_{names}"
+    module, _ = imported_here(name, tmp_path, monkeypatch)
+    # As if this program were a script in that folder.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "script.py"))
+    with dask.config.set({"daskdist.send-modules": [name] if names == "named" else "local"}):
+        found = _USES[use](on_cluster, Dataset.range(8).batch(4), module)
+    expected = _USES[use](mirrored(2), Dataset.range(8).batch(4), module)
+    # Datasets of functions are one for each worker.
+    assert found if use == "dataset_fn" else str(found) == str(expected)
+    assert name not in cloudpickle.list_registry_pickle_by_value()
+    assert not any(client.run(lambda: name in sys.modules).values())
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [("all", "send-modules is 'all'; give 'local', a list"), (["no_such"], "names 'no_such', which is not imported")],
+)
+def test_modules_to_send_that_are_refused(names, message):
+    with (
+        dask.config.set({"daskdist.send-modules": names}),
+        pytest.raises(errors.ArgumentError, match=message),
+        modules_by_value(),
+    ):
+        pass
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("use", _USES)
 def test_a_module_that_workers_lack(client, on_cluster, tmp_path, monkeypatch, use):
     name = f"module_of_the_program_{use}"
-    path = tmp_path / f"{name}.py"
-    path.write_text(
-        "import daskdist\n\n\ndef double(x):\n    return 2 * x\n\n\n"
-        "def dataset(context):\n    return daskdist.Dataset.range(4).batch(2)\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    module = importlib.import_module(name)
+    module, path = imported_here(name, tmp_path, monkeypatch)
     before = set(client.scheduler_info()["workers"])
-    with pytest.raises(errors.ClusterError, match=rf"No module named '{name}'.*client.upload_file\('{name}.py'\)"):
+    with pytest.raises(
+        errors.ClusterError,
+        match=rf"No module named '{name}'.*send-modules': 'local'.*client.upload_file\('{name}.py'\)",
+    ):
         _USES[use](on_cluster, Dataset.range(8).batch(4), module)
     # No worker is lost over it, and once they have the module another strategy can use it.
     client.upload_file(str(path))

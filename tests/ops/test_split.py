@@ -257,3 +257,23 @@ def test_parts_are_the_same_on_workers(client, parquet_files, policy, how):
             found = [int(x) for step in dist for batch in strategy.local_results(step) for x in batch]
             times = strategy.num_replicas_in_sync if policy == "off" else 1
             assert Counter(found) == Counter({int(each["id"]): times for each in part})
+
+
+def test_it_is_told_where_fewer_elements_come_than_were_counted(caplog):
+    def bad(x):
+        if x in (3, 7):
+            raise ValueError("bad")
+        return x
+
+    parts = Dataset.range(20).map(bad).split(0.5, seed=0)
+    skipping = [part.with_options(Options(on_error="skip")) for part in parts]
+    found = [ids(part) for part in skipping]
+    assert sorted(chain(*found)) == [k for k in range(20) if k not in (3, 7)]
+    messages = [record.getMessage() for record in caplog.records if record.getMessage().startswith("split")]
+    assert len(messages) == 2
+    assert "there were 20 elements when the dataset was split, and now 18 came" in messages[0]
+    # Left out before, they are not counted.
+    caplog.clear()
+    for part in [*Dataset.range(20).map(bad).ignore_errors().split(0.5), *Dataset.range(20).split(0.5)]:
+        ids(part)
+    assert not [record for record in caplog.records if record.getMessage().startswith("split")]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, Final, Self
 
+from daskdist.core.functions.by_value import by_value
 from daskdist.core.functions.code_fingerprint import Fingerprint, fingerprint_of
 from daskdist.core.functions.fixed_values import FixedValues, with_values
 from daskdist.core.functions.loop_limit import LoopLimit
@@ -138,7 +139,8 @@ class UserFunction:
         self.check_generators()
         state = {**self.__dict__, "_fingerprint": None, "_values": None}
         if self._values is not None:
-            state["function"], state["values"] = self._values.portable()
+            function, state["values"] = self._values.portable()
+            state["function"] = by_value(function)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

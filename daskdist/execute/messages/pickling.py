@@ -217,8 +217,9 @@ def load_sent(pickled: bytes) -> Any:
         name = getattr(error, "name", None) if isinstance(error, ImportError) else None
         file = f"{name.partition('.')[0]}.py" if name else "module.py"
         raise ClusterError(
-            f"a worker cannot load a function of the program: {error}. Send its module to the workers with "
-            f"client.upload_file({file!r}), or start them where PYTHONPATH has it"
+            f"a worker cannot load a function of the program: {error}. Send the code of modules beside the program "
+            f"along by dask.config.set({{'daskdist.send-modules': 'local'}}), or the module with "
+            f"client.upload_file({file!r}), or start workers where PYTHONPATH has it"
         ) from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from daskdist.core.functions.by_value import by_value
 from daskdist.core.functions.code_fingerprint import fingerprint_of
 from daskdist.core.functions.fixed_values import with_views
 from daskdist.core.functions.user_function import functions_of, location
@@ -58,7 +59,7 @@ def sent_function(function: Callable[..., Any], operation: str, num_processes: i
             "so that all would draw the same numbers; create the generator inside the function, from the worker's "
             "number: np.random.default_rng([seed, context.input_pipeline_id])"
         )
-    sent = with_views(function)
+    sent = by_value(with_views(function))
     _check_pickles(sent, f"{operation}: the function {location(function)}")
     return sent
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import cloudpickle
 import numpy as np
 
+from daskdist.core.functions.by_value import modules_by_value
 from daskdist.errors import ArgumentError
 from daskdist.execute.messages.by_reference import ByReference
 from daskdist.execute.messages.pickling import ForDevices, describe_unpicklable, pickle_for_devices, type_name
@@ -142,7 +143,8 @@ class SentObjects:
 
     def _pickled(self, value: Any, name: Callable[[], str]) -> SentObject:
         try:
-            pickled, is_for_devices = pickle_for_devices(value)
+            with modules_by_value():
+                pickled, is_for_devices = pickle_for_devices(value)
         except Exception as error:
             raise ArgumentError(
                 f"{name()} ({type_name(value)}) does not pickle, and so cannot be sent to a worker"
