@@ -26,6 +26,9 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert "[ 1.  -2.   0.5  3. ]" in shown
     assert "[250, 250] 124750" in shown
     assert "the weights that were saved in step 1: [ 1.  -2.   0.5  3. ]" in shown
+    assert "['key', 'distance', 'late'] 4000" in shown
+    assert "right for 9" in shown
+    assert "3999  3999" in shown
     assert "accuracy 1.000 of 3,500 rows" in shown
     assert "train: nothing was sent to a cluster" in shown
     assert "[[110, 111, 116], [116, 111, 0], [98, 101, 0]]" in shown
@@ -37,7 +40,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 
 def test_there_are_examples() -> None:
-    assert len(BLOCKS) == 11
+    assert len(BLOCKS) == 16
 
 
 def test_the_two_commands_set_themselves_up() -> None:
