@@ -25,6 +25,7 @@ SOAK = BENCHMARKS / "soak.py"
 STEPS = BENCHMARKS / "steps.py"
 SERVICE = BENCHMARKS / "service.py"
 LOOPS = BENCHMARKS / "loops.py"
+FAULTS = BENCHMARKS / "faults.py"
 PASSES = BENCHMARKS / "passes.py"
 COLLECTIVES = BENCHMARKS / "collectives.py"
 GPU = BENCHMARKS / "gpu.py"
@@ -164,6 +165,15 @@ def test_loops_give_figures(run) -> None:
     assert all(figure["ours"] > 0 for figure in figures[:-1])
     # A loop costs the scheduler nothing, however many its batches are.
     assert figures[-1]["holds"]
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_faults_lose_no_rows(run) -> None:
+    figures = {figure["what"]: figure for figure in run(FAULTS, "--only", "programs", "--only", "states")}
+    assert figures["killed programs"]["ours"] == 1
+    assert all(figures[f"rows {what} by killed programs"]["holds"] for what in ("lost", "doubled"))
+    assert all(figure["holds"] for what, figure in figures.items() if "checkpoint" in what)
 
 
 @pytest.mark.cluster

@@ -1,0 +1,292 @@
+"""Passes in which workers are killed, and programs that are killed and resumed: rows lost, rows doubled, recovery.
+
+    python benchmarks/faults.py [--only NAME ...] [--size small] [--seconds N] [--json] [--check]
+
+``workers``: passes over 2 and 3 workers with each sharding policy, in a plain loop, in a captured function and in a
+loop on replicas; in each a random worker is killed before a random step. ``programs``: programs that are killed with
+SIGKILL at a random moment, and resumed from their checkpoint by another. ``states``: sizes of positions at 90 % of a
+pass, and the time from there to the first batch. Combinations take turns until the time is up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+from distributed import Client, LocalCluster
+from measure import Figure, arguments, measured, report
+
+import daskdist
+from daskdist import Dataset, Options
+from daskdist.testing import Fault, VisitationReport, verify_visitation
+
+
+@dataclass(frozen=True)
+class Size:
+    """The amounts of work.
+
+    Parameters
+    ----------
+    seconds
+        The time for passes with killed workers, and again for killed programs.
+    num_passes, num_programs
+        The most passes and programs.
+    num_rows, num_buffered
+        The rows of a dataset whose positions are measured, and of its shuffle buffer.
+    """
+
+    seconds: float = 600.0
+    num_passes: int = 1_800
+    num_programs: int = 100
+    num_rows: int = 4_000_000
+    num_buffered: int = 1_000_000
+
+
+SIZES: Final = {"full": Size(), "small": Size(20.0, 1, 1, 40_000, 10_000)}
+
+_ROWS: Final = 4_000
+_BATCH_ROWS: Final = 50
+_NUM_STEPS: Final = _ROWS // _BATCH_ROWS
+_NUM_FILES: Final = 6
+_SAVE_EVERY: Final = 5
+# A pass that takes longer hangs.
+_HANGS_AFTER_S: Final = 60.0
+_LOOPS: Final = ("plain", "function", "replicas")
+_POLICIES: Final = ("FILE", "DATA", "OFF")
+
+
+@dataclass
+class Outcomes:
+    """The outcomes of the passes of one combination."""
+
+    reports: list[VisitationReport] = field(default_factory=list)
+    num_hangs: int = 0
+
+    def figures(self, name: str) -> Iterator[Figure]:
+        """The share of passes that were complete, and in words what they lost."""
+        num_passes = len(self.reports) + self.num_hangs
+        gaps = [each.longest_gap_s or each.seconds for each in self.reports if each.error is None]
+        told = {each.error for each in self.reports if each.error is not None}
+        note = (
+            f"{num_passes} passes: {sum(len(each.lost) for each in self.reports)} rows lost, "
+            f"{sum(len(each.doubled) for each in self.reports)} doubled, {self.num_hangs} hangs, "
+            f"{sum(len(each.failed_steps) for each in self.reports)} failed steps"
+        )
+        if gaps:
+            note += f"; longest gap {median(gaps):.1f} s in the median, {max(gaps):.1f} s at most"
+        if told:
+            note += f"; ended by {'; '.join(sorted(told))[:300]}"
+        num_complete = sum(each.error is None for each in self.reports)
+        yield Figure(f"{name}: complete", 100 * num_complete / num_passes, "%", target=100, note=note)
+
+
+def numbers_in(directory: Path) -> Dataset:
+    """The rows as files, so that each policy can share them out."""
+    for number in range(_NUM_FILES):
+        rows = np.arange(number * _ROWS // _NUM_FILES, (number + 1) * _ROWS // _NUM_FILES)
+        np.save(directory / f"{number}.npy", rows)
+    return daskdist.read_npy(str(directory / "*.npy"))
+
+
+def verified(client: Client, num_workers: int, dataset: Dataset, loop: Any, chance: random.Random) -> Any:
+    """The report of one pass with a killed worker; None if it hangs."""
+    fault = Fault("kill", chance.randrange(1, _NUM_STEPS - 1), chance.randrange(num_workers))
+    reports: list[VisitationReport] = []
+
+    def verify() -> None:
+        with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+            reports.append(verify_visitation(dataset, strategy, [fault], loop=loop))
+
+    thread = threading.Thread(target=verify, name="pass", daemon=True)
+    thread.start()
+    thread.join(_HANGS_AFTER_S)
+    return reports[0] if reports else None
+
+
+def workers(size: Size) -> Iterator[Figure]:
+    """Passes in which a worker is killed."""
+    chance, end = random.Random(27), time.monotonic() + size.seconds
+    combinations = list(itertools.product((2, 3), _POLICIES, _LOOPS))
+    if size.num_passes < len(combinations):
+        combinations = [(2, "DATA", loop) for loop in _LOOPS]
+    outcomes = {combination: Outcomes() for combination in combinations}
+    with tempfile.TemporaryDirectory() as directory:
+        rows = numbers_in(Path(directory)).map(np.abs).shuffle(500, seed=1).batch(_BATCH_ROWS)
+        # Fewer changes of clusters.
+        turns = range(max(size.num_passes // len(combinations), 1))
+        for _, num_workers in itertools.product(turns, dict.fromkeys(each[0] for each in combinations)):
+            if time.monotonic() > end:
+                break
+            with LocalCluster(
+                n_workers=num_workers,
+                threads_per_worker=1,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                silence_logs=50,
+            ) as cluster:
+                client = Client(cluster, set_as_default=False)
+                for combination in [each for each in combinations if each[0] == num_workers]:
+                    _, policy, loop = combination
+                    dataset = rows.with_options(Options(auto_shard_policy=policy))
+                    client.wait_for_workers(num_workers, timeout=30)
+                    outcome = verified(client, num_workers, dataset, loop, chance)
+                    if outcome is None:
+                        outcomes[combination].num_hangs += 1
+                        break
+                    outcomes[combination].reports.append(outcome)
+                    if time.monotonic() > end:
+                        break
+                client.close()
+    reports = [each for outcome in outcomes.values() for each in outcome.reports]
+    for (num_workers, policy, loop), outcome in outcomes.items():
+        if outcome.reports or outcome.num_hangs:
+            yield from outcome.figures(f"{num_workers} workers, {policy}, {loop}")
+    gaps = [each.longest_gap_s for each in reports if each.longest_gap_s]
+    num_hangs = sum(outcome.num_hangs for outcome in outcomes.values())
+    yield Figure("passes with a killed worker", len(reports) + num_hangs, "passes")
+    yield Figure("rows lost", sum(len(each.lost) for each in reports), "rows", target=0, bound="most")
+    yield Figure("rows doubled", sum(len(each.doubled) for each in reports), "rows", target=0, bound="most")
+    yield Figure("hangs", num_hangs, "passes", target=0, bound="most")
+    yield Figure("longest gap between steps", max(gaps, default=0.0), "s", target=5, bound="most")
+
+
+def program(directory: Path, address: str) -> None:
+    """Iterate and note the rows of each step; save a checkpoint every few steps, and go on from the last one."""
+    manager = daskdist.CheckpointManager(str(directory / "checkpoints"))
+    with Client(address, set_as_default=False) as client, daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        rows = Dataset.range(_ROWS).shuffle(500, seed=1).batch(_BATCH_ROWS)
+        batches = iter(strategy.distribute_dataset(rows))
+        checkpoint = daskdist.Checkpoint(batches=batches, step=0)
+        manager.restore(checkpoint)
+        step = int(checkpoint.step)
+        attempt = len(list(directory.glob("rows-*")))
+        with (directory / f"rows-{attempt}").open("w") as notes:
+            print(json.dumps([step, []]), file=notes, flush=True)
+            for batch in batches:
+                step += 1
+                parts = strategy.local_results(strategy.run(np.asarray, args=(batch,)))
+                print(json.dumps([step, np.concatenate(parts).tolist()]), file=notes, flush=True)
+                if step % _SAVE_EVERY == 0:
+                    checkpoint.step = step
+                    manager.save(checkpoint)
+        manager.close()
+    (directory / "over").touch()
+
+
+def rows_of_programs(directory: Path) -> Counter[int]:
+    """The rows up to the step from which the next program went on."""
+    attempts = [
+        [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(directory.glob("rows-*"))
+    ]
+    firsts = [notes[0][0] for notes in attempts if notes]
+    lasts = [*firsts[1:], _NUM_STEPS]
+    kept = [step[1] for notes, last in zip(attempts, lasts, strict=True) for step in notes[1:] if step[0] <= last]
+    return Counter(itertools.chain.from_iterable(kept))
+
+
+def killed_program(address: str, chance: random.Random) -> Counter[int]:
+    """The rows that a program visits which is killed, with one that goes on from its checkpoint."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        command = [sys.executable, __file__, "--program", name, address]
+        first = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        kill_at, notes = chance.randrange(_SAVE_EVERY + 1, _NUM_STEPS - 1), directory / "rows-0"
+        end = time.monotonic() + _HANGS_AFTER_S
+        while first.poll() is None and time.monotonic() < end:
+            if notes.exists() and notes.read_text().count("\n") > kill_at:
+                break
+            time.sleep(0.001)
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+        subprocess.run(command, check=True, timeout=_HANGS_AFTER_S, stderr=subprocess.DEVNULL)
+        return rows_of_programs(directory)
+
+
+def programs(size: Size) -> Iterator[Figure]:
+    """Programs that are killed, and resumed by others."""
+    chance, end, expected = random.Random(27), time.monotonic() + size.seconds, Counter(range(_ROWS))
+    num_lost = num_doubled = num_killed = 0
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
+    ) as cluster:
+        while num_killed < size.num_programs and (time.monotonic() < end or not num_killed):
+            rows = killed_program(cluster.scheduler_address, chance)
+            num_killed += 1
+            num_lost += (expected - rows).total()
+            num_doubled += (rows - expected).total()
+    yield Figure("killed programs", num_killed, "programs")
+    yield Figure("rows lost by killed programs", num_lost, "rows", target=0, bound="most")
+    yield Figure("rows doubled by killed programs", num_doubled, "rows", target=0, bound="most")
+
+
+def states(size: Size) -> Iterator[Figure]:
+    """Positions at 90 % of a pass."""
+    rows = Dataset.range(size.num_rows)
+    pipelines = {
+        "no shuffle": (rows.map(np.abs).batch(1_000), 10_000),
+        f"a shuffle buffer of {size.num_buffered:,}": (rows.shuffle(size.num_buffered, seed=1).batch(1_000), 100_000),
+        "a shuffle of all rows": (rows.global_shuffle(seed=1).batch(1_000), 10_000),
+    }
+    strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    for name, (dataset, most_bytes) in pipelines.items():
+        distributed = strategy.distribute_dataset(dataset)
+        begun_at = time.perf_counter()
+        batches = iter(distributed)
+        next(batches)
+        first_s = time.perf_counter() - begun_at
+        for _ in range(size.num_rows * 9 // 10 // 1_000 - 1):
+            next(batches)
+        checkpoint = daskdist.Checkpoint(batches=batches)
+        with tempfile.TemporaryDirectory() as directory:
+            path = str(Path(directory) / "state.ckpt")
+            checkpoint.save(path)
+            num_bytes = os.path.getsize(path)
+            begun_at = time.perf_counter()
+            other = iter(distributed)
+            daskdist.Checkpoint(batches=other).restore(path)
+            next(other)
+            resumed_s = time.perf_counter() - begun_at
+        yield Figure(f"{name}: checkpoint at 90 %", num_bytes, "bytes", target=most_bytes, bound="most")
+        yield Figure(
+            f"{name}: first batch after it", 1e3 * resumed_s, "ms", 1e3 * first_s, "of a pass", 2, "ratio", "most"
+        )
+
+
+BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
+    "workers": workers,
+    "programs": programs,
+    "states": states,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = arguments(__doc__, BENCHMARKS, SIZES)
+    parser.add_argument("--seconds", type=float, help="the time for passes with killed workers, and for programs")
+    parser.add_argument("--program", nargs=2, metavar=("DIRECTORY", "ADDRESS"), help="be the program that is killed")
+    options = parser.parse_args(argv)
+    if options.program is not None:
+        program(Path(options.program[0]), options.program[1])
+        return 0
+    size = SIZES[options.size]
+    if options.seconds is not None:
+        size = replace(size, seconds=options.seconds)
+    return report(measured(BENCHMARKS, options.only or BENCHMARKS, size), size, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

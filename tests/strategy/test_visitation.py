@@ -1,0 +1,85 @@
+"""Passes with faults, and reports of the rows that completed steps visited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from conftest import mirrored
+from distributed import Client, LocalCluster
+
+import daskdist
+from daskdist import Dataset, TensorSpec, errors
+from daskdist.testing import Fault, verify_visitation
+
+NUMBER = TensorSpec((), "int64")
+LOOPS = ["plain", "function", "replicas"]
+
+
+@pytest.fixture(scope="module")
+def own_client() -> Iterator[Client]:
+    """Return a client of two workers that may be killed: each is started again."""
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("loop", ["plain", "function"])
+def test_rows_that_a_pass_lacks_or_has_twice_are_reported(loop):
+    passes = iter([range(10), [*range(4), *range(4, 9), 8]])
+    dataset = Dataset.from_generator(lambda: map(np.int64, next(passes)), output_signature=NUMBER).batch(4)
+    report = verify_visitation(dataset, mirrored(2), loop=loop)
+    assert (report.num_rows, report.num_visited, report.num_steps) == (10, 10, 3)
+    assert (report.lost, report.doubled, report.error) == (("9",), ("8",), None)
+    assert not report.holds
+    lines = dict(line.split(maxsplit=1) for line in str(report).splitlines())
+    assert (lines["rows"], lines["lost"], lines["doubled"]) == ("10", "1: 9", "1: 8")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_pass_without_faults_visits_each_row_once(loop):
+    rows = {"x": np.arange(30).reshape(10, 3), "name": np.array([f"row {number} " * 20 for number in range(10)])}
+    report = verify_visitation(Dataset.from_tensor_slices(rows).shuffle(10).batch(4), mirrored(2), loop=loop)
+    assert report.holds
+    assert report.num_visited == 10
+    by_name = verify_visitation(
+        Dataset.from_tensor_slices(rows).batch(5), mirrored(1), keys=lambda batch: batch["name"].tolist()
+    )
+    assert by_name.num_rows == 10
+
+
+def test_an_error_that_ends_a_pass_is_reported():
+    passes = iter([range(6), iter(lambda: 1 // 0, 1)])
+    dataset = Dataset.from_generator(lambda: map(np.int64, next(passes)), output_signature=NUMBER).batch(2)
+    report = verify_visitation(dataset, mirrored(1))
+    assert report.num_visited == 0
+    assert "ZeroDivisionError" in report.error
+    assert not report.holds
+
+
+def test_what_cannot_be_verified_is_refused():
+    rows = Dataset.range(10).batch(2)
+    with pytest.raises(errors.ArgumentError, match="kill worker 0 at step 3, but the strategy has 0 worker processes"):
+        verify_visitation(rows, mirrored(2), [Fault("kill", 3)])
+    with pytest.raises(errors.ArgumentError, match="endless"):
+        verify_visitation(rows.repeat(), mirrored(2))
+    with pytest.raises(errors.ArgumentError, match="'stop'; give one of 'kill', 'pause', 'slow'"):
+        Fault("stop", 3)
+    with pytest.raises(errors.ArgumentError, match="at least 0"):
+        Fault("kill", -1)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("loop", LOOPS)
+def test_workers_that_are_paused_and_slowed_are_waited_for(own_client, loop):
+    dataset = Dataset.range(2_000).map(np.abs).shuffle(100).batch(40)
+    chaos = [Fault("pause", 10, worker=0, seconds=0.5), Fault("slow", 20, worker=1, seconds=1)]
+    with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
+        report = verify_visitation(dataset, strategy, chaos, loop=loop)
+    assert report.holds, report
+    assert report.num_visited == 2_000
