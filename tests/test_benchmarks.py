@@ -104,7 +104,7 @@ def test_what_a_large_cluster_costs_gives_figures(run) -> None:
     whats = [figure["what"] for figure in figures]
     for word in ("FILE", "DATA", "plan", "calls", "bytes sent", "a step and worker", "1,000 batches"):
         assert any(word in what for what in whats), word
-    # Of these no time is taken, so that they hold on any machine.
+    # These figures are not timings, so they hold on any machine.
     assert all(figure["holds"] for figure in figures if figure["unit"] in ("calls", "bytes", "tasks"))
 
 
@@ -197,7 +197,7 @@ def test_digits_give_figures(run, name: str) -> None:
     speed, difference = run(DIGITS, "--only", name)
     assert speed["unit"] == "steps/s"
     assert min(speed["ours"], speed["peer"]) > 0
-    # Of this no time is taken, so that it holds on any machine.
+    # This figure is not a timing, so it holds on any machine.
     assert difference["target"] == 1e-6
     assert difference["holds"]
 

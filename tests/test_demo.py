@@ -28,7 +28,7 @@ from daskdist.display.progress import Progress
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "daskdist", "demo"]
-# What matplotlib says when it runs for the first time on a machine.
+# The output of matplotlib at its first run on a machine.
 FONT_CACHE = "building the font cache"
 
 

@@ -121,7 +121,7 @@ def number(request):
         ),
         (example(a=floats(1, 2)) + example(a=floats(3, 4)), PAIR, [3, 4]),
         (example(b=floats(1)) + example(a=floats(3, 4)), PAIR, [3, 4]),
-        # In another order, or with what is not known.
+        # In another order, or with unknown features.
         (message(1, message(1, message(2, floats(1, 2)) + message(1, b"a"))), PAIR, [1, 2]),
         (varint(9 << 3) + varint(5) + example(a=floats(1, 2)), PAIR, [1, 2]),
         (example(a=floats(1, 2) + varint(9 << 3) + varint(5)), PAIR, [1, 2]),
@@ -280,7 +280,7 @@ def test_many_values_in_few_records():
     assert columns["c"][1].tolist() == words
 
 
-# --- what is asked for ---
+# --- requested features ---
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_ways_to_say_a_dtype():
     assert FixedLenFeature(3, int, np.array([1, 2, 3])) == FixedLenFeature([3], "int64", (1, 2, 3))
 
 
-# --- files of them ---
+# --- files of examples ---
 
 
 FEATURES = {

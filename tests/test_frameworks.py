@@ -25,7 +25,7 @@ import daskdist
 from daskdist import Dataset, PerReplica, Ragged, devices
 from daskdist.errors import ArgumentError, UnknownLengthError
 
-# What Keras itself does to tensors of PyTorch.
+# Keras itself does this to tensors of PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
 README = Path(__file__).parent.parent / "README.md"

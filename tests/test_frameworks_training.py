@@ -12,7 +12,7 @@ import daskdist
 from daskdist import Dataset, PerReplica
 from daskdist.errors import ArgumentError
 
-# What Keras itself does to tensors of PyTorch.
+# Keras itself does this to tensors of PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 ROWS = 240
 WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)

@@ -64,7 +64,7 @@ class OnGpus(ReplicaLaws):
             spin()
 
     def test_streams_are_delayed(self):
-        # Or else the laws of what is there say little.
+        # Otherwise the stream laws would prove little.
         device = CupyDevice(0)
         with device.using(device.stream()):
             self.hold_up(device)

@@ -18,7 +18,7 @@ COMMANDS = dict(re.findall(r"<!-- (\w+) -->\n```bash\n(.*?)\n```", README.read_t
 
 def test_python_blocks_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    # As a reader would, one after the other.
+    # In order, as a reader would run them.
     shared = {"__name__": "__main__"}
     for block in BLOCKS:
         exec(compile(block, "README.md", "exec"), shared)

@@ -436,8 +436,8 @@ def _check_numbered(operation: str, node: Node) -> None:
     drawing = next((operation_.name for operation_ in counting(node) if _draws_anew(operation_)), None)
     if drawing is not None:
         logger.warning(
-            "%s: %s before it does the same in every iteration, so that elements stay in their parts; apply it to the "
-            "parts instead if iterations are to differ",
+            "%s: %s before the split draws the same in every iteration, so that elements stay in their parts; apply it "
+            "to the parts instead for other draws in each iteration",
             operation,
             drawing,
         )

@@ -119,7 +119,7 @@ def write_members(path, members, how=zipfile.ZIP_STORED):
             archive.writestr(name, data)
 
 
-# --- what is in a state ---
+# --- contents of states ---
 
 STATES = {
     "numbers": [0, -1, 2**200, True, 1.5, float("inf"), -0.0, 1e-320, 1 + 2j, complex(-0.0, float("inf"))],
@@ -173,7 +173,7 @@ def test_containers_come_back_as_they_are_in_the_object(tmp_path):
     assert type(found["n"]) is Pair
     assert found["n"].first.tolist() == [0, 0]
     assert type(found["n"].second) is Nothing
-    # By their names, whatever their order.
+    # Objects are matched by name, in any order.
     other = collections.namedtuple("Pair", "second first")
     assert restored(path, {**made, "n": other(Nothing(), np.ones(2))})["n"].first.tolist() == [0, 0]
 
@@ -233,7 +233,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, name):
     assert os.listdir(tmp_path) == ["a.ckpt"]
 
 
-# --- held against what is there ---
+# --- comparison with the present objects ---
 
 UNLIKE = {
     "missing": ({"a": 1}, {"a": 1, "b": 2}, r"the state: 'b' missing"),
@@ -378,7 +378,7 @@ def test_leftovers_of_a_dead_process_are_removed_by_the_next_save(tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted([*names[1:], "a.ckpt"])
 
 
-# --- a save that does not come to its end ---
+# --- interrupted saves ---
 
 DYING = """
 import resource, signal, sys
@@ -407,7 +407,7 @@ def run_python(program, *args):
 
 @pytest.mark.parametrize(("how", "most_bytes"), [("killed", 0), ("killed", 700_000), ("full", 5_000)])
 def test_the_file_from_before_stays_until_the_new_one_is_whole(tmp_path, how, most_bytes):
-    # The kernel kills the process at a write beyond so many bytes, or tells it that there is no room.
+    # The kernel kills the process at a write beyond the limit, or reports a full disk.
     state = {"all": [np.full(1000, 1.0) for _ in range(100)]}
     path = saved(tmp_path / "a.ckpt", state)
     before = path.read_bytes()
@@ -489,7 +489,7 @@ def test_damage_is_noticed_or_harmless(tmp_path):
             is_noticed = True
         num_noticed += is_noticed
         assert thing.num_loads == (not is_noticed)
-        # What is not noticed is a bit of a member's time, or of another thing that nobody reads.
+        # A changed bit goes unnoticed only in fields that are not read, such as the time of a member.
         assert is_noticed or (seed % 2 == 0 and same(thing.state, state))
     assert num_noticed > 300
 
@@ -783,7 +783,7 @@ def test_tensors_come_back_as_tensors(tmp_path):
     step(model, optimizer)
     Checkpoint(model=model, optimizer=optimizer).save(tmp_path / "a.ckpt")
     step(model, optimizer)
-    # One that has made no step, and one that has.
+    # An optimizer before its first step, and one after it.
     for is_fresh in (True, False):
         if is_fresh:
             other, its = parts()

@@ -203,7 +203,7 @@ def test_damaged_ones_are_passed_over(tmp_path, damage, caplog):
     assert checkpoint.epoch == 1
     with pytest.raises(FileError, match="step-00000002"):
         manager.restore(checkpoint, 2)
-    # What is saved next takes the place of the damaged one.
+    # The next save replaces the damaged checkpoint.
     manager.restore(checkpoint)
     assert manager.save(checkpoint) == 2
     manager.close()

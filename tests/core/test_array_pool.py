@@ -36,7 +36,7 @@ def test_what_is_gone_is_given_out_again(pooled_empty):
     first = pooled_empty(SHAPE, np.float64)
     first[...] = 7
     del first
-    # Of another shape, and a little smaller. What the system gives out anew is all zeros.
+    # Another shape, and slightly smaller. New memory of the system is all zeros.
     assert (pooled_empty((2**12, 2**11 - 1), np.float64) == 7).all()
 
 
@@ -78,10 +78,10 @@ def test_what_nobody_asks_for_goes_whatever_chunk_is_still_there():
     pooled_empty._watch.join(30)
     assert [each() is not None for each in memory] == [True, False, False]
     assert held.base.base._memory is memory[0]()
-    # What is let go of later goes at once.
+    # Memory that is released later is freed at once.
     del held
     assert memory[0]() is None
-    # And all begins anew with the next.
+    # The next request starts a new pool.
     array = pooled_empty(SHAPE, np.float32)
     place = address(array)
     del array

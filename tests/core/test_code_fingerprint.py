@@ -193,7 +193,7 @@ def test_what_cannot_be_read_is_itself_only():
 
 class _Count(itertools.count):
     def __reduce_ex__(self, protocol):
-        # As Python 3.12 and 3.13 have it for all of the module.
+        # Python 3.12 and 3.13 do so for the whole module.
         raise DeprecationWarning("Pickle, copy, and deepcopy support will be removed from itertools in Python 3.14.")
 
 
@@ -317,7 +317,7 @@ def test_helpers_that_are_defined_again_are_called_by_the_next_pass(tmp_path, ve
         assert (ds.fingerprint(), dask.base.tokenize(ds)) != before[name]
         assert [int(x) for x in ds.batch(2).unbatch()] == [1, 3, 5], name
     exec("def g(x): return x * K", variables)
-    # What was written before is read, and the file system shows it.
+    # The earlier file is read again, as its time stamp shows.
     written = sorted(tmp_path.rglob("*"))
     assert [int(x) for x in kept["cache"]] == [0, 2, 4]
     assert sorted(tmp_path.rglob("*")) == written

@@ -187,7 +187,7 @@ def test_distributed(num_replicas):
     strategy = MirroredStrategy([f"CPU:{k}" for k in range(num_replicas)])
     for ds in of_all():
         made = [strategy.distribute_datasets_from_function(lambda context, ds=ds: ds)]
-        # Pieces of what has rows.
+        # Pieces of elements with rows.
         has_rows = all(leaf.shape and leaf.dtype != object for leaf in Structure.of(ds.element_spec)[0])
         # Leaves of other lengths cannot be cut.
         with contextlib.suppress(ValueError):
@@ -253,7 +253,7 @@ def test_elements_of_several_dtypes_have_no_spec(how):
     assert "of kinds that only data tells" in repr(ds)
     with pytest.raises(errors.ArgumentError, match="element 3 is"):
         MirroredStrategy(["CPU:0"]).distribute_dataset(ds)
-    # What needs no spec goes on.
+    # Operations that need no spec still work.
     assert len(list(ds)) == 4
 
 
@@ -305,7 +305,7 @@ def test_an_element_of_another_spec_than_was_told_is_an_error(build, split_bytes
         with pytest.raises(errors.ArgumentError, match="element_spec is") as error:
             found.extend(elements)
         assert spec in str(error.value)
-    # Those before it come.
+    # The elements before it are delivered.
     assert len(found) == num_elements - 20
-    # Asking for the spec is what changes it.
+    # Reading the spec changes the behaviour.
     assert len(list(ds.take(-1))) == num_elements

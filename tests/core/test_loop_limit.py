@@ -76,7 +76,7 @@ def test_noise_seldom_decides() -> None:
     chosen = []
     for _ in range(200):
         chooser = LimitChooser(2)
-        # As on a machine that others use as well: each phase is a third faster or slower, at random.
+        # As on a shared machine: each phase is up to a third faster or slower, at random.
         settle(chooser, lambda limit: (100 if limit == 1 else 95) * float(rng.choice([2 / 3, 1, 4 / 3])), 300)
         chosen.append(chooser.chosen)
     assert np.mean(np.array(chosen) == 1) > 0.9
@@ -111,7 +111,7 @@ def test_times_in_which_threads_still_have_to_stop_or_begin_count_for_neither() 
 def test_where_there_is_not_enough_to_do_for_more_threads_fewer_are_chosen() -> None:
     chooser = LimitChooser(8)
     for _ in range(2_000):
-        # Two of them work, and none waits.
+        # Two threads work, and none waits.
         chooser.note(100, 1, 0.01, min(chooser.limit, 2), 0)
     assert chooser.chosen <= 2
 
@@ -181,7 +181,7 @@ def test_calls_that_mostly_read_go_on_beside_loops(monkeypatch: pytest.MonkeyPat
 
 def test_a_loop_that_raises_gives_its_turn_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitChooser, "limit", 1)
-    # Nobody goes on but in turn.
+    # Threads continue only in turn.
     monkeypatch.setattr(loop_limit, "_PATIENCE_S", 1000.0)
     limit, failed = LoopLimit(), []
 
@@ -259,7 +259,7 @@ def test_where_only_some_rows_are_looped_over_threads_work_at_the_same_time(monk
     limit, pool, at_once = LoopLimit(), LoopPool(3), AtOnce()
 
     def work(number: int) -> None:
-        # As a vectorised function is: called for some rows to see that the results are the same.
+        # A vectorised function is called for some rows to compare the results.
         for _ in limit.loop(range(10), 10 if number == 0 else 0):
             pass
         with at_once:

@@ -22,7 +22,7 @@ from daskdist.core.dataset_base import primitive_of
 from daskdist.sharding import AutoShardPolicy
 from daskdist.testing import SimulatedWorkers
 
-# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+# Threads of other tests' clusters draw random numbers too, while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 NUMBERS = np.arange(24)
@@ -104,7 +104,7 @@ def test_on_a_cluster_and_made_by_a_function(on_cluster):
     for order in orders(2):
         assert sorted(flat(steps(distributed))) == sorted(order * num_pipelines)
     ds = shuffled()
-    # Made anew in each epoch, of a dataset that was made before.
+    # Derived in each epoch from a dataset that was created before.
     for order in orders(3):
         anew = on_cluster.distribute_datasets_from_function(lambda context: ds.batch(6))
         assert flat([on_cluster.local_results(step)[0] for step in anew]) == order
@@ -180,7 +180,7 @@ def test_in_one_iteration_it_has_one_order_wherever_it_is_used():
     for order in orders(2):
         first, second = zip(*Dataset.zip(ds.map(lambda x: x), ds.batch(1).unbatch()), strict=True)
         assert flat(first) == flat(second) == order
-    # So what is split in an iteration is put together again.
+    # So parts of one iteration join to the whole.
     assert sorted(ds.take(10).concatenate(ds.skip(10))) == list(range(24))
     both = Dataset.sample_from_datasets([ds.take(10).batch(2), ds.skip(10).batch(2)], seed=1)
     assert sorted(flat(steps(mirrored(2).distribute_dataset(both)))) == list(range(24))
@@ -384,7 +384,7 @@ def test_what_functions_make_is_drawn_alike_when_made_again(name):
     resumed = iter(MADE[name]())
     resumed.load_state_dict(pickle.loads(state))
     assert flat(resumed) == rest
-    # What each of two workers reads.
+    # The elements that each of two workers reads.
     copy = cloudpickle.dumps(ds)
     first, second = (flat(cloudpickle.loads(copy)) for _ in range(2))
     assert first == second
@@ -482,7 +482,7 @@ def test_what_functions_draw_inside_is_drawn_alike_when_called_again(name, captu
     resumed = iter(stepped(captured)[name])
     resumed.load_state_dict(pickle.loads(state))
     assert flat(resumed) == flat(iterator)
-    # Elements have numbers of their own.
+    # Each element has its own number.
     assert len(set(flat(stepped(captured)["map"]))) > 5
 
 

@@ -29,7 +29,7 @@ from daskdist.execute.callers.threads import Threads
 from daskdist.execute.stream.gather import Picks
 from daskdist.testing import same_elements
 
-# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+# Threads of other tests' clusters draw random numbers too, while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 

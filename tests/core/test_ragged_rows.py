@@ -98,7 +98,7 @@ def test_rows_are_arrays():
     assert {type(row) for row in ds} == {np.ndarray}
     assert all(ds.element_spec.is_compatible_with(row) for row in ds)
     assert ds.element_spec.is_compatible_with(TensorSpec((3,), np.int64))
-    # What a function returns is an array of its own.
+    # The result of a function is a separate array.
     with pytest.raises(errors.StackError, match="do not stack"):
         list(ds.map(lambda x: x).batch(2))
 

@@ -21,7 +21,7 @@ from daskdist.core.structure import Structure
 from daskdist.errors import StackError
 from daskdist.execute.stream.gather import Picks, gather
 
-# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+# Threads of other tests' clusters draw random numbers too, while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 LONE = Structure.of(0)[1]
@@ -35,7 +35,7 @@ def block(first, num_rows):
 
 @st.composite
 def refs(draw):
-    # Long ones are told in stretches, short ones row by row.
+    # Long ones are stored as ranges, short ones row by row.
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5) | st.lists(st.integers(20, 60), max_size=4))
     lengths = lengths or [1]
     return [BlockRef(block(100 * number, length), length, 8 * length) for number, length in enumerate(lengths)]
@@ -131,7 +131,7 @@ def test_long_stretches_take_a_few_numbers():
     assert gathered(every_fourth) == [rows_of(batches)[k] for k in range(0, 30, 4)]
     # Rows in another order take a number each.
     assert type(run.take(np.arange(100)[::-1])) is Selection
-    # What is one stretch is a view.
+    # A single range is a view.
     assert type(run[900:1_000]) is Selection
     assert run[900:1_000].is_range
 

@@ -16,7 +16,7 @@ from daskdist.core.structure import Structure, as_array
 from daskdist.errors import ArgumentError
 from daskdist.testing import check, same_element, same_elements
 
-# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+# Threads of other tests' clusters draw random numbers too, while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 Point = collections.namedtuple("Point", "x y")

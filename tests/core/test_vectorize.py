@@ -298,7 +298,7 @@ def test_arithmetic_of_two_arrays_and_a_number(one, other, shape, ufunc, number,
         assert not given.vectorised._refused
 
 
-# --- what falls back, and what is said of it ---
+# --- functions that are called row by row, and the reasons ---
 
 
 def _swallowed(x):
@@ -579,7 +579,7 @@ def test_what_is_not_known_to_be_pure_is_called_for_each_row():
     _default.__defaults__[0].clear()
     for function in (_default, STATEFUL_VECTORIZED, lambda x: calls.append(next(counted)) or x):
         list(Dataset.range(30).map(function))
-    # Once more for the made-up element that tells the spec.
+    # One more call is for the synthetic element that gives the spec.
     assert len(_default.__defaults__[0]) in (30, 31)
     assert calls == list(range(len(calls)))
     assert len(calls) in (30, 31)

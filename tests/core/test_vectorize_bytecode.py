@@ -376,7 +376,7 @@ def test_a_variable_that_is_not_set_raises():
         FunctionInterpreter(Trace(8, RULES, None)).call_with(_never_set, 1)
 
 
-# --- what is not known ---
+# --- unknown calls ---
 
 
 @pytest.mark.parametrize("name", ["BINARY_OP", "LOAD_CONST", "RETURN_VALUE"])

@@ -73,7 +73,7 @@ def test_a_law_that_does_not_hold_is_told():
         Broken().test_copies_are_there_once_waited_for()
 
 
-# What is said where CuPy cannot be used.
+# Messages if CuPy cannot be used.
 
 
 class CUDARuntimeError(RuntimeError):

@@ -27,7 +27,7 @@ from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
 from daskdist.execute.stream.window import Account, ByteWindow, Windows
 
-# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+# Threads of other tests' clusters draw random numbers too, while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 MIB = 2**20
@@ -188,7 +188,7 @@ def test_a_budget_above_the_window_does_not_widen_it():
 @pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
 def test_a_dropped_iterator_releases_everything(build):
     live = Live()
-    # What others left is not to go in between.
+    # Releases of other tests must not interfere.
     gc.collect()
     before = outstanding()
     it = iter(build(Dataset(Blocks(100, live))))
@@ -204,7 +204,7 @@ def test_a_dropped_iterator_releases_everything(build):
 @pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
 def test_an_iterator_that_is_closed_holds_nothing(build):
     live = Live()
-    # What others left is not to go in between.
+    # Releases of other tests must not interfere.
     gc.collect()
     before = outstanding()
     it = iter(build(Dataset(Blocks(100, live))))
@@ -220,7 +220,7 @@ def test_an_iterator_that_is_closed_holds_nothing(build):
 
 def test_an_iterator_dropped_while_it_fails_releases_everything():
     live = Live()
-    # What others left is not to go in between.
+    # Releases of other tests must not interfere.
     gc.collect()
     before = outstanding()
 
@@ -338,7 +338,7 @@ def test_a_slow_consumer_on_a_cluster_holds_memory_flat(client, on_cluster, larg
 
 @pytest.mark.cluster
 def test_elements_handed_out_do_not_count_as_read_ahead(on_cluster, large_file):
-    # Who keeps all of one pass does not slow down another.
+    # Keeping all blocks of one pass does not slow down another.
     dist = on_cluster.distribute_dataset(read_npy(large_file).take(64 * BLOCK_ROWS).batch(64))
     kept = list(dist)
     assert len(kept) == 64 * BLOCK_ROWS // 64
@@ -386,7 +386,7 @@ def test_an_account_is_of_all_threads():
 
 
 def test_releases_during_a_summation_are_counted():
-    # As the garbage collector does, in the thread that is in the middle of it.
+    # As the garbage collector does, in the thread that is in the middle of a call.
     account = Account()
 
     class Meddling(int):
@@ -402,7 +402,7 @@ def test_releases_during_a_summation_are_counted():
 
 @pytest.mark.parametrize(("others", "fits"), [(0, 75), (75, 18), (90, 7), (100, 0), (150, 0)])
 def test_a_window_leaves_room_for_others(others, fits):
-    # Three times what is left free.
+    # Three times the free memory.
     shared = Account()
     shared.add(others)
     window = ByteWindow(1_000, shared, 100)

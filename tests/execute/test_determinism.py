@@ -149,7 +149,7 @@ def test_a_cluster_gives_what_one_process_gives(on_cluster, paths, name):
 @pytest.mark.cluster
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_the_number_of_workers_is_of_no_matter_under_data(start_cluster, paths, num_workers):
-    # Replicas are as many; who reads which split is not.
+    # The number of replicas is equal, the assignment of splits is not.
     threads = 3 // num_workers
     with daskdist.MultiWorkerMirroredStrategy(
         start_cluster(num_workers, threads), num_replicas_per_worker=threads

@@ -51,7 +51,7 @@ def late():
 
 @pytest.fixture
 def waits_by_itself(monkeypatch):
-    """Streams wait by themselves, as a GPU's do, and nobody here does with them."""
+    """Streams wait asynchronously, like those of a GPU."""
     monkeypatch.setattr(StrictStream, "wait", lambda self, event: self.give(event.synchronize))
 
 
@@ -82,7 +82,7 @@ def many_dtypes(x):
         "float32": x / np.float32(2),
         "complex": x + 1j * x,
         "big": x.astype(">i4"),
-        # What the device lacks stays on the host.
+        # Dtypes that the device lacks stay on the host.
         "half": x.astype(np.float16),
         "text": x.astype(np.dtypes.StringDType()),
     }
@@ -116,7 +116,7 @@ def test_values_and_order_are_those_of_the_host(late, name, num_replicas):
     here, there = mirrored(num_replicas), device_gather_of(num_replicas)
     expected = steps_of(here, here.distribute_dataset(afresh(dataset)))
     distributed = there.distribute_dataset(afresh(dataset))
-    # Another pass has another order where it is shuffled anew.
+    # With reshuffling, another pass has another order.
     assert steps_of(there, distributed) == expected
     second = here.distribute_dataset(afresh(dataset))
     steps_of(here, second)
@@ -183,7 +183,7 @@ def test_values_stay_on_the_host_if_requested():
         True,
         True,
     )
-    # Of an array nobody tells any more where it is from: a step that is given it has it on its device.
+    # The array has no record of its source any more: a step gets it on its device.
     for step in distributed:
         assert strategy.run(lambda x: StrictDevice.holds(x), args=(step,)).values == (True, True)
 
@@ -584,7 +584,7 @@ def test_limit_of_bytes_copied_in_place(waits_by_itself):
     for step in DevicePrefetch(source(), [device("STRICT:0")], num_units=2, unit_bytes=KIB):
         del step
         most = max(most, sum(ref() is not None for ref in kept))
-    # Two that are copied, two ahead, one that is made and one that waits to be sent.
+    # Two being copied, two ahead, one being gathered and one waiting to be sent.
     assert most <= 6
 
 
@@ -596,7 +596,7 @@ def test_slots_are_used_again(monkeypatch):
     values_by(arrays((2**13,), num_steps=20))
     assert 1 <= len(made) <= 2
     made.clear()
-    # What takes more than there is gets more.
+    # A larger unit gets a larger buffer.
     values_by([*arrays((2**13,), num_steps=4), *arrays((2**18,), num_steps=2)])
     assert max(made) == 2 * 2**20
     assert len(made) <= 4
@@ -641,7 +641,7 @@ def test_no_more_than_so_much_is_ahead(options, num_chunks):
     ahead = DevicePrefetch(source(), [device("STRICT:0")], unit_bytes=KIB, **options)
     for number in range(5):
         first = next(ahead)
-        # One is here, and one is read that there is no room for.
+        # One unit is on the device, and one has been read but does not fit.
         eventually(lambda number=number: num_read == number + num_chunks + 2)
         assert taken_bytes() == (num_chunks + 1) * chunk_bytes
         del first
@@ -663,7 +663,7 @@ def test_arrays_that_are_not_copied_count_too(where):
     ahead = DevicePrefetch(source(), [device("STRICT:0")], num_units=2, unit_bytes=KIB)
     for number in range(5):
         next(ahead)
-        # Two units of one step each, and one that is read that there is no room for.
+        # Two units of one step each, and one that has been read but does not fit.
         eventually(lambda number=number: num_read == number + 4)
     ahead.close()
     join(feed_threads())
@@ -704,7 +704,7 @@ def test_out_of_memory_less_is_ahead(late, caplog):
 
 
 def test_released_memory_is_reused_when_nothing_else_is_free():
-    # The consumer has one, and lets go of it only when it has got the next; two are just what there is.
+    # The consumer releases a step only after it has the next one: two steps just fit.
     LIMITS[0] = 2 * 32 * KIB
     found = []
     for ((leaf,),) in DevicePrefetch(iter(arrays((2**12,), num_steps=6)), [device("STRICT:0")]):
@@ -804,7 +804,7 @@ def test_a_replica_that_ends_waits_for_no_other(monkeypatch):
         plans = replica_plans.plans_of(strategy, distributed, feed)
         reader = shared_reader.SharedReader(plans.plans[0].read_plan, [0, 1])
         shared = reader.begin(0, 0)
-        # The other one takes part, and nothing of its own.
+        # The other replica takes part without elements.
         assert reader.begin(1, 0) is shared
         taken = []
         thread = threading.Thread(target=lambda: taken.extend(shared.parts(0)), daemon=True)
@@ -819,7 +819,7 @@ def test_a_replica_that_ends_waits_for_no_other(monkeypatch):
 def test_a_loop_that_fails(late):
     def seen_by(strategy):
         distributed = strategy.distribute_dataset(Dataset.range(200).batch(4).map(fails_at_hundred))
-        # What the first has; the second may have begun by then, or not.
+        # The first replica's part; the second may have begun by then, or not.
         seen = []
 
         def all_of(iterator):
@@ -840,7 +840,7 @@ def test_a_loop_that_fails(late):
 
 @pytest.fixture
 def on_workers(client):
-    """Two replicas, each on a device in a process of its own."""
+    """Two replicas, each on a device in a separate process."""
     client.run(strict_device.register)
     with daskdist.MultiWorkerMirroredStrategy(
         client, device_assignment=DeviceAssignment([("0", "STRICT:0"), ("1", "STRICT:1")])
@@ -854,7 +854,7 @@ def on_workers(client):
 def test_loops_on_workers(on_workers, client, name):
     client.run(set_delay, 0.002)
     here = mirrored(2)
-    # Each is made anew: a shuffle counts the passes over it.
+    # Each dataset is new, since a shuffle counts its passes.
     expected_of, dataset = (with_options(LOOPS[name](), auto_shard_policy=AutoShardPolicy.DATA) for _ in range(2))
     with daskdist.MultiWorkerMirroredStrategy(client) as plain:
         expected = plain.local_results(plain.run(on_the_host, args=(plain.distribute_dataset(expected_of), 2)))

@@ -225,12 +225,12 @@ def gatherer_of(name):
 
 @pytest.mark.parametrize(("of", "name"), [(channel_of, "STRICT:7"), (gatherer_of, "STRICT:8")], ids=["copies", "rows"])
 def test_threads_that_come_at_once_share_it(monkeypatch, of, name):
-    # Of a device that nobody has begun with.
+    # The queue of an unused device.
     made = StrictDevice.stream
     is_second = threading.Event()
 
     def stream(self):
-        # As long as it takes to begin with a device.
+        # The time of the first use of a device.
         is_second.wait(0.05)
         return made(self)
 

@@ -73,7 +73,7 @@ def keys_there(client: Client, prefix: str) -> list[str]:
         time.sleep(0.05)
 
 
-# --- what is kept, without a cluster ---
+# --- kept blocks, without a cluster ---
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_repetitions_go_into_one_task_together(on_cluster, tasks):
     expected = np.concatenate([ROWS] * 16)[: len(found)]
     assert np.array_equal(found, expected)
     assert tasks["from_tensor_slices"] == 1
-    # Of some 15 passes.
+    # From about 15 passes.
     assert tasks["gather"] <= 20
 
 
@@ -318,7 +318,7 @@ def test_nothing_stays_of_a_strategy_that_is_closed(client):
     next(it)
     strategy.close()
     assert keys_there(client, "from_tensor_slices") == []
-    # Another one sends it anew.
+    # Another dataset sends it again.
     with daskdist.MultiWorkerMirroredStrategy(client) as other:
         assert np.array_equal(np.concatenate(batches_of(other, other.distribute_dataset(dataset))), ROWS)
 
@@ -348,7 +348,7 @@ def test_a_lost_workers_block_is_made_again():
         distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(ROWS).batch(128))
         assert np.array_equal(np.concatenate(batches_of(strategy, distributed)), ROWS)
         for _ in range(2):
-            # As Dask leaves it with one worker after some seconds; that one is lost.
+            # After some seconds, Dask has it on one worker only, which is lost.
             key = next(key for key in map(str, client.who_has()) if key.startswith("from_tensor_slices"))
             holder = client.who_has()[key][0]
             os.kill(client.run(os.getpid)[holder], signal.SIGKILL)
@@ -391,7 +391,7 @@ def test_a_cache_is_replayed_by_few_tasks(on_cluster, tasks):
     tasks.clear()
     for _ in range(3):
         assert np.array_equal(np.concatenate(batches_of(on_cluster, distributed)), ROWS + 1)
-    # A bundle for each of the two replicas, and what lies on the other worker.
+    # A bundle for each of the two replicas, and data from the other worker.
     assert not tasks["from_tensor_slices"]
     assert tasks["gather"] == 2 * 3
     assert tasks["take"] <= 2 * 3

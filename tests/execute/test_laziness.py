@@ -143,5 +143,5 @@ def test_no_file_stays_open(files):
     it = iter(ds)
     next(it)
     it.close()
-    # Of the whole process: files that others opened may be closed at any time.
+    # This counts the whole process, in which other tests' files may be closed at any time.
     assert not {file.path for file in psutil.Process().open_files()} & set(map(os.path.realpath, glob.glob(files)))

@@ -145,7 +145,7 @@ def test_placement_is_asked_for_once_a_pass(on_cluster, client, lopsided):
         (step,) = dist
     finally:
         scheduler.handlers["who_has"] = answer
-    # What brings results here asks too, for few of them.
+    # Fetching a few results asks too.
     assert asked.count(6) == 1
     assert np.concatenate(on_cluster.local_results(step)).tolist() == list(range(60))
 
@@ -260,7 +260,7 @@ def test_files_are_read_at_their_given_locations(on_cluster, client, texts, say,
     one, other = on_cluster.workers
     workers = client.scheduler_info(n_workers=-1)["workers"]
     ports = {"A": port(one), "B": port(other)}
-    # By address and by name.
+    # Workers by address and by name.
     names = {"A": one, "B": workers[other]["name"]}
     ds = located(read_text(texts), say(names, texts), auto_shard_policy=policy)
     if policy == "OFF":

@@ -27,7 +27,7 @@ from daskdist.execute.callers.now import Now
 from daskdist.execute.callers.threads import Threads
 from daskdist.testing import same_elements
 
-# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+# Threads of other tests' clusters draw random numbers too, while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 LARGE = {"daskdist.split-bytes": 2**24, "daskdist.window-bytes": 2**28}
@@ -247,7 +247,7 @@ def test_caches_become_complete_or_are_removed(name, is_complete, caller, tmp_pa
         rest = [x.tolist() for x in iterator]
         over = pickle.dumps(iterator.state_dict())
         assert sorted(np.ravel(begun + rest)) == list(range(12))
-        # By now it is complete in any case.
+        # It is complete by now.
         for each, expected in ((state, rest), (over, [])):
             for other in (ds, make()):
                 again = iter(other)

@@ -114,7 +114,7 @@ def test_the_budget_limits_the_elements_pulled_ahead(where):
     for _ in it:
         taken[0] += 1
     assert taken[0] == 400
-    # 8 kB a row: those under way, one more of each kind, and the one that is being made.
+    # 8 kB per row: rows in flight, one more of each kind, and the one being computed.
     assert most[0] <= 100_000 // 8000 + 8
 
 

@@ -85,7 +85,7 @@ def test_a_pass_that_reads_removes_them_too(tmp_path):
     ds = dataset(tmp_path)
     it, _ = begun(ds)
     (directory,) = tmp_path.iterdir()
-    # As of a process that was killed: nobody is told that the pass is over.
+    # As if the process was killed: the end of the pass is not reported.
     left = [
         part.rename(part.with_name(f"part-{'0' * 12}-{number:032x}.arrow"))
         for number, part in enumerate(parts(directory))
@@ -194,7 +194,7 @@ def test_in_an_object_store():
         it, _ = begun(ds)
         written = names()
         assert len(written) > 2
-        # As of another process that was killed.
+        # Like the files of another process that was killed.
         left = [f"{path.rpartition('/')[0]}/part-{'0' * 12}-{number:032x}.arrow" for number, path in enumerate(written)]
         for path, copied in zip(written, left, strict=True):
             fs.cp_file(path, copied)

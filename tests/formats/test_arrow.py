@@ -116,7 +116,7 @@ class TestStreamsOfNumbers(TestNumbers):
     end = ".arrows"
 
 
-# --- what is read ---
+# --- reading ---
 
 
 def test_flights():
@@ -282,7 +282,7 @@ def test_partitions_and_columns(tmp_path):
         list(read_arrow(tmp_path, ["n"]))
 
 
-# --- what is damaged ---
+# --- damage ---
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_only_a_broken_batch_is_skipped(tmp_path):
         content = Path(path).read_bytes()
         Path(path).write_bytes(content.replace(b"text 15", b"text \xff5"))
         ds = read_arrow(path, "n"), read_arrow(path, ("n", "s"))
-        # What is not asked for is not looked at.
+        # Other columns are not looked at.
         assert len(list(ds[0])) == 30
         with pytest.raises(errors.FileError, match=r"record batches 0 to 2: damaged or cut short.*UTF8"):
             list(ds[1])

@@ -147,7 +147,7 @@ def test_rows_are_cut_as_they_are_parsed():
         assert [row for part in parts for row in rows_by_pyarrow(part)] == whole, data
         for at in range(1, len(data)):
             found = framing.boundary(data[: at + 3], at, is_end=False)
-            # What is found before the end is known is so after, too.
+            # Errors found before the end is known are the same afterwards.
             assert found in (None, framing.boundary(data, at, is_end=True)), data
     assert 0 < num_broken < 300
 
@@ -298,7 +298,7 @@ def test_weather():
         (["00:30:00"], "timedelta64[s]", [1800]),
         (["0", "-0", "-7", "10"], "int64", [0, 0, -7, 10]),
         (["0.5", "-0.5", ".5", "0e5", "1e+05", "0"], "float64", [0.5, -0.5, 0.5, 0, 1e5, 0]),
-        # As numbers these would lose what they are written like.
+        # As numbers, these would lose their spelling.
         (["5", "01234"], TEXT, ["5", "01234"]),
         (["+15551234567", "5"], TEXT, ["+15551234567", "5"]),
         (["0x1F", "2", ""], TEXT, ["0x1F", "2", ""]),
@@ -352,7 +352,7 @@ def test_replacements_of_missing_values(tmp_path):
     assert rows_of(ds) == [(1, 2.0, "x", True), (-1, 0.5, "?", False), (-1, 0.5, "?", False)]
     with dask.config.set({"daskdist.split-bytes": 4}):
         assert len(list(ds)) == 3
-    # Of columns that are not chosen it does not matter.
+    # Columns that are not selected do not matter.
     assert [int(x) for x in read_csv(path, "i", missing=missing, null_values=["", "-"])] == [1, -1, -1]
     ds = read_csv(path, "i", missing={"i": float("nan")}, null_values=["", "-"])
     assert str([x.item() for x in ds]) == "[1.0, nan, nan]"
@@ -568,7 +568,7 @@ def test_text_of_digits_after_the_sample_is_no_number(tmp_path, split_bytes, val
         rows = list(iterator := iter(ds.ignore_errors()))
         assert [int(row["n"]) for row in rows] == [1] * 100 + [3] * 10
         assert iterator.stats()["skipped_by_file"] == {path: 1}
-        # Of columns that are not read it does not matter, nor of those of which the type is given.
+        # Columns that are not read or have a given type do not matter.
         assert len(list(read_csv(path, ["s", "n"], sample_bytes=50))) == 111
         assert read_csv(path, "c", sample_bytes=50, dtypes={"c": "str"}).skip(100).take(1).get_single_element() == text
         if value not in ("-01", "0x1F"):
@@ -589,7 +589,7 @@ def test_text_of_digits_is_found_as_one_by_one(seed):
     for field, is_text in zip(fields, expected, strict=True):
         for delimiter in ",;|\t":
             rows = [f"5{delimiter}{field}{delimiter}7\n", f"{field}{delimiter}7\n", f'7{delimiter}"{field}"\n']
-            # What only looks so is looked at more closely; none is overlooked.
+            # Candidates are checked more closely; none is overlooked.
             assert all(may_hold_number_text(row.encode(), delimiter, '"') for row in rows) or not is_text
     assert not may_hold_number_text(b"1,0,0.5,-0.5,10,100,2024-02-01,-7,1e-05\n" * 10_000, ",", '"')
     assert may_hold_number_text(b"1,0,0.5,-0.5,10,100,2024-02-01\n" * 10_000 + b"3,-01\n", ",", '"')

@@ -22,7 +22,7 @@ def write(tmp_path, content, name="a.csv"):
     return str(path)
 
 
-# --- as TensorFlow has them; what is expected is what TensorFlow 2.21 gives ---
+# --- TensorFlow's datasets; the expected results are those of TensorFlow 2.21 ---
 
 csv_dataset = daskdist.data.experimental.CsvDataset
 make_csv_dataset = daskdist.data.experimental.make_csv_dataset
@@ -59,7 +59,7 @@ def test_csv_dataset(tmp_path, content, defaults, options, expected):
     for split_bytes in (1, 1000):
         with dask.config.set({"daskdist.split-bytes": split_bytes}):
             found = list(csv_dataset(path, defaults, **options))
-        # As text, in which NaN is the same as NaN.
+        # Compared as text, in which NaN equals NaN.
         assert str([tuple(x if isinstance(x, bytes) else x.item() for x in row) for row in found]) == str(expected)
 
 

@@ -89,7 +89,7 @@ def test_all_replicas_of_a_cluster_end_with_the_same_network(on_cluster, paths):
 
 
 def test_replicas_agree_with_one_on_all_rows(paths):
-    # Of one order of the rows; the parts that are summed are others.
+    # The order of the rows is equal, but the summed parts differ.
     alone, _ = trained("replicas", mirrored(1), paths, BATCH_ROWS, "data")
     together, _ = trained("replicas", mirrored(3), paths, BATCH_ROWS, "data")
     assert [step.loss for step in together] == pytest.approx([step.loss for step in alone], abs=1e-6)

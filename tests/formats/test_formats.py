@@ -213,7 +213,7 @@ def served_whole(request, tmp_path):
             content = (tmp_path / self.path[1:]).read_bytes()
             self.send_response(200)
             self.end_headers()
-            # Whoever asks for what the server does not have hangs up.
+            # A client that requests a missing file disconnects.
             with contextlib.suppress(ConnectionError):
                 self.wfile.write(content)
                 sent.append(self.path[1:])
@@ -245,7 +245,7 @@ def test_a_web_server_that_serves_no_ranges(parquet_files, tmp_path, served_whol
     (tmp_path / "a.txt").write_text("\n".join(lines))
     with dask.config.set({"daskdist.split-bytes": "2 MiB"}):
         assert list(read_text(f"{url}/a.txt")) == lines
-    # That of one who asked for ranges may have been sent as well, before that one hung up.
+    # A client that requested ranges may have received it too before it disconnected.
     assert len(sent) <= 8
     parquet_files(5, files=1, row_group=2)
     assert [int(x) for x in read_parquet(f"{url}/data/part-0.parquet", "id")] == list(range(5))

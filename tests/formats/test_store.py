@@ -20,7 +20,7 @@ from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.saved.manifest import Manifest, exists, read_manifest, remove_unfinished, write_manifest
 from daskdist.formats.saved.store import PIECE_BYTES, SavedPart, read_part, take_rows, write_part
 
-# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+# Threads of other tests' clusters draw random numbers too, while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 

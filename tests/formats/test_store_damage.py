@@ -35,11 +35,11 @@ from daskdist.formats.saved.manifest import Manifest, exists, read_manifest, rem
 from daskdist.formats.saved.store import SavedPart, read_part, take_rows, write_part
 from daskdist.storage.atomic_file import writing
 
-# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+# Threads of other tests' clusters draw random numbers too, while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 
-# --- what is refused ---
+# --- refused arguments ---
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def view(kind):
     return pa.array([[1], [], [2, 3]], kind)
 
 
-# Each with three values, and what they are.
+# Each column with three values, and the expected elements.
 CASES = [
     (pa.array([1, -2, 3], pa.int8()), np.int8([1, -2, 3])),
     (pa.array([1, 2, 2**64 - 1], pa.uint64()), np.array([1, 2, 2**64 - 1], np.uint64)),
@@ -97,7 +97,7 @@ def same(found, expected):
 def test_types(array, expected):
     same(read(pa.table({"c": array})), expected)
     same(read(pa.record_batch({"c": array})), expected)
-    # Cut: what it holds begins elsewhere.
+    # A slice: its values begin at an offset.
     same(read(pa.record_batch({"c": array}).slice(1)), expected[1:])
     same(read(pa.record_batch({"c": array}).slice(1, 1)), expected[1:2])
     # In chunks, of which some are empty.

@@ -158,7 +158,7 @@ def test_parts_are_read_once_where_they_come_in_order(tmp_path, monkeypatch):
 
 
 def test_one_stream_is_waited_for(tmp_path):
-    # Of parts asked for at the same time, each starts from where the one before it ended.
+    # Of parts requested together, each starts at the end of the one before.
     path = tmp_path / "a.txt.gz"
     lines = [str(k) for k in range(100_000)]
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
@@ -175,7 +175,7 @@ def test_one_stream_is_waited_for(tmp_path):
 
 
 def test_a_name_that_says_another_compression(tmp_path):
-    # By its content where that tells; else it is said what to do.
+    # By its content if possible; otherwise the error has advice.
     (tmp_path / "a.txt").write_bytes(gzip.compress(b"one\n"))
     (tmp_path / "b.txt.bz2").write_bytes(gzip.compress(b"two\n"))
     (tmp_path / "c.txt.gz").write_bytes(b"three\n")

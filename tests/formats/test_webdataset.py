@@ -161,7 +161,7 @@ def test_an_archive_of_webdataset_itself():
     assert pairs[1].tolist() == list(range(8))
 
 
-# --- what is a sample ---
+# --- samples ---
 
 
 def test_members_of_one_key_in_a_row_are_a_sample(tmp_path):

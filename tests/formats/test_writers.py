@@ -43,7 +43,7 @@ WRITERS = ["to_parquet", "to_tfrecord", "to_npy", "to_webdataset"]
 
 @pytest.fixture
 def split_small():
-    """Splits of ten numbers, so that there is much to do."""
+    """Splits of ten numbers, for many calls."""
     with dask.config.set({"daskdist.split-bytes": 80}):
         yield
 
@@ -77,7 +77,7 @@ def unknown(function, num_rows):
     return Dataset.range(50, 50 + num_rows).map(lambda x: function(x) if x >= 50 else 1 // 0, vectorized=False)
 
 
-# --- what is in a file ---
+# --- contents of files ---
 
 ROUND = {
     "scalars of a dict": {"i": np.arange(5, dtype=np.int16), "f": np.arange(5) / 4, "b": np.arange(5) % 2 == 0},
@@ -274,7 +274,7 @@ def test_compressed(tmp_path, compression):
     same_elements(list(read_parquet(path)), list(samples(50)), "compressed")
 
 
-# --- what is refused ---
+# --- refused arguments ---
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_a_file_for_so_many_bytes(tmp_path, caller):
 def test_a_small_dataset_is_one_file(tmp_path):
     ds = Dataset.range(20_000).map(lambda x: x * 2)
     assert len(ds.to_parquet(tmp_path / "whole")) == 1
-    # What elements take is not known before they are made.
+    # The size of elements is unknown before they are computed.
     filtered = Dataset.range(20_000).filter(lambda x: x % 2 == 0).shuffle(100)
     assert len(filtered.to_parquet(tmp_path / "filtered")) == 1
 
@@ -498,7 +498,7 @@ def test_in_memory(method):
         fs.rm("/written", recursive=True)
 
 
-# --- what was there ---
+# --- existing files ---
 
 
 @pytest.mark.parametrize("method", WRITERS)
@@ -607,7 +607,7 @@ def test_a_killed_write_leaves_no_visible_file(tmp_path, method):
     if method == "to_parquet":
         with pytest.raises(errors.FileError, match="no file matches"):
             read_parquet(target)
-        # The next one removes what was left.
+        # The next write removes leftovers.
         paths = Dataset.range(10).to_parquet(target)
         assert names_in(target) == ["part-00000.parquet"]
         assert numbers_in(paths) == list(range(10))
@@ -732,7 +732,7 @@ def test_a_name_that_is_taken_meanwhile(tmp_path, split_small):
     ds = Dataset.range(30).map(takes, vectorized=False)
     with pytest.raises(errors.FileError, match=r"part-00002-1\.parquet: another program created it during this write"):
         ds.to_parquet(tmp_path, rows_per_file=10, overwrite=True)
-    # What was there is there again.
+    # The old files are restored.
     assert names_in(tmp_path) == ["part-00000.parquet", "part-00002-1.parquet"]
     assert numbers_in(old) == [0, 1, 2, 3, 4]
 

@@ -168,7 +168,7 @@ def test_splits_end_where_chunks_do(tmp_path):
     path = write_group(tmp_path / "a.zarr", arrays, {"x": 4, "y": 6})
     assert splits_of(path, 1, arrays="x") == [*range(4, 101, 4)]
     assert splits_of(path, 100, arrays="x") == [*range(12, 97, 12), 100]
-    # Where chunks of both end; and where that would be too much at a time, where the larger ones do.
+    # Splits end where chunks of both arrays end; if that would be too large, where the larger chunks end.
     assert splits_of(path, 100) == [*range(12, 97, 12), 100]
     assert splits_of(path, 10**4) == [100]
     assert splits_of(path, 20) == [*range(6, 97, 6), 100]
@@ -475,7 +475,7 @@ def test_an_archive_is_closed(tmp_path):
     path = write_group(tmp_path / "a.zarr", {"x": np.arange(30)})
     archive = shutil.make_archive(path, "zip", path)
     assert len(list(read_zarr(archive))) == 30
-    # Other threads open and close files of their own meanwhile.
+    # Other threads open and close files meanwhile.
     open_files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
     assert archive not in open_files
     assert zipfile.ZipFile(archive).testzip() is None

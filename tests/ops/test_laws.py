@@ -230,7 +230,7 @@ class TestOthers(NodeLaws):
 
 class TestDeal(NodeLaws):
     def nodes(self):
-        # Pieces without rows are nobody's element; replicas' tests have them.
+        # Pieces without rows are no elements; the tests of replicas cover them.
         chains = [rows(8).batch(4), rows(8).batch(4).map(lambda d: d["b"]), rows(8).batch(4, drop_remainder=True)]
         whole = rows(8).batch(4).with_options(daskdist.Options(on_error="skip"))
         return [rebatch(node_of(ds), element_spec_of(ds), pieces) for ds in [*chains, whole] for pieces in (2, 4)]
@@ -570,7 +570,7 @@ def test_every_operation_is_tested():
     assert operations - {name.rpartition(".")[2] for name in tested} == others
 
 
-# --- the suites find what is wrong ---
+# --- the suites find violations ---
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,7 +76,7 @@ def lengths(*numbers):
         (lambda ds: Dataset.sample_from_datasets([ds.repeat(), ds], stop_on_empty_dataset=True), UNKNOWN),
         (lambda ds: Dataset.sample_from_datasets([ds.repeat(), ds.repeat()], stop_on_empty_dataset=True), INFINITE),
         (lambda ds: Dataset.sample_from_datasets([ds.repeat(), ds], weights=[0, 1]), UNKNOWN),
-        # What is known not to have elements has none, whatever is done to it.
+        # Results for an empty dataset are empty.
         (lambda ds: ds.take(0).filter(lambda x: x > 0), 0),
         (lambda ds: ds.take(0).flat_map(Dataset.range), 0),
     ],

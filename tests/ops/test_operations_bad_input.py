@@ -423,7 +423,7 @@ def test_padding_of_elements_without_a_spec():
     refused(lambda: UNKNOWN_SPEC.padded_batch(2, padding_values=1), ["padded_batch", "padding_values", "known spec"])
 
 
-# --- functions that raise or return what is no use ---
+# --- functions that raise or return invalid values ---
 
 
 def reciprocal(x):
@@ -584,7 +584,7 @@ def test_errors_of_functions_name_operation_place_and_row(operation, build, func
         assert phrase in message
 
 
-# What this returns for the first element is no use already.
+# The result is invalid already for the first element.
 FIRST = {("-1", "rejection_resample")}
 
 

@@ -25,7 +25,7 @@ from daskdist.execute.callers.threads import Threads
 from daskdist.ops.deal import piece_bounds
 from daskdist.testing import same_elements
 
-# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+# Threads of other tests' clusters draw random numbers too, while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -309,7 +309,7 @@ def test_batches(name):
 
 
 def test_unique_of_blocks_and_bundles():
-    # What was persisted comes as a list of elements, which are no less the same.
+    # Persisted datasets return a list of the same elements.
     numbers = Dataset.range(3)
     assert [int(x) for x in numbers.persist().concatenate(numbers).unique()] == [0, 1, 2]
     words = numbers.map(lambda x: "ab"[int(x) % 2])

@@ -660,7 +660,7 @@ def test_ragged_batch():
     assert isinstance(first, Ragged)
     assert first.row_splits.dtype == np.int32
     assert lengths(2, 1).ragged_batch(2).element_spec == RaggedTensorSpec((None, None), "int64")
-    # What is of one shape is stacked.
+    # Arrays of one shape are stacked.
     check(lambda: Dataset.range(3).ragged_batch(2), [[0, 1], [2]])
     assert isinstance(next(iter(Dataset.range(3).ragged_batch(2))), np.ndarray)
     assert Dataset.from_tensor_slices(np.ones((3, 2))).ragged_batch(2).element_spec == TensorSpec((None, 2), "float64")
@@ -728,7 +728,7 @@ def test_the_spec_of_batches_by_size():
     [
         ({"window_size": 2}, [[5, 3], [2, 4], [1, 7], [6]]),
         ({"window_size": 1}, [[5], [2], [3], [4], [1], [6], [7]]),
-        # Full ones when their last element comes, then what is left by key.
+        # Full windows follow their last element, then incomplete ones by key.
         ({"window_size": 3}, [[5, 3, 1], [2, 4, 6], [7]]),
         ({"window_size": 9}, [[2, 4, 6], [5, 3, 1, 7]]),
         ({"window_size_func": lambda key: key + 1}, [[2], [5, 3], [4], [6], [1, 7]]),

@@ -26,7 +26,7 @@ from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.window import ByteWindow
 from daskdist.passes.fuse import fuse
 
-# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+# Threads of other tests' clusters draw random numbers too, while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 

@@ -204,7 +204,7 @@ def test_a_warning_about_a_shuffle_before_a_split(caplog):
         people().shuffle(5).split(0.5, by="who")
         assert not caplog.records
         numbers().shuffle(5).split(0.5)
-    assert "split: shuffle before it does the same in every iteration" in caplog.text
+    assert "split: shuffle before the split draws the same in every iteration" in caplog.text
 
 
 @pytest.mark.parametrize(

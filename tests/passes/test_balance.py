@@ -65,7 +65,7 @@ def test_bytes_are_balanced_and_no_row_is_lost(tmp_path, number, seed, num_worke
     loads = [len(share) for share in shares]
     assert max(loads) <= 1.1 * np.mean(loads)
     assert sorted(itertools.chain(*shares)) == list(range(sum(sizes)))
-    # What a worker has, it has in the listed order.
+    # Each worker has its files in the listed order.
     assert all(share == sorted(share) for share in shares)
     assert "dealt largest first, no worker has more than 1.0" in decision.reason
 

@@ -534,7 +534,7 @@ def test_cardinality_of_very_many_batches():
     assert SimulatedWorkers([2, 1]).distribute_dataset(ds).cardinality() == 3 * 10**12 // 8
 
 
-# --- what is copied ---
+# --- copies ---
 
 
 def begin_and_end(piece: np.ndarray) -> list[int]:
@@ -589,7 +589,7 @@ def test_scattered_rows_are_gathered(rows):
     distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64, drop_remainder=True))
     found = [strategy.local_results(step) for step in distributed]
     assert np.concatenate([piece for step in found for piece in step]).tolist() == rows[: len(found) * 64].tolist()
-    # Of the first alone no copy is made.
+    # The first replica's part alone is not copied.
     assert all(piece.flags.c_contiguous for step in found[1:] for piece in step)
 
 
@@ -601,7 +601,7 @@ def test_pieces_of_a_shard_do_not_keep_the_others(num_shards):
     found = [strategy.local_results(step) for step in strategy.distribute_dataset(ds)]
     starts = range(0, len(rows), 64 * num_shards)
     assert [np.concatenate(step).tolist() for step in found] == [rows[k : k + 64].tolist() for k in starts]
-    # Of the first alone no copy is made.
+    # The first replica's part alone is not copied.
     assert not any(np.shares_memory(piece, rows) for step in found[1:] for piece in step)
 
 

@@ -37,7 +37,7 @@ def own_records(caplog):
 
 def sharded(ds, name, num_workers):
     decision, nodes = autoshard(node_of(ds), AutoShardPolicy[name.upper()], num_workers, first)
-    # Each in the same pass, as an iteration over all of them is.
+    # All are in the same pass, as in one iteration over them.
     return decision, [list(afresh(Dataset(node))) for node in nodes]
 
 
@@ -212,7 +212,7 @@ SHAPES = {
         "DATA",
         "range reads no files",
     ),
-    # What means something else on each worker's files.
+    # Operations with another meaning on each worker's files.
     "take": (lambda f: read_parquet(f, "id").take(7), "DATA", "take would have another result"),
     "skip": (lambda f: read_parquet(f, "id").skip(7), "DATA", "skip would have another result"),
     "enumerate": (lambda f: read_parquet(f, "id").enumerate(), "DATA", "enumerate would have another result"),
@@ -475,7 +475,7 @@ def test_one_directory_is_not_for_shards_of_files(files, tmp_path):
             autoshard(node_of(ds), AutoShardPolicy.FILE, 2)
 
 
-# --- what is said ---
+# --- messages ---
 
 
 @pytest.mark.cluster
@@ -525,7 +525,7 @@ def test_explain_counts_the_files_a_function_reads(on_cluster, files):
     assert "shard(num_shards=2, index=0)" in explained
 
 
-# --- what is dropped in groups, and what cuts a pass short ---
+# --- rows dropped in groups, and cuts of a pass ---
 
 
 def ids(rows):

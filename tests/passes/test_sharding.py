@@ -262,7 +262,7 @@ def test_the_order_of_data_sharding_does_not_depend_on_workers(start_cluster, pa
             assert [[row for piece in step for row in piece] for step in steps_of(strategy, ds)] == expected
 
 
-# --- AUTO, and what is said ---
+# --- AUTO and its messages ---
 
 
 @pytest.mark.cluster

@@ -46,7 +46,7 @@ def test_earlier_operations_run_on_workers_and_later_ones_here(client):
     dataset = dataset.apply(distribute("parallel_epochs", client.scheduler.address.replace("tcp", "grpc")))
     dataset = dataset.map(lambda x, pid: (x + 1, pid, os.getpid()))
     found = list(dataset)
-    # Each of the two workers produces all of it.
+    # Each of the two workers produces all elements.
     assert sorted(int(x) for x, *_ in found) == sorted(2 * [1, 2, 5, 10, 17])
     assert len({int(pid) for _, pid, _ in found}) == 2
     assert here not in {int(pid) for _, pid, _ in found}
@@ -176,7 +176,7 @@ def test_two_consumers_get_each_element_once(client):
     name = job()
     one, other = (iter(Dataset.range(1000).serve(client, job_name=name)) for _ in range(2))
     first = [int(next(one)), int(next(other))]
-    # What one consumer holds and does not use goes to the other.
+    # Elements that one consumer holds unused go to the other.
     rest = numbers(other)
     assert sorted(first + rest + numbers(one)) == list(range(1000))
 
@@ -206,7 +206,7 @@ def test_consumers_forget_finished_parts_of_an_endless_task(client):
     readings = [each for each in gc.get_objects() if isinstance(each, Reading) and each not in before]
     assert len(readings) == 3
     eventually(lambda: not any(each.done() for each in readings))
-    # They go on, and what they leave is not lost.
+    # They continue, and the elements they leave are not lost.
     found += [int(next(iterator)) for _ in range(20) for iterator in iterators]
     assert len(set(found)) == len(found)
     for iterator in iterators:

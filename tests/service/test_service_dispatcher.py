@@ -120,7 +120,7 @@ def test_leases_of_a_lost_worker_continue_after_acknowledged_elements():
     assert {worker for worker, _ in again} == {"w1"}
     (found,) = [each for _, each in again if each.id == spec.id]
     assert (found.attempt, found.lease, found.done, found.expected) == (1, spec.lease, ((0, 3),), ("c",))
-    # Messages of the lost worker come to nothing.
+    # Messages of the lost worker are ignored.
     assert not bench.dispatcher.task_done(spec.id, 0)
 
 

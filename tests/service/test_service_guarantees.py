@@ -170,7 +170,7 @@ def test_elements_come_as_often_as_is_promised(machine):
     run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=30, deadline=None))
 
 
-# --- what is kept of an endless task ---
+# --- state of an endless task ---
 
 # Far fewer than the elements, and more than those in flight and those used since the last tick.
 MOST_KEPT = 100
@@ -208,7 +208,7 @@ def test_state_of_a_long_shared_task_is_bounded(mode, num_elements, options):
     # Five connections are cut, a worker is lost, and the scheduler is restarted.
     faults = dict.fromkeys(range(100, 600, 100), "cut") | {650: "worker", 700: "scheduler"}
     if "cache_bytes" in options:
-        # A cache begins anew on another worker.
+        # Another worker starts with an empty cache.
         faults = {number: fault for number, fault in faults.items() if fault == "cut"}
     largest = number = 0
     while any(each.is_reading for each in service.consumers.values()):

@@ -72,7 +72,7 @@ def test_calls_of_an_abandoned_strategy(client, tmp_path, how):
         assert [len(each) for each in lines_of(tmp_path).values()] == [NUM_CALLS + 4] * 2
     expected = [["first", own, "gate", *map(str, range(NUM_CALLS)), other] for own, other in (("1", "9"), ("5", "13"))]
     eventually(lambda: list(lines_of(tmp_path).values()) == expected)
-    # Nothing is left of it.
+    # It leaves nothing behind.
     eventually(lambda: token not in client.run_on_scheduler(tokens_in_use, client.id))
 
 

@@ -207,7 +207,7 @@ def test_closing_with_a_cluster_of_threads():
 
 
 def test_in_an_event_loop(start_cluster):
-    # As in a notebook.
+    # Like a notebook.
     address = start_cluster(2, 2).scheduler.address
 
     async def cell() -> int:
@@ -426,7 +426,7 @@ def test_replicas_sit_where_they_are_to(start_cluster, parquet_files, names):
         assert [strategy.gather(step, axis=0).tolist() for step in steps] == rows_of
         assert [int(strategy.reduce("SUM", step, axis=0)) for step in steps] == list(map(sum, rows_of))
 
-        # By files: the worker of the first replica has the first input pipeline.
+        # With FILE, the worker of the first replica has the first input pipeline.
         by_file = dataset.with_options(daskdist.Options(auto_shard_policy="FILE"))
         rows: list[set[int]] = [set() for _ in names]
         for step in strategy.distribute_dataset(by_file):
@@ -497,7 +497,7 @@ def test_assignments_that_do_not_fit_the_cluster(start_cluster):
         assert strategy.workers == (addresses["0"],)
 
 
-# --- what is left behind ---
+# --- leftovers ---
 
 
 def known_to(dask_worker):
@@ -530,7 +530,7 @@ def test_workers_forget_an_unreferenced_strategy(start_cluster, tmp_path):
 
     token, values = begun()
     gc.collect()
-    # For as long as somebody has what comes of it, it is there.
+    # It exists as long as a result of it is referenced.
     until_known(client, token, is_known=True)
     (tmp_path / "go").touch()
     assert [value.result().tolist() for value in values.values] == [[4, 4]] * 2

@@ -222,7 +222,7 @@ def test_all_reduce_of_numbers_gives_the_bits_and_types_that_reduce_gives(data, 
 @pytest.mark.parametrize("op", ["SUM", "MEAN", "MAX"])
 def test_large_values_are_reduced_in_parts(start_cluster, op):
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(3, 1)) as strategy:
-        # Of a length that the three do not divide.
+        # A length that is not a multiple of three.
         draws = [np.random.default_rng(k).random((250_001, 2), np.float32) for k in range(3)]
 
         def step(number):
@@ -393,7 +393,7 @@ def test_in_the_program_a_variable_for_each_replica_is_that_ones_copy(strategy):
     assert [np.asarray(part).tolist() for part in strategy.local_results(sent)] == [[sum(range(size))] * 2] * size
 
 
-# --- many of them ---
+# --- many calls ---
 
 
 def test_many_in_turn(strategy):
@@ -524,7 +524,7 @@ def test_a_replica_that_raises_before_anybody_waits_releases_the_others(strategy
         if number == last:
             open(f"{folder}/raised", "w").close()
             raise KeyError("no such thing")
-        # Those that can wait until it has.
+        # Operations that can wait until the other has called.
         for _ in range(20 if number == last - 1 else 0):
             if os.path.exists(f"{folder}/raised"):
                 break
@@ -823,7 +823,7 @@ def test_a_worker_lost_in_a_collective_releases_the_others(tmp_path):
             seconds, words = told.read_text().split(" ", 1)
             assert float(seconds) < 10
             assert f"lost {lost}, and with it replica 1" in words
-        # Those that are left go on.
+        # The remaining replicas continue.
         assert lost not in strategy.workers
         assert strategy.local_results(strategy.run(reduced, args=(1.0,))) == (2.0, 2.0)
         strategy.close()

@@ -540,7 +540,7 @@ def test_a_worker_that_is_killed_in_a_call_releases_the_others(breakable, tmp_pa
         who = f"replica{'s' * (per_worker > 1)} {', '.join(map(str, killed))}"
         assert f"lost {lost}, and with it {who} (" in words
     strategy.close()
-    # Those that are left, or come back, go on.
+    # Replicas that remain or return continue.
     with daskdist.MultiWorkerMirroredStrategy(breakable) as left:
         found = left.local_results(left.run(lambda: context().all_reduce("SUM", 1)))
         assert found == (len(left.workers),) * len(left.workers)

@@ -28,7 +28,7 @@ def reduced(x):
     return daskdist.get_replica_context().all_reduce("SUM", x)
 
 
-# --- what is large ---
+# --- large values ---
 
 
 def of_large(case):
@@ -90,7 +90,7 @@ def test_workers_of_one_process(num_workers):
     assert found == ((total, total, 100_000 * num_workers, True),) * num_workers
 
 
-# --- what is on its way, and what stays ---
+# --- messages in flight, and kept values ---
 
 
 @pytest.mark.cluster

@@ -30,7 +30,7 @@ import strict_device  # noqa: E402
 
 NAMES = ["STRICT:0", "STRICT:1", "STRICT:2"]
 OPS = ["SUM", "MEAN", "MIN", "MAX", "PROD"]
-# What the device has.
+# The dtypes that the device has.
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float32", "float64", "complex64", "complex128"]
 TOLERANCE = {"float32": 1e-5, "complex64": 1e-5, "float64": 1e-12, "complex128": 1e-12}
 
@@ -848,7 +848,7 @@ def test_arrays_in_functions_and_objects_come_to_each_replicas_device(leaving, s
             np.testing.assert_array_equal(total, np.full(size, 2.0 * number + 4))
     # They go there once.
     assert [each[3] for each in given[0]] == [each[3] for each in given[1]]
-    # What was changed since goes again.
+    # Arrays that changed since are sent again.
     weights[...] = 3.0
     assert [each[2][0] for each in leaving.local_results(leaving.run(step, args=(batch, model)))] == [9, 12, 15]
 

@@ -166,7 +166,7 @@ class TestBadShares(Laws):
         return [mirrored(4), SimulatedWorkers([1, 1]), SimulatedWorkers([2, 1]), SimulatedWorkers([1, 1, 1])]
 
 
-# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+# Threads of other tests' clusters draw random numbers too, while hypothesis does.
 some = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 

@@ -164,7 +164,7 @@ def test_a_value_is_sent_once(on_cluster, num_rows):
     first = found.values[0]
     assert isinstance(first, AsyncValue)
     assert all(each is first for each in found.values)
-    # What is done to it later makes no difference.
+    # Later changes make no difference.
     expected = weights.sum()
     weights[:] = 0
     with messages_sent(on_cluster) as later:

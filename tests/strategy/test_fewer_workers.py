@@ -130,7 +130,7 @@ def test_a_worker_lost_between_steps_and_then_another(strategy_of):
     assert strategy.local_results(strategy.run(total, args=(1.0,))) == (3.0,) * 3
     assert [replica.device for replica in strategy.replicas] == devices[1:]
     lose(strategy, 0)
-    # What one replica gives comes as it is.
+    # The value of a single replica is returned unchanged.
     assert strategy.num_replicas_in_sync == 1
     assert float(strategy.run(total, args=(1.0,))) == 1
     lost = strategy.workers[0]
@@ -423,7 +423,7 @@ def test_several_threads_go_on(strategy_of):
     for each in threads:
         each.join(60)
     assert len(found) == 3
-    # What was under way fails; what comes after does not.
+    # Calls in flight fail; later ones do not.
     assert all(len(told) <= 2 and all(f"lost {worker}" in each for each in told) for told in found)
 
 

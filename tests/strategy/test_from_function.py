@@ -34,7 +34,7 @@ def in_pairs(context: InputContext) -> Dataset:
     return Dataset.range(10).shard(context.num_input_pipelines, context.input_pipeline_id).batch(2)
 
 
-# --- what the function is told ---
+# --- the function's argument ---
 
 
 def test_context():
@@ -212,7 +212,7 @@ def test_batches_of_no_rows_keep_their_turn(on_cluster):
 def test_explain(on_cluster):
     explained = on_cluster.distribute_datasets_from_function(in_pairs).explain()
     assert "sharding: by in_pairs (called once for each input pipeline, of which there are 2)" in explained
-    # What a worker has is not looked through.
+    # Data on a worker is not searched.
     rows = [line.split() for line in explained.splitlines()]
     for number, worker in enumerate(on_cluster.workers):
         assert [f"{number}", worker, "1", "-", "?", "?", "?"] in rows
@@ -252,7 +252,7 @@ def test_elements_of_a_worker_are_those_of_its_dataset(on_cluster, dataset_fn):
         columns = list(zip(*steps_of(on_cluster, distributed), strict=True))
         assert [[piece for piece in column if piece] for column in columns] == expected
         if dataset_fn is of_shuffled:
-            # It is shuffled anew in the next pass.
+            # The next pass has another order.
             break
 
 

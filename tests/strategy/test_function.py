@@ -68,7 +68,7 @@ def steps_of(strategy, num_steps=40, rows=8):
     return strategy.distribute_dataset(Dataset.range(num_steps * rows).map(lambda x: x + 0.0).batch(rows))
 
 
-# --- what is sent ---
+# --- messages ---
 
 
 @pytest.mark.cluster
@@ -154,7 +154,7 @@ def test_explain_of_a_function_without_messages():
     assert nothing.explain().endswith("nothing: nothing was sent to a cluster")
 
 
-# --- what it gives ---
+# --- results ---
 
 
 def test_a_function_gives_the_results_of_its_steps(strategy):

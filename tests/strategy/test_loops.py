@@ -351,7 +351,7 @@ def test_a_replica_that_waits_elsewhere_does_not_block_others_forever(monkeypatc
     assert in_threads(strategy, distributed, [waiting, ahead]) == [49, 49]
 
 
-# --- what it costs the cluster ---
+# --- cost for the cluster ---
 
 
 @pytest.mark.cluster

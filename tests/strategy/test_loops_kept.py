@@ -134,7 +134,7 @@ def test_data_is_sent_from_worker_to_worker(client, on_cluster):
     def total(it):
         return sum(float(x.sum()) for x in it)
 
-    # To its end, on each of them.
+    # To the end, on each replica.
     list(map(float, on_cluster.local_results(on_cluster.run(total, args=(distributed,)))))
     before = client.run(sent_there)
     first = client.run_on_scheduler(num_transitions)

@@ -69,7 +69,7 @@ def test_in_a_captured_function(on_cluster):
     assert "2 steps" in twice.explain()
 
 
-# --- one that leaves ---
+# --- replicas that leave ---
 
 
 def test_a_replica_that_leaves_early_does_not_block_others(strategy):
@@ -194,7 +194,7 @@ def test_a_step_with_a_failed_argument_releases_other_replicas(on_cluster, tmp_p
         return on_cluster.run(reduced, args=(made, tmp_path))
 
     called = daskdist.function(both) if is_captured else both
-    # What they return is learned.
+    # The structure of the results is learned.
     on_cluster.local_results(called(2))
     begin = time.monotonic()
     with pytest.raises((ValueError, errors.CollectiveError), match="one is too much"):

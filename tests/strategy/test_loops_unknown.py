@@ -95,7 +95,7 @@ def test_one_that_leaves_is_not_waited_for(on_cluster):
     distributed = on_cluster.distribute_datasets_from_function(lengths_of([4, 50]))
     begin = time.monotonic()
     few, left = on_cluster.local_results(on_cluster.run(loop, args=(distributed,)))
-    # Those it has read are still steps.
+    # The steps that were read before still count.
     assert 4 <= int(few) < 50
     assert int(left) == 2
     assert time.monotonic() - begin < 10

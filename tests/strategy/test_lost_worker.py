@@ -61,5 +61,5 @@ def test_values_of_a_killed_worker_are_not_waited_for(own_client):
         ):
             with pytest.raises(errors.ClusterError, match=f"lost {lost}"):
                 look()
-        # What is made anew is for the replica that is left.
+        # New datasets are for the remaining replica.
         assert np.concatenate(list(strategy.distribute_dataset(rows))).tolist() == list(range(10))

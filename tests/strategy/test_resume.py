@@ -18,7 +18,7 @@ import daskdist
 from daskdist import Dataset, Options, errors, read_parquet
 from daskdist.testing import SimulatedWorkers
 
-# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+# Threads of other tests' clusters draw random numbers too, while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 

@@ -276,7 +276,7 @@ def test_an_unread_failure_is_raised_at_the_end_of(on_cluster, where):
     ways = {"pass": fail_in_pass, "function": fail_in_function, "back-pressure": fail_many}
     with dask.config.set({"daskdist.max-steps-in-flight": 4}), pytest.raises(ValueError, match="2 is too much"):
         ways[where]()
-    # Those that failed after that.
+    # The calls that failed afterwards.
     with contextlib.suppress(ValueError):
         on_cluster.internals.backend.finish()
 
@@ -443,7 +443,7 @@ def test_one_batch_that_cannot_be_read_fails_its_own_step(on_cluster):
         losses = [step(x) for x in on_cluster.distribute_dataset(ds)]
     with pytest.raises(errors.UserFunctionError, match="no such row"):
         float(losses[8])
-    # Those far from it are of other blocks.
+    # Distant values are of other blocks.
     for number in (*range(4), *range(14, 24)):
         assert float(losses[number]) == rows[2 * number : 2 * number + 2].sum()
 
@@ -648,7 +648,7 @@ while len(list(pathlib.Path({str(tmp_path)!r}).iterdir())) < 2 or strategy.inter
     assert done.stderr.count("nobody looked at it") == 1
 
 
-# --- what the scheduler knows ---
+# --- the scheduler's view ---
 
 
 def closable(dask_scheduler):

@@ -407,7 +407,7 @@ def test_input_signature(strategy):
         step(floats([1], [2]))
 
 
-# --- what is left behind ---
+# --- leftovers ---
 
 
 def tasks_of(client) -> set[str]:

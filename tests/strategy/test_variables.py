@@ -343,7 +343,7 @@ def test_training_with_variables(two):
     assert np.allclose(weights, [1, -2, 0.5], atol=1e-2)
 
 
-# --- what it is to begin with ---
+# --- initial values ---
 
 
 def test_initial_values_from_a_function_are_equal_on_all_replicas(strategy):
@@ -620,7 +620,7 @@ def test_on_a_device_it_is_of_the_device(monkeypatch):
     assert copies(strategy, made[0]) == [[4, 5, 6]] * 2
 
 
-# --- what is let go of ---
+# --- released values ---
 
 
 def test_unreferenced_variables_are_freed(strategy):

@@ -56,7 +56,7 @@ def test_between_replicas_it_is_read_and_assigned(strategy):
         before = own.read_value()
         own.assign({"w": before["w"] + strategy.reduce("SUM", x, axis=None), "n": 1})
         own.assign_add({"w": np.ones(2), "n": 2})
-        # As it is now.
+        # The current value.
         return own.numpy()["w"]
 
     def step(x):

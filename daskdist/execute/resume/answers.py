@@ -161,17 +161,17 @@ class Answers:
             self.logs[(*path, *its_path), epoch, number] = log
 
     def drop(self, path: Path, epoch: Epoch, num_passes: int) -> None:
-        """Drop the logs of the first passes over the input of a repetition at ``path``, which are behind.
+        """Drop the logs of the first passes over the input of a repetition at ``path``, which it has finished.
 
-        If one is needed after all, for a cache that has to be filled again, its calls are made again.
+        If a log is needed after all, to fill a cache again, its calls are made again.
         """
 
         def is_behind(key: LogKey) -> bool:
             its_path, its_epoch, _ = key
             if its_path[: len(path)] != path or len(its_path) <= len(path) or self.logs[key].order:
-                # Blocks in the order in which they were done do not come in that order again.
+                # The log has the order in which blocks finished, which another pass would not repeat.
                 return False
-            # In a stream that an arrangement opened, the first such step has the pass.
+            # The epoch of the nearest nested stream below the repetition, or that of the log itself.
             inner = next((step.epoch for step in its_path[len(path) :] if isinstance(step, PathKey)), its_epoch)
             return inner[: len(epoch)] == epoch and len(inner) > len(epoch) and inner[len(epoch)] < num_passes
 

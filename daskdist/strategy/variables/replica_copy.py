@@ -191,7 +191,7 @@ def make_on_replica(variable: VariableRecord, make: Callable[[], Any], dtype: st
     if replica.num_replicas_in_sync > 1:
         arrays = optree.tree_leaves(value) if layout.treespec is not None else []
         contribution = (layout, arrays) if replica.replica_id_in_sync_group == 0 else None
-        layout, arrays = replica.meet(First(f"{variable.name} at its beginning"), contribution)
+        layout, arrays = replica.meet(First(f"the initial value of {variable.name}"), contribution)
         if layout.treespec is not None:
             value = layout.packed(arrays)
         elif replica.replica_id_in_sync_group:
