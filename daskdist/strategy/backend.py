@@ -52,6 +52,22 @@ class ResultSource(Protocol):
         """Wait for the results of one call on all replicas; raise an error as soon as one replica fails."""
         ...
 
+    @property
+    def num_made_again(self) -> int:
+        """Return how often calls were made again because workers were lost."""
+        ...
+
+    def made_again_since(self, number: int) -> bool:
+        """Continue with the remaining replicas if some are lost; return whether calls were made again since a count."""
+        ...
+
+    def logged(self, make: Callable[[ReplicaGroup], Any], group: ReplicaGroup | None = None) -> Handle:
+        """Make a call on results of a step, by a function that makes it for given replicas, or for the current ones.
+
+        It is made again, for those that are left, if a worker is lost before the step is complete.
+        """
+        ...
+
     def is_done(self, handle: Handle) -> bool:
         """Return whether a call has finished."""
         ...
@@ -153,6 +169,25 @@ class Backend(ResultSource, Protocol):
     @property
     def in_doubt(self) -> bool:
         """Return whether workers may be lost, which `recover` checks."""
+        ...
+
+    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
+        """Set what returns the function that continues with the remaining replicas; None if nobody uses them."""
+        ...
+
+    def note_losses(self) -> None:
+        """See whether workers are known to be lost; then `in_doubt` is true."""
+        ...
+
+    def cut_for(self, leaf: Any, group: ReplicaGroup) -> Any:
+        """Cut the global batch of a leaf for replicas, if it was cut for another number."""
+        ...
+
+    def make_again(self, group: ReplicaGroup, *, changes_variables: bool) -> None:
+        """Make the calls of steps again that failed because of a lost worker, and those after them.
+
+        If replicas may have changed variables in them, they are not made again, and their results fail.
+        """
         ...
 
     def recover(self, group: ReplicaGroup) -> ReplicaGroup:

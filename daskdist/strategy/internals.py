@@ -6,16 +6,17 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import optree
 
 from daskdist.config import setting
 from daskdist.core.functions.current_context import current_context
-from daskdist.errors import ArgumentError, CollectiveError
+from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
-from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.reduce.reductions import NAMED, Axis, Op, ReduceOp, name_of
 from daskdist.strategy.reduce.tree import fold_tree
@@ -73,6 +74,7 @@ class StrategyInternals:
         self.has_told_of_uneven = False
         # number -> variable, for the variables that the program still references.
         self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
+        backend.on_loss(weakref.WeakMethod(self.recover))
 
     def register(self, variable: Variable) -> None:
         """Register a new variable; its copies on replicas are freed when the program drops it."""
@@ -85,6 +87,30 @@ class StrategyInternals:
         if self.backend.in_doubt:
             self.group.recover(self._align)
 
+    def recover_soon(self) -> None:
+        """Continue with the remaining replicas if some are known to be lost."""
+        self.backend.note_losses()
+        self.recover()
+
+    def replicas_left(self) -> tuple[Replica, ...]:
+        """Return the replicas, without those that are known to be lost."""
+        self.recover_soon()
+        return self.group.now.replicas
+
+    def raise_unseen(self) -> None:
+        """Raise a known error that can no longer be seen otherwise; make calls again that need lost workers."""
+        self.recover_soon()
+        self.backend.raise_unseen()
+
+    def finish(self) -> None:
+        """Wait for all calls; those that failed because of a lost worker are made again."""
+        while True:
+            self.backend.finish()
+            group = self.group.now
+            self.recover_soon()
+            if self.group.now is group:
+                return
+
     def _align(self) -> None:
         # Some copies of a mirrored variable may already have the next value, and others not.
         strategy: Any = self._strategy()
@@ -95,6 +121,7 @@ class StrategyInternals:
             # A variable whose creation failed has no value.
             with cross_replica_scope(strategy), contextlib.suppress(ArgumentError, CollectiveError):
                 strategy.local_results(outcome)
+        self.backend.make_again(self.group.now, changes_variables=bool(len(self._variables)))
 
     def check_scope(self, operation: str) -> None:
         """Raise an error on a replica or in the scope of another strategy; otherwise recover from lost workers.
@@ -131,7 +158,7 @@ class StrategyInternals:
             if type(leaf) in LEAVES:
                 continue
             if isinstance(leaf, PerReplica):
-                if leaf.number() != size:
+                if leaf.number() != size and leaf.batch is None:
                     raise self.group.wrong_size(operation, leaf.number())
             elif isinstance(leaf, Variable):
                 leaf.check_is_of(self.token, operation)
@@ -146,22 +173,33 @@ class StrategyInternals:
 
     def call_replicas(
         self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any
-    ) -> tuple[Sequence[Handle], ReplicaGroup]:
-        """Call a function on every replica; return the handles of its results, and the replicas."""
-        group = self.group.now
-        if self.group.has_shrunk:
-            for leaf in leaves:
-                if type(leaf) is PerReplica and leaf.number() != len(group.replicas):
-                    # A worker was lost since `check_values`.
-                    raise self.group.wrong_size(operation, leaf.number())
-        return self.backend.call_replicas(operation, fn, leaves, treespec, group), group
+    ) -> Sequence[Handle]:
+        """Call a function on every replica; return the handles of its results."""
+        batches = [leaf for leaf in leaves if type(leaf) is PerReplica and leaf.batch is not None]
+        if batches:
+            self.recover_soon()
+        while True:
+            group = self.group.now
+            if self.group.has_shrunk:
+                for leaf in batches:
+                    self.backend.cut_for(leaf, group)
+                for leaf in leaves:
+                    if type(leaf) is PerReplica and leaf.number() != len(group.replicas):
+                        # A worker was lost since `check_values`.
+                        raise self.group.wrong_size(operation, leaf.number())
+            try:
+                return self.backend.call_replicas(operation, fn, leaves, treespec, group)
+            except ClusterError:
+                if batches:
+                    self.recover_soon()
+                if self.group.now is group:
+                    raise
 
     def call_each(self, num_leaves: int, operation: str, fn: Callable[..., Any], *args: Any) -> list[PerReplica]:
         """Call a function that returns a list of ``num_leaves`` leaves on each replica; return each leaf's values."""
         leaves, treespec = flattened_call(args, {}, ARGUMENT_LEAVES)
         self.check_values(operation, leaves)
-        handles, group = self.call_replicas(operation, fn, leaves, treespec)
-        return self.returned.columns(handles, num_leaves, group)
+        return self.returned.columns(self.call_replicas(operation, fn, leaves, treespec), num_leaves)
 
     def reduce(self, op: Op, value: Any, axis: Axis, on: str | None = None, weights: Any = None) -> Any:
         """Reduce the values of all replicas as `Strategy.reduce` does, with the result on a given worker."""
@@ -227,17 +265,26 @@ class StrategyInternals:
     def _fold(
         self, op: Op, axis: Axis, values: list[PerReplica], on: str | None, *, is_weighted: bool = False
     ) -> list[Any]:
-        parts: PerReplicaRef | list[list[Any]] | None = values[0].reference if len(values) == 1 else None
-        if parts is None:
-            parts = [list(row) for row in zip(*[value.values for value in values], strict=True)]
-        handle = fold_tree(
-            self.backend,
-            op,
-            axis,
-            self.group.now.worker_of,
-            parts,
-            setting("split-every"),
-            on,
-            is_weighted=is_weighted,
-        )
-        return self.returned.leaves(handle, len(values) - is_weighted)
+        make = partial(_fold_values, self.backend, op, axis, values, setting("split-every"), on, is_weighted)
+        return self.returned.leaves(self.backend.logged(make, self.group.now), len(values) - is_weighted)
+
+
+def _fold_values(
+    backend: Backend,
+    op: Op,
+    axis: Axis,
+    values: Sequence[PerReplica],
+    split_every: int,
+    on: str | None,
+    is_weighted: bool,
+    group: ReplicaGroup,
+) -> Any:
+    parts: PerReplicaRef | list[list[Any]] | None = values[0].reference if len(values) == 1 else None
+    if parts is None:
+        parts = [list(row) for row in zip(*[value.parts() for value in values], strict=True)]
+    workers = group.worker_of
+    if values[0].number() != len(workers):
+        # The replicas that had them are fewer now, and what they had is here.
+        workers = (workers[0],) * values[0].number()
+    on = on if on in group.workers else None
+    return fold_tree(backend, op, axis, workers, parts, split_every, on, is_weighted=is_weighted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import optree
@@ -32,8 +33,7 @@ from daskdist.strategy.replica.strategy_view import Viewed
 from daskdist.strategy.status import StrategyStatus
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.flat import flattened_call
-from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.regroup import component
+from daskdist.strategy.values.per_replica import PerReplica, results_by_replica
 from daskdist.strategy.values.value_context import ValueContext
 from daskdist.strategy.values.wiring import Wiring, results_of
 from daskdist.strategy.variables.read_copies import with_copies
@@ -238,8 +238,8 @@ class Strategy(Viewed):
         leaves, treespec = flattened_call(args, kwargs or {}, ARGUMENT_LEAVES)
         self._internals.check_values("run", leaves)
         leaves, treespec, _shared_readers = with_plans(self, leaves, treespec)
-        handles, group = self._internals.call_replicas("run", fn, leaves, treespec)
-        results = self._internals.returned.of_run(fn, handles, group)
+        handles = self._internals.call_replicas("run", fn, leaves, treespec)
+        results = self._internals.returned.of_run(fn, handles)
         if any(type(leaf) is PerReplica and leaf.is_uneven for leaf in leaves):
             for result in optree.tree_leaves(results):
                 if type(result) is PerReplica:
@@ -329,7 +329,7 @@ class Strategy(Viewed):
         num_replicas = self.num_replicas_in_sync
         contexts = PerReplica([ValueContext(k, num_replicas) for k in range(num_replicas)])
         leaves, treespec = flattened_call((contexts,), {}, ARGUMENT_LEAVES)
-        return self._internals.returned.of_all(*self._internals.call_replicas("values", value_fn, leaves, treespec))
+        return self._internals.returned.of_all(self._internals.call_replicas("values", value_fn, leaves, treespec))
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
         """Create a dataset of the rows of arrays, which are placed on the workers that will read them.
@@ -401,16 +401,9 @@ class Strategy(Viewed):
         per_replica = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
         if not per_replica:
             return value
-        wiring = Wiring()
-        wired = wiring.wire([list(leaf.values) for leaf in per_replica])
-        handle = self._internals.backend.call(
-            gather_values,
-            wiring.handles,
-            wiring.picks,
-            wired,
-            worker=self._internals.group.now.worker_of[0],
-            name="gather-values",
-        )
+        backend = self._internals.backend
+        make = partial(_gather_values, backend, gather_values, per_replica)
+        handle = backend.logged(make, self._internals.group.now)
         results = iter(self._internals.returned.leaves(handle, len(per_replica)))
         gathered = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, gathered)
@@ -488,9 +481,7 @@ class Strategy(Viewed):
         # Values may be of more replicas than are left.
         (size, *others) = {leaf.number(): None for leaf in leaves if isinstance(leaf, PerReplica)}
         self._internals.check_values("local_results", leaves, None if others else size)
-        here = results_of([leaf for number in range(size) for leaf in component(leaves, number)])
-        here = [None if value is ABSENT else value for value in here]
-        rows = [here[start : start + len(leaves)] for start in range(0, len(here), len(leaves))]
+        rows = [[None if value is ABSENT else value for value in row] for row in results_by_replica(leaves)]
         return tuple(optree.tree_unflatten(treespec, row) for row in rows)
 
     def reader(self, dataset: Dataset) -> Caller:
@@ -533,7 +524,7 @@ class Strategy(Viewed):
         # After a loss of the worker or the connection, there is nothing to wait for.
         try:
             with contextlib.suppress(ClusterError):
-                self._internals.backend.finish()
+                self._internals.finish()
         finally:
             self._internals.backend.close()
 
@@ -563,3 +554,9 @@ class Strategy(Viewed):
         workers = set(self._internals.group.now.worker_of)
         where = "this process" if workers == {None} else f"{len(workers)} workers"
         return f"<{type(self).__name__}: {len(self._internals.group.now.replicas)} replicas on {where}>"
+
+
+def _gather_values(backend: Backend, gather: Gather, values: Sequence[PerReplica], group: ReplicaGroup) -> Any:
+    wiring = Wiring()
+    wired = wiring.wire([list(value.parts()) for value in values])
+    return backend.call(gather, wiring.handles, wiring.picks, wired, worker=group.worker_of[0], name="gather-values")

@@ -300,11 +300,11 @@ class _Program:
         ]
 
     def values(self, handles: Sequence[Handle]) -> Any:
-        return ReturnedValues(self.backend).of_all(handles, self.group)
+        return ReturnedValues(self.backend).of_all(handles)
 
     def values_of_one(self, handles: Sequence[Handle]) -> PerReplica:
         # The structure of the result is fixed here, because a failed call reports none.
-        return ReturnedValues(self.backend).columns(handles, 1, self.group)[0]
+        return ReturnedValues(self.backend).columns(handles, 1)[0]
 
     def here(self, value: PerReplica) -> list[Any]:
         return results_of(value.values)

@@ -38,8 +38,8 @@ def test_a_killed_worker_loses_no_row_and_hangs_nothing(own_client):
         if number == 20:
             os.kill(own_client.run(os.getpid)[lost], signal.SIGKILL)
     assert sorted(rows) == list(range(20_000))
-    with pytest.raises(errors.ClusterError, match=f"lost {lost}"):
-        strategy.local_results(strategy.run(os.getpid))
+    # The pass has gone on with the other replica.
+    assert lost not in strategy.workers
     assert isinstance(int(strategy.run(os.getpid)), int)
     strategy.close()
 

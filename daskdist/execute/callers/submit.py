@@ -115,6 +115,7 @@ class Submit:
     compacts = True
     reports_freely = False
     divides = True
+    num_made_again = 0
 
     def __init__(
         self,
@@ -227,6 +228,14 @@ class Submit:
 
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
         return self.place(take(), worker)
+
+    def made_again_since(self, number: int) -> bool:
+        """Return False: Dask itself computes lost results again."""
+        return False
+
+    def logged(self, make: Callable[[Any], Handle], group: Any = None) -> Handle:
+        """Make a call that Dask makes again if its worker is lost."""
+        return make(group)
 
     def is_done(self, handle: Future) -> bool:
         return bool(handle.done())

@@ -176,13 +176,21 @@ class DistributedDataset:
             options=self.options,
             devices=[named(replica.device) for replica in self.strategy.replicas if replica.worker is None],
             drops_uneven=feed.drops_uneven,
+            replicas=None if self.strategy.workers == (None,) else self.strategy.internals.replicas_left,
+            follow=self._after_loss,
             call_maps=feed.maps_on_replicas and partial(_mapped, self.strategy, feed.maps_on_replicas),
             copy_stats=partial(_copy_stats, self.strategy),
-            raise_unseen=backend.raise_unseen,
+            raise_unseen=self.strategy.internals.raise_unseen,
             source=feed.source,
         )
         backend.note_iterator(iterator)
         return iterator
+
+    def _after_loss(self) -> tuple[PassSource, Callable[[Any], Any] | None, Any]:
+        # The parts of an iterator that depend on the replicas.
+        feed = self._feed
+        call_maps = feed.maps_on_replicas and partial(_mapped, self.strategy, feed.maps_on_replicas)
+        return feed.source, call_maps, self.known_element_spec
 
     def progress(self, title: str = "") -> ProgressSteps:
         """Return the steps of one pass, with progress shown on standard error.

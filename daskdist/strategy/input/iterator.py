@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock, RLock
 from time import perf_counter
-from typing import Any, Final
-
-import numpy as np
+from typing import Any
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import writable
 from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element, type_and_arguments
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.primitive import Epoch, Exhausted, Primitive
+from daskdist.core.primitive import Epoch
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Leaves
@@ -29,12 +26,14 @@ from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.interpreter import Interpreter, logger, stats_of
 from daskdist.execute.stream.locked import locked
+from daskdist.execute.stream.step_cursors import AT_ITS_END, HandedOut, JointCursor, PipelineCursor
 from daskdist.execute.transfer.copier import pinned_empty
 from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.execute.transfer.gather_on_device import device_gathers
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.rest_of_pass import Leg
+from daskdist.strategy.group import Replica
 from daskdist.strategy.input.optional import Optional
 from daskdist.strategy.input.options import InputOptions
 from daskdist.strategy.input.pipeline import PassSource, Pipeline, seeds_of
@@ -42,137 +41,14 @@ from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import PerReplicaRef, Remote, pick_from_rows
+from daskdist.strategy.values.global_batch import GlobalBatch
 from daskdist.strategy.values.per_replica import PerReplica
-
-# For each pipeline, the numbers of elements and of errors that were handed out.
-HandedOut = list[tuple[int, int]]
-_NO_ROWS: Final = (Lane(None, ()), -1)
-_AT_ITS_END: Final = "the iterator is at its end; iterate over the dataset again for another pass"
-
-
-class _PipelineCursor:
-    """The elements of one pipeline, a step at a time.
-
-    Parameters
-    ----------
-    builder
-        Builds bundles of elements.
-    caller
-        Makes the calls.
-    """
-
-    def __init__(self, builder: BundleBuilder, caller: Caller) -> None:
-        self.builder = builder
-        self.caller = caller
-        self.lanes: list[Lane] = []
-        # For each step of the bundle the numbers of rows that its elements have, as far as they are known.
-        self.num_rows: Sequence[Collection[int]] = ()
-        self.position = self.length = 0
-        # The number of elements in the bundles before the current one.
-        self._num_before = self._num_elements = 0
-
-    @property
-    def num_handed_out(self) -> tuple[int, int]:
-        """The numbers of elements and of errors that were handed out."""
-        return self._num_before + min(self.position * len(self.lanes), self._num_elements), self.builder.num_errors
-
-    def move_to(self, primitive: Primitive, position: StreamPosition, *, is_exact: bool) -> None:
-        """Continue from a position."""
-        self._num_before = position.num_elements
-        self.builder.move_to(
-            primitive,
-            position.epoch,
-            position.answers,
-            position.num_elements,
-            position.num_errors,
-            is_exact=is_exact,
-        )
-
-    def next(self) -> list[tuple[Lane, int]] | None:
-        """Return each replica's lane and its place in the lane; None at the end."""
-        if self.position == self.length:
-            self._num_before, self._num_elements = self.num_handed_out[0], 0
-            self.position = self.length = 0
-            try:
-                bundle = self.builder.pull()
-            except Exhausted:
-                return None
-            self._num_elements = bundle.num_elements
-            self.lanes = list(map(self._without_empty, bundle.lanes))
-            self.position, self.length = 0, len(bundle)
-            known = [lane.num_rows for lane in self.lanes if lane.num_rows is not None]
-            self.num_rows = list(map(set, np.stack(known, 1).tolist())) if known else ((),) * self.length
-        step = [(lane, lane.places[self.position]) for lane in self.lanes]
-        self.position += 1
-        return step
-
-    def _without_empty(self, lane: Lane) -> Lane:
-        if lane.lengths is None:
-            return lane
-        lengths = np.append(self.caller.result(lane.lengths), 0)
-        num_rows = lengths[np.asarray(lane.places)]
-        return replace(lane, places=np.where(num_rows > 0, lane.places, -1).tolist(), num_rows=num_rows)
-
-
-class _JointCursor:
-    """The steps of all pipelines together, as places in blocks.
-
-    Parameters
-    ----------
-    feeds
-        The cursor of each pipeline.
-    num_lanes
-        The number of replicas that each pipeline feeds.
-    drops_uneven
-        Whether the pass ends before the first step in which some replica has no rows.
-    """
-
-    def __init__(self, feeds: list[_PipelineCursor], num_lanes: list[int], *, drops_uneven: bool) -> None:
-        self.feeds = feeds
-        self._handed_out_at_end: HandedOut = []
-        self._num_lanes = num_lanes
-        self._drops_uneven = drops_uneven
-        # Whether the replicas of the last step are known to have different numbers of rows.
-        self.is_uneven = False
-
-    def next(self) -> tuple[list[tuple[Lane, int]], int]:
-        """Return each replica's lane and place, and the number without rows; raise `OutOfRangeError` at the end."""
-        while True:
-            is_over = True
-            places: list[tuple[Lane, int]] = []
-            num_rows: set[int] = set()
-            for feed, num_lanes in zip(self.feeds, self._num_lanes, strict=False):
-                step = feed.next()
-                if step is None:
-                    places += [_NO_ROWS] * num_lanes
-                else:
-                    is_over = False
-                    places += step
-                    num_rows.update(feed.num_rows[feed.position - 1])
-            if is_over:
-                raise OutOfRangeError(_AT_ITS_END)
-            num_empty = len([place for _, place in places if place < 0])
-            # It is a step if some replica has rows.
-            if num_empty < len(places):
-                break
-        if num_empty and self._drops_uneven:
-            raise OutOfRangeError(_AT_ITS_END)
-        self.is_uneven = num_empty > 0 or len(num_rows) > 1
-        return places, num_empty
-
-    def handed_out(self) -> HandedOut:
-        """Return for each pipeline the numbers of elements and of errors that were handed out."""
-        return [feed.num_handed_out for feed in self.feeds] if self.feeds else self._handed_out_at_end
-
-    def close(self) -> None:
-        """Drop the blocks that were read; no step follows."""
-        self._handed_out_at_end, self.feeds = self.handed_out(), []
 
 
 class _HostSteps(Iterator[Any]):
     """The steps of a pass in this process, as each replica's leaves on the host; keeps no reference to its iterator."""
 
-    def __init__(self, feeds: _JointCursor, caller: Caller, empty: Sequence[Any]) -> None:
+    def __init__(self, feeds: JointCursor, caller: Caller, empty: Sequence[Any]) -> None:
         self._feeds = feeds
         self._caller = caller
         self._empty = empty
@@ -231,12 +107,19 @@ class DistributedIterator:
         options: InputOptions,
         devices: Sequence[Device] = (),
         drops_uneven: bool = False,
+        replicas: Callable[[], Sequence[Replica]] | None = None,
+        follow: Callable[[], tuple[PassSource, Callable[[Any], Any] | None, Any]] | None = None,
         call_maps: Callable[[Any], Any] | None = None,
         copy_stats: Callable[[], CopyStats | None] | None = None,
         raise_unseen: Callable[[], None],
         source: PassSource,
     ) -> None:
         self.element_spec = element_spec
+        # Returns the replicas that are left; None if none can be lost.
+        self._replicas_left = replicas
+        self._replicas = None if replicas is None else replicas()
+        # Returns what depends on the replicas, after some were lost.
+        self._follow = follow
         # Returns statistics of copies that the replicas' workers make.
         self._copy_stats = copy_stats
         # Calls the device functions of `map` on the replicas with a step's elements; None if there are none.
@@ -263,12 +146,6 @@ class DistributedIterator:
         # The earlier parts of the pass, divided otherwise than the rest.
         self._legs: list[Leg] = []
         self._open(pipelines, epochs)
-        # The blocks of the last step, and their handles and workers.
-        num_replicas = sum(len(pipeline.consumers) for pipeline in pipelines)
-        self._refs: list[BlockRef | None] = [None] * num_replicas
-        self._handles: tuple[Handle, ...] = ()
-        self._workers: tuple[str | None, ...] = ()
-        self._empty = tuple(leaf.zeros() for leaf in spec.leaves) if num_replicas > 1 else ()
         self._skips_empty = any(merged_options(pipeline.node).last_batch == "skip_empty" for pipeline in pipelines)
         # The steps that are read ahead for copies to devices, from the first step on.
         self._host_steps: _HostSteps | None = None
@@ -284,7 +161,7 @@ class DistributedIterator:
         num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
         # Memory pinned for one device of a kind serves all devices of that kind.
         is_pinned = self._puts_on_devices and len({device.kind for device in devices}) == 1
-        feeds: list[_PipelineCursor] = []
+        feeds: list[PipelineCursor] = []
         self._interpreters: list[Interpreter] = []
         self.pipelines, self._epochs = pipelines, epochs
         for pipeline, epoch in zip(pipelines, epochs, strict=True):
@@ -307,8 +184,13 @@ class DistributedIterator:
                 device_gathers=device_gathers(pipeline_devices, pipeline.primitive) if is_gathered_on_device else (),
                 as_views=self.is_here and not is_pinned,
             )
-            feeds.append(_PipelineCursor(builder, self._caller))
-        self._feeds = _JointCursor(feeds, num_lanes, drops_uneven=self._drops_uneven)
+            feeds.append(PipelineCursor(builder, self._caller))
+        self._feeds = JointCursor(feeds, num_lanes, drops_uneven=self._drops_uneven)
+        # The blocks of the last step's parts, and their handles and workers.
+        self._refs: list[BlockRef | None] = [None] * sum(num_lanes)
+        self._handles: tuple[Handle, ...] = ()
+        self._workers: tuple[str | None, ...] = ()
+        self._empty = tuple(leaf.zeros() for leaf in self._specs) if sum(num_lanes) > 1 else ()
 
     def __iter__(self) -> DistributedIterator:
         return self
@@ -354,7 +236,22 @@ class DistributedIterator:
             finally:
                 self.times.note(begun_at, perf_counter())
 
+    def _go_on_with_replicas(self) -> None:
+        # Share out the rest of the pass over the replicas that are left, if some were lost.
+        if self._replicas_left is None or (replicas := self._replicas_left()) is self._replicas:
+            return
+        self._replicas = replicas
+        source, call_maps, element_spec = self._follow()  # type: ignore[misc]
+        # Datasets of a function are on their workers: there each step is cut again.
+        if source.share_out is not None:
+            state = self._state(self._feeds.handed_out())
+            self._feeds.close()
+            self._source, self._call_maps, self.element_spec = source, call_maps, element_spec
+            self._go_on(state)
+
     def _next(self) -> Any:
+        if not self._is_over:
+            self._go_on_with_replicas()
         if self._failure:
             # Raise the failure again instead of skipping it silently.
             raise self._failure[0](*self._failure[1])
@@ -505,6 +402,9 @@ class DistributedIterator:
             raise ArgumentError("load_state_dict: this iterator is closed; take a new one")
         if self._num_steps or self._is_over or any(map(any, self._feeds.handed_out())):
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
+        self._go_on(state)
+
+    def _go_on(self, state: dict[str, Any]) -> None:
         source = self._source
         legs, leg, positions, num_steps, is_over = source.position_of(state)
         self._legs, pipelines, positions, is_exact = source.pipelines_at(legs, leg, positions)
@@ -537,7 +437,7 @@ class DistributedIterator:
     def _on_devices(self, ahead: DevicePrefetch) -> list[Sequence[Any]]:
         rows = next(ahead, None)
         if rows is None:
-            raise OutOfRangeError(_AT_ITS_END)
+            raise OutOfRangeError(AT_ITS_END)
         self._num_steps += 1
         self._handed_out = self._host_steps.handed_out.popleft()  # type: ignore[union-attr]
         # For the leaves that stay on the host.
@@ -551,7 +451,14 @@ class DistributedIterator:
             rows = [
                 (ABSENT,) * len(leaves) if leaves is self._empty or _is_empty(leaves) else leaves for leaves in rows
             ]
-        return self._structure.pack([PerReplica(column, is_uneven=is_uneven) for column in zip(*rows, strict=True)])
+        columns = list(zip(*rows, strict=True))
+        batch = None if self.is_here else self._global_batch(columns)
+        return self._structure.pack(
+            [
+                PerReplica(column, batch=batch and (batch, leaf), is_uneven=is_uneven)
+                for leaf, column in enumerate(columns)
+            ]
+        )
 
     def _references(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
         # References to the elements of all replicas, as `_leaves` for one replica.
@@ -568,9 +475,14 @@ class DistributedIterator:
         for leaf, spec in enumerate(self._specs):
             alike = pick_from_rows(first, leaf, self._is_writable)
             picks = alike if are_alike else tuple([pick_from_rows(place, leaf, self._is_writable) for place in numbers])
-            reference = PerReplicaRef(self._backend, self._handles, picks, self._workers, spec)
-            values.append(PerReplica.of(reference, is_uneven=self._feeds.is_uneven))
-        return values
+            values.append(PerReplicaRef(self._backend, self._handles, picks, self._workers, spec))
+        batch, is_uneven = self._global_batch(values), self._feeds.is_uneven
+        return [
+            PerReplica.of(reference, batch=(batch, leaf), is_uneven=is_uneven) for leaf, reference in enumerate(values)
+        ]
+
+    def _global_batch(self, leaves: Sequence[Any]) -> GlobalBatch:
+        return GlobalBatch(self._structure, leaves, is_writable=self._is_writable, skips_empty=self._skips_empty)
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:
         ref = lane.ref

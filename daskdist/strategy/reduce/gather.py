@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from daskdist.core.block import Bundle
 from daskdist.core.ragged import Ragged, concat
+from daskdist.core.structure import Structure
 from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.strategy.reduce.device_reduction import cast
@@ -36,6 +38,31 @@ class Gather:
     ) -> FlatResult:
         """Concatenate the wired values of the replicas, in order, for each leaf."""
         return FlatResult.of([concatenated(values, self.axis) for values in filled(results, picks, leaves)])
+
+
+def cut_piece(
+    results: Sequence[Any],
+    picks: Sequence[tuple[int, Extract]],
+    leaves: list[list[Any]],
+    structure: Structure,
+    is_balanced: bool,
+    number: int,
+    num_replicas: int,
+) -> Bundle:
+    """Return the piece of one replica of wired leaves, whose pieces are put together and cut again.
+
+    Pieces have ``ceil(num_rows / num_replicas)`` rows until none are left, or, if balanced, numbers of rows that differ
+    by one at most.
+    """
+    piece = []
+    for pieces in filled(results, picks, leaves):
+        rows = concatenated(pieces, 0, "run")
+        size = -(-len(rows) // num_replicas)
+        start, stop = number * size, (number + 1) * size
+        if is_balanced:
+            start, stop = (len(rows) * place // num_replicas for place in (number, number + 1))
+        piece.append(rows[start:stop])
+    return Bundle(structure, [tuple(piece)])
 
 
 def concatenated(values: Sequence[Any], axis: int, operation: str = "gather") -> Any:

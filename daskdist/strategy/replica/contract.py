@@ -35,6 +35,14 @@ class Internals(Protocol):
         """Return the part that `ReplicaContext.merge_call` uses."""
         ...
 
+    def replicas_left(self) -> tuple[Replica, ...]:
+        """Return the replicas, without those that are known to be lost."""
+        ...
+
+    def raise_unseen(self) -> None:
+        """Raise a known error that can no longer be seen otherwise; make calls again that need lost workers."""
+        ...
+
     def register(self, variable: Any) -> None:
         """Register a new variable; its copies on replicas are freed when the program drops it."""
         ...

@@ -91,15 +91,22 @@ class Record:
 class Call(Sequence["Result"]):
     """The handle of a call: while it is referenced, workers keep the results."""
 
-    __slots__ = ("_dropped", "passed_on", "record", "streams")
+    __slots__ = ("__weakref__", "_dropped", "passed_on", "record", "step", "streams")
 
     def __init__(self, record: Record, dropped: deque[Record], streams: Callable[[], Any]) -> None:
         self.record = record
         # A weak reference to the streams it was sent by.
         self.streams = streams
         self._dropped = dropped
+        # The logged calls of the step that it begins, if that is complete; see `CallLog`.
+        self.step: Any = ()
         # Pairs of a result and a worker that it was sent on to.
         self.passed_on: set[tuple[int, str]] = set()
+
+    def become(self, other: Call) -> None:
+        """Exchange the calls that both stand for."""
+        self.record, other.record = other.record, self.record
+        self.passed_on, other.passed_on = other.passed_on, self.passed_on
 
     def __len__(self) -> int:
         return len(self.record.outcomes)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
-from itertools import chain, repeat, zip_longest
+from functools import partial
+from itertools import chain, repeat
 from typing import Any, Final
 
 import cloudpickle
@@ -17,16 +18,14 @@ from distributed import Client, Future
 from daskdist.config import to_send
 from daskdist.core.finalizer import Finalizer
 from daskdist.devices import is_on_device
-from daskdist.errors import ArgumentError, ClusterError
+from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
 from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.execute.callers.fetch import WithRemoteResults
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Picks, Submit
-from daskdist.execute.messages.pickling import describe_unpicklable, dumps_on_host, type_name
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.iterator import DistributedIterator
-from daskdist.strategy.input.replica_plans import ReplicaPlan
 from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Result
@@ -35,17 +34,29 @@ from daskdist.strategy.steps.outcomes import Failed, Held, loaded_structure, pic
 from daskdist.strategy.steps.program_end import ClusterUse, end_unused
 from daskdist.strategy.steps.remote.on_scheduler import note_in_use
 from daskdist.strategy.steps.remote.program_report import ProgramReport
-from daskdist.strategy.steps.remote.replica_call import LOOP, CrossReplica
+from daskdist.strategy.steps.remote.replica_call import CrossReplica
 from daskdist.strategy.steps.remote.worker_streams import install, result_in_memory
-from daskdist.strategy.steps.replicated_kinds import reachable
+from daskdist.strategy.steps.replicated_kinds import checked, reachable
+from daskdist.strategy.steps.sending.call_arguments import (
+    COLUMNS,
+    ReplicaCall,
+    as_now,
+    is_plan,
+    name_of_call,
+    pickled_value,
+    place_of_argument,
+    wired_arguments,
+)
+from daskdist.strategy.steps.sending.call_log import LOST
+from daskdist.strategy.steps.sending.cut_again import cut_again
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_array
-from daskdist.strategy.values.extract import ExtractAll, ExtractFromRows, PerReplicaRef
+from daskdist.strategy.values.extract import PerReplicaRef
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.wiring import Slot, Wiring
 
+logger: Final = logging.getLogger("daskdist")
 # How long other replicas of a step are waited for, once one has failed.
 _SOON_S: Final = 0.5
 # Calls of a function that wait before they are sent though it goes on.
@@ -80,6 +91,9 @@ class ClusterBackend:
         self._prepared: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
         self._num_unsent = 0
         self._token = ""
+        # How often calls were made again.
+        self.num_made_again = 0
+        self._recover: Callable[[], Callable[[], None] | None] = lambda: None
 
     # --- calls ---
 
@@ -116,26 +130,56 @@ class ClusterBackend:
         ClusterError
             A worker is lost.
         """
-        is_step = operation == "run"
-        streams = self.streams
-        # None of them is None on a cluster.
-        workers: Any = group.worker_of
         function = self.objects(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
         packed = [
             (type(leaf) is PerReplica and leaf.reference)
-            or self.packed(leaf, partial(_place_of, operation, treespec, number))
+            or self.packed(leaf, partial(place_of_argument, operation, treespec, number))
             for number, leaf in enumerate(leaves)
         ]
-        columns, args = _wired(packed, len(group.replicas))
-        columns = list(map(self._own_column, columns))
-        needs = [column if type(column) in _COLUMNS else repeat(column, len(workers)) for column in columns]
-        lanes = list(zip(*needs, strict=True)) or [()] * len(workers)
-        structure, settings = pickled_structure(treespec), to_send()
         here = [leaf.values for leaf in leaves if type(leaf) is PerReplica and not leaf.reference]
         # What has to stay on the cluster until the call is over, which is told of it by key.
         kept = [part.futures for values in here for part in values if type(part) is WithRemoteResults]
-        is_loop = any(_is_plan(values[0]) for values in here)
-        name = _name_of(operation, getattr(fn, "__name__", type(fn).__name__), is_loop)
+        is_loop = any(is_plan(values[0]) for values in here)
+        name = name_of_call(operation, getattr(fn, "__name__", type(fn).__name__), is_loop)
+        is_step = operation == "run"
+        replica_call = ReplicaCall(
+            function, packed, pickled_structure(treespec), to_send(), kept, name, is_step=is_step, is_loop=is_loop
+        )
+        call = self._send(replica_call, group)
+        takes_batch = [type(leaf) is PerReplica and leaf.batch is not None for leaf in leaves]
+        log = self.streams.log
+        if log or any(takes_batch):
+            pairs = zip(leaves, packed, takes_batch, strict=True)
+            replica_call.leaves = [leaf if is_batch else as_now(value) for leaf, value, is_batch in pairs]
+            takes_results = [type(leaf) is PerReplica for leaf in leaves] != takes_batch
+            add = log.add_step if any(takes_batch) else log.add_call
+            add(call, partial(self._send_again, replica_call), takes_results=takes_results)
+        return call
+
+    def _send_again(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
+        name = replica_call.name
+        if replica_call.is_loop:
+            raise ClusterError("a loop on replicas is not made again by itself")
+        leaves = [
+            self.cut_for(leaf, group) if type(leaf) is PerReplica and leaf.batch is not None else leaf
+            for leaf in replica_call.leaves
+        ]
+        for leaf in leaves:
+            parts = leaf.handles if type(leaf) is PerReplicaRef else leaf.values if type(leaf) is PerReplica else None
+            if parts is not None and len(parts) != len(group.replicas):
+                raise ClusterError(f"{name} needs the values that lost replicas had")
+        return self._send(replace(replica_call, leaves=leaves), group)
+
+    def _send(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
+        name, is_step, function = replica_call.name, replica_call.is_step, replica_call.function
+        structure, settings = replica_call.structure, replica_call.settings
+        streams = self.streams
+        # None of them is None on a cluster.
+        workers: Any = group.worker_of
+        columns, args = wired_arguments(replica_call.leaves, len(group.replicas))
+        columns = list(map(self._own_column, columns))
+        needs = [column if type(column) in COLUMNS else repeat(column, len(workers)) for column in columns]
+        lanes = list(zip(*needs, strict=True)) or [()] * len(workers)
         # In a function, before its first step: it may be called as often as a step.
         if is_step and ((capture := current_capture()) is None or not capture.num_steps):
             streams.wait_for_room()
@@ -143,7 +187,7 @@ class ClusterBackend:
             streams.check_open(group.workers)
             streams.check_there(columns)
             try:
-                call = streams.new_call(workers, (*columns, *kept), name, is_step=is_step)
+                call = streams.new_call(workers, (*columns, *replica_call.kept), name, is_step=is_step)
                 number = call.record.number
                 for worker in group.workers:
                     members = group.members(worker)
@@ -183,7 +227,7 @@ class ClusterBackend:
             prepared = self._prepared_object(function)
             kind = function if function.is_same_everywhere else None
         else:
-            pickled = _pickled((function, args), lambda: f"{name}: a value")
+            pickled = pickled_value((function, args), lambda: f"{name}: a value")
         workers = self._workers_of(kind, worker, handles)
         with streams.lock:
             streams.check_open((worker,))
@@ -217,15 +261,17 @@ class ClusterBackend:
         sent_object = self._prepared.get(function)
         if sent_object is None:
             sent_object = SentObject(
-                _pickled((function, ()), lambda: "reduce: the function"), self.streams.dropped_objects
+                pickled_value((function, ()), lambda: "reduce: the function"), self.streams.dropped_objects
             )
             self._prepared[function] = sent_object
         return sent_object
 
     def _own(self, handle: Handle) -> Handle:
         # A result of another strategy is brought here: its streams have calls of the same numbers.
-        if type(handle) is not Result or handle.call.streams is self.streams.identity:
+        if type(handle) is not Result:
             return handle
+        if handle.call.streams is self.streams.identity:
+            return checked(handle)
         streams = handle.call.streams()
         if streams is None:
             raise ClusterError("a value is of a strategy that nobody has any more, and is gone with it")
@@ -234,7 +280,7 @@ class ClusterBackend:
     def _own_column(self, column: Any) -> Any:
         if type(column) is Call and column.streams is self.streams.identity:
             return column
-        return tuple(map(self._own, column)) if type(column) in _COLUMNS else self._own(column)
+        return tuple(map(self._own, column)) if type(column) in COLUMNS else self._own(column)
 
     def _worker_of(self, handles: Sequence[Handle]) -> str:
         workers = [handle.worker for handle in handles if type(handle) is Result]
@@ -255,6 +301,63 @@ class ClusterBackend:
         """Send what waits."""
         self._num_unsent = 0
         self.streams.kick()
+
+    # --- calls that are made again ---
+
+    def logged(self, make: Callable[[Any], Any], group: ReplicaGroup | None = None) -> Any:
+        """Make a call on results of a step, by a function that makes it for given replicas; see `ResultSource`."""
+        result = make(group)
+        self.streams.log.add_result(result.call, make)
+        return result
+
+    def cut_for(self, leaf: PerReplica, group: ReplicaGroup) -> Any:
+        """Return the pieces of a leaf of a global batch, cut again if there are fewer replicas than pieces."""
+        batch, number = leaf.batch
+        if len(batch) != len(group.replicas):
+            cut_again(batch, group, self._submit, self)
+        if leaf.number() != len(batch):
+            leaf.become(batch.leaves[number])
+        return leaf.reference or PerReplica([self.packed(part, lambda: "run: a batch") for part in leaf.values])
+
+    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
+        """Set what gives the function that continues with the remaining replicas; None if nobody uses them."""
+        self._recover = recover
+
+    def note_losses(self) -> None:
+        """See whether workers were lost since the last call."""
+        if self.streams.lost():
+            self.live_workers.in_doubt = True
+
+    def made_again_since(self, number: int) -> bool:
+        """Continue with the remaining replicas if some are lost; return whether calls were made again since a count."""
+        recover = self._recover() if self.streams.log else None
+        if recover is not None:
+            recover()
+        return self.num_made_again != number
+
+    def make_again(self, group: ReplicaGroup, *, changes_variables: bool) -> None:
+        """Make the calls again that failed because of a lost worker, and those after them; see `Backend`."""
+        log = self.streams.log
+        calls = log.calls_to_make_again(self.streams.is_open)
+        if not calls:
+            return
+        if changes_variables:
+            # Replicas that completed a call which failed on others have changed them.
+            logger.warning("%s cannot be made again, since variables may have changed in it", calls[0].record.name)
+            log.clear()
+            return
+        self.num_made_again += 1
+        logger.warning("making %d calls again, from %s on", len(calls), calls[0].record.name)
+        for logged in calls:
+            try:
+                logged.make_again(group)
+            except Exception as error:
+                if lost := self.streams.lost():
+                    # Another one is lost meanwhile.
+                    raise self.streams.lost_error(lost) from error
+                logger.warning("%s cannot be made again: %s", logged.record.name, error)
+                log.clear()
+                return
 
     # --- arguments ---
 
@@ -310,6 +413,7 @@ class ClusterBackend:
 
     def see(self, step: Sequence[Handle], reason: str = "a result was looked at") -> None:
         """Wait for the calls of one step; raise what one of them raised as soon as it did."""
+        step = list(step)
 
         def failed() -> list[Failed]:
             outcomes = [result.call.record.outcomes[result.place] for result in step]
@@ -342,9 +446,14 @@ class ClusterBackend:
 
     def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
         """Return the structure of each result of a call on replicas, waited for; raise what one raised."""
-        results = list(handles)
-        self.see(results, "what a function returns had to be learned from its first call")
-        return [loaded_structure(structure) for structure, _ in self._outcomes(results, "")]
+        while True:
+            number = self.num_made_again
+            try:
+                self.see(handles, "what a function returns had to be learned from its first call")
+                return [loaded_structure(structure) for structure, _ in self._outcomes(handles, "")]
+            except LOST:
+                if not self.made_again_since(number):
+                    raise
 
     def _outcomes(self, handles: Sequence[Handle], reason: str) -> list[tuple[Any, Any]]:
         results = list(map(self._as_result, handles))
@@ -355,7 +464,7 @@ class ClusterBackend:
 
     def _as_result(self, handle: Handle) -> Result:
         if type(handle) is Result and handle.call.streams is self.streams.identity:
-            return reachable(handle, self.streams.is_open)
+            return reachable(checked(handle), self.streams.is_open)
         return self.call(_whole, [handle], name="look")
 
     def _note_wait(self, handles: Sequence[Result], reason: str) -> None:
@@ -462,14 +571,17 @@ class ClusterBackend:
         """Send what waits, and wait until all is over."""
         self.streams.finish()
         self.streams.raise_unseen()
+        self.streams.log.rest()
 
     def raise_unseen(self) -> None:
         """Raise an error that is known by now and that nobody has looked at, nor can."""
         self.streams.raise_unseen()
+        self.streams.log.rest()
 
     def close(self) -> None:
         """Close the streams, and what belongs to the strategy; workers free everything of it."""
         self.objects.clear()
+        self.streams.log.clear()
         self.streams.close()
         self._end()
 
@@ -485,93 +597,3 @@ def _nothing(results: Sequence[Any]) -> None:
 
 def _loaded(value: Any) -> Any:
     return cloudpickle.loads(value) if type(value) is bytes else value
-
-
-def _wired(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], list[Any]]:
-    # What calls need, a column of handles each; and the arguments of each replica, one object where they are the same.
-    if any(type(leaf) is PerReplica for leaf in packed):
-        wirings = [Wiring() for _ in range(num_replicas)]
-        args = [
-            _sendable(wiring.picks, [_wire_part(wiring, leaf, lane) for leaf in packed])
-            for lane, wiring in enumerate(wirings)
-        ]
-        columns = zip_longest(*[wiring.handles for wiring in wirings])
-        return list(columns), args
-    wiring = Wiring()
-    leaves = [
-        wiring.slot(leaf.handles, leaf.picks) if type(leaf) is PerReplicaRef else _wire(wiring, leaf) for leaf in packed
-    ]
-    picks: list[tuple[int, Any]] = wiring.picks
-    if not any(type(pick) is tuple for _, pick in picks):
-        return wiring.handles, [_sendable(picks, leaves)] * num_replicas
-    return wiring.handles, [
-        _sendable([(number, pick[lane] if type(pick) is tuple else pick) for number, pick in picks], leaves)
-        for lane in range(num_replicas)
-    ]
-
-
-def _sendable(picks: list[tuple[int, Any]], leaves: list[Any]) -> Any:
-    # References go along as they are; anything else is pickled now, as it is now.
-    if set(map(type, leaves)) == _SLOTS:
-        if _SIMPLE.issuperset([type(pick) for _, pick in picks]):
-            return picks, leaves
-        return _pickled_references(tuple(picks), tuple(leaves))
-    return _pickled((picks, leaves), lambda: "run: an argument")
-
-
-@lru_cache(maxsize=1024)
-def _pickled_references(picks: tuple[tuple[int, Any], ...], leaves: tuple[Any, ...]) -> bytes:
-    return _pickled((picks, list(leaves)), lambda: "run: an argument")
-
-
-_SLOTS: Final = frozenset({Slot})
-# What takes parts out of results and pickles for certain.
-_SIMPLE: Final = frozenset({ExtractFromRows, ExtractAll})
-
-
-def _wire(wiring: Wiring, leaf: Any) -> Any:
-    return wiring.slot(leaf, ExtractAll()) if type(leaf) is SentObject else wiring.wire_leaf(leaf)
-
-
-def _wire_part(wiring: Wiring, leaf: Any, lane: int) -> Any:
-    if type(leaf) is PerReplica:
-        return _wire(wiring, leaf.values[lane])
-    if type(leaf) is PerReplicaRef:
-        return wiring.slot(leaf.handles[lane], leaf.pick(lane))
-    return _wire(wiring, leaf)
-
-
-_COLUMNS: Final = frozenset({tuple, Call})
-
-
-def _pickled(value: Any, name: Callable[[], str]) -> bytes:
-    try:
-        pickled = dumps_on_host(value)
-        if b"__main__" not in pickled:
-            return pickled
-    except Exception:
-        # Another way may do.
-        pass
-    try:
-        return dumps_on_host(value, by_value=True)
-    except Exception as error:
-        raise ArgumentError(
-            f"{name()} ({type_name(value)}) does not pickle, and so cannot be sent to a worker"
-            f"{describe_unpicklable(value)}: {error}"
-        ) from error
-
-
-@lru_cache(maxsize=256)
-def _name_of(operation: str, function: str, is_loop: bool) -> str:
-    # One object for all calls of a function: among messages that are sent together it is there once.
-    return f"{LOOP if is_loop else ''}{operation}-{function}"
-
-
-def _is_plan(value: Any) -> bool:
-    return type(value.value if type(value) is WithRemoteResults else value) is ReplicaPlan
-
-
-def _place_of(operation: str, treespec: Any, number: int) -> str:
-    # Where among its arguments a leaf of a call is.
-    (which, *path) = treespec.paths()[number]
-    return f"{operation}: " + ("args" if which == 0 else "kwargs") + "".join(f"[{key!r}]" for key in path)

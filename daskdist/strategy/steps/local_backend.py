@@ -37,6 +37,7 @@ class LocalBackend:
     client = None
     in_doubt = False
     live_workers: Sequence[str] = ()
+    num_made_again = 0
 
     def __init__(
         self, strategy: Callable[[], StrategyContract | None], places: Sequence[Replica], store: VariableStore
@@ -92,6 +93,27 @@ class LocalBackend:
 
     def see(self, step: Sequence[Handle]) -> None:
         """Return immediately: errors are raised by the call itself."""
+
+    def made_again_since(self, number: int) -> bool:
+        """Return False: replicas of this process cannot be lost."""
+        return False
+
+    def logged(self, make: Callable[[ReplicaGroup], Any], group: ReplicaGroup | None = None) -> Any:
+        """Make the call."""
+        return make(group)  # type: ignore[arg-type]
+
+    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
+        """Ignore the function."""
+
+    def note_losses(self) -> None:
+        """Return immediately, as replicas of this process cannot be lost."""
+
+    def cut_for(self, leaf: Any, group: ReplicaGroup) -> Any:
+        """Return the leaf."""
+        return leaf
+
+    def make_again(self, group: ReplicaGroup, *, changes_variables: bool) -> None:
+        """Return immediately."""
 
     def at_hand(self, handle: Handle) -> tuple[Any] | None:
         """Return the result, which is the handle."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from daskdist.errors import ClusterError
 from daskdist.strategy.steps.calls import Record, Result
 from daskdist.strategy.steps.outcomes import Failed, Held
 
@@ -44,6 +45,23 @@ class ReplicatedKinds:
             self._large.add(record.kind)
         if not record.is_shared or record.kind in self._large:
             self._kinds.discard(record.kind)
+
+
+def checked(result: Result) -> Result:
+    """Return a result, or refuse one of a replica that the call was not made for when it was made again.
+
+    Raises
+    ------
+    ClusterError
+        It is one.
+    """
+    record = result.call.record
+    if result.place >= len(record.workers):
+        raise ClusterError(
+            f"{record.name} was made again for {len(record.workers)} replicas, and has no value of replica "
+            f"{result.place}; look at the PerReplica instead"
+        )
+    return result
 
 
 def reachable(result: Result, is_open: Callable[[str], bool]) -> Result:

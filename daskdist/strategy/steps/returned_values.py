@@ -12,7 +12,6 @@ import optree
 from daskdist.errors import DaskdistError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
-from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.steps.captures import current_capture
 from daskdist.strategy.steps.result_layout import LONE, LONE_ABSENT, Layout, made_of, reference
@@ -40,31 +39,31 @@ class ReturnedValues:
         self._layouts: dict[Any, tuple[Layout, list[Callable[[], Any]]]] = {}
         self._layout_of: weakref.WeakKeyDictionary[Any, Layout] = weakref.WeakKeyDictionary()
 
-    def of_run(self, fn: Callable[..., Any], handles: Sequence[Handle], group: ReplicaGroup) -> Any:
+    def of_run(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Any:
         """Return what `Strategy.run` gives: a nest of `PerReplica`, the value of a lone replica, None for None."""
         if not self._backend.defers:
             return handles[0] if len(handles) == 1 else regroup(handles)
         layout = self._layout(fn, handles)
         leaves: list[Any] = [
-            None if is_none else self._picked(handles, pick, group)
+            None if is_none else self._picked(handles, pick)
             for pick, is_none in zip(layout.picks, layout.are_none, strict=True)
         ]
         if len(handles) == 1:
             leaves = [None if leaf is None else leaf.values[0] for leaf in leaves]
         return layout.treespec.unflatten(leaves)
 
-    def of_all(self, handles: Sequence[Handle], group: ReplicaGroup) -> Any:
+    def of_all(self, handles: Sequence[Handle]) -> Any:
         """Return a nest in which each leaf is a `PerReplica`, also where all are the same or there is one replica."""
         if not self._backend.defers:
             return regroup(handles, always=True)
         layout = self._learned(handles)
-        return layout.treespec.unflatten([self._picked(handles, pick, group) for pick in layout.picks])
+        return layout.treespec.unflatten([self._picked(handles, pick) for pick in layout.picks])
 
-    def columns(self, handles: Sequence[Handle], num_leaves: int, group: ReplicaGroup) -> list[PerReplica]:
+    def columns(self, handles: Sequence[Handle], num_leaves: int) -> list[PerReplica]:
         """Return each leaf of what gave a `FlatResult` list of so many on each replica."""
         if not self._backend.defers:
             return [PerReplica(column) for column in zip(*[leaf.leaves for leaf in handles], strict=True)]
-        return [self._picked(handles, pick, group) for pick in _list_layout(num_leaves).picks]
+        return [self._picked(handles, pick) for pick in _list_layout(num_leaves).picks]
 
     def leaves(self, handle: Handle, num_leaves: int) -> list[Any]:
         """Return each leaf of what a call gave that gives a `FlatResult` list of so many."""
@@ -72,8 +71,8 @@ class ReturnedValues:
             return list(handle.leaves)
         return [AsyncValue(self._backend, Remote(handle, pick)) for pick in _list_layout(num_leaves).picks]
 
-    def _picked(self, handles: Sequence[Handle], pick: ExtractFromResult, group: ReplicaGroup) -> PerReplica:
-        return PerReplica.of(PerReplicaRef(self._backend, handles, pick, group.worker_of, is_step=True))
+    def _picked(self, handles: Sequence[Handle], pick: ExtractFromResult) -> PerReplica:
+        return PerReplica.of(PerReplicaRef(self._backend, handles, pick, is_step=True))
 
     def _layout(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
         # What is the very same function gives the same; to find out whether one is as good as another takes longer.

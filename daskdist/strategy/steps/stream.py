@@ -177,6 +177,13 @@ def close_all(streams: Sequence[StepStream]) -> None:
         stream.close()
 
 
+def close_all_soon(streams: Sequence[StepStream], beat: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
+    """Close streams, and end the task that looks after them; called by the garbage collector, in any thread."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(close_all, streams)
+        loop.call_soon_threadsafe(beat.cancel)
+
+
 async def connect_to_worker(address: str, client: Client) -> tuple[Comm, bool]:
     """Connect to a worker, by way of the scheduler where it is not reached directly; tell which."""
     relay: Any = setting("steps.relay")

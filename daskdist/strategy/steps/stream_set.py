@@ -30,8 +30,9 @@ from daskdist.strategy.steps.calls import Call, Record, Result, futures_in
 from daskdist.strategy.steps.outcomes import Failed, Held, received
 from daskdist.strategy.steps.remote.replica_call import LOOP
 from daskdist.strategy.steps.replicated_kinds import ReplicatedKinds
+from daskdist.strategy.steps.sending.call_log import CallLog
 from daskdist.strategy.steps.sent_objects import SentObject
-from daskdist.strategy.steps.stream import StepStream, close_all
+from daskdist.strategy.steps.stream import StepStream, close_all, close_all_soon
 from daskdist.strategy.steps.unseen_failures import UnseenFailures
 from daskdist.strategy.steps.worker_statuses import worker_statuses
 
@@ -73,6 +74,7 @@ class StreamSet:
         self._requests: set[int] = set()
         self._failures = UnseenFailures()
         self.replicated = ReplicatedKinds()
+        self.log = CallLog()
         self._changed = threading.Condition()
         self._num_waiting = 0
         self._is_kicked = False
@@ -121,7 +123,7 @@ class StreamSet:
             logger.info("steps go by way of the scheduler to %s", ", ".join(relayed))
         beat = asyncio.ensure_future(_beat(reference))
         # When nobody has them any more, nor anything that came of them.
-        weakref.finalize(self, _close_streams, opened, beat, self._loop).atexit = False
+        weakref.finalize(self, close_all_soon, opened, beat, self._loop).atexit = False
 
     def close(self) -> None:
         """Close all streams: the workers free everything of the strategy."""
@@ -237,7 +239,7 @@ class StreamSet:
         for address in workers:
             if not self.is_open(address):
                 self.live_workers.in_doubt = True
-                raise self._lost_error(self.lost())
+                raise self.lost_error(self.lost())
 
     def check_there(self, needs: Sequence[Any]) -> None:
         """Refuse data that is no longer on the cluster, before anything is sent.
@@ -259,7 +261,8 @@ class StreamSet:
         """Return the workers that take part and whose streams are broken."""
         return [address for address in self.live_workers.present if not self.is_open(address)]
 
-    def _lost_error(self, lost: Sequence[str], why: str = "") -> ClusterError:
+    def lost_error(self, lost: Sequence[str], why: str = "") -> ClusterError:
+        """Return the error of workers that are lost."""
         rest = "no worker is left, make a new strategy"
         if len(self.lost()) < len(self.live_workers.present):
             rest = "what needs those fails, and the next call goes on with the replicas that are left"
@@ -378,11 +381,13 @@ class StreamSet:
             record.needs = None
             if self._under_way.pop(record.number, None) is not None and record.is_step:
                 self.num_steps -= 1
+            if not self._under_way:
+                self.log.rest()
 
     def _broken(self, stream: StepStream, why: str) -> None:
         if self._is_closed:
             return
-        failed = Failed(Failure.of(self._lost_error([stream.address], f" ({why})")), None)
+        failed = Failed(Failure.of(self.lost_error([stream.address], f" ({why})")), None)
         with self.lock:
             self._fail_calls(stream.address, failed)
             for other in self._streams.values():
@@ -585,10 +590,3 @@ async def _beat(reference: weakref.ref[StreamSet]) -> None:
         streams._flush()
         streams._ping()
         del streams
-
-
-def _close_streams(streams: Sequence[StepStream], beat: Any, loop: Any) -> None:
-    # The garbage collector comes in any thread.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(close_all, streams)
-        loop.call_soon_threadsafe(beat.cancel)

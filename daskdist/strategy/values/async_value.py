@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import uuid
 from collections.abc import Callable, Iterator
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Final
 
 import numpy as np
@@ -77,11 +77,11 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         if not isinstance(self.source, Applied):
             return
         wiring = Wiring()
-        wired = wiring.wire_leaf(self)
+        wiring.wire_leaf(self)
         if wiring.caller is None or not wiring.caller.defers:
             self.result()
             return
-        handle = wiring.caller.call(filled, wiring.handles, wiring.picks, wired, worker=wiring.worker, name="apply")
+        handle = wiring.caller.logged(partial(_apply_on_worker, wiring.caller, self.source))
         self.source = Remote(handle, ExtractAll(), wiring.worker)
 
     def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncValue:
@@ -186,6 +186,13 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
 
     # Equality is elementwise, as for arrays, so the value is not hashable.
     __hash__ = None  # type: ignore[assignment]
+
+
+def _apply_on_worker(caller: ResultSource, source: Applied, _: Any) -> Any:
+    wiring = Wiring()
+    wired = wiring.wire_leaf(PendingValue(caller, source))
+    caller = wiring.caller or caller
+    return caller.call(filled, wiring.handles, wiring.picks, wired, worker=wiring.worker, name="apply")
 
 
 def _added_up(*values: Any) -> Any:

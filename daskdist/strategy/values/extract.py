@@ -141,7 +141,7 @@ class PerReplicaRef(NamedTuple):
     picks
         The extraction of each part, or a single one for all replicas.
     workers
-        The address of each replica's worker.
+        The address of each replica's worker; None if the handles know it, as those of calls on replicas do.
     spec
         The common spec of the parts, if known.
     is_step
@@ -151,7 +151,7 @@ class PerReplicaRef(NamedTuple):
     caller: ResultSource
     handles: Sequence[Handle]
     picks: Extract | tuple[Extract, ...]
-    workers: tuple[str | None, ...]
+    workers: tuple[str | None, ...] | None = None
     spec: TensorSpec | None = None
     is_step: bool = False
 
@@ -162,7 +162,9 @@ class PerReplicaRef(NamedTuple):
     def part(self, number: int) -> Remote:
         """Return one replica's part."""
         step = self.handles if self.is_step else ()
-        return Remote(self.handles[number], self.pick(number), self.workers[number], step)
+        handle = self.handles[number]
+        worker: str | None = handle.worker if self.workers is None else self.workers[number]
+        return Remote(handle, self.pick(number), worker, step)
 
 
 class Applied(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, Final
 from dask.base import tokenize
 
 from daskdist.display.values import Summary, values_page, values_text
+from daskdist.errors import ClusterError, CollectiveError
 from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.values.async_value import AsyncValue, are_on_one_cluster, persisted_value, workers_needed
 from daskdist.strategy.values.collection import ValueCollection
@@ -52,38 +53,54 @@ class PerReplica(ValueCollection, DistributedValues):
     }
     """
 
-    __slots__ = ("_name", "_values", "is_uneven", "reference")
+    __slots__ = ("_name", "_values", "batch", "is_uneven", "reference")
 
-    def __init__(self, values: Sequence[Any] | PerReplicaRef, *, is_uneven: bool = False) -> None:
+    def __init__(self, values: Sequence[Any] | PerReplicaRef, *, batch: Any = None, is_uneven: bool = False) -> None:
         # A reference is kept until one of the values is read.
         self.reference: PerReplicaRef | None = values if type(values) is PerReplicaRef else None
         self._values: tuple[Any, ...] | None = tuple(values) if self.reference is None else None
+        # The global batch that the values are a leaf of, and the number of the leaf; None if they are of no batch.
+        self.batch = batch
         # True if it came of a step in which replicas have different numbers of rows.
         self.is_uneven = is_uneven
 
     @classmethod
-    def of(cls, reference: PerReplicaRef, *, is_uneven: bool = False) -> PerReplica:
+    def of(cls, reference: PerReplicaRef, *, batch: Any = None, is_uneven: bool = False) -> PerReplica:
         """Return the results of a call on each replica, by reference."""
-        return cls(reference, is_uneven=is_uneven)
+        return cls(reference, batch=batch, is_uneven=is_uneven)
 
     @property
     def values(self) -> tuple[Any, ...]:
         """The value of each replica, in replica order."""
         reference = self.reference
         if reference is not None:
-            parts = map(reference.part, range(len(reference.workers)))
-            values = tuple([AsyncValue(reference.caller, part, reference.spec) for part in parts])
+            values = self.parts()
             # Two threads that read the values get the same objects.
             with _looking:
                 self._values = self._values or values
                 self.reference = None
         return self._values  # type: ignore[return-value]
 
+    def parts(self) -> tuple[Any, ...]:
+        """Return the value of each replica as `values` does, but read later: a call may be made again until then."""
+        reference = self.reference
+        if reference is None:
+            return self.values
+        numbers = range(len(reference.handles))
+        return tuple([AsyncValue(reference.caller, reference.part(number), reference.spec) for number in numbers])
+
+    def become(self, values: Sequence[Any] | PerReplicaRef) -> None:
+        """Replace the values."""
+        is_reference = type(values) is PerReplicaRef
+        with _looking:
+            self._values = None if is_reference else tuple(values)
+            self.reference = values if is_reference else None  # type: ignore[assignment]
+
     def __reduce__(self) -> tuple[Any, ...]:
         return PerReplica, (self.values,)
 
     def __repr__(self) -> str:
-        return values_text("PerReplica", results_of(self.values))
+        return values_text("PerReplica", [value for (value,) in results_by_replica([self])])
 
     def _repr_html_(self) -> str | None:
         # Without waiting or fetching: a value that is not in this process is described by its spec.
@@ -114,7 +131,7 @@ class PerReplica(ValueCollection, DistributedValues):
     def number(self) -> int:
         """Return the number of values."""
         reference = self.reference
-        return len(self.values if reference is None else reference.workers)
+        return len(self.values if reference is None else reference.handles)
 
     def can_be_given_to(self, caller: ResultSource) -> bool:
         """Return whether a call of this caller can use the values, which have one source."""
@@ -129,6 +146,30 @@ class PerReplica(ValueCollection, DistributedValues):
 
     def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
         return _persisted, (self.__dask_keys__(), list(map(workers_needed, self.values)))
+
+
+def results_by_replica(leaves: Sequence[Any]) -> list[list[Any]]:
+    """Wait for values, some of them per replica, and return those of each replica."""
+    while True:
+        columns = [leaf.parts() if isinstance(leaf, PerReplica) else None for leaf in leaves]
+        (size, *_) = [len(column) for column in columns if column is not None]
+        rows = [
+            [leaf if column is None else column[place] for leaf, column in zip(leaves, columns, strict=True)]
+            for place in range(size)
+        ]
+        reference = next((leaf.reference for leaf in leaves if isinstance(leaf, PerReplica) and leaf.reference), None)
+        number = 0 if reference is None else reference.caller.num_made_again
+        try:
+            here = results_of([value for row in rows for value in row])
+        except (ClusterError, CollectiveError):
+            # Calls that were made again have fewer values now.
+            if reference is None or reference.caller.num_made_again == number:
+                raise
+            continue
+        for leaf, column in zip(leaves, columns, strict=True):
+            if column is not None:
+                leaf.become(column)
+        return [here[start : start + len(leaves)] for start in range(0, len(here), len(leaves))]
 
 
 def _at_hand(value: Any) -> tuple[Any] | None:

@@ -10,7 +10,7 @@ from typing import Any
 import optree
 
 from daskdist.core.failing.short_traceback import with_short_traceback
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.values.device_arrays import host_array
@@ -166,11 +166,19 @@ def fill(nest: Any, parts: Sequence[Any]) -> Any:
 @with_short_traceback
 def results_of(values: Sequence[Any]) -> list[Any]:
     """Return several values; wait for the asynchronous ones and fetch them together."""
-    wiring = Wiring()
-    wired = wiring.wire(list(values))
-    if wiring.caller is not None:
-        _see_steps(values)
-        wired = fill(wired, _fetch(wiring, wiring.caller))
+    while True:
+        wiring = Wiring()
+        wired = wiring.wire(list(values))
+        if wiring.caller is None:
+            break
+        number = wiring.caller.num_made_again
+        try:
+            _see_steps(values)
+            wired = fill(wired, _fetch(wiring, wiring.caller))
+            break
+        except (ClusterError, CollectiveError):
+            if not wiring.caller.made_again_since(number):
+                raise
     for value, result in zip(values, wired, strict=True):
         if isinstance(value, PendingValue):
             value.known, value.source = result, None

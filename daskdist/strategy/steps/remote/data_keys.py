@@ -86,14 +86,26 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
 
     async def _from_others(self, key: Any) -> dict[Any, Any] | None:
         worker = self._worker
-        holders = (await worker.scheduler.who_has(keys=[key])).get(key, ())
-        others = [address for address in holders if address != worker.address]
+        others = await self._others_with(key)
         if not others:
             return None
-        data, _, failed, _ = await gather_from_workers({key: others}, rpc=worker.rpc, who=worker.address)
+        gathering = asyncio.ensure_future(gather_from_workers({key: others}, rpc=worker.rpc, who=worker.address))
+        try:
+            # Dask tries for half a minute to connect to a worker that is gone.
+            while not (await asyncio.wait([gathering], timeout=_MOST_LOOK_S))[0]:
+                if not set(others) & set(await self._others_with(key)):
+                    return None
+        finally:
+            gathering.cancel()
+        data, _, failed, _ = gathering.result()
         if failed:
             raise ClusterError(f"{key} is on {', '.join(others)} and cannot be read on {worker.address}: see its log")
         return data if key in data else None
+
+    async def _others_with(self, key: Any) -> list[str]:
+        worker = self._worker
+        holders = (await worker.scheduler.who_has(keys=[key])).get(key, ())
+        return [address for address in holders if address != worker.address]
 
 
 def data_keys_of(worker: Worker) -> DataKeys:

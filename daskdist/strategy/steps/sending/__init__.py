@@ -1,0 +1,1 @@
+"""The sending of calls: their arguments."""

@@ -1,0 +1,154 @@
+"""The arguments of calls on replicas as they travel: what is wired of results, and pickles of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import zip_longest
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers.fetch import WithRemoteResults
+from daskdist.execute.messages.pickling import describe_unpicklable, dumps_on_host, type_name
+from daskdist.strategy.input.replica_plans import ReplicaPlan
+from daskdist.strategy.steps.calls import Call
+from daskdist.strategy.steps.remote.replica_call import LOOP
+from daskdist.strategy.steps.sent_objects import SentObject
+from daskdist.strategy.values.extract import ExtractAll, ExtractFromRows, PerReplicaRef
+from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.wiring import Slot, Wiring
+
+
+@dataclass(slots=True)
+class ReplicaCall:
+    """A call on replicas as it is sent, once or again.
+
+    Parameters
+    ----------
+    function
+        The function.
+    leaves
+        The leaves of the arguments, packed.
+    structure
+        The structure of the arguments, pickled.
+    settings
+        The settings of the program.
+    kept
+        Futures of what has to stay on the cluster until the call is over.
+    name
+        The name of the call.
+    is_step
+        Whether it is a call of `run`.
+    is_loop
+        Whether replicas iterate over a distributed dataset in it.
+    """
+
+    function: SentObject
+    leaves: Sequence[Any]
+    structure: bytes
+    settings: Any
+    kept: Sequence[Any]
+    name: str
+    is_step: bool
+    is_loop: bool
+
+
+def wired_arguments(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], list[Any]]:
+    """Return the columns of handles that calls need, and the arguments of each replica: one object if all are alike."""
+    if any(type(leaf) is PerReplica for leaf in packed):
+        wirings = [Wiring() for _ in range(num_replicas)]
+        args = [
+            _sendable(wiring.picks, [_wire_part(wiring, leaf, lane) for leaf in packed])
+            for lane, wiring in enumerate(wirings)
+        ]
+        columns = zip_longest(*[wiring.handles for wiring in wirings])
+        return list(columns), args
+    wiring = Wiring()
+    leaves = [
+        wiring.slot(leaf.handles, leaf.picks) if type(leaf) is PerReplicaRef else _wire(wiring, leaf) for leaf in packed
+    ]
+    picks: list[tuple[int, Any]] = wiring.picks
+    if not any(type(pick) is tuple for _, pick in picks):
+        return wiring.handles, [_sendable(picks, leaves)] * num_replicas
+    return wiring.handles, [
+        _sendable([(number, pick[lane] if type(pick) is tuple else pick) for number, pick in picks], leaves)
+        for lane in range(num_replicas)
+    ]
+
+
+def as_now(leaf: Any) -> Any:
+    """Return a packed argument that later changes of arrays do not change."""
+    if type(leaf) is PerReplica:
+        return PerReplica(list(map(as_now, leaf.values)))
+    return leaf.copy("K") if isinstance(leaf, np.ndarray) else leaf
+
+
+def _sendable(picks: list[tuple[int, Any]], leaves: list[Any]) -> Any:
+    # References go along as they are; anything else is pickled now, as it is now.
+    if set(map(type, leaves)) == _SLOTS:
+        if _SIMPLE.issuperset([type(pick) for _, pick in picks]):
+            return picks, leaves
+        return _pickled_references(tuple(picks), tuple(leaves))
+    return pickled_value((picks, leaves), lambda: "run: an argument")
+
+
+@lru_cache(maxsize=1024)
+def _pickled_references(picks: tuple[tuple[int, Any], ...], leaves: tuple[Any, ...]) -> bytes:
+    return pickled_value((picks, list(leaves)), lambda: "run: an argument")
+
+
+# Types of what has a handle for each replica.
+COLUMNS: Final = frozenset({tuple, Call})
+_SLOTS: Final = frozenset({Slot})
+# What takes parts out of results and pickles for certain.
+_SIMPLE: Final = frozenset({ExtractFromRows, ExtractAll})
+
+
+def _wire(wiring: Wiring, leaf: Any) -> Any:
+    return wiring.slot(leaf, ExtractAll()) if type(leaf) is SentObject else wiring.wire_leaf(leaf)
+
+
+def _wire_part(wiring: Wiring, leaf: Any, lane: int) -> Any:
+    if type(leaf) is PerReplica:
+        return _wire(wiring, leaf.values[lane])
+    if type(leaf) is PerReplicaRef:
+        return wiring.slot(leaf.handles[lane], leaf.pick(lane))
+    return _wire(wiring, leaf)
+
+
+def pickled_value(value: Any, name: Callable[[], str]) -> bytes:
+    """Return the pickle of a value, whose name is for the error if it does not pickle."""
+    try:
+        pickled = dumps_on_host(value)
+        if b"__main__" not in pickled:
+            return pickled
+    except Exception:
+        # Another way may do.
+        pass
+    try:
+        return dumps_on_host(value, by_value=True)
+    except Exception as error:
+        raise ArgumentError(
+            f"{name()} ({type_name(value)}) does not pickle, and so cannot be sent to a worker"
+            f"{describe_unpicklable(value)}: {error}"
+        ) from error
+
+
+@lru_cache(maxsize=256)
+def name_of_call(operation: str, function: str, is_loop: bool) -> str:
+    """Return the name of a call: one object for all calls of a function, which messages sent together have once."""
+    return f"{LOOP if is_loop else ''}{operation}-{function}"
+
+
+def is_plan(value: Any) -> bool:
+    """Return whether a replica's argument is its part of a distributed dataset."""
+    return type(value.value if type(value) is WithRemoteResults else value) is ReplicaPlan
+
+
+def place_of_argument(operation: str, treespec: Any, number: int) -> str:
+    """Return the place of a leaf among the arguments of a call, for messages."""
+    (which, *path) = treespec.paths()[number]
+    return f"{operation}: " + ("args" if which == 0 else "kwargs") + "".join(f"[{key!r}]" for key in path)

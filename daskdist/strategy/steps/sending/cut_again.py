@@ -1,0 +1,46 @@
+"""The cutting of global batches for fewer replicas."""
+
+from __future__ import annotations
+
+from daskdist.execute.callers.submit import Submit
+from daskdist.strategy.backend import ResultSource
+from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.reduce.gather import cut_piece
+from daskdist.strategy.values.absent import ABSENT
+from daskdist.strategy.values.extract import PerReplicaRef, pick_from_rows
+from daskdist.strategy.values.global_batch import GlobalBatch
+from daskdist.strategy.values.wiring import Wiring
+
+
+def cut_again(batch: GlobalBatch, group: ReplicaGroup, submit: Submit, source: ResultSource) -> None:
+    """Cut a batch for other replicas, by a task on the worker of each.
+
+    Parameters
+    ----------
+    batch
+        The batch, whose leaves are replaced.
+    group
+        The replicas.
+    submit
+        Makes the tasks, of which Dask computes again what is lost.
+    source
+        The source of the new leaves.
+    """
+    size = len(group.replicas)
+    present = [number for number, piece in enumerate(batch.pieces(0)) if piece is not ABSENT]
+    if len(present) < len(batch) and len(present) <= size:
+        absent = [ABSENT] * (size - len(present))
+        rows = [batch.pieces(number) for number in range(len(batch.leaves))]
+        batch.leaves = [[*[pieces[number] for number in present], *absent] for pieces in rows]
+        return
+    wiring = Wiring()
+    leaves = [list(map(wiring.wire_leaf, batch.pieces(number))) for number in range(len(batch.leaves))]
+    what = cut_piece, wiring.handles, wiring.picks, leaves, batch.structure, batch.skips_empty
+    pieces = [
+        submit.call(*what, number, size, worker=worker, name="cut-again")
+        for number, worker in enumerate(group.worker_of)
+    ]
+    batch.leaves = [
+        PerReplicaRef(source, tuple(pieces), pick_from_rows(0, number, batch.is_writable), group.worker_of)
+        for number in range(len(leaves))
+    ]

@@ -1,0 +1,173 @@
+"""A worker is killed in a pass: the pass goes on with the others, and every row is in one completed step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from conftest import eventually
+from distributed import Client, LocalCluster
+
+import daskdist
+from daskdist import Dataset, Options, errors
+
+pytestmark = pytest.mark.cluster
+NUM_ROWS = 6_000
+ROWS = [row for row in range(NUM_ROWS) if row % 7 != 3]
+
+
+@pytest.fixture(scope="module")
+def own_client() -> Iterator[Client]:
+    """Return a client of three workers that may be killed: each is started again."""
+    with (
+        LocalCluster(
+            n_workers=3, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def strategy(own_client: Client, request: pytest.FixtureRequest) -> Iterator[daskdist.MultiWorkerMirroredStrategy]:
+    """Return a strategy on three workers, or on as many as the test says."""
+    num_workers = getattr(request, "param", 3)
+    eventually(lambda: len(own_client.scheduler_info(n_workers=-1)["workers"]) == 3, 60)
+    workers = [1] * num_workers + [0] * (3 - num_workers)
+    with daskdist.MultiWorkerMirroredStrategy(own_client, num_replicas_per_worker=workers) as made:
+        pids = own_client.run(os.getpid)
+        made.pids = [pids[worker] for worker in made.workers]
+        yield made
+
+
+def kill(strategy, number):
+    """Kill a worker of those that there were at first."""
+    os.kill(strategy.pids[number], signal.SIGKILL)
+
+
+def numbers_in_files(folder):
+    for part in range(6):
+        np.save(folder / f"{part}.npy", np.arange(part * NUM_ROWS // 6, (part + 1) * NUM_ROWS // 6))
+    return daskdist.read_npy(str(folder / "*.npy"))
+
+
+def rows_and_sum(x):
+    return {"rows": x, "sum": int(x.sum())}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "policy", "looks"),
+    [(2, "FILE", True), (3, "FILE", False), (3, "DATA", True), (2, "DATA", False), (3, "OFF", False)],
+    indirect=["strategy"],
+)
+def test_every_row_is_in_one_completed_step(strategy, policy, looks, tmp_path):
+    numbers = numbers_in_files(tmp_path) if policy == "FILE" else Dataset.range(NUM_ROWS)
+    dataset = numbers.map(lambda x: x + 0).filter(lambda x: x % 7 != 3).shuffle(500, seed=1).batch(60)
+    steps = strategy.distribute_dataset(dataset.with_options(Options(auto_shard_policy=policy)))
+    num_passes = strategy.num_replicas_in_sync if policy == "OFF" else 1
+    parts, total = [], 0
+    for number, batch in enumerate(steps):
+        result = strategy.run(rows_and_sum, args=(batch,))
+        total += strategy.reduce("SUM", result["sum"], axis=None)
+        parts.append(strategy.local_results(result["rows"]) if looks else result["rows"])
+        if number == 20:
+            kill(strategy, 0)
+    parts = parts if looks else [strategy.local_results(rows) for rows in parts]
+    assert sorted(np.concatenate([part for step in parts for part in step]).tolist()) == sorted(ROWS * num_passes)
+    assert int(total) == sum(ROWS) * num_passes
+    # The next pass is shared out over those that are left.
+    num_rows = [strategy.reduce("SUM", strategy.run(len, args=(batch,)), axis=None) for batch in steps]
+    assert sum(map(int, num_rows)) == len(ROWS) * (num_passes - 1 or 1)
+
+
+def test_two_workers_are_lost_one_after_the_other(strategy):
+    dataset = Dataset.range(NUM_ROWS).batch(60, drop_remainder=True).repeat(2)
+    rows = []
+    for number, batch in enumerate(strategy.distribute_dataset(dataset)):
+        rows.append(strategy.gather(strategy.run(rows_and_sum, args=(batch,))["rows"], 0))
+        if number in (20, 90):
+            kill(strategy, number // 90)
+    assert np.concatenate(list(map(np.asarray, rows))).tolist() == [*range(NUM_ROWS)] * 2
+
+
+def test_steps_of_a_function_are_made_again(strategy):
+    dataset = Dataset.from_tensor_slices({"x": np.arange(4_000), "y": np.arange(4_000) * 2}).batch(40)
+
+    def difference(batch, factor):
+        return batch["y"] - batch["x"] * factor
+
+    @daskdist.function
+    def train(steps):
+        total = 0
+        for number, batch in enumerate(steps):
+            total = total + strategy.reduce("SUM", strategy.run(difference, args=(batch, 1)), axis=0)
+            if number == 30:
+                kill(strategy, 1)
+        return total
+
+    assert int(train(strategy.distribute_dataset(dataset))) == sum(range(4_000))
+
+
+@pytest.mark.parametrize("size", [4, 20_000])
+def test_weights_of_the_last_reduction_are_those_of_steps_that_are_complete(strategy, size):
+    def gradient(x, weights):
+        return weights * 0.5 + x.sum()
+
+    weights = expected = np.zeros(size)
+    for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(1_800).batch(30))):
+        num_replicas = 3 if number < 20 else 2
+        weights = strategy.reduce("MEAN", strategy.run(gradient, args=(batch, weights)), axis=None)
+        expected = expected * 0.5 + np.arange(number * 30, number * 30 + 30).sum() / num_replicas
+        if number == 19:
+            np.asarray(weights)
+            kill(strategy, 2)
+            eventually(lambda: strategy.internals.backend.streams.lost())
+    np.testing.assert_allclose(np.asarray(weights), expected)
+
+
+def test_an_array_that_is_changed_after_a_step_is_given_again_as_it_was(strategy):
+    weights, sums = np.zeros(3), []
+    for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(600).batch(6))):
+        sums.append(strategy.reduce("SUM", strategy.run(lambda x, w: w[0] * len(x), args=(batch, weights)), axis=None))
+        weights += 1
+        if number == 10:
+            kill(strategy, 0)
+    assert list(map(int, sums)) == [6 * number for number in range(100)]
+
+
+def test_steps_that_changed_variables_are_errors_and_the_pass_goes_on(strategy):
+    with strategy.scope():
+        count = daskdist.Variable(0, aggregation="SUM")
+    num_failed, num_rows = 0, 0
+    for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(600).batch(6))):
+        try:
+            strategy.run(lambda x: count.assign_add(np.int64(len(x))) and None, args=(batch,))
+        except (errors.ClusterError, errors.CollectiveError):
+            num_failed += 1
+        if number == 10:
+            kill(strategy, 0)
+    assert num_failed <= 2
+    assert strategy.num_replicas_in_sync == 2
+    num_rows = int(count)
+    assert 600 - 12 <= num_rows <= 600
+
+
+def test_an_error_of_a_function_is_raised_once_and_not_made_again(strategy):
+    def fail_at(x):
+        if 300 in x:
+            raise ValueError("the function's own")
+        return len(x)
+
+    num_rows, failures = 0, []
+    for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(600).batch(6))):
+        try:
+            num_rows += int(strategy.reduce("SUM", strategy.run(fail_at, args=(batch,)), axis=None))
+        except ValueError as error:
+            failures.append(error)
+        if number == 10:
+            kill(strategy, 0)
+    assert len(failures) == 1
+    assert num_rows == 594
