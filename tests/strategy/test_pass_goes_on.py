@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -19,28 +21,51 @@ NUM_ROWS = 6_000
 ROWS = [row for row in range(NUM_ROWS) if row % 7 != 3]
 
 
+class KillableWorkers:
+    """Three workers that may be killed: Dask starts each again, or else there are three others."""
+
+    def __init__(self) -> None:
+        self._opened = contextlib.ExitStack()
+        self.client: Client | None = None
+
+    def wait(self) -> Client:
+        """Return a client of three workers."""
+        until = time.monotonic() + 5
+        while self.client is not None and len(self.client.scheduler_info(n_workers=-1)["workers"]) < 3:
+            if time.monotonic() > until:
+                self.close()
+            time.sleep(0.02)
+        if self.client is None:
+            cluster = LocalCluster(
+                n_workers=3, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
+            )
+            self.client = self._opened.enter_context(Client(self._opened.enter_context(cluster), set_as_default=False))
+        return self.client
+
+    def close(self) -> None:
+        self.client = None
+        self._opened.close()
+
+
 @pytest.fixture(scope="module")
-def own_client() -> Iterator[Client]:
-    """Return a client of three workers that may be killed: each is started again."""
-    with (
-        LocalCluster(
-            n_workers=3, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
+def killable_workers() -> Iterator[KillableWorkers]:
+    workers = KillableWorkers()
+    yield workers
+    workers.close()
 
 
 @pytest.fixture
-def strategy(own_client: Client, request: pytest.FixtureRequest) -> Iterator[daskdist.MultiWorkerMirroredStrategy]:
+def strategy(
+    killable_workers: KillableWorkers, request: pytest.FixtureRequest
+) -> Iterator[daskdist.MultiWorkerMirroredStrategy]:
     """Return a strategy on three workers, or on as many as the test says."""
+    client = killable_workers.wait()
     num_workers = getattr(request, "param", 3)
-    eventually(lambda: len(own_client.scheduler_info(n_workers=-1)["workers"]) == 3, 60)
     workers = [1] * num_workers + [0] * (3 - num_workers)
-    with daskdist.MultiWorkerMirroredStrategy(own_client, num_replicas_per_worker=workers) as made:
-        pids = own_client.run(os.getpid)
-        made.pids = [pids[worker] for worker in made.workers]
-        yield made
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=workers) as opened:
+        pids = client.run(os.getpid)
+        opened.pids = [pids[worker] for worker in opened.workers]
+        yield opened
 
 
 def kill(strategy, number):

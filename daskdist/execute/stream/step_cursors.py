@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final
+
+import numpy as np
 
 from daskdist.core.primitive import Exhausted, Primitive
 from daskdist.errors import OutOfRangeError
