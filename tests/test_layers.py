@@ -88,6 +88,7 @@ HEAVY = {
     "daskdist.execute.callers.submit",
     "daskdist.strategy.multi_worker",
     "daskdist.service.address",
+    "daskdist.service.current_status",
     "daskdist.service.consumer.connection",
     "daskdist.service.registry",
     "daskdist.service.served",

@@ -15,10 +15,13 @@ from daskdist import __version__
 # Subcommand -> its module and attribute.
 COMMANDS: Final = {
     "bench": "daskdist.cli.bench_files:bench_files",
+    "completion": "daskdist.cli.completion:completion",
     "convert": "daskdist.cli.convert_files:convert_files",
     "demo": "daskdist.cli.demo:demo",
     "explain": "daskdist.cli.explain_files:explain_files",
     "inspect": "daskdist.cli.inspect_files:inspect_files",
+    "preload": "daskdist.cli.data_service:preload",
+    "serve": "daskdist.cli.data_service:serve",
 }
 
 

@@ -115,9 +115,6 @@ def status(service: Any = None) -> ServiceStatus:
     ClusterError
         The service cannot be reached.
     """
-    from daskdist.service.address import service_address
-    from daskdist.service.consumer.connection import ask
+    from daskdist.service.current_status import current_status
 
-    address = service_address(service)
-    workers, jobs = ask(address, "status")
-    return ServiceStatus(address.address, tuple(workers), tuple(jobs))
+    return current_status(service)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import click
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -134,7 +138,7 @@ def test_missing_files_end_with_exit_code_1_and_wrong_calls_with_2(command, tmp_
     assert "csv" in run(command, "--format", "cvs", tmp_path, code=1)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "completion"])
 def test_every_command_has_help(command):
     assert "--json" in run(command, "--help")
 
@@ -147,3 +151,40 @@ def test_dask_has_the_commands():
     # Dask knows a command by its own name.
     assert command.name == entry[0] == "daskdist"
     assert command.list_commands(click.Context(command)) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_of_the_shell(shell):
+    script = run("completion", shell)
+    assert "_DASKDIST_COMPLETE" in script
+    assert f"{shell}_complete" in script
+
+
+def test_bash_completes_commands_and_options():
+    words = {"inspect": "daskdist insp", "--batch-size": "daskdist bench --batch"}
+    for expected, line in words.items():
+        env = {"_DASKDIST_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+        result = CliRunner().invoke(main, [], prog_name="daskdist", env=env)
+        assert result.exit_code == 0, result.output
+        assert f"plain,{expected}" in result.output.split()
+
+
+def test_preload_needs_a_scheduler():
+    assert "Error: " in run("preload", "tcp://127.0.0.1:9", code=1)
+
+
+@pytest.mark.cluster
+def test_a_service_is_started_and_read():
+    command = [sys.executable, "-m", "daskdist", "serve", "--workers", "1", "--port", "0", "--json"]
+    command += ["--dashboard-address", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            report = json.loads(started.stdout.readline())
+            assert report["workers"] == 1
+            batches = daskdist.Dataset.range(10).batch(4).serve(report["address"])
+            assert sorted(np.concatenate(list(batches)).tolist()) == list(range(10))
+            assert len(as_json("preload", report["address"])["workers"]) == 1
+            started.send_signal(signal.SIGTERM)
+            assert started.wait(30) == 0
+        finally:
+            started.kill()
