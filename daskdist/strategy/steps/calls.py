@@ -73,7 +73,7 @@ class Record:
         # The workers that have or will have a result of it; more than `workers` if one was passed on.
         self.holders: set[str] = set(workers)
         self.is_dropped = False
-        # Of a call that was given a result of this one, and failed: the number of the call whose error it has.
+        # If it failed because of an argument: the number of the call whose error it has.
         self.told_with: int | None = None
         # Repeats the call on another worker, if all its inputs still exist.
         self.again: Callable[[], Result] | None = None

@@ -16,7 +16,7 @@ class Sender(Protocol):
     """A backend whose calls wait until the function returns."""
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send the pending calls."""
         ...
 
     def raise_unseen(self) -> None:
@@ -37,7 +37,7 @@ class Capture:
         self._awaited: list[Callable[[], None]] = []
 
     def add(self, sender: Sender, *, is_step: bool) -> None:
-        """Note a call; ``sender`` sends pending calls when the function returns."""
+        """Record a call; ``sender`` sends pending calls when the function returns."""
         self._senders[id(sender)] = sender
         if is_step:
             self.num_steps += 1
@@ -45,11 +45,11 @@ class Capture:
             self.num_other_calls += 1
 
     def wait_for(self, wait: Callable[[], None]) -> None:
-        """Wait for something when the function returns, as no result of it can be read."""
+        """Register a wait for the end of the function, for calls without results that can be read."""
         self._awaited.append(wait)
 
     def note_wait(self, reason: str) -> None:
-        """Note that the function waits."""
+        """Record that the function waits."""
         self.waits.append(f"{reason}, {_where()}")
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""The backend of strategies on a Dask cluster: calls go to workers by ordered streams, past the scheduler."""
+"""The backend of strategies on a Dask cluster: calls are sent to workers in ordered streams, without the scheduler."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ from daskdist.strategy.values.extract import PerReplicaRef
 from daskdist.strategy.values.per_replica import PerReplica
 
 logger: Final = logging.getLogger("daskdist")
-# How long other replicas of a step are waited for, once one has failed.
+# The time to wait for a step's other replicas once one has failed.
 _SOON_S: Final = 0.5
-# Calls of a function that wait before they are sent though it goes on.
+# The number of pending calls of a `daskdist.function` at which they are sent before it returns.
 _MOST_UNSENT: Final = 64
 
 
@@ -137,7 +137,7 @@ class ClusterBackend:
             for number, leaf in enumerate(leaves)
         ]
         here = [leaf.values for leaf in leaves if type(leaf) is PerReplica and not leaf.reference]
-        # What has to stay on the cluster until the call is over, which is told of it by key.
+        # Futures that have to stay on the cluster until the call has ended, since it refers to them by key.
         kept = [part.futures for values in here for part in values if type(part) is WithRemoteResults]
         is_loop = any(is_plan(values[0]) for values in here)
         name = name_of_call(operation, getattr(fn, "__name__", type(fn).__name__), is_loop)
@@ -240,7 +240,7 @@ class ClusterBackend:
                     what = reference, [streams.reference(worker, handle) for handle in handles], to_send(), name
                     streams.append(worker, "call", call.record.number, place, len(workers) > 1, *what)
                 if handles and all(isinstance(handle, Future) for handle in handles):
-                    # Dask computes what was lost again.
+                    # Dask recomputes lost data.
                     call.record.again = partial(self.call, function, handles, *args, name=name)
             except BaseException:
                 # Another worker may have a part of the call.
@@ -250,7 +250,7 @@ class ClusterBackend:
         return Result(call, 0)
 
     def _workers_of(self, kind: Any, worker: str, handles: Sequence[Handle]) -> tuple[str, ...]:
-        # Those that make a call: one, or all where each has a part of what it needs.
+        # The workers that make a call: one, or all if each has a part of its inputs.
         workers = tuple({worker: None} | dict.fromkeys([handle.worker for handle in handles if type(handle) is Result]))
         num_workers = len(self.live_workers.present)
         if self.streams.replicated.has(kind, num_workers) and len(workers) == num_workers:
@@ -267,7 +267,7 @@ class ClusterBackend:
         return sent_object
 
     def _own(self, handle: Handle) -> Handle:
-        # A result of another strategy is brought here: its streams have calls of the same numbers.
+        # Fetch a result of another strategy: the numbers of its calls mean other calls here.
         if type(handle) is not Result:
             return handle
         if handle.call.streams is self.streams.identity:
@@ -298,7 +298,7 @@ class ClusterBackend:
             self.streams.wait_for_room()
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send the pending calls."""
         self._num_unsent = 0
         self.streams.kick()
 
@@ -362,7 +362,7 @@ class ClusterBackend:
     # --- arguments ---
 
     def packed(self, leaf: Any, name: Callable[[], str]) -> Any:
-        """Return an argument as it is wired: large ones and objects as what is sent once."""
+        """Return an argument in the form for sending; large values and objects as handles that are sent once."""
         if type(leaf) is PerReplica:
             return leaf.reference or PerReplica([self.packed(part, name) for part in leaf.values])
         if SentObjects.goes_along(leaf):
@@ -374,18 +374,18 @@ class ClusterBackend:
         if type(leaf) is AsyncValue:
             return leaf
         if is_on_device(leaf):
-            # What leaves the process leaves the device: each replica puts it on its own.
+            # Device arrays are sent from the host; each replica copies them to its own device.
             return self.packed(host_array(leaf), name)
         return self.objects(leaf, name)
 
     def known_function(self, fn: Callable[..., Any]) -> SentObject | None:
-        """Return what stands for a function as it was when it was sent last; None where that is not known."""
+        """Return the handle of the last sent version of a function; None if it is unknown."""
         return self.objects.last_of(fn)
 
     # --- results ---
 
     def results(self, handles: Sequence[Handle]) -> list[Any]:
-        """Return several results, waited for and brought here; raise what a call raised."""
+        """Wait for several results, fetch and return them; raise the error of a failed call."""
         handles = list(map(self._as_result, handles))
         outcomes = self._outcomes(handles, "a result was looked at")
         while again := self._to_call_again(handles, outcomes):
@@ -394,7 +394,7 @@ class ClusterBackend:
         return self.streams.values(handles)
 
     def _to_call_again(self, handles: Sequence[Handle], outcomes: Sequence[Any]) -> dict[int, Callable[[], Result]]:
-        # Calls on data alone whose worker is lost; while there are others.
+        # Calls that only use data are repeated on another worker if theirs is lost.
         callable_again = {}
         for index, (handle, (_, payload)) in enumerate(zip(handles, outcomes, strict=True)):
             if type(payload) in (Failed, Held) and type(handle) is Result and not self.streams.is_open(handle.worker):
@@ -404,15 +404,15 @@ class ClusterBackend:
         return callable_again
 
     def result(self, handle: Handle) -> Any:
-        """Return a result, waited for and brought here."""
+        """Wait for a result, fetch and return it."""
         return self.results([handle])[0]
 
     def wait(self, handles: Sequence[Handle]) -> None:
-        """Wait until calls are over, however they end."""
+        """Wait until calls have ended, successfully or not."""
         self._outcomes(handles, "a result was waited for")
 
     def see(self, step: Sequence[Handle], reason: str = "a result was looked at") -> None:
-        """Wait for the calls of one step; raise what one of them raised as soon as it did."""
+        """Wait for the calls of one step; raise the error of one of them as soon as it is known."""
         step = list(step)
 
         def failed() -> list[Failed]:
@@ -433,19 +433,19 @@ class ClusterBackend:
         streams.raise_first(sorted(failed(), key=lambda failure: failure.is_of_others))
 
     def is_done(self, handle: Handle) -> bool:
-        """Return whether a result is there."""
+        """Return whether a result is known."""
         self.flush()
         return bool(handle.is_over if type(handle) is Result else handle.done())
 
     def at_hand(self, handle: Handle) -> tuple[Any] | None:
-        """Return a small result in a tuple, if it came along with the news that its call is over; None otherwise."""
+        """Return a small result in a tuple, if it came with the message that its call has ended; None otherwise."""
         outcome = handle.call.record.outcomes[handle.place] if type(handle) is Result else None
         if outcome is None or type(outcome[1]) in (Held, Failed):
             return None
         return (received(*outcome),)
 
     def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
-        """Return the structure of each result of a call on replicas, waited for; raise what one raised."""
+        """Wait for a call on replicas and return the structure of each result; raise the error of one that failed."""
         while True:
             number = self.num_made_again
             try:
@@ -474,11 +474,11 @@ class ClusterBackend:
             capture.note_wait(reason)
 
     def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Future], Picks]:
-        """Return results as what Dask knows: each is put into its worker's memory as the result of a task."""
+        """Return results as Dask futures: each is put into its worker's memory as the result of a task."""
         futures = []
         for handle in map(self._own, handles):
             if type(handle) is Result:
-                # Waited for: the task would hold up a thread of the worker.
+                # Wait here: otherwise the task would block a thread of the worker.
                 self.results([self.call(_nothing, [handle], worker=handle.worker, name="see")])
                 handle = self._submit.call(
                     result_in_memory,
@@ -523,11 +523,11 @@ class ClusterBackend:
 
     @property
     def in_doubt(self) -> bool:
-        """Return whether something failed since it was last seen which workers are there."""
+        """Return whether something failed since the workers were last checked."""
         return self.live_workers.in_doubt and self.client.status == "running"
 
     def recover(self, group: ReplicaGroup) -> ReplicaGroup:
-        """Go on with the workers that are left, once what was sent before is over; return the replicas there."""
+        """Continue with the remaining workers, once earlier calls have ended; return the remaining replicas."""
         live_workers = self.live_workers
         while len(lost := self._missing()) < len(live_workers.present):
             live_workers.drop(lost)
@@ -538,7 +538,7 @@ class ClusterBackend:
                 break
             try:
                 self.streams.end_waiting_for(live_workers.lost)
-                # What is under way changes variables.
+                # Calls in flight change variables.
                 self.streams.become(left)
                 self.objects.clear()
                 note_in_use(self.client, group.token, left.workers)
@@ -546,13 +546,13 @@ class ClusterBackend:
             except (ClusterError, OSError):
                 if not self._missing():
                     raise
-                # Another one is lost meanwhile.
-        # All are there; or nobody is left, and calls say so.
+                # Another worker was lost meanwhile.
+        # No worker is lost; or none is left, and calls will raise.
         live_workers.in_doubt = False
         return group
 
     def _missing(self) -> list[str]:
-        # Those that take part, and are not there or were started anew.
+        # The strategy's workers that are lost or were restarted.
         return list(dict.fromkeys((*self.streams.lost(), *self._submit.missing())))
 
     def note_iterator(self, iterator: DistributedIterator) -> None:
@@ -560,7 +560,7 @@ class ClusterBackend:
         self._report.add(iterator)
 
     def forget(self, variable: int) -> None:
-        """Drop a variable on its replicas once the calls before are over; sent along with other messages."""
+        """Drop a variable on its replicas once earlier calls have ended; sent with other messages."""
         self.streams.dropped_variables.append(variable)
 
     def status(self, group: ReplicaGroup, *, asks: bool = True) -> tuple[WorkerStatus, ...]:
@@ -568,18 +568,18 @@ class ClusterBackend:
         return self.streams.status(group, asks=asks)
 
     def finish(self) -> None:
-        """Send what waits, and wait until all is over."""
+        """Send the pending calls, and wait until all calls have ended."""
         self.streams.finish()
         self.streams.raise_unseen()
         self.streams.log.rest()
 
     def raise_unseen(self) -> None:
-        """Raise an error that is known by now and that nobody has looked at, nor can."""
+        """Raise a known error that was not read and can no longer be read."""
         self.streams.raise_unseen()
         self.streams.log.rest()
 
     def close(self) -> None:
-        """Close the streams, and what belongs to the strategy; workers free everything of it."""
+        """Close the streams and the strategy's own resources; workers free everything of the strategy."""
         self.objects.clear()
         self.streams.log.clear()
         self.streams.close()

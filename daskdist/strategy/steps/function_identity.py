@@ -1,4 +1,4 @@
-"""The parts of a function, by which an unchanged one is recognised without pickling it."""
+"""The parts of a function, by which an unchanged function is recognised without pickling it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from daskdist.execute.messages.by_reference import ByReference
 
-# Values that do not change, or are no part of a pickle.
+# Types of values that do not change, or are not part of a pickle.
 _CONSTANTS: Final = (
     *(int, float, complex, str, bytes, bool, type(None), ModuleType, BuiltinFunctionType, np.generic),
     ByReference,
@@ -22,18 +22,18 @@ _MISSING: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class FunctionParts:
-    """All parts of a function, where none of them changes without being another object.
+    """All parts of a function whose parts change only by being replaced by other objects.
 
     Parameters
     ----------
     code, defaults
-        Its own.
+        The code and the defaults of the function.
     functions
-        The functions it refers to, directly or not, with the code and the defaults of each.
+        The functions that it references, directly or indirectly, with the code and the defaults of each.
     names
-        The globals in which they look up a name, the name, and its value.
+        The looked-up global names of these functions: the namespace, the name, and its value.
     cells
-        The closure cells of all of these, and what they hold.
+        The closure cells of these functions, and their contents.
     """
 
     code: CodeType
@@ -44,7 +44,7 @@ class FunctionParts:
 
     @classmethod
     def of(cls, function: FunctionType) -> FunctionParts | None:
-        """Return the parts of a function; None where some of them may change in place."""
+        """Return the parts of a function; None if some of them may change in place."""
         parts = cls(function.__code__, function.__defaults__, [], [], [])
         seen: set[int] = set()
         waiting = [function]
@@ -54,7 +54,7 @@ class FunctionParts:
                 continue
             seen.add(id(current))
             code, variables = current.__code__, current.__globals__
-            # Of a function in it, the names are its own.
+            # Functions nested in its code would look up names of their own.
             if current.__kwdefaults__ or current.__dict__ or any(isinstance(part, CodeType) for part in code.co_consts):
                 return None
             names = [(variables, name, variables.get(name, _MISSING)) for name in code.co_names]
@@ -67,7 +67,7 @@ class FunctionParts:
             parts.names.extend(names)
             parts.cells.extend(cells)
             if current is not function:
-                # It is not kept by what is kept of it.
+                # Do not keep the function alive by its own parts.
                 parts.functions.append((current, code, current.__defaults__))
         return parts
 
@@ -81,7 +81,7 @@ class FunctionParts:
         for variables, name, value in self.names:
             if variables.get(name, _MISSING) is not value:
                 return False
-        # Spelled out: each step asks.
+        # A plain loop, since each step calls this.
         for cell, held in self.cells:  # noqa: SIM110
             if _held(cell) is not held:
                 return False
@@ -92,7 +92,7 @@ def _held(cell: CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        # Nothing yet.
+        # The cell is still empty.
         return _MISSING
 
 

@@ -48,7 +48,7 @@ class LocalBackend:
         self._is_closed = False
         self._lock = threading.Lock()
         self._num_steps = 0
-        # Each with its operation and its function.
+        # call -> its operation and function.
         self._under_way: dict[Calls, tuple[str, Callable[..., Any]]] = {}
 
     def call_replicas(

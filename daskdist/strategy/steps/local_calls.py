@@ -1,4 +1,4 @@
-"""One call on each replica of this process: in turn while that takes no time, and from then on at the same time."""
+"""Calls on all replicas of this process: short ones one after the other, longer ones in threads."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("daskdist")
 
-# How long others have to come back too, when one has raised, before that is told.
+# The time between an error on one replica and a warning that others are still running.
 _TELL_AFTER_S: Final = 1.0
-# Calls that are seen at two looks in a row take long enough for threads to be worth their while.
+# Calls that run at two checks in a row are long enough to use threads.
 _LOOK_EVERY_S: Final = 0.02
-# In which another thread can take the interpreter's lock.
+# Time enough for another thread to take the interpreter's lock.
 _INSTANT_S: Final = 1e-5
-# Looks at which there was nothing to see, after which nobody looks until there is another call.
+# The number of checks without calls after which the watching thread ends.
 _MOST_IDLE: Final = 50
 
 
 class Calls:
-    """One call on each replica of a strategy of this process.
+    """A call of one function on every replica of this process.
 
-    They begin one after the other, which for short ones is quickest: a thread takes longer to start than they do. As
-    soon as one waits for the others, or the call has taken two looks' time, all that are left begin at once.
+    The replicas begin one after the other, which is fastest for short calls: starting a thread takes longer. As soon as
+    a replica waits for the others, or the call runs at two checks in a row, all remaining replicas begin at once.
 
     Parameters
     ----------
     strategy
-        The strategy that replicas know of.
+        The strategy, for the replicas' contexts.
     places
-        For each replica the device that it is called on.
+        The worker and device of each replica.
     store
-        What the replicas keep.
+        The variables of the replicas.
     fn
         The function.
     leaves, treespec
-        What it is given.
+        Its arguments.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Calls:
         leaves: Sequence[Any],
         treespec: Any,
     ) -> None:
-        # As a replica's context has them.
+        # Functions, as replicas' contexts expect.
         self._strategy: Callable[[], Any] = lambda: strategy
         self._store: Callable[[], VariableStore] = lambda: store
         self._fn = fn
@@ -81,13 +81,13 @@ class Calls:
         self._results: list[Any] = [None] * self._size
         self._errors: dict[int, BaseException] = {}
         self._threads: dict[int, threading.Thread] = {}
-        # Of those from here on none has begun.
+        # Replicas from this number on have not begun.
         self._num_begun = 0
         self._over: set[int] = set()
-        self._gang_of_all: Rendezvous | None = None
-        self._told: threading.Timer | None = None
+        self._rendezvous_of_all: Rendezvous | None = None
+        self._warning_timer: threading.Timer | None = None
         self._lock = threading.Lock()
-        # What the caller's other threads do not have by themselves: its context, and its streams on the devices.
+        # The caller's context variables and device streams, which other threads do not inherit.
         self._context: contextvars.Context | None = None
         self._streams: list[DeviceStream] = []
         if self._size > 1:
@@ -106,32 +106,32 @@ class Calls:
                 self._call_all()
             finally:
                 _watch.discard(self)
-        if self._told is not None:
-            self._told.cancel()
-            self._told.join()
-        # It knows this in turn: what was given is to go without the garbage collector.
-        self._gang_of_all = None
+        if self._warning_timer is not None:
+            self._warning_timer.cancel()
+            self._warning_timer.join()
+        # Break the reference cycle, so that arguments are freed without the garbage collector.
+        self._rendezvous_of_all = None
         if self._errors:
-            # What a replica raised of its own accord, rather than that others miss it.
+            # Prefer a replica's own error to errors of others that waited for it.
             errors = [self._errors[number] for number in sorted(self._errors)]
             raise next((error for error in errors if not isinstance(error, CollectiveError)), errors[0])
         return self._results
 
     def running(self) -> list[int]:
-        """Return the replicas that have begun and are not over."""
+        """Return the replicas that have begun and not ended."""
         with self._lock:
             return [number for number in range(self._num_begun) if number not in self._over]
 
     def _call_all(self) -> None:
         if self._streams and not all(named(place.device).is_host for place in self._places):
-            # A call only queues work on a GPU: one after the other, the last GPU would idle meanwhile.
+            # Calls queue work on GPUs: one after the other, the last GPU would be idle meanwhile.
             self.begin_rest()
         for number in range(self._size):
             with self._lock:
                 thread = self._threads.get(number)
                 if thread is None:
                     if self._errors and not self._threads:
-                        # What nobody waits for need not begin.
+                        # The remaining replicas need not begin.
                         self._num_begun = self._size
                         return
                     self._num_begun = number + 1
@@ -166,7 +166,7 @@ class Calls:
             if any(leaf is ABSENT for leaf in replica_leaves):
                 self._results[number], error = ABSENT, SKIPPED
             elif not self._streams and ReplicaPlan not in map(type, replica_leaves):
-                # Neither a stream nor an iterator to open and to close.
+                # Without device streams and iterators, nothing has to be closed.
                 args, kwargs = self._treespec.unflatten(replica_leaves)
                 self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
             else:
@@ -179,17 +179,18 @@ class Calls:
             error = self._errors[number] = raised
         with self._lock:
             self._over.add(number)
-            rendezvous = self._gang_of_all
-            if isinstance(error, BaseException) and self._threads and self._told is None:
-                # A thread cannot be ended: the program is told of the error when all are back.
-                self._told = threading.Timer(_TELL_AFTER_S, self._tell, (number, error))
-                self._told.daemon = True
-                self._told.start()
+            rendezvous = self._rendezvous_of_all
+            if isinstance(error, BaseException) and self._threads and self._warning_timer is None:
+                # Threads cannot be ended: the error is raised when all replicas have returned.
+                self._warning_timer = threading.Timer(_TELL_AFTER_S, self._tell, (number, error))
+                self._warning_timer.daemon = True
+                self._warning_timer.start()
         if rendezvous is not None:
             rendezvous.leave(number, error)
 
     def _callers_stream(self, number: int) -> AbstractContextManager[None]:
-        # In which arguments were made and results are used: the replica's goes on after it, and it after that.
+        # The caller's stream, in which arguments were computed and results will be used: the replica's stream waits for
+        # it at the beginning, and it waits for the replica's at the end.
         if number not in self._threads or not self._streams:
             return contextlib.nullcontext()
         return named(self._places[number].device).using(self._streams[number])
@@ -201,19 +202,19 @@ class Calls:
             logger.warning("replica %d raised %s: %s; waiting for %s", number, type(error).__name__, error, who)
 
     def _rendezvous(self) -> Rendezvous:
-        if self._gang_of_all is None:
+        if self._rendezvous_of_all is None:
             with self._lock:
-                if self._gang_of_all is None:
+                if self._rendezvous_of_all is None:
                     rendezvous = Rendezvous(range(self._size), waits=self.begin_rest)
                     for number in self._over:
-                        # They were over before anybody waited.
+                        # These replicas had ended before any replica waited.
                         rendezvous.leave(number, self._errors.get(number))
-                    self._gang_of_all = rendezvous
-        return self._gang_of_all
+                    self._rendezvous_of_all = rendezvous
+        return self._rendezvous_of_all
 
 
 class _Watch:
-    """Has the rest of the replicas begin in calls that take long; its thread is there while there are calls."""
+    """A watcher that begins the remaining replicas of long calls; its thread runs while there are calls."""
 
     def __init__(self) -> None:
         self._calls: set[Calls] = set()
@@ -222,11 +223,11 @@ class _Watch:
         self._lock = threading.Lock()
 
     def add(self, calls: Calls) -> None:
-        """Look after calls."""
+        """Watch a call."""
         self._calls.add(calls)
         if calls.begun_at > self._next_look_at:
-            # The thread waits for the interpreter's lock, which short calls may keep from it for long. Meanwhile each
-            # release of the lock, by NumPy say, wakes the thread in vain, and costs more than the call.
+            # Let the new thread take the interpreter's lock now. Otherwise each release of the lock in short calls,
+            # such as by NumPy, would wake the thread in vain, which costs more than the call.
             time.sleep(_INSTANT_S)
         if not self._looks:
             with self._lock:
@@ -235,7 +236,7 @@ class _Watch:
                     self._looks = True
 
     def discard(self, calls: Calls) -> None:
-        """Look after them no more."""
+        """Stop watching a call."""
         self._calls.discard(calls)
 
     def _look(self) -> None:
@@ -244,17 +245,17 @@ class _Watch:
             self._next_look_at = time.monotonic() + _LOOK_EVERY_S
             time.sleep(_LOOK_EVERY_S)
             num_idle = 0 if self._calls else num_idle + 1
-            # At a copy, which is made in one go. Between looks nothing is held on to.
+            # Iterate over a copy, which is taken atomically. Keep no references between checks.
             for calls in self._calls.copy():
                 calls.num_looks += 1
                 if calls.num_looks > 1:
-                    # Where the system has no more threads they go on in turn.
+                    # If the system has no more threads, the replicas continue one after the other.
                     with contextlib.suppress(RuntimeError):
                         calls.begin_rest()
                 del calls
             if num_idle >= _MOST_IDLE:
                 with self._lock:
-                    # First this: whoever adds one from now on has another look.
+                    # Set this before the last check: a call that is added later starts another thread.
                     self._looks = False
                     if not self._calls:
                         return

@@ -1,13 +1,13 @@
-"""The end of strategies on clusters: their calls are completed, and what they have there is freed.
+"""The end of strategies on clusters: completing their calls and freeing their resources.
 
-Calls that were made are completed: by `Strategy.close`, by a thread of its own where nobody has the strategy any more,
-and at the end of the program, unless that ends with an error.
+Calls are completed by `Strategy.close`, by a separate thread if the strategy is no longer referenced, and at the end of
+the program, unless it ends with an error.
 
-Where the scheduler is in the process of the program more is to be done. Python shuts all thread pools down before it
-calls what ``atexit`` has. A scheduler in this process needs such a pool for each graph that it is sent, and logs an
-error for each that arrives too late. Then Dask closes the cluster, and warns of each result that somebody still has and
-of each task that a worker is in the middle of. So all that strategies have under way is let go of before that: when the
-main thread is over and thread pools are still there.
+A scheduler in the program's own process needs more. Python shuts thread pools down before it calls ``atexit``
+functions, but the scheduler needs a pool for each graph that it receives, and logs an error for each that arrives
+later. Then Dask closes the cluster, and warns of each result that is still referenced and of each task that is still
+running. So everything that strategies have in flight is released earlier: when the main thread has ended and thread
+pools still exist.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from daskdist.strategy.steps.stream_set import StreamSet
 
 logger: Final = logging.getLogger("daskdist")
 
-# A program does not wait longer for tasks that workers are in the middle of.
+# The longest time that the end of a program waits for running tasks.
 _MOST_S: Final = 3.0
-# Nor does the end of a strategy.
+# The longest time that the end of a strategy waits for running tasks.
 _AT_CLOSE_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.005
-# A program that waits longer for calls at its end says so.
+# If the end of a program waits longer for calls, it logs a warning.
 _SILENT_S: Final = 5.0
 
 
 class ClusterUse:
-    """All that a strategy has on a cluster, until it is freed.
+    """The resources of a strategy on a cluster, until they are freed.
 
     Parameters
     ----------
     streams
         The streams to its workers.
     submit
-        Makes its tasks.
+        Submits its tasks.
     token
-        The strategy's own.
+        The token of the strategy.
     opened
-        The connection and the cluster, if those are the strategy's own.
+        The connection and the cluster, if the strategy created them.
     """
 
     def __init__(self, streams: StreamSet, submit: Submit, token: str, opened: contextlib.ExitStack) -> None:
         self.client: Client = submit.client
-        # A client that is closed does not know it any more.
+        # A closed client does not know the address any more.
         self.address = self.client.scheduler.address
         self.security = self.client.security
         self.streams = streams
@@ -76,26 +76,26 @@ class ClusterUse:
         _uses.add(self)
         if is_here(self.address):
             _clients_here.add(self.client)
-            # An interrupt of the terminal goes to the worker processes too, which the program ends itself.
+            # An interrupt at the terminal reaches the worker processes too; these should be ended by the program.
             if not any(isinstance(preload, _BeforeClose) for preload in self.client.preloads):
                 self.client.preloads = PreloadManager([*self.client.preloads, _BeforeClose(self.client)])
             run_on_workers(self.client, _ignore_interrupts, workers=None, on_error="ignore")
 
     def complete(self, within_s: float | None = None) -> bool:
-        """Wait until all calls are over, or for so many seconds; return whether they are."""
-        # With workers lost or the connection closed there is nothing to wait for.
+        """Wait until all calls have ended, at most ``within_s`` seconds; return whether they have."""
+        # If workers are lost or the connection is closed, there is nothing to wait for.
         with contextlib.suppress(ClusterError):
             self.streams.finish(within_s)
         return not self.streams.is_busy
 
     def complete_and_free(self) -> None:
-        """Free all once the calls are over; a failure that nobody looked at is logged."""
+        """Free all resources once the calls have ended; log failures that were never read."""
         self.complete()
         self.log_unseen()
         self.free()
 
     def log_unseen(self) -> None:
-        """Log the failures that nobody looked at."""
+        """Log the failures that were never read."""
         if error := self.streams.take_unseen():
             told = "; ".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
             logger.error("a step failed, and nobody looked at it: %s", told)
@@ -106,21 +106,21 @@ class ClusterUse:
             if self not in _uses:
                 return
             self.streams.close()
-            # At the end of the program Dask closes its clients, and messages of ours would meet that half way.
+            # At the end of the program, Dask is closing its clients: send nothing.
             if self.client.status == "running" and not _is_ending.is_set():
                 if _is_worth(self.client, self.futures):
-                    # The cluster may be closed next: workers are not left in the middle of tasks.
+                    # The cluster may be closed next: do not leave workers with running tasks.
                     settle(self.client, list(self.futures), _AT_CLOSE_S, is_end=False)
                 self._submit.release()
                 release_soon(self.client, self._token)
             try:
                 self._opened.close()
             finally:
-                # Not before: the end of the program waits for it.
+                # Only now: the end of the program waits for uses in this set.
                 _uses.discard(self)
 
     def let_go(self) -> None:
-        """Release all that is under way at the end of the program, unless another thread is freeing it."""
+        """Release everything in flight at the end of the program, unless another thread is freeing it."""
         with self._lock:
             if self not in _uses:
                 return
@@ -131,7 +131,7 @@ class ClusterUse:
             if self.client.status == "running":
                 settle(self.client, list(self.futures), _MOST_S, is_end=True)
                 return
-            # The program has closed its client; tasks may be under way all the same.
+            # Tasks may be running even if the program has closed its client.
             with (
                 contextlib.suppress(Exception),
                 Client(self.address, security=self.security, timeout=_MOST_S, set_as_default=False) as other,
@@ -140,7 +140,7 @@ class ClusterUse:
 
 
 def end_unused(use: ClusterUse) -> None:
-    """Free what a strategy has that nobody refers to any more, once its calls are over."""
+    """Free the resources of a strategy that is no longer referenced, once its calls have ended."""
     if use.streams.is_busy and threading.main_thread().is_alive():
         threading.Thread(target=use.complete_and_free, name="daskdist ending", daemon=True).start()
     else:
@@ -148,16 +148,16 @@ def end_unused(use: ClusterUse) -> None:
         use.free()
 
 
-# The connections to schedulers in this process that strategies have used. Dask would close the clusters first, and log
-# what these still hold and send.
+# The clients of schedulers in this process that strategies have used. Dask would close the clusters first, and log what
+# these clients still hold and send.
 _clients_here: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
-# Those that are not freed; and whether the program is at its end.
+# The uses that are not freed yet, and whether the program is at its end.
 _uses: Final[set[ClusterUse]] = set()
 _is_ending: Final = threading.Event()
 
 
 class _BeforeClose:
-    """Lets go of the futures of strategies when the program closes their client: Dask calls it before that closes."""
+    """A hook that releases the futures of strategies before the program's client closes; Dask calls it."""
 
     def __init__(self, client: Client) -> None:
         self.name = "daskdist"
@@ -167,7 +167,7 @@ class _BeforeClose:
         """Do nothing: the client has started."""
 
     async def teardown(self) -> None:
-        """Let go of futures, as long as the client can tell the scheduler."""
+        """Release futures while the client can still inform the scheduler."""
         client = self._client()
         of_client = [use for use in list(_uses) if use.client is client]
         for use in of_client:
@@ -179,7 +179,7 @@ class _BeforeClose:
 
 
 def is_here(address: str) -> bool:
-    """Return whether the scheduler of an address is in this process, and running."""
+    """Return whether the scheduler at an address is in this process and running."""
     return any(scheduler.address == address for scheduler in Scheduler._instances if scheduler.status == Status.running)
 
 
@@ -188,18 +188,18 @@ def _is_worth(client: Client, futures: Collection[Future]) -> bool:
 
 
 def settle(client: Client, futures: Collection[Future], within_s: float, *, is_end: bool) -> None:
-    """Let go of futures, and wait until no worker is in the middle of a task.
+    """Release futures, and wait until no worker is running a task.
 
     Parameters
     ----------
     client
-        The connection that the futures are of.
+        The client of the futures.
     futures
-        What is let go of.
+        The futures to release.
     within_s
-        The most seconds that are waited for tasks: a function of the user's may take long.
+        The longest time to wait for tasks, as a user's function may take long.
     is_end
-        Whether it is the end of the program, and all calls of strategies are let go of.
+        Whether the program is ending, and all calls of strategies are to be released.
     """
     with contextlib.suppress(Exception):
         work = asyncio.wait_for(_settle(client, futures, within_s, is_end=is_end), within_s)
@@ -207,9 +207,9 @@ def settle(client: Client, futures: Collection[Future], within_s: float, *, is_e
 
 
 async def _settle(client: Client, futures: Collection[Future], within_s: float, *, is_end: bool) -> None:
-    # A scheduler takes graphs in turn: once it knows this one, it knows those that were sent before.
+    # The scheduler receives graphs in order: once it has this one, it has all earlier ones.
     last = client.submit(_nothing, key=f"last-{uuid.uuid4().hex}", pure=False)
-    # Some schedulers call no functions.
+    # Some schedulers refuse to run functions.
     with contextlib.suppress(Exception):
         await client._run_on_scheduler(_all_known, last.key, within_s)
     keys = {last.key, *(future.key for future in futures)}
@@ -231,8 +231,8 @@ async def _all_known(key: str, within_s: float, dask_scheduler: Scheduler) -> No
 
 
 def _let_go_of(client: str, keys: Collection[Any], is_end: bool, dask_scheduler: Scheduler) -> None:
-    # Here, and not only by the futures: of one that was being sent when the program was interrupted nobody knows, and
-    # the traceback that the interpreter keeps holds on to others.
+    # Release keys on the scheduler, not only futures: an interrupt may leave a graph without futures, or keep futures
+    # alive in the interpreter's last traceback.
     state = dask_scheduler.clients.get(client)
     wanted = [task.key for task in state.wants_what] if state else []
     ours = [key for key in wanted if key in keys or (is_end and is_key_of_ours(key))]
@@ -240,25 +240,25 @@ def _let_go_of(client: str, keys: Collection[Any], is_end: bool, dask_scheduler:
 
 
 async def _idle(within_s: float, dask_worker: Worker) -> None:
-    # Tasks that nobody wants any more are forgotten by the scheduler; a worker that is in the middle of one knows.
+    # Ask the workers: the scheduler forgets released tasks, but a worker may still be running one.
     until = time.monotonic() + within_s
     while time.monotonic() < until and dask_worker._async_instructions:
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
 async def _ignore_interrupts() -> None:
-    # Workers that are threads of the program leave its signals alone.
+    # Workers in threads of the program must not change its signal handlers.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _has_failed() -> bool:
-    # Whether the program ends with an error; at a prompt there may have been one any time before.
+    # True if the program ends with an error. At a prompt, the last error may be an old one.
     return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
 
 
 def _complete_all() -> None:
-    # An interrupt ends the waiting.
+    # An interrupt ends the wait.
     with contextlib.suppress(KeyboardInterrupt):
         for use in list(_uses):
             if not use.complete(_SILENT_S):
@@ -285,10 +285,10 @@ def _free_all() -> None:
                 client.close(_MOST_S)
 
 
-# Those that are registered last are called first, and thread pools have registered theirs by now.
+# Functions are called in reverse order of registration, and thread pools have registered theirs by now.
 if hasattr(threading, "_register_atexit"):
     threading._register_atexit(_let_go_of_all)
 else:
     atexit.register(_let_go_of_all)
-# Before Dask closes clusters on its own, which warns of each result that is still there.
+# Runs before Dask closes clusters itself and warns of each result that still exists.
 atexit.register(_free_all)

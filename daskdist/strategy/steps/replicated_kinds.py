@@ -1,4 +1,4 @@
-"""Kinds of calls whose results workers compute each for itself, since one of them would only send its own on."""
+"""Kinds of calls whose results each worker computes for itself, which is faster than sending the result on."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from daskdist.errors import ClusterError
 from daskdist.strategy.steps.calls import Record, Result
 from daskdist.strategy.steps.outcomes import Failed, Held
 
-# Workers that compute a result each for itself; more compute it once, and it is sent on.
+# With more workers, the result is computed once and sent on.
 _MOST_WORKERS: Final = 8
-# The same for large results where there are more than two workers: each would be sent all parts of it.
+# With more than two workers, larger results are computed once: otherwise each worker would be sent all their parts.
 _MOST_LARGE_BYTES: Final = 2**20
 
 
 class ReplicatedKinds:
-    """Kinds of calls, such as one reduction of one value of a step, whose results go from one worker to others.
+    """The kinds of calls, such as a certain reduction in a step, whose results other workers need.
 
-    Such results are likely to be needed by others again, as the weights of a training are. Then each worker is sent
-    what the call needs, all at the same time, where the result could only be sent after that.
+    The results of these kinds are likely to be needed by other workers again, like the weights of a training. So each
+    worker is sent the inputs of the call, all at the same time, while the result could only be sent after it.
     """
 
     def __init__(self) -> None:
@@ -27,17 +27,17 @@ class ReplicatedKinds:
         self._large: set[Any] = set()
 
     def has(self, kind: Any, num_workers: int) -> bool:
-        """Return whether so many workers are to compute a result of a kind each for itself."""
+        """Return whether each of ``num_workers`` workers should compute a result of a kind for itself."""
         return kind in self._kinds and num_workers <= _MOST_WORKERS
 
     def note_shared(self, record: Record) -> None:
-        """Note that a worker other than the first needs a result."""
+        """Record that a worker other than the first needs a result."""
         record.is_shared = True
         if record.kind is not None and record.kind not in self._large:
             self._kinds.add(record.kind)
 
     def note_dropped(self, record: Record) -> None:
-        """Note that a result is dropped, and whether it was of use to more than one worker."""
+        """Record that a result is dropped, and whether more than one worker needed it."""
         if not record.is_replicated:
             return
         _, payload = record.outcomes[0] or (None, None)
@@ -65,7 +65,7 @@ def checked(result: Result) -> Result:
 
 
 def reachable(result: Result, is_open: Callable[[str], bool]) -> Result:
-    """Return a result, or the same one of another worker where its own worker is lost."""
+    """Return a result, or its copy on another worker if its own worker is lost."""
     record = result.call.record
     _, payload = record.outcomes[result.place] or (None, None)
     if record.is_replicated and type(payload) in (Failed, Held) and not is_open(result.worker):

@@ -1,4 +1,4 @@
-"""The structure of the results of functions, which is learned from the first call of each."""
+"""The structure of functions' results, which is learned from the first call of each function."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Layout:
         return tuple(ExtractFromResult(number, self.treespec) for number in range(len(self.are_none)))
 
 
-# The layout of a list of one.
+# The layout of a list with one item.
 LONE = Layout(list_spec(1), (False,))
-# That of a function that was skipped on all replicas, so that its structure is unknown.
+# The layout of a function that was skipped on all replicas, so that its structure is unknown.
 LONE_ABSENT = Layout(optree.tree_structure(0), (False,))
 
 
 def made_of(fn: Any) -> list[Any]:
-    """Return the parts by which a function is told from others.
+    """Return the parts that identify a function.
 
-    A function that is defined again in each step, over the same variables, has the same parts. A method of another
-    object, other defaults, and another function that it calls are other parts.
+    A function that is defined again in each step, over the same variables, has the same parts. Methods of different
+    objects differ, and so do functions with other defaults or other callees.
     """
     code = getattr(fn, "__code__", None)
     if code is None:
@@ -58,9 +58,9 @@ def _without_state(part: Any) -> Any:
 
 
 def reference(part: Any) -> Callable[[], Any]:
-    """Return a function that returns a part while that exists, and then None; for a part that is None, not None.
+    """Return a function that returns a part while it exists, and None afterwards; for None, a value that is not None.
 
-    The part is not kept alive where it can be referred to weakly: an object may hold variables and more.
+    The part is referenced weakly if possible, as it may hold variables and other large objects.
     """
     try:
         return weakref.ref(part)

@@ -1,4 +1,4 @@
-"""The values of calls on replicas as a program has them: nests of `PerReplica`, plain or asynchronous."""
+"""The results of calls on replicas, as the program gets them: nests of `PerReplica`, plain or asynchronous."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_LAYOUTS: Final = 256
 
 
 class ReturnedValues:
-    """The values of a backend's calls. Of one that defers they are asynchronous, in structures that it learns.
+    """The results of a backend's calls; if the backend is asynchronous, so are they, in structures learned before.
 
     Parameters
     ----------
@@ -35,12 +35,12 @@ class ReturnedValues:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # What each function gave when it was first called, and so gives; and what its key is the identity of.
+        # key of a function -> the layout of its first result, and weak references to the parts whose ids are the key.
         self._layouts: dict[Any, tuple[Layout, list[Callable[[], Any]]]] = {}
         self._layout_of: weakref.WeakKeyDictionary[Any, Layout] = weakref.WeakKeyDictionary()
 
     def of_run(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Any:
-        """Return what `Strategy.run` gives: a nest of `PerReplica`, the value of a lone replica, None for None."""
+        """Return the result of `Strategy.run`: a nest of `PerReplica`, the value of a single replica, or None."""
         if not self._backend.defers:
             return handles[0] if len(handles) == 1 else regroup(handles)
         layout = self._layout(fn, handles)
@@ -53,20 +53,20 @@ class ReturnedValues:
         return layout.treespec.unflatten(leaves)
 
     def of_all(self, handles: Sequence[Handle]) -> Any:
-        """Return a nest in which each leaf is a `PerReplica`, also where all are the same or there is one replica."""
+        """Return a nest in which each leaf is a `PerReplica`, even if all values are equal or there is one replica."""
         if not self._backend.defers:
             return regroup(handles, always=True)
         layout = self._learned(handles)
         return layout.treespec.unflatten([self._picked(handles, pick) for pick in layout.picks])
 
     def columns(self, handles: Sequence[Handle], num_leaves: int) -> list[PerReplica]:
-        """Return each leaf of what gave a `FlatResult` list of so many on each replica."""
+        """Return the leaves of calls that return a `FlatResult` list of a known length on each replica."""
         if not self._backend.defers:
             return [PerReplica(column) for column in zip(*[leaf.leaves for leaf in handles], strict=True)]
         return [self._picked(handles, pick) for pick in _list_layout(num_leaves).picks]
 
     def leaves(self, handle: Handle, num_leaves: int) -> list[Any]:
-        """Return each leaf of what a call gave that gives a `FlatResult` list of so many."""
+        """Return the leaves of a call that returns a `FlatResult` list of a known length."""
         if not self._backend.defers:
             return list(handle.leaves)
         return [AsyncValue(self._backend, Remote(handle, pick)) for pick in _list_layout(num_leaves).picks]
@@ -75,7 +75,7 @@ class ReturnedValues:
         return PerReplica.of(PerReplicaRef(self._backend, handles, pick, is_step=True))
 
     def _layout(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
-        # What is the very same function gives the same; to find out whether one is as good as another takes longer.
+        # Try the identity of the function first; comparing the parts of functions takes longer.
         known = self._backend.known_function(fn)
         layout = None if known is None else self._layout_of.get(known)
         if layout is None:
@@ -89,7 +89,7 @@ class ReturnedValues:
         key = tuple(map(id, parts))
         known = self._layouts.get(key)
         if known is not None and any(part() is None for part in known[1]):
-            # Something else has come to be at the address of what is gone.
+            # The id is that of a freed object, and has been reused.
             known = None
         capture = current_capture()
         if known is None or (capture is None and any(known[0].are_none)):
@@ -102,7 +102,7 @@ class ReturnedValues:
             return layout
         layout = known[0]
         if capture is not None and any(layout.are_none):
-            # Nobody would look at it to see it fail.
+            # Without a result to read, a failure would go unnoticed.
             capture.wait_for(partial(self._check_none, layout, handles))
         return layout
 
@@ -112,16 +112,16 @@ class ReturnedValues:
                 was and not now for was, now in zip(layout.are_none, are_none, strict=True)
             ):
                 raise DaskdistError(
-                    "run: the function returned a value where it returned None in its first call, and what it returned "
-                    "is lost; a function returns one structure"
+                    "run: the function returned a value instead of None as in its first call, and the value is "
+                    "lost; a function must always return the same structure"
                 )
 
     def _learned(self, handles: Sequence[Handle]) -> Layout:
-        # Waits for the calls.
+        # This waits for the calls.
         layouts = [Layout(*structure) for structure in self._backend.structures(handles) if structure[0] is not None]
         if not layouts:
             return LONE_ABSENT
-        # Refuses structures that differ.
+        # Raise if the structures differ.
         regroup([optree.tree_unflatten(layout.treespec, layout.are_none) for layout in layouts])
         are_none = tuple(map(all, zip(*[layout.are_none for layout in layouts], strict=True)))
         return Layout(layouts[0].treespec, are_none)

@@ -1,4 +1,4 @@
-"""Functions and large values that the program sends to each worker once, however many calls are given them."""
+"""Functions and large values, which the program sends to each worker once for all calls that use them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from daskdist.execute.messages.by_reference import ByReference
 from daskdist.execute.messages.pickling import ForDevices, describe_unpicklable, pickle_for_devices, type_name
 from daskdist.strategy.steps.function_identity import FunctionParts
 
-# Arrays that are no larger go with each call.
+# Smaller arrays are sent with each call.
 _SMALL_ARRAY_BYTES: Final = 2**16
 _SMALL_TEXT_BYTES: Final = 1024
-# Objects that are remembered, and so stay on the workers though no call needs them.
+# The number of recent objects that stay on the workers even if no call uses them.
 _MOST_KEPT: Final = 64
 _MOST_BYTES: Final = 2**27
 _BY_VALUE: Final = frozenset({int, float, complex, bool, type(None), type(...)})
@@ -50,7 +50,7 @@ class SentObject:
 
     @property
     def num_bytes(self) -> int:
-        """The size of what is sent."""
+        """The number of bytes to send."""
         return len(self.value) if type(self.value) is bytes else int(self.value.nbytes)
 
     def __del__(self) -> None:
@@ -58,9 +58,9 @@ class SentObject:
 
 
 class SentObjects:
-    """The objects that were sent lately, found again by their contents.
+    """The recently sent objects, found by their contents.
 
-    An array that was changed since is another object, and a function that is defined again in each step is one.
+    An array that has changed is a new object; a function that is defined again in each step is the same object.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class SentObjects:
         self._lock = threading.RLock()
         self._objects: OrderedDict[bytes, SentObject] = OrderedDict()
         self._num_bytes = 0
-        # By the identity of a function, its parts; until it is gone.
+        # id of a function -> its parts and its handle, until the function is freed.
         self._functions: OrderedDict[int, tuple[FunctionParts, SentObject]] = OrderedDict()
 
     def clear(self) -> None:
@@ -85,7 +85,7 @@ class SentObjects:
 
     @staticmethod
     def goes_along(value: Any) -> bool:
-        """Return whether a value goes with each call: it is small, or a reference."""
+        """Return whether a value is sent with each call, since it is small or a reference."""
         kind = type(value)
         if kind in _BY_VALUE or isinstance(value, ByReference):
             return True
@@ -101,9 +101,9 @@ class SentObjects:
         Parameters
         ----------
         value
-            Anything that pickles. Arrays of devices in it travel as NumPy's.
+            Any object that pickles. Device arrays in it are sent as NumPy arrays.
         name
-            Gives the name of the value in an error.
+            Returns the name of the value for an error.
 
         Raises
         ------
@@ -118,12 +118,12 @@ class SentObjects:
         return self._pickled(value, name)
 
     def last_of(self, function: Callable[..., Any]) -> SentObject | None:
-        """Return the handle of a function as it was when it was sent last; None where that is not known."""
+        """Return the handle of the last sent version of a function; None if it is unknown."""
         known = self._functions.get(id(function))
         return None if known is None else known[1]
 
     def _function(self, value: FunctionType, name: Callable[[], str]) -> SentObject:
-        # To pickle it takes longer than to see that it is what it was.
+        # Pickling takes longer than checking that the function is unchanged.
         with self._lock:
             known = self._functions.get(id(value))
             if known is not None and known[0].is_still_of(value):
@@ -133,7 +133,7 @@ class SentObjects:
             if parts is None:
                 self._functions.pop(id(value), None)
             else:
-                # Its parts are kept, so that nothing else comes to be at their addresses.
+                # Keep its parts alive, so that their ids stay unique.
                 if id(value) not in self._functions:
                     weakref.finalize(value, self._functions.pop, id(value), None).atexit = False
                 self._functions[id(value)] = parts, sent_object
@@ -170,7 +170,7 @@ class SentObjects:
 
 
 def _digest(value: np.ndarray[Any, Any]) -> bytes:
-    # With the order of its memory, on which the last bits of a sum depend.
+    # Include the memory order, which affects the last bits of a sum.
     is_by_column = value.flags.f_contiguous and not value.flags.c_contiguous
     digest = hashlib.sha256(f"{value.dtype!r} {value.shape} {is_by_column}".encode())
     digest.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")

@@ -8,7 +8,7 @@ from typing import Final
 from daskdist.strategy.steps.calls import Record, records_in
 from daskdist.strategy.steps.outcomes import Failed
 
-# Failures that were raised are known for so long.
+# The number of raised failures to remember.
 _NUM_SEEN: Final = 1024
 
 
@@ -24,11 +24,11 @@ class UnseenFailures:
         self._num_failed: Counter[int] = Counter()
         self._unseen: dict[int, Failed] = {}
         self._seen: deque[int] = deque(maxlen=_NUM_SEEN)
-        # Failures of calls before this one are no news.
+        # Failures of calls before this one have been reported.
         self._first_told = 0
 
     def forget(self) -> None:
-        """Forget all: they fail because of what was told otherwise."""
+        """Forget all failures, since their cause was reported otherwise."""
         self._unseen.clear()
 
     def forget_before(self, number: int) -> None:
@@ -37,14 +37,14 @@ class UnseenFailures:
         self._first_told = number
 
     def add(self, record: Record, failed: Failed) -> None:
-        """Note that a call failed."""
+        """Record that a call failed."""
         origin = failed.origin
         if record.told_with not in (None, origin):
             self.mark_seen(failed)
         self._count(failed, 0 if record.is_dropped else 1)
         if origin in (None, record.number):
             return
-        # A call has one error: whatever else it was given that failed is not raised by itself.
+        # A call has one error: other failed arguments of it are not raised separately.
         for needed in records_in(record.needs):
             needed.told_with = origin
             for other in needed.failures():
@@ -52,12 +52,12 @@ class UnseenFailures:
                     self.mark_seen(other)
 
     def drop(self, record: Record) -> None:
-        """Note that the results of a call can no longer be read."""
+        """Record that the results of a call can no longer be read."""
         for failed in record.failures():
             self._count(failed, -1)
 
     def mark_seen(self, failed: Failed) -> None:
-        """Note that a failure was raised; it is not raised again by itself."""
+        """Record that a failure was raised, so that it is not raised again."""
         if failed.origin is not None:
             self._seen.append(failed.origin)
             self._unseen.pop(failed.origin, None)
@@ -74,8 +74,8 @@ class UnseenFailures:
             self._unseen.setdefault(origin, failed)
 
     def take_all(self) -> list[Failed]:
-        """Remove and return all failures, in the order of the calls; they are not raised again by themselves."""
-        # Another thread may take some at the same time.
+        """Remove and return all failures, in the order of the calls; they are not raised again."""
+        # Another thread may remove some at the same time.
         taken = [self._unseen.pop(origin, None) for origin in sorted(self._unseen.copy())]
         failures = [failed for failed in taken if failed is not None]
         for failed in failures:

@@ -1,4 +1,4 @@
-"""A user's function called as a replica calls it: in its context, on its device and in the stream of that."""
+"""Calls of a user's function in a replica's context, on its device and in its stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from daskdist.strategy.variables.record import VariableRecord
 
 
 def _without_variables(result: Any) -> Any:
-    # What a variable is to this replica: elsewhere it is not the same.
+    # Return the value of a variable on this replica, since it may differ elsewhere.
     if type(result) in LEAVES:
         return result
     if isinstance(result, VariableRecord):
@@ -34,7 +34,7 @@ def _without_variables(result: Any) -> Any:
 def call_on_replica(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], replica: Replica, context: ReplicaContext
 ) -> Any:
-    """Call a user's function as one replica does, where that is."""
+    """Call a user's function on a replica, in the replica's process."""
     token = current_context.set(context)
     device = named(replica.device)
     try:
@@ -43,7 +43,7 @@ def call_on_replica(
                 args, kwargs = host_nest((tuple(args), kwargs))
             result = _without_variables(fn(*args, **kwargs))
         else:
-            # Several devices of a process do not meet on a default stream.
+            # Several devices of a process do not share a default stream.
             with in_stream_of(device):
                 args, kwargs = optree.tree_map(partial(put_on, device), (tuple(args), kwargs), none_is_leaf=True)
                 result = _without_variables(fn(*args, **kwargs))

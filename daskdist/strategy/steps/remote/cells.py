@@ -71,12 +71,12 @@ class Cell:
 
 
 class SentValue:
-    """A function or a large value that the program sent once; made when a call first needs it.
+    """A function or a large value that the program sent once; unpickled when a call first needs it.
 
     Parameters
     ----------
     value
-        The pickle; or a NumPy array, which calls are given as it is, for reading.
+        The pickle; or a NumPy array, which calls get read-only.
     """
 
     is_set = True

@@ -1,4 +1,4 @@
-"""Data of Dask's own tasks, as calls of steps are given it: taken from the worker's memory or brought there."""
+"""Results of Dask tasks as arguments of steps: taken from the worker's memory, or fetched from other workers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from distributed.utils_comm import gather_from_workers
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.compute_key import lost_data_error
 
-# A task that was assigned to another worker is asked after when it has not come for so long; then less often.
+# The time to wait for a task of another worker before the first question; later questions are less frequent.
 _FIRST_LOOK_S: Final = 0.02
 _MOST_LOOK_S: Final = 0.5
-# The scheduler may not have heard of a task for so long, or may be having it computed again.
+# The time for which the scheduler may not know a task yet, or may be recomputing it.
 _PATIENCE_S: Final = 8.0
 _NOT_THERE: Final = (None, "released", "forgotten", "erred")
 _PLUGIN: Final = "daskdist-keys"
 
 
 class DataKeys(WorkerPlugin):  # type: ignore[misc]
-    """Waits for keys of one worker's memory.
+    """A table of waits for keys of one worker's memory.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
 
     def __init__(self, worker: Worker) -> None:
         self._worker = weakref.proxy(worker)
-        # By key, those that wait for it.
+        # key -> the events of its waiters.
         self._events: dict[Any, list[asyncio.Event]] = {}
 
     def transition(self, key: Any, start: Any, finish: Any, **rest: Any) -> None:
@@ -45,12 +45,12 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
                 event.set()
 
     async def bring(self, key: Any) -> Any:
-        """Return the data of a key, waited for; from another worker where it is there.
+        """Wait for the data of a key and return it; fetch it from another worker if it is there.
 
         Raises
         ------
         ClusterError
-            The cluster does not know it any more, or it cannot be read.
+            The cluster does not have the data any more, or it cannot be read.
         """
         event = asyncio.Event()
         self._events.setdefault(key, []).append(event)
@@ -109,7 +109,7 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
 
 
 def data_keys_of(worker: Worker) -> DataKeys:
-    """Return what waits for keys of a worker; it is made in the worker's event loop."""
+    """Return the table of a worker's waits, created in the worker's event loop at the first use."""
     data_keys: DataKeys | None = worker.plugins.get(_PLUGIN)
     if data_keys is None:
         data_keys = worker.plugins[_PLUGIN] = DataKeys(worker)

@@ -1,4 +1,4 @@
-"""The part of strategies on the scheduler: which workers they use, and streams of steps that are relayed there."""
+"""The strategies' part on the scheduler: a record of the workers in use, and a relay for streams of steps."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _warned: Final[set[str]] = set()
 
 
 class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
-    """Keeps the workers of strategies out of those that may be closed to scale a cluster down, and relays streams.
+    """A plugin that keeps adaptive scaling from closing strategies' workers, and relays streams.
 
-    Workers that are retired by name are closed all the same.
+    Workers that are retired by name are closed nevertheless.
 
     Parameters
     ----------
@@ -40,14 +40,14 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
     name = _NAME
 
     def __init__(self, scheduler: Scheduler) -> None:
-        # By the id of a client and the token of its strategy, the addresses of the workers.
+        # (id of a client, token of its strategy) -> the addresses of the workers.
         self.used: dict[tuple[str, str], Sequence[str]] = {}
         self._scheduler = scheduler
         self.figures = dashboard_of(scheduler)
         scheduler.handlers[RELAY] = self._relay
 
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
-        """Return those of some workers that may be closed."""
+        """Return the workers, of those given, that may be closed."""
         used = {address for addresses in self.used.values() for address in addresses}
         return [worker for worker in workers if worker.address not in used]
 
@@ -57,12 +57,12 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             self.figures.worker_lost(time.time(), worker)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """Forget the strategies of a program that is gone."""
+        """Forget the strategies of a program that has disconnected."""
         for key in [used_key for used_key in self.used if used_key[0] == client]:
             del self.used[key]
 
     async def _relay(self, comm: Comm, worker: str) -> Any:
-        """Connect a program to a worker, and pass on what each sends until one of them closes."""
+        """Connect a program to a worker, and pass on their messages until one of them closes."""
         if worker not in self._scheduler.workers:
             return "the scheduler does not know it"
         try:
@@ -86,7 +86,7 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
 async def _pass_on(source: Comm, target: Comm) -> None:
     while True:
         await target.write(await source.read())
-        # Where one end is slow the other is to wait, and not the memory of the scheduler to grow.
+        # If one end is slow, let the other wait, rather than fill the scheduler's memory.
         await flush(target)
 
 
@@ -112,7 +112,7 @@ def note_in_use(client: Client, token: str, workers: Sequence[str]) -> bool:
 
 
 def release_soon(client: Client, token: str) -> None:
-    """Tell the scheduler to forget a strategy, without waiting for it; called in any thread."""
+    """Tell the scheduler to forget a strategy, without waiting for an answer; can be called in any thread."""
     if client.status == "running":
         with contextlib.suppress(RuntimeError):
             client.loop.add_callback(_release_now, client, token)

@@ -1,4 +1,4 @@
-"""One call of a user's function on a replica of a cluster, on its worker."""
+"""Calls of users' functions on a replica of a cluster, on its worker."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from daskdist.strategy.values.flat import LEAVES
 from daskdist.strategy.values.wiring import Slot, filled
 from daskdist.strategy.variables.store import VariableStore
 
-# What the names of calls begin with that may take as long as they like: loops over distributed datasets.
+# The prefix of the names of calls without a time limit: loops over distributed datasets.
 LOOP: Final = "loop-"
-# What the names of other calls of `Strategy.run` begin with.
+# The prefix of the names of other calls of `Strategy.run`.
 STEP: Final = "run-"
 _UNCHANGEABLE: Final = LEAVES - {np.ndarray}
 
-# Makes the strategy for functions between replicas; given the group, the variables of this worker, a replica's number.
+# Returns the strategy for cross-replica functions, given the group, this worker's variables and a replica's number.
 CrossReplica = Callable[[ReplicaGroup, VariableStore | None, int], StrategyContract]
 
 
 @dataclass(frozen=True)
 class ReplicaSlot:
-    """The place of a replica, as a call on it knows it.
+    """A replica, as calls on it see it.
 
     Parameters
     ----------
@@ -55,9 +55,9 @@ class ReplicaSlot:
     num_replicas
         The number of replicas.
     cross_replica
-        Makes the strategy for functions between replicas.
+        Returns the strategy for cross-replica functions.
     times
-        Those of its steps, for the dashboard.
+        The times of its steps, for the dashboard.
     """
 
     token: str
@@ -164,7 +164,7 @@ def _batch_of(arguments: Sequence[Any], leaves: Sequence[Any], picks: Sequence[t
 
 
 def _for_reading(result: Any) -> Any:
-    # It may be reduced, sent or read by others at the same time.
+    # The array may be reduced, sent or read at the same time.
     if type(result) is not FlatResult or not any(isinstance(leaf, np.ndarray) for leaf in result.leaves):
         return result
     return FlatResult(list(map(read_only, result.leaves)), result.treespec)
@@ -173,7 +173,7 @@ def _for_reading(result: Any) -> Any:
 def keep_as_they_are(leaves: list[Any]) -> None:
     """Replace arrays that a later call could change, while they are reduced or sent, by copies.
 
-    An array to which nothing else refers is no copy. Tensors of PyTorch do not tell what shares their memory.
+    Arrays without other references are not copied. PyTorch tensors do not show what shares their memory.
     """
     for place in range(len(leaves)):
         kind = type(leaves[place])
@@ -187,12 +187,12 @@ def keep_as_they_are(leaves: list[Any]) -> None:
 
 
 def _is_host_tensor(leaf: Any) -> bool:
-    # Of a class of PyTorch's; most of those are no tensors.
+    # Only for classes of PyTorch, most of which are not tensors.
     return hasattr(type(leaf), "__dlpack__") and bool(leaf.device.type == "cpu")
 
 
 def _is_shared(arrays: list[Any], place: int) -> bool:
-    # Two references are the list's and that of the argument of `getrefcount`; of a base, the array's and that one.
+    # Two references are expected: from the list (or for a base, from the array) and from the argument of `getrefcount`.
     base = arrays[place].base
     if base is None:
         return bool(arrays[place].flags.writeable) and sys.getrefcount(arrays[place]) > 2

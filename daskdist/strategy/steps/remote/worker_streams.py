@@ -25,7 +25,7 @@ from daskdist.strategy.steps.remote.worker_steps import StepsOnWorker
 from daskdist.strategy.steps.stream import OPERATION
 
 _PLUGIN: Final = "daskdist-steps"
-# How often a worker that is to end looks whether its calls are over.
+# The interval at which an ending worker checks whether its calls have ended.
 _LOOK_EVERY_S: Final = 0.01
 
 
@@ -37,7 +37,7 @@ class StreamsOfWorker:
     worker
         The worker.
     cross_replica
-        Makes the strategy for functions between replicas.
+        Returns the strategy for cross-replica functions.
     """
 
     def __init__(self, worker: Worker, cross_replica: CrossReplica) -> None:
@@ -68,9 +68,9 @@ class StreamsOfWorker:
         return Status.dont_reply
 
     async def teardown(self, worker: Worker) -> None:
-        """Wait for the calls that are being made, while their programs are there; Dask calls it before a worker ends.
+        """Wait for running calls, while their programs are connected; Dask calls it before a worker ends.
 
-        A worker that is retired so ends after its current step.
+        So a worker that is retired ends after its current step.
         """
         until = time.monotonic() + seconds("timeouts.step")
         calls = {steps: steps.calls_being_made() for steps in self.by_token.values()}
