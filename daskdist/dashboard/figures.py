@@ -41,7 +41,7 @@ class ReplicaFigures:
     number
         The number of the replica.
     worker, device
-        Where it is.
+        The address of its worker, and its device.
     num_steps, num_rows
         The steps it has taken, and the rows of datasets in them.
     step_s, waiting_s
@@ -56,7 +56,7 @@ class ReplicaFigures:
     num_rows: int = 0
     step_s: float = 0.0
     waiting_s: float = 0.0
-    # Since the last report but one.
+    # Rates since the report before the last.
     steps_per_s: float = 0.0
     rows_per_s: float = 0.0
     step_share: float = 0.0
@@ -131,7 +131,7 @@ class DashboardFigures:
     replicas
         The replicas of open strategies, by token and number.
     programs
-        What their programs report, by token.
+        token of a strategy -> the report of its program.
     observed_at
         The time of the last observation.
     lost

@@ -10,7 +10,7 @@ from daskdist.dashboard.figures import DashboardFigures, ReplicaFigures
 from daskdist.display.html import Box, PageTable, Section, TimePart, page, texts
 from daskdist.display.plan import count
 
-# The rows of tables that are shown; more of them are only counted.
+# The most rows of a table to show; further rows are only counted.
 _MOST_ROWS: Final = 32
 
 

@@ -38,11 +38,11 @@ from daskdist.strategy.current import get_replica_context, has_strategy
 _ENCRYPTED: Final = frozenset({"tls", "wss"})
 # The interfaces on which gloo and NCCL listen.
 _INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-# Held by the group of this process.
+# Held while this process has a group.
 _in_use: Final = threading.Lock()
 _TRY_AGAIN_S: Final = 0.2
 _COLLECT_AFTER_S: Final = (0.1, 0.4, 1.5)
-# What errors of Gloo and NCCL say whose other end is gone, or does not come.
+# Parts of the messages of Gloo and NCCL if the other end is gone or does not connect.
 _OF_CONNECTIONS: Final = re.compile(r"gloo/|Gloo|NCCL|[Cc]onnection (closed|reset)|[Bb]roken pipe")
 # The time to wait for the threads of a process group at its end, which need microseconds.
 _SETTLE_S: Final = 0.1

@@ -142,7 +142,7 @@ class BackendLaws:
         for look in ("result", "results", "see"):
             with _program(self) as program:
                 error = program.error_of(lambda program=program: program.run(_fail, "no such label"), look)  # type: ignore[misc]
-                check(type(error) is ValueError, f"{look} raised {error!r}, and not what the function did")
+                check(type(error) is ValueError, f"{look} raised {error!r}, not the function's error")
                 check("no such label" in str(error), f"{look} raised {error!r}, without the message")
 
     def test_calls_after_a_failure_are_made(self) -> None:
@@ -169,14 +169,14 @@ class BackendLaws:
             with _program(self) as program:
 
                 def drop_and_ask(program: _Program = program, ask: str = ask) -> Sequence[Handle]:
-                    # Over, and not looked at; nobody has its handles after that.
+                    # The call has ended, its results were not read, and its handles are dropped.
                     program.backend.wait(list(program.run(_fail, "no such label")))
                     getattr(program.backend, ask)()
                     return ()
 
                 error = program.error_of(drop_and_ask)
                 check(type(error) is ValueError and "no such label" in str(error), f"{ask} raised {error!r}")
-                # It was raised.
+                # The failure was raised already.
                 getattr(program.backend, ask)()
                 program.error_of(lambda program=program: program.run(_fail, "no such label"))  # type: ignore[misc]
                 # It was looked at.

@@ -95,7 +95,7 @@ class DeviceLaws:
         back = here.get(put_array)
         check(np.array_equal(back, np.arange(4.0)), "an array that was put changed with the host's")
         back[:] = -2
-        check(np.array_equal(here.get(put_array), np.arange(4.0)), "an array changed with what get gave of it")
+        check(np.array_equal(here.get(put_array), np.arange(4.0)), "a device array changed with the result of get")
 
     def test_put_takes_its_own_arrays(self) -> None:
         here = self.make_device()
@@ -105,7 +105,7 @@ class DeviceLaws:
     def test_holds_its_own_arrays(self) -> None:
         here = self.make_device()
         array = here.put(np.arange(3))
-        check(here.holds(array), f"{name_of(here)} does not hold what it put there")
+        check(here.holds(array), f"{name_of(here)} does not hold an array that was put there")
         check(not here.holds([1, 2]) and not here.holds("text"), f"{name_of(here)} holds lists or text")
         check(here.is_host or not here.holds(np.arange(3)), f"{name_of(here)} holds arrays of the host")
         check(is_on_device(array) != here.is_host, "is_on_device is wrong for an array put there")

@@ -68,7 +68,7 @@ class _SimulatedInput(LocalInput):
 
 
 class _SimulatedReader(Now):
-    # Has a backend of its own, as the reader of a cluster does.
+    # Has its own backend, like the reader of a cluster.
     def __init__(self, backend: Backend) -> None:
         super().__init__()
         self._backend = backend

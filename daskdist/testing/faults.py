@@ -10,13 +10,13 @@ from typing import Any, Final, Literal
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.cluster_requests import run_on_workers
 
-# What a shell does to a process, once it has waited for a moment. A slowed process runs for a tenth of the time.
+# Shell commands for a process, after a delay. A slowed process runs for a tenth of the time.
 _COMMANDS: Final = {
     "kill": "kill -KILL {pid}",
     "pause": "kill -STOP {pid}; sleep {seconds}; kill -CONT {pid}",
     "slow": "for i in $(seq {tenths}); do kill -STOP {pid}; sleep .09; kill -CONT {pid} || exit; sleep .01; done",
 }
-# In which the request to a worker is answered.
+# The delay, in which the request to the worker is answered.
 _MOMENT_S: Final = 0.05
 
 

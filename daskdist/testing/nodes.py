@@ -225,7 +225,7 @@ class NodeLaws:
     def test_fact_leaves_out_failed(self) -> None:
         for node, _ in self._with_inputs():
             if node.facts.leaves_out_failed:
-                check(simplify(node) is node, f"{node}: what it is made of was rewritten")
+                check(simplify(node) is node, f"{node}: its inputs were rewritten")
 
     def test_fact_keeps_spec(self) -> None:
         for node, _ in self._with_inputs():

@@ -22,7 +22,7 @@ from daskdist.strategy.function import function
 from daskdist.strategy.values.device_arrays import host_nest
 from daskdist.testing.faults import Fault
 
-# Rows that take more characters are told apart by a digest.
+# Longer texts of rows are replaced by a digest.
 _MOST_CHARS: Final = 60
 # Rows that the table shows.
 _MOST_SHOWN: Final = 5

@@ -131,7 +131,7 @@ def test_with_little_memory_elements_are_copied_on_request(caplog, monkeypatch):
         finally:
             del strict_device.LIMITS[0]
         (record,) = caplog.records
-        assert re.search(r"STRICT:0 has no memory for \d+ bytes more: .* as they are asked for", record.message)
+        assert re.search(r"STRICT:0 has no memory for another \d+ bytes: .* when they are used", record.message)
         # Whether there is room for several is not tried again for each.
         assert 1 <= len(tries) <= len(rows) // 16
         del leaf, arrived

@@ -158,8 +158,8 @@ class _CopyQueue:
             self._has_said = True
             self.timer.note_shrinkage()
             logger.warning(
-                "%s has no memory for %d bytes more: batches are copied to it as they are asked for, and not ahead of "
-                "use; make them smaller, or keep fewer of them",
+                "%s has no memory for another %d bytes: batches are copied when they are used, not ahead; make them "
+                "smaller, or keep fewer of them",
                 name_of(error.device),
                 error.num_bytes,
             )

@@ -257,9 +257,9 @@ class PassPosition(NamedTuple):
     Parameters
     ----------
     legs
-        How the beginning of the pass was shared out, if otherwise than when the position was taken.
+        The legs of the pass before the one in which the position was taken.
     leg
-        How it was shared out when the position was taken.
+        The leg in which the position was taken.
     positions
         The positions of its streams.
     num_steps
@@ -333,9 +333,9 @@ class PassSource:
         Parameters
         ----------
         positions
-            Those of the streams of all pipelines.
+            The positions of the streams of all pipelines, as plain data.
         legs
-            How the beginning of the pass was shared out, if otherwise than the rest.
+            The earlier legs of the pass, which were divided otherwise.
         num_steps
             The number of steps that were handed out.
         is_over

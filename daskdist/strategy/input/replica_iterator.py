@@ -191,7 +191,7 @@ class ReplicaIterator(Iterator[Any]):
         Returns
         -------
         dict
-            As of `DistributedIterator.state_dict`, whose iterators take it too, and the other way round.
+            A state as of `DistributedIterator.state_dict`; both kinds of iterators can load it.
 
         Raises
         ------
@@ -293,7 +293,7 @@ def _nothing() -> None:
 
 
 class _Progress:
-    # The pass of an iterator. What reads it does not refer to the iterator.
+    # The pass of an iterator, without a reference to the iterator.
     def __init__(self) -> None:
         self.shared_pass: SharedPass | None = None
 
@@ -479,7 +479,7 @@ class PassReaders:
         Raises
         ------
         ArgumentError
-            They are at different steps.
+            The replicas are at different steps.
         """
         first, *_ = parts
         for number, part in enumerate(parts):
@@ -494,7 +494,7 @@ class PassReaders:
         return self._plan.source.state(positions, legs, first.num_steps, is_over=is_over)
 
     def wake(self) -> None:
-        """End the waiting of the replica, if another thread takes steps for it."""
+        """Wake another thread that waits for the replica's steps: it gets no more."""
         for reader, lane in self._all():
             reader.wake(lane)
 

@@ -246,7 +246,7 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feed: Repl
 
 
 def _source_for(source: PassSource, fresh: Sequence[Pipeline], needed: Sequence[int]) -> PassSource:
-    # Without the pipelines that replicas read only if a pass is shared out anew.
+    # Without the pipelines that replicas read only if a pass is divided again.
     nothing: Any = None
     pipelines = [
         pipeline if number in needed else replace(pipeline, node=nothing) for number, pipeline in enumerate(fresh)
@@ -347,7 +347,7 @@ class ResumedPass(NamedTuple):
     epochs
         The numbers of the pass, for each input pipeline of the plan that later passes follow.
     legs
-        How the beginning of the pass was shared out, if otherwise than the rest.
+        The earlier legs of the pass, which were divided otherwise.
     num_steps
         The number of steps that were taken.
     is_over

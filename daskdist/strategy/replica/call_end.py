@@ -49,7 +49,7 @@ class CallEnd:
             raise ClusterError(self._why)
 
     def on_end(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call a function when the call is to end, in a thread of its own; return a function that undoes this."""
+        """Call a function in a separate thread when the call is to end; return a function that cancels this."""
         number = next(self._numbers)
         with self._lock:
             self._callbacks[number] = callback

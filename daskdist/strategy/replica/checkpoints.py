@@ -1,4 +1,4 @@
-"""Checkpoints in functions that run on replicas: of all of them at one step, written by the first."""
+"""Checkpoints in functions that run on replicas: of all replicas at one step, written by the first replica."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ReplicaCheckpoints:
     def save(self, manager: CheckpointManager, objects: Mapping[str, Any]) -> None:
         """Save the states of all replicas as one checkpoint; see `ReplicaContext.checkpoint`."""
         self._check("checkpoint", manager, objects)
-        # Of the save before, which the other replicas learn of too.
+        # A failure of the previous save is raised on all replicas.
         failure = self._outcome(lambda: self._used(manager).wait())
         plain = {name: repr(value) for name, value in objects.items() if isinstance(value, _PLAIN)}
         told = self._meet(Collect("checkpoint"), (list(objects), plain, failure))
@@ -114,7 +114,7 @@ class ReplicaCheckpoints:
         return manager
 
     def _outcome(self, function: Callable[[], Any]) -> Any:
-        # What the first replica does, or how it failed: others wait for that.
+        # Return the result or the failure on the first replica, for which the others wait.
         if self._number:
             return None
         try:

@@ -13,7 +13,7 @@ Totals = tuple[int, int, float, float]
 class ReplicaTimes:
     """The numbers of steps and rows of one replica, and the seconds in steps and in waiting for their input.
 
-    The thread of the replica says what it is doing, and any thread may ask for the totals.
+    The replica's thread records its activity; any thread may read the totals.
     """
 
     __slots__ = ("_num_rows", "_num_steps", "_since", "_waiting_s", "_working_s")
@@ -21,7 +21,7 @@ class ReplicaTimes:
     def __init__(self) -> None:
         self._num_steps = self._num_rows = 0
         self._waiting_s = self._working_s = 0.0
-        # What it is doing, and since when.
+        # The current activity, and its beginning.
         self._since = _AT_REST
 
     def wait(self) -> None:
