@@ -347,7 +347,9 @@ class ClusterBackend:
             log.clear()
             return
         self.num_made_again += 1
-        logger.warning("making %d calls again, from %s on", len(calls), calls[0].record.name)
+        logger.warning(
+            "making the calls again that the loss cut short: %d, from %s on", len(calls), calls[0].record.name
+        )
         for logged in calls:
             try:
                 logged.make_again(group)
