@@ -33,7 +33,7 @@ def counted_by(node: Node) -> tuple[Node, list[Node]]:
 
 
 def number_of_batches(number: int, batches: list[Node]) -> int:
-    """Return the number of elements after all batches, of a number of elements before them."""
+    """Return the number of elements after some batch operations, given the number before them."""
     for node in reversed(batches):
         number = cardinality.divide(number, node.group_size or 1, drop_remainder=node.drops_remainder)
     return number

@@ -269,7 +269,7 @@ def _iterate(
     checkpoint_every: int,
     faults: Sequence[tuple[str, Fault]],
 ) -> int:
-    # The loop on a replica. Each attempt notes the rows of its steps in a file of its own for each replica.
+    # The loop on a replica. Each attempt records the rows of its steps in a separate file for each replica.
     context: Any = get_replica_context()
     number = context.replica_id_in_sync_group
     step = int(context.restore(manager, iterator=batches, step=0)["step"])

@@ -26,7 +26,7 @@ class Pace:
         self._most = most
         self._clock = clock
         self._moment = FEW
-        # The elements taken since the program last waited for one, the time of that, and those of them not waited for.
+        # Since the program last waited for an element: the numbers of elements taken, and taken ahead; and that time.
         self._num_taken = self._num_ahead = 0
         self._began_at = clock()
 
