@@ -348,7 +348,7 @@ class ClusterBackend:
             return
         self.num_made_again += 1
         logger.warning(
-            "making the calls again that the loss cut short: %d, from %s on", len(calls), calls[0].record.name
+            "making %d calls again that the loss cut short, from %s on", len(calls), calls[0].record.name
         )
         for logged in calls:
             try:
