@@ -19,4 +19,4 @@ class PlainText(str):
         return str(self)
 
     def _repr_html_(self) -> str:
-        return f'<pre style="text-align: left">{html.escape(self)}</pre>'
+        return f'<pre style="text-align: left; white-space: pre-wrap; word-break: normal">{html.escape(self)}</pre>'

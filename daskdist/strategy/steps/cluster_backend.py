@@ -347,9 +347,7 @@ class ClusterBackend:
             log.clear()
             return
         self.num_made_again += 1
-        logger.warning(
-            "making %d calls again that the loss cut short, from %s on", len(calls), calls[0].record.name
-        )
+        logger.warning("making %d calls again that the loss cut short, from %s on", len(calls), calls[0].record.name)
         for logged in calls:
             try:
                 logged.make_again(group)
