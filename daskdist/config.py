@@ -52,13 +52,22 @@ DEFAULTS: Final[dict[str, Any]] = {
     "steps": {"relay": "auto"},
     # Seconds to wait. `connect`: for a scheduler to answer a new connection; `workers`: for its first worker;
     # `scheduler`: for a scheduler to answer a request; `collective`: for all replicas to join a collective call.
-    # `step`: the time that one call of a replica may take while its result is waited for; loops over distributed
-    # datasets may take any time. `silence`: the time for which a worker may give no sign of life, because it is
-    # stopped, swaps, or a function holds Python's lock; after that it is considered lost. The program's values of
+    # `data`: the time that one call of reading or computing data, or one element of a generator, may take while it is
+    # waited for. `step`: the time that one call of a replica may take while its result is waited for; loops over
+    # distributed datasets may take any time. `silence`: the time for which a worker may give no sign of life, because
+    # it is stopped, swaps, or a function holds Python's lock; after that it is considered lost. The program's values of
     # `collective` and `silence` at a call of `run` are sent along, so they also apply on workers that were started
     # earlier; a value set in the function itself takes precedence, and if the program has the default, the workers'
     # value applies.
-    "timeouts": {"connect": 8, "workers": 30, "collective": 300, "step": 3600, "silence": 300, "scheduler": 60},
+    "timeouts": {
+        "connect": 8,
+        "workers": 30,
+        "scheduler": 60,
+        "collective": 300,
+        "data": 3600,
+        "step": 3600,
+        "silence": 300,
+    },
     "service": {
         # Seconds for which a job without consumers is kept.
         "job-gc-timeout": 600,

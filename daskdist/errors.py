@@ -14,6 +14,7 @@
     ├── DeviceMemoryError      (MemoryError)   a device has not enough memory
     ├── CollectiveError        (RuntimeError)  replicas do not all take part in a joint operation
     ├── ClusterError           (ConnectionError) a scheduler or its workers cannot be used
+    ├── WaitTimeoutError       (TimeoutError)  something did not come within the time of a setting
     └── OutOfRangeError        (EOFError)      an iterator is at its end
 
 Each is also a subclass of a builtin error, so that code that does not know daskdist can catch it.
@@ -100,6 +101,10 @@ class ClusterError(DaskdistError, ConnectionError):
 
 class CollectiveError(DaskdistError, RuntimeError):
     """Replicas do not all take part in a joint operation: one is missing, lost, or does something else."""
+
+
+class WaitTimeoutError(DaskdistError, TimeoutError):
+    """Something did not come within the time that a setting allows."""
 
 
 class OutOfRangeError(DaskdistError, EOFError):

@@ -39,6 +39,7 @@ RANKS = {
     "display": 3.5,
     "dashboard": 4,
     "dataset": 5,
+    "waiting": 0,
     # Only names of the public interface.
     "data": 7,
     "readers": 6,

@@ -23,6 +23,7 @@ from daskdist.core.primitive import Split
 from daskdist.errors import FileError
 from daskdist.storage.compression import Reopened, decompressed, inferred
 from daskdist.storage.filesystem import Storage, Version, failures
+from daskdist.waiting import stretches
 
 # Bytes first read beyond a range for the end of its last record.
 _MARGIN: Final = 2**16
@@ -487,6 +488,7 @@ class _Streams:
 
     def taken(self, key: Any, index: int) -> _Stream | RangeRecords | None:
         """Take the part, or the stream closest before it; wait for a stream that will reach it."""
+        waiting = stretches("an earlier part of a compressed file, which another thread reads", "timeouts.data")
         with self._changed:
             while True:
                 if (key, index) in self._passed:
@@ -500,8 +502,10 @@ class _Streams:
                 if not (will_pass or will_come):
                     break
                 self._waiting.append((key, index))
-                self._changed.wait()
-                self._waiting.remove((key, index))
+                try:
+                    self._changed.wait(next(waiting))
+                finally:
+                    self._waiting.remove((key, index))
             self._running.append((key, max(here, 0), index))
             if here < 0:
                 return None

@@ -49,6 +49,24 @@ def run_on_workers(
     return answers
 
 
+def closed_error(client: Any) -> ClusterError:
+    """Return the error for a client that is not connected to a scheduler.
+
+    Without a scheduler, Dask's workers end and its client gives up all results, so that a strategy cannot go on with
+    the same replicas.
+    """
+    if client.status == "connecting":
+        return ClusterError(
+            f"lost the scheduler at {client.scheduler.address}, and with it all results and all workers, which end "
+            "without their scheduler; when a scheduler is started again at this address, create a new strategy with "
+            "this client, which waits for it as long as daskdist.timeouts.scheduler says, and go on from a checkpoint"
+        )
+    return ClusterError(
+        "the connection to the cluster is closed, and what was computed there is gone with it; bring results here, "
+        "for example with local_results, before the strategy or its client is closed"
+    )
+
+
 def _within(name: str, who: str, client: Any, request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     within_s = min(seconds(name), threading.TIMEOUT_MAX)
     try:

@@ -27,7 +27,7 @@ from daskdist.core.primitive import Read, Split, payload_itself, value_itself
 from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Graph, Handle, Report, SplitLocations, report_of
-from daskdist.execute.callers.cluster_requests import ask_scheduler, run_on_scheduler
+from daskdist.execute.callers.cluster_requests import ask_scheduler, closed_error, run_on_scheduler
 from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.execute.callers.data_locations import DataLocations
 from daskdist.execute.callers.kept_blocks import MOST_BYTES, KeptBlocks
@@ -39,6 +39,7 @@ from daskdist.execute.callers.live_workers import (
     give_up,
 )
 from daskdist.execute.messages.pickling import dumps_on_host, load_sent
+from daskdist.waiting import stretches
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -333,8 +334,13 @@ class Submit:
             return
         with self.waiting(handles, "FIRST_COMPLETED" if is_one_enough else "ALL_COMPLETED") as are_over:
             try:
-                while not are_over(LOOK_EVERY_S):
+                num_done, waiting = -1, _stretches(handles)
+                while not are_over(next(waiting)):
                     self._check_workers()
+                    before, num_done = num_done, sum(handle.done() for handle in handles)
+                    if num_done != before:
+                        # Each call has the time of the setting.
+                        waiting = _stretches(handles)
             except FuturesCancelledError as error:
                 self._check_workers()
                 raise self._gone(error.error_groups[0].errors[0].key) from error
@@ -394,10 +400,7 @@ class Submit:
 
     def _check_open(self) -> None:
         if self.client.status != "running":
-            raise ClusterError(
-                "the connection to the cluster is closed, and what was computed there is gone with it; fetch results "
-                "here, for example with local_results, before the strategy or its client is closed"
-            )
+            raise closed_error(self.client)
 
     def _check_workers(self) -> None:
         self._check_open()
@@ -451,6 +454,14 @@ class Submit:
         if self.client.status == "running":
             for future in list(self.futures):
                 future.release()
+
+
+def _stretches(handles: Sequence[Future]) -> Iterator[float]:
+    def name() -> str:
+        keys = [str(handle.key) for handle in handles if not handle.done()]
+        return f"{len(keys)} tasks ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})"
+
+    return stretches(name, "timeouts.data", LOOK_EVERY_S)
 
 
 def is_key_of_ours(key: Any) -> bool:

@@ -8,13 +8,17 @@ from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.functions.loop_limit import LoopPool
+from daskdist.errors import WaitTimeoutError
 from daskdist.execute.caller import MIB, Graph, Handle, LocalCaller, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch, compute_key
+from daskdist.waiting import stretches
+
+_WHAT: Final = "a call that reads or computes data in a thread of this process"
 
 
 class Threads(LocalCaller):
@@ -44,6 +48,7 @@ class Threads(LocalCaller):
         number = self.num_ahead = number or num_threads()
         self._pool = ThreadPoolExecutor(number, "daskdist")
         self._loops = LoopPool(number)
+        self._is_late = False
 
     def call(
         self,
@@ -108,20 +113,32 @@ class Threads(LocalCaller):
         return handle.done()
 
     def wait_for_one(self, handles: Sequence[Future[Any]]) -> None:
-        futures.wait(handles, return_when=futures.FIRST_COMPLETED)
+        self._wait(handles, futures.FIRST_COMPLETED)
 
     def report(self, handle: Future[Rows], *, wait: bool) -> Report | None:
-        return report_of(handle.result()) if wait or handle.done() else None
+        return report_of(self.result(handle)) if wait or handle.done() else None
 
     def result(self, handle: Future[Any]) -> Any:
+        if not handle.done():
+            self._wait([handle], futures.ALL_COMPLETED)
         return handle.result()
 
+    def _wait(self, handles: Sequence[Future[Any]], return_when: str) -> None:
+        try:
+            for within_s in stretches(_WHAT, "timeouts.data"):
+                if futures.wait(handles, within_s, return_when).done:
+                    return
+        except WaitTimeoutError:
+            # Closing is not to wait for it either.
+            self._is_late = True
+            raise
+
     def results(self, handles: Sequence[Future[Any]]) -> list[Any]:
-        return [handle.result() for handle in handles]
+        return list(map(self.result, handles))
 
     def close(self) -> None:
         self._loops.close()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=not self._is_late, cancel_futures=True)
 
 
 def _run(result: Future[Any], function: Callable[..., Any], handles: Sequence[Future[Any]], args: Any) -> None:

@@ -14,6 +14,7 @@ from daskdist.core.block import Rows
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import ElementStream, Exhausted, NotReady
 from daskdist.core.structure import Leaves
+from daskdist.waiting import stretches
 
 # Seconds after which the available elements are handed out, though more were requested.
 PATIENCE_S: Final = 0.01
@@ -173,11 +174,16 @@ class ElementReader:
     def _wait(self, num_rows: int) -> None:
         buffer = self._buffer
         with buffer.changed:
-            for num_wanted, timeout_s in ((num_rows, PATIENCE_S), (1, None)):
-                buffer.num_wanted = num_wanted
-                if buffer.changed.wait_for(lambda number=num_wanted: self._has_enough(number), timeout_s):  # type: ignore[misc]
-                    break
-            buffer.num_wanted = 0
+            try:
+                buffer.num_wanted = num_rows
+                if buffer.changed.wait_for(lambda: self._has_enough(num_rows), PATIENCE_S):
+                    return
+                buffer.num_wanted = 1
+                for within_s in stretches("an element of a generator", "timeouts.data"):
+                    if buffer.changed.wait_for(lambda: self._has_enough(1), within_s):
+                        return
+            finally:
+                buffer.num_wanted = 0
 
     def _taken(self, num_rows: int) -> Rows:
         buffer = self._buffer

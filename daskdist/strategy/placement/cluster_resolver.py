@@ -28,7 +28,10 @@ from daskdist.core.arguments import whole_number
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.placement.replica_counts import Worker
+from daskdist.waiting import stretches
 
+# How often the status of a client is checked.
+_LOOK_EVERY_S: Final = 0.1
 _OPERATION: Final = "ClusterResolver"
 _EXAMPLE: Final = "write it like 'tcp://127.0.0.1:8786'"
 
@@ -131,6 +134,13 @@ def connect(
     cluster, security = resolver.cluster, resolver.security
     if isinstance(cluster, Client):
         client = cluster
+        if client.status == "connecting":
+            # It lost its scheduler, and looks for another at the address.
+            what = f"the scheduler at {client.scheduler.address}"
+            for within_s in stretches(what, "timeouts.scheduler", _LOOK_EVERY_S):
+                if client.status != "connecting":
+                    break
+                time.sleep(within_s)
         if client.status != "running":
             raise ClusterError(f"the client is {client.status}; create a new one")
     else:

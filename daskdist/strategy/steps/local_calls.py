@@ -22,6 +22,7 @@ from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.steps.remote.call_function import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
 from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.waiting import stretches
 
 if TYPE_CHECKING:
     from daskdist.strategy.replica.contract import StrategyContract
@@ -138,7 +139,18 @@ class Calls:
             if thread is None:
                 self._call(number)
             else:
-                thread.join()
+                self._join(thread, number)
+
+    def _join(self, thread: threading.Thread, number: int) -> None:
+        if any(type(leaf) is PerReplica and type(leaf.values[number]) is ReplicaPlan for leaf in self._leaves):
+            # A loop over a distributed dataset may take any time; what it waits for has a limit.
+            thread.join()
+            return
+        name = f"replica {number} in {getattr(self._fn, '__qualname__', self._fn)}"
+        for within_s in stretches(name, "timeouts.step"):
+            thread.join(within_s)
+            if not thread.is_alive():
+                return
 
     def begin_rest(self) -> None:
         """Begin the calls on all replicas that have not begun."""

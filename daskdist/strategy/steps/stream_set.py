@@ -20,7 +20,7 @@ from distributed import Client, Future
 from daskdist.config import in_bytes, seconds, setting
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
-from daskdist.execute.callers.cluster_requests import ask_workers
+from daskdist.execute.callers.cluster_requests import ask_workers, closed_error
 from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.execute.callers.live_workers import LiveWorkers, give_up
 from daskdist.execute.messages.failure import Failure
@@ -79,7 +79,7 @@ class StreamSet:
         self._num_waiting = 0
         self._is_kicked = False
         self._is_closed = False
-        self._beat_at = time.monotonic()
+        self._beat_at = self._ended_at = time.monotonic()
         self._loop: Any = client.loop.asyncio_loop
         # By it calls of these streams are told from those of another strategy.
         self.identity = weakref.ref(self)
@@ -232,10 +232,7 @@ class StreamSet:
             A stream is closed.
         """
         if self._is_closed or self.client.status != "running":
-            raise ClusterError(
-                "the connection to the cluster is closed, and what was computed there is gone with it; bring results "
-                "here, with local_results say, before the strategy or its client is closed"
-            )
+            raise closed_error(self.client)
         for address in workers:
             if not self.is_open(address):
                 self.live_workers.in_doubt = True
@@ -375,6 +372,7 @@ class StreamSet:
         is_new = type(payload) is Failed and all(failure.origin != payload.origin for failure in record.failures())
         record.outcomes[place] = structure, payload
         record.num_left -= 1
+        self._ended_at = time.monotonic()
         if is_new:
             self._failures.add(record, payload)
         if not record.num_left:
@@ -418,25 +416,31 @@ class StreamSet:
         with self._changed:
             self._num_waiting += 1
             try:
-                until = time.monotonic() + within_s
+                begun_at = time.monotonic()
+                until = begun_at + within_s
                 while not self._changed.wait_for(is_over, min(_LOOK_EVERY_S, within_s)):
                     self.check_open(())
-                    self._check_hung()
+                    self._check_hung(begun_at)
                     if time.monotonic() > until:
                         return
             finally:
                 self._num_waiting -= 1
 
-    def _check_hung(self) -> None:
-        most = seconds("timeouts.step")
+    def _check_hung(self, begun_at: float) -> None:
+        most, is_loop = seconds("timeouts.step"), False
         for stream in self._streams.values():
             since = time.monotonic() - stream.running_at
             for _, name, running_s in stream.running if stream.is_open else ():
+                is_loop = is_loop or name.startswith(LOOP)
                 if not name.startswith(LOOP) and running_s + since > most:
                     raise ClusterError(
                         f"{name} has been running on {stream.address} for {running_s + since:.0f} s, which is longer "
                         "than daskdist.timeouts.step; it goes on there, and holds up what is called after it"
                     )
+        silent_s = time.monotonic() - max(begun_at, self._ended_at)
+        if silent_s > most and not is_loop:
+            names = ", ".join(sorted(set(self.names_under_way()))[:4])
+            raise ClusterError(f"no call has ended for {silent_s:.0f} s, longer than daskdist.timeouts.step: {names}")
 
     def _ping(self) -> None:
         # A message in between would come to be the one that needs a result of another worker.

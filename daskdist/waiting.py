@@ -1,0 +1,52 @@
+"""Waits that say in the log what they wait for, and end with an error at a limit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from daskdist.config import seconds
+from daskdist.errors import WaitTimeoutError
+
+logger: Final = logging.getLogger("daskdist")
+
+# Seconds until a wait is logged for the first time, and the most until the next time.
+_TOLD_AFTER_S: Final = 30.0
+_TOLD_EVERY_S: Final = 600.0
+
+
+def stretches(what: str | Callable[[], str], setting: str, most_s: float = _TOLD_EVERY_S) -> Iterator[float]:
+    """Yield the seconds of each stretch of a wait, which the caller waits before it asks for the next one.
+
+    Parameters
+    ----------
+    what
+        The name of what is waited for, in messages.
+    setting
+        The name of the setting that limits the wait.
+    most_s
+        The longest stretch.
+
+    Raises
+    ------
+    WaitTimeoutError
+        The limit is over.
+
+    >>> next(stretches("an element", "timeouts.data", most_s=2.0))
+    2.0
+    """
+    begun_at = time.monotonic()
+    limit_s = seconds(setting)
+    told_at = min(_TOLD_AFTER_S, limit_s / 2)
+    while True:
+        waited_s = time.monotonic() - begun_at
+        if waited_s >= limit_s:
+            name = what if isinstance(what, str) else what()
+            raise WaitTimeoutError(f"waited {waited_s:.0f} s for {name}, which is longer than daskdist.{setting}")
+        if waited_s >= told_at:
+            name = what if isinstance(what, str) else what()
+            logger.warning("waiting for %s for %.0f s, up to %g s (daskdist.%s)", name, waited_s, limit_s, setting)
+            told_at = waited_s + min(waited_s, _TOLD_EVERY_S)
+        yield min(most_s, max(told_at - waited_s, 0.001), limit_s - waited_s)

@@ -1,0 +1,60 @@
+"""Waits for data and replicas in this process end with an error at a limit."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import dask
+import pytest
+from conftest import mirrored
+
+from daskdist import Dataset, TensorSpec, errors, get_replica_context
+from daskdist.execute.callers.threads import Threads
+from daskdist.waiting import stretches
+
+
+def test_a_wait_is_logged_and_ends(caplog):
+    with (
+        dask.config.set({"daskdist.timeouts.data": 0.05}),
+        pytest.raises(errors.WaitTimeoutError, match=r"waited 0 s for a thing, .* longer than daskdist.timeouts.data"),
+    ):
+        all(threading.Event().wait(within_s) is False for within_s in stretches("a thing", "timeouts.data"))
+    assert "waiting for a thing for 0 s, up to 0.05 s (daskdist.timeouts.data)" in caplog.text
+
+
+def test_a_wait_without_limit_goes_on():
+    with dask.config.set({"daskdist.timeouts.data": float("inf")}):
+        assert all(0 < within_s <= 30 for within_s in itertools.islice(stretches("it", "timeouts.data"), 3))
+
+
+def test_data_that_does_not_come_is_an_error():
+    gate = threading.Event()
+    late = Dataset.from_generator(lambda: (gate.wait(5) for _ in range(2)), output_signature=TensorSpec((), "bool"))
+    caller = Threads(1)
+    handle = caller.call(lambda handles: gate.wait(5), [], name="late")
+    try:
+        with dask.config.set({"daskdist.timeouts.data": 0.2}):
+            for wait in (lambda: list(late), lambda: caller.result(handle), lambda: caller.wait_for_one([handle])):
+                with pytest.raises(errors.WaitTimeoutError, match=r"daskdist\.timeouts\.data"):
+                    wait()
+        caller.close()
+        assert not handle.done()
+    finally:
+        gate.set()
+
+
+def test_a_replica_that_does_not_end_is_an_error():
+    gate = threading.Event()
+
+    def step():
+        return get_replica_context().replica_id_in_sync_group and gate.wait(5)
+
+    try:
+        with (
+            dask.config.set({"daskdist.timeouts.step": 0.3}),
+            pytest.raises(errors.WaitTimeoutError, match=r"replica 1 in .*daskdist\.timeouts\.step"),
+        ):
+            mirrored(2).run(lambda: (get_replica_context().all_reduce("SUM", 1), step()))
+    finally:
+        gate.set()
