@@ -98,6 +98,11 @@ def _num_bytes(size: Any) -> int:
     return int(parse_bytes(size))
 
 
+def all_settings() -> dict[str, Any]:
+    """Return all settings, to apply them in another process."""
+    return {**DEFAULTS, **(dask.config.config.get("daskdist") or {})}
+
+
 def setting(name: str) -> Any:
     """Return a setting by its name below ``daskdist``, such as ``"window-bytes"``."""
     value = dask.config.config.get("daskdist")

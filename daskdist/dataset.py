@@ -2525,7 +2525,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return node.count() if number == cardinality.UNKNOWN and isinstance(node, FromGraph) else number
 
     def _caller(self) -> Caller:
-        return local_caller(self._node, self.options().num_threads)
+        options = self.options()
+        return local_caller(self._node, options.num_threads, num_processes=options.num_processes)
 
     def _written(
         self,
@@ -2566,7 +2567,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         if strategy is not None:
             return strategy.reader(self), strategy.workers, options.memory_budget_bytes
         # Use threads, from which writing benefits even if reading does not.
-        return local_caller(self._node, options.num_threads or num_threads()), (None,), options.memory_budget_bytes
+        caller = local_caller(self._node, options.num_threads or num_threads(), num_processes=options.num_processes)
+        return caller, (None,), options.memory_budget_bytes
 
     def _statistics(
         self, node: Node, function: Callable[[int, Rows], PartStatistics], strategy: WritingStrategy | None

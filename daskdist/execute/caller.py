@@ -8,6 +8,7 @@ caller                makes a call                                a handle is
 ====================  ==========================================  =================================
 `Now`                 at once, in this thread                     the result
 `Threads`             on a bounded pool of this process           a future of the pool
+`Processes`           in local processes, for functions           a future of the pool
 `graph.RecordCaller`  never: writes a Dask task                   a reference to the task
 `submit.Submit`       on a Dask cluster, at once                  a Dask future
 `NeverRun`            never: raises                               —

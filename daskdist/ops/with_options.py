@@ -62,6 +62,12 @@ class Options(_Options):
     memory_budget_bytes
         The bytes to read ahead on each worker, or in this process: a number, or text such as ``"64 MiB"``. All
         iterators of a process together also stay within the setting ``daskdist.window-bytes``.
+    num_processes
+        The number of local processes in which files are read and functions called, or ``"auto"`` for one per core: for
+        functions that mostly run Python, of which a process runs one at a time. Elements and their order are the same.
+        The processes are started by the first pass and kept; arrays come back by shared memory. A program that uses
+        them has its code below ``if __name__ == "__main__":``. It has no effect on a cluster, whose workers are
+        processes already. Default: none.
     num_threads
         The number of threads that read ahead in this process. Default: the setting ``daskdist.num-threads``.
     on_error
@@ -101,6 +107,7 @@ class Options(_Options):
     last_batch: str | None = None
     locations: Locations | None = None
     memory_budget_bytes: int | None = None
+    num_processes: int | str | None = None
     num_threads: int | None = None
     on_error: str | None = None
     python_numbers: str | None = None
@@ -175,6 +182,12 @@ def _python_numbers(value: object) -> str:
     return str(value)
 
 
+def _num_processes(value: object) -> int | str:
+    if value == "auto":
+        return "auto"
+    return whole_number("Options", "num_processes", value, at_least=1)
+
+
 def _last_batch(value: object) -> str:
     if value not in ("keep_empty", "skip_empty"):
         raise ArgumentError(f"Options: last_batch is {value!r}; give 'keep_empty' or 'skip_empty'")
@@ -195,6 +208,7 @@ _CHECKS: Final[dict[str, Any]] = {
     "last_batch": _last_batch,
     "locations": Locations.of,
     "memory_budget_bytes": _bytes,
+    "num_processes": _num_processes,
     "num_threads": lambda value: whole_number("Options", "num_threads", value, at_least=1),
     "on_error": _on_error,
     "python_numbers": _python_numbers,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextvars import ContextVar
@@ -13,6 +15,7 @@ from daskdist.errors import DaskdistError
 from daskdist.execute.caller import MIB, Caller, LocalCaller
 from daskdist.execute.callers.compute_key import Fetch
 from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.processes import Processes
 from daskdist.execute.callers.threads import Threads
 
 
@@ -50,11 +53,23 @@ def using(make: Callable[[], Caller]) -> Iterator[None]:
         _chosen.reset(token)
 
 
-def local_caller(node: Node, num_threads: int | None = None, fetch: Fetch | None = None) -> Caller:
-    """Return the caller for a pipeline in this process: threads if requested, or if some operation gains by them."""
+def local_caller(
+    node: Node,
+    num_threads: int | None = None,
+    fetch: Fetch | None = None,
+    *,
+    num_processes: int | str | None = None,
+) -> Caller:
+    """Return the caller for a pipeline in this process.
+
+    It uses processes or threads if requested, and threads if some operation gains by them.
+    """
     make = _chosen.get()
     if make is not None:
         return make()
+    # The processes of a cluster's workers may have none of their own, and are several already.
+    if num_processes is not None and not multiprocessing.current_process().daemon:
+        return Processes((os.cpu_count() or 1) if num_processes == "auto" else int(num_processes), fetch)
     is_threaded = num_threads or any(operation.background for operation in walk(node))
     return Threads(num_threads, fetch) if is_threaded else Now(fetch)
 

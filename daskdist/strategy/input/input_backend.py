@@ -87,7 +87,8 @@ class LocalInput:
 
     def reader(self, dataset: Dataset) -> Caller:
         """Return a caller of this process."""
-        return local_caller(node_of(dataset), dataset.options().num_threads)
+        options = dataset.options()
+        return local_caller(node_of(dataset), options.num_threads, num_processes=options.num_processes)
 
     def make_datasets(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]

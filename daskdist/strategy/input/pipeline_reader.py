@@ -72,7 +72,7 @@ class PipelineReader:
         self._num_elements = self._start.num_elements
         if options.deterministic is False:
             pipeline = replace(pipeline, node=WithOptions(pipeline.node, Options(deterministic=True)))
-        self.caller = local_caller(pipeline.node, options.num_threads, fetch)
+        self.caller = local_caller(pipeline.node, options.num_threads, fetch, num_processes=options.num_processes)
         # Ends the caller's threads when the pass is closed or garbage collected.
         self.close = Finalizer(self, self.caller.close)
         self.interpreter = Interpreter(self.caller, budget_bytes=pipeline.budget_bytes)

@@ -1,0 +1,134 @@
+"""`Options.num_processes`: the same elements in the same order, computed in local processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import mirrored
+
+import daskdist
+from daskdist import Dataset, Options, errors
+from daskdist.execute.callers.process_pool import PackedArrays, close_pools, process_pool, remove_abandoned_folders
+from daskdist.testing import same_elements
+
+PROCESSES = Options(num_processes=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _processes():
+    yield
+    close_pools()
+
+
+def bad(x):
+    if x == 7:
+        raise ValueError("bad row")
+    return x
+
+
+PIPELINES = [
+    lambda: Dataset.range(300).map(lambda x: {"x": x, "y": np.arange(1000.0) * x}).batch(7),
+    lambda: Dataset.range(300).map(lambda x, rng: x + rng.integers(100), rng=1).shuffle(50, seed=1).batch(9),
+    lambda: Dataset.range(30).map(lambda x: f"row {x}" * int(x)).batch(4),
+    lambda: Dataset.range(50).map(lambda x: np.full(int(x) % 5, x)).filter(lambda x: len(x) > 1).ragged_batch(4),
+    lambda: Dataset.from_tensor_slices(np.random.default_rng(0).random((200, 900))).shuffle(30, seed=2).map(np.sort),
+    lambda: Dataset.range(20).batch(4).map(lambda x: x.sum()).shuffle(3, seed=1).map(lambda x: x * 2),
+    lambda: Dataset.zip(Dataset.range(40).map(abs), Dataset.range(40).map(lambda x: -x)).map(lambda x, y: x - y),
+    lambda: Dataset.range(20).map(bad).ignore_errors().batch(3),
+    lambda: Dataset.range(12).scan(0, lambda state, x: (state + x, state)).map(lambda x: x + 1),
+    lambda: Dataset.range(0).map(lambda x: x),
+]
+
+
+@pytest.mark.parametrize("build", PIPELINES)
+def test_elements_are_the_same_in_the_same_order(build):
+    expected = list(build())
+    same_elements(list(build().with_options(PROCESSES)), expected, "in processes")
+
+
+def test_functions_are_called_in_other_processes(tmp_path):
+    own = os.getpid()
+    ds = Dataset.range(100).map(lambda x: os.getpid()).with_options(PROCESSES)
+    assert own not in {int(x) for x in ds}
+    files = [str(tmp_path / f"{number}.txt") for number in range(8)]
+    for number, file in enumerate(files):
+        Path(file).write_text(f"{number}\n" * 50)
+    lines = daskdist.read_text(files).map(lambda line: (int(line), os.getpid()))
+    numbers, processes = zip(*[(int(x), int(pid)) for x, pid in lines.with_options(PROCESSES)], strict=True)
+    assert list(numbers) == sorted(numbers)
+    assert own not in processes
+
+
+def test_errors_are_those_of_this_process():
+    messages = []
+    for options in (PROCESSES, Options(num_threads=2)):
+        with pytest.raises(errors.UserFunctionError, match="bad row") as raised:
+            list(Dataset.range(20).map(bad).with_options(options))
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_killed_process_loses_nothing(tmp_path):
+    marker = tmp_path / "was here"
+
+    def kills_once(x):
+        if x == 70 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x * 2
+
+    ds = Dataset.range(100).map(kills_once).batch(8).with_options(PROCESSES)
+    assert [int(x) for batch in ds for x in batch] == [2 * k for k in range(100)]
+    assert marker.exists()
+
+
+def test_distributed_passes_and_positions():
+    ds = Dataset.range(60).map(lambda x, rng: x + rng.integers(9), rng=3).shuffle(20, seed=1).batch(6)
+    strategy = mirrored(2)
+    expected = [strategy.gather(batch, axis=0).tolist() for batch in strategy.distribute_dataset(ds.at_epoch(1))]
+    distributed = strategy.distribute_dataset(ds.at_epoch(1).with_options(PROCESSES))
+    assert [strategy.gather(batch, axis=0).tolist() for batch in distributed] == expected
+    iterator = iter(ds.at_epoch(1).with_options(PROCESSES))
+    next(iterator)
+    state = iterator.state_dict()
+    again = iter(ds.at_epoch(1).with_options(PROCESSES))
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in again] == expected[1:]
+
+
+def test_arrays_travel_by_files_that_are_gone(tmp_path):
+    value = {"large": np.arange(10_000.0), "text": ["a"], "fixed": np.zeros(9000)}
+    value["fixed"].flags.writeable = False
+    packed = PackedArrays.of(value, str(tmp_path))
+    assert packed.buffers is None
+    found = packed.value()
+    assert list(tmp_path.iterdir()) == []
+    np.testing.assert_array_equal(found["large"], value["large"])
+    assert (found["large"].flags.writeable, found["fixed"].flags.writeable) == (True, False)
+    small = PackedArrays.of({"x": np.arange(3)}, str(tmp_path))
+    assert small.value()["x"].tolist() == [0, 1, 2]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="files are memory only on Linux")
+def test_no_files_are_left():
+    list(Dataset.range(100).map(lambda x: np.arange(5000.0) * x).batch(8).with_options(PROCESSES))
+    pool = process_pool(2)
+    assert list(Path(pool.folder).iterdir()) == []
+    close_pools()
+    assert not Path(pool.folder).exists()
+    # Those of a program that was killed are removed by the next one.
+    abandoned = Path("/dev/shm/daskdist-processes-999999999-test")
+    abandoned.mkdir()
+    remove_abandoned_folders()
+    assert not abandoned.exists()
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "all"])
+def test_numbers_that_are_refused(value):
+    with pytest.raises(errors.ArgumentError, match="num_processes is"):
+        Options(num_processes=value)
