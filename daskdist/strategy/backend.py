@@ -190,6 +190,20 @@ class Backend(ResultSource, Protocol):
         """
         ...
 
+    def lost_workers(self, within_s: float) -> list[str]:
+        """Return the workers that are lost but still have replicas, waiting up to some seconds for one."""
+        ...
+
+    def end_call(self, handles: Sequence[Handle], why: str) -> None:
+        """End the functions of a call at their next batch, collective operation or checkpoint, and wait for that.
+
+        Raises
+        ------
+        ClusterError
+            They do not end within ``daskdist.timeouts.step`` seconds.
+        """
+        ...
+
     def recover(self, group: ReplicaGroup) -> ReplicaGroup:
         """Return the remaining replicas after the loss of workers, or the group itself if none is lost.
 

@@ -13,7 +13,7 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.failing.short_traceback import with_short_traceback
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.caller import Caller
+from daskdist.execute.caller import Caller, Handle
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.extended import StrategyExtended
@@ -30,6 +30,7 @@ from daskdist.strategy.reduce.reductions import Op, checked_axis, checked_op
 from daskdist.strategy.replica.context import cross_replica_scope
 from daskdist.strategy.replica.merge_calls import LocalMergeCalls, MergeCalls
 from daskdist.strategy.replica.strategy_view import Viewed
+from daskdist.strategy.restarts import call_with_restarts
 from daskdist.strategy.status import StrategyStatus
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.flat import flattened_call
@@ -170,6 +171,8 @@ class Strategy(Viewed):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
         options: Any = None,
+        *,
+        restart: int = 0,
     ) -> Any:
         """Call a function on every replica.
 
@@ -185,6 +188,9 @@ class Strategy(Viewed):
             must not change arguments, nor results of earlier calls, whose arrays are read-only there.
         options
             Accepted for compatibility and ignored.
+        restart
+            How often the call is made again at most if a worker is lost. The call is waited for then. An error that the
+            function raises while all workers are there is raised, and the call is not made again.
 
         Returns
         -------
@@ -225,6 +231,12 @@ class Strategy(Viewed):
         - The first pass of a call is the next pass of the distributed dataset, which decides the order of a shuffle.
           The dataset counts the whole call as one pass.
 
+        With ``restart``, a loop that failed because a worker was lost begins again on the replicas that are left. The
+        others end at their next batch, collective operation or checkpoint, so those that do none of these hold the
+        restart up. The function continues where `ReplicaContext.restore` brings it: with the position, variables and
+        values of its last `ReplicaContext.checkpoint`. Then every row is in a step before that checkpoint, or comes
+        after it; without it the loop begins with a new pass. Variables keep their values if they are not restored.
+
         Calls are completed even if nothing waits for them; see `close`.
 
         An error on a replica is raised whenever a result of its step, or of a step that depends on it, is read; if no
@@ -235,16 +247,27 @@ class Strategy(Viewed):
             raise ArgumentError(f"run: args is a {type(args).__name__}; give a tuple, such as args=(batch,)")
         if not callable(fn):
             raise ArgumentError(f"run: {type(fn).__name__} is not a function")
-        leaves, treespec = flattened_call(args, kwargs or {}, ARGUMENT_LEAVES)
-        self._internals.check_values("run", leaves)
-        leaves, treespec, _shared_readers = with_plans(self, leaves, treespec)
-        handles = self._internals.call_replicas("run", fn, leaves, treespec)
+        if restart == 0:
+            handles, leaves = self._call(fn, args, kwargs)
+        else:
+            most = whole_number("run", "restart", restart, at_least=0)
+            backend = self._internals.backend
+            handles, leaves = call_with_restarts(backend, lambda: self._call(fn, args, kwargs), most)
         results = self._internals.returned.of_run(fn, handles)
         if any(type(leaf) is PerReplica and leaf.is_uneven for leaf in leaves):
             for result in optree.tree_leaves(results):
                 if type(result) is PerReplica:
                     result.is_uneven = True
         return results
+
+    def _call(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
+    ) -> tuple[Sequence[Handle], list[Any]]:
+        # The handles of the results, and the leaves of the arguments.
+        leaves, treespec = flattened_call(args, kwargs or {}, ARGUMENT_LEAVES)
+        self._internals.check_values("run", leaves)
+        leaves, treespec, _shared_readers = with_plans(self, leaves, treespec)
+        return self._internals.call_replicas("run", fn, leaves, treespec), leaves
 
     def predict(self, fn: Callable[..., Any], dataset: Dataset, args: Sequence[Any] = ()) -> Dataset:
         """Return the results of a function for all rows of a dataset, in their order, computed on the replicas.

@@ -17,6 +17,7 @@ class CallEnd:
 
     def __init__(self) -> None:
         self._why: str | None = None
+        self._refuses_saves = False
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._callbacks: dict[int, Callable[[], None]] = {}
@@ -26,9 +27,13 @@ class CallEnd:
         """Return whether the call is to end."""
         return self._why is not None
 
-    def end(self, why: str) -> None:
-        """End the call; only the first reason counts."""
+    def end(self, why: str, *, refuses_saves: bool = False) -> None:
+        """End the call; only the first reason counts.
+
+        ``refuses_saves`` also refuses checkpoints that are being written.
+        """
         with self._lock:
+            self._refuses_saves |= refuses_saves
             if self._why is not None:
                 return
             self._why = why
@@ -47,6 +52,11 @@ class CallEnd:
         """
         if self._why is not None:
             raise ClusterError(self._why)
+
+    def check_saves(self) -> None:
+        """Raise the error of `check` if checkpoints that are being written are refused."""
+        if self._refuses_saves:
+            self.check()
 
     def on_end(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call a function in a separate thread when the call is to end; return a function that cancels this."""

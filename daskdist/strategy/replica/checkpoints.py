@@ -58,7 +58,7 @@ class ReplicaCheckpoints:
             except ArgumentError as error:
                 raise ArgumentError(f"checkpoint: {name!r}: {error}") from error
         if not self._number:
-            manager.save_states(states, check=None if self._end is None else self._end.check)
+            manager.save_states(states, check=None if self._end is None else self._end.check_saves)
 
     def restore(self, manager: CheckpointManager, objects: Mapping[str, Any]) -> dict[str, Any]:
         """Restore all replicas from the newest checkpoint; see `ReplicaContext.restore`."""

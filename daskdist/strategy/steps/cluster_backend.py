@@ -49,6 +49,7 @@ from daskdist.strategy.steps.sending.call_arguments import (
 )
 from daskdist.strategy.steps.sending.call_log import LOST
 from daskdist.strategy.steps.sending.cut_again import cut_again
+from daskdist.strategy.steps.sending.ended_calls import EndsCalls
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
@@ -63,7 +64,7 @@ _SOON_S: Final = 0.5
 _MOST_UNSENT: Final = 64
 
 
-class ClusterBackend:
+class ClusterBackend(EndsCalls):
     """Calls on the replicas and workers of a cluster.
 
     Parameters
@@ -529,7 +530,7 @@ class ClusterBackend:
     def recover(self, group: ReplicaGroup) -> ReplicaGroup:
         """Continue with the remaining workers, once earlier calls have ended; return the remaining replicas."""
         live_workers = self.live_workers
-        while len(lost := self._missing()) < len(live_workers.present):
+        while len(lost := self.missing()) < len(live_workers.present):
             live_workers.drop(lost)
             left = replace(
                 group, replicas=tuple([replica for replica in group.replicas if replica.worker in live_workers.present])
@@ -544,15 +545,15 @@ class ClusterBackend:
                 note_in_use(self.client, group.token, left.workers)
                 return left
             except (ClusterError, OSError):
-                if not self._missing():
+                if not self.missing():
                     raise
                 # Another worker was lost meanwhile.
         # No worker is lost; or none is left, and calls will raise.
         live_workers.in_doubt = False
         return group
 
-    def _missing(self) -> list[str]:
-        # The strategy's workers that are lost or were restarted.
+    def missing(self) -> list[str]:
+        """Return the strategy's workers that are lost or were restarted."""
         return list(dict.fromkeys((*self.streams.lost(), *self._submit.missing())))
 
     def note_iterator(self, iterator: DistributedIterator) -> None:

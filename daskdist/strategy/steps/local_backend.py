@@ -143,6 +143,13 @@ class LocalBackend:
         """Drop the replicas' copies of a variable."""
         self.store.drop((variable,))
 
+    def lost_workers(self, within_s: float) -> list[str]:
+        """Return none: replicas of this process cannot be lost."""
+        return []
+
+    def end_call(self, handles: Sequence[Handle], why: str) -> None:
+        """Return immediately: calls have finished."""
+
     def recover(self, group: ReplicaGroup) -> ReplicaGroup:
         """Return the group, as replicas of this process cannot be lost."""
         return group

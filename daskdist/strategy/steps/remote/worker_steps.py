@@ -216,9 +216,8 @@ class StepsOnWorker:
         # Others learn from the program that this worker is lost to it, not from here that the strategy is closed.
         self._is_closed = True
         for end in list(self._ends.values()):
-            end.end(
-                f"the program is gone, or has closed the strategy, to which this call on {self.worker.address} belongs"
-            )
+            why = f"{self.worker.address}: the program that made this call is gone, or has closed the strategy"
+            end.end(why, refuses_saves=True)
         self._mailbox.forget(self._token)
         closed = Failed(Failure.of(ClusterError("the strategy is closed")), None)
         for cells in self._cells.values():

@@ -1,0 +1,46 @@
+"""Calls that are ended because a worker is lost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from daskdist.config import seconds
+from daskdist.errors import ClusterError
+from daskdist.execute.caller import Handle
+from daskdist.execute.callers.live_workers import LiveWorkers
+from daskdist.strategy.steps.stream_set import StreamSet
+
+
+class EndsCalls:
+    """The part of a backend that ends calls on replicas, and waits until the loss of a worker is known."""
+
+    streams: StreamSet
+    live_workers: LiveWorkers
+
+    def missing(self) -> list[str]:
+        """Return the strategy's workers that are lost or were restarted."""
+        raise NotImplementedError
+
+    def lost_workers(self, within_s: float) -> list[str]:
+        """Return the workers that are lost but still have replicas, waiting up to some seconds for one."""
+        streams = self.streams
+        with contextlib.suppress(ClusterError):
+            streams.wait(lambda: bool(streams.lost()), within_s)
+        if lost := self.missing():
+            self.live_workers.in_doubt = True
+        return lost
+
+    def end_call(self, handles: Sequence[Handle], why: str) -> None:
+        """End the functions of a call at their next batch, collective operation or checkpoint, and wait for that."""
+        streams, most = self.streams, seconds("timeouts.step")
+        with streams.lock:
+            for result in handles:
+                if not result.is_over and streams.is_open(result.worker):
+                    streams.append(result.worker, "end", result.call.record.number, why)
+        streams.wait(lambda: all(result.is_over for result in handles), most)
+        if late := [result.worker for result in handles if not result.is_over]:
+            raise ClusterError(
+                f"run: {why}, but goes on on {', '.join(late)} after {most:g} s, which is daskdist.timeouts.step; a "
+                "function ends at its next batch, collective operation or checkpoint"
+            )

@@ -1,0 +1,82 @@
+"""Loops on replicas that begin again when a worker is lost, from their last checkpoint."""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import mirrored
+from distributed import Client, LocalCluster
+
+import daskdist
+from daskdist import CheckpointManager, Dataset, errors, get_replica_context
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def own_client() -> Iterator[Client]:
+    """Return the client of a cluster that no other test uses, since the test will break it."""
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def loop(iterator, manager, directory, kill_at):
+    """Two passes, with a checkpoint every third step; the rows of all replicas.
+
+    Replica 1 kills its process at some steps, at each only once.
+    """
+    context = get_replica_context()
+    saved = context.restore(manager, iterator=iterator, epoch=0, step=0, rows=np.zeros(0, int))
+    step, rows = saved["step"], saved["rows"]
+    for epoch in range(saved["epoch"], 2):
+        for batch in iterator:
+            step += 1
+            rows = np.append(rows, context.all_gather(batch, 0))
+            killed = directory / f"killed-{step}"
+            if context.replica_id_in_sync_group == 1 and step in kill_at and not killed.exists():
+                killed.write_text(str(saved["step"]))
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step % 3 == 0:
+                context.checkpoint(manager, iterator=iterator, epoch=epoch, step=step, rows=rows)
+    return rows
+
+
+def failing(iterator, path):
+    """A loop that fails at its second batch by itself, and notes that it was called."""
+    with Path(path).open("a") as file:
+        file.write("called\n")
+    next(iterator)
+    raise KeyError("mine")
+
+
+@pytest.mark.cluster
+def test_a_loop_begins_again_from_its_last_checkpoint(own_client, tmp_path):
+    strategy = daskdist.MultiWorkerMirroredStrategy(own_client)
+    distributed = strategy.distribute_dataset(Dataset.range(100).shuffle(100).batch(4))
+    with pytest.raises(KeyError, match="mine"):
+        strategy.run(failing, args=(distributed, tmp_path / "calls"), restart=3)
+    # A function that fails is not called again.
+    assert (tmp_path / "calls").read_text().split() == ["called"] * 2
+    manager = CheckpointManager(tmp_path / "run")
+    rows = strategy.run(loop, args=(distributed, manager, tmp_path, [13]), restart=1)
+    assert (tmp_path / "killed-13").exists()
+    assert collections.Counter(strategy.local_results(rows)[0].tolist()) == dict.fromkeys(range(100), 2)
+    strategy.close()
+
+
+def test_restarts_are_counted():
+    strategy = mirrored(2)
+    with pytest.raises(errors.ArgumentError, match="restart"):
+        strategy.run(lambda: 1, restart=-1)
+    assert strategy.local_results(strategy.run(lambda: 1, restart=2)) == (1, 1)
