@@ -70,7 +70,11 @@ class Browser:
 
     def close(self) -> None:
         """Close the connection."""
-        self._connection.close()
+
+        async def close() -> None:
+            self._connection.close()
+
+        self._loop.run_until_complete(close())
         self._loop.close()
 
     def _ask(self, method: str, **params: Any) -> Any:

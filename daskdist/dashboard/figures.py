@@ -167,6 +167,7 @@ class DashboardFigures:
         """
         self.observed_at = now
         present: set[tuple[str, int]] = set()
+        places = {(known.strategy, known.worker, known.device): known for known in self.replicas.values()}
         for address, report in reports.items():
             before = self._reported_at.get(address)
             seconds = None if before is None else report["at"] - before
@@ -176,8 +177,10 @@ class DashboardFigures:
                 present.add(key)
                 replica = self.replicas.get(key)
                 if replica is None or replica.worker != address:
-                    # Replicas are renumbered after a loss.
                     replica = self.replicas[key] = ReplicaFigures(token, number, address, device)
+                    # Replicas are renumbered after a loss; the charts go on.
+                    if (token, address, device) in places:
+                        replica.history.extend(places[token, address, device].history)
                     replica.update(totals, None)
                 elif seconds != 0:
                     replica.update(totals, seconds)

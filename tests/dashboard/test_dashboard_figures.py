@@ -51,6 +51,11 @@ def test_replicas_of_closed_strategies_and_lost_workers_are_forgotten():
     # Replica 1 is now that of the other worker: its figures begin with that.
     figures.observe(2.0, {"c": report(9.0, (1, 500, 500, 0.1, 0.1)), "a": reports["a"]})
     assert (figures.replicas["s", 1].worker, figures.replicas["s", 1].steps_per_s) == ("c", 0.0)
+    assert len(figures.replicas["s", 1].history) == 1
+    # The first replica is lost, and the second takes its number along with its chart.
+    figures.observe(2.5, {"c": report(9.5, (0, 1, 1, 0.1, 0.1))})
+    assert figures.replicas.keys() == {("s", 0)}
+    assert [at for at, _, _ in figures.replicas["s", 0].history] == [2.0, 2.5]
     figures.observe(3.0, {})
     assert not figures.replicas
     for number in range(NUM_KEPT + 50):

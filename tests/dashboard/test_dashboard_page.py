@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -12,7 +13,8 @@ import urllib.request
 import browser
 import pytest
 from conftest import eventually
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Scheduler
+from tornado.httpclient import AsyncHTTPClient
 
 import daskdist
 from daskdist import Dataset, errors
@@ -73,8 +75,9 @@ def busy_client():
 
 
 def test_metrics_are_those_of_the_loop(busy_client):
-    steps = eventually(lambda: metrics(busy_client, "daskdist_replica_steps_total"))
-    assert len(steps) == 3
+    # Each worker reports with its own heartbeats.
+    eventually(lambda: len(metrics(busy_client, "daskdist_replica_steps_total")) == 3)
+    steps = metrics(busy_client, "daskdist_replica_steps_total")
     assert all('worker="tcp://127.0.0.1' in labels and 'device="CPU:0"' in labels for labels in steps)
     eventually(lambda: min(metrics(busy_client, "daskdist_replica_steps_total").values()) > max(steps.values()))
     later = metrics(busy_client, "daskdist_replica_rows_total")
@@ -94,6 +97,22 @@ def test_metrics_are_those_of_the_loop(busy_client):
 def test_other_pages_link_to_the_page(busy_client):
     assert 'href="daskdist"' in get(busy_client, "status")
     assert "prefers-color-scheme" in get(busy_client, "daskdist")
+
+
+async def pages_of_a_new_scheduler():
+    """Return the page and the metrics of a scheduler that was started with the preload module."""
+    async with Scheduler(
+        host="127.0.0.1", dashboard_address="127.0.0.1:0", preload=["daskdist.preload"], validate=True
+    ) as scheduler:
+        asked = [f"http://127.0.0.1:{scheduler.http_server.port}/{path}" for path in ("daskdist", "metrics")]
+        answers = await asyncio.gather(*map(AsyncHTTPClient().fetch, asked))
+        return [answer.body.decode() for answer in answers]
+
+
+def test_the_preload_module_adds_the_page_and_the_metrics():
+    page, text = asyncio.run(pages_of_a_new_scheduler())
+    assert "prefers-color-scheme" in page
+    assert "daskdist_lost_workers_total 0.0" in text
 
 
 @pytest.mark.skipif(browser.find_browser() is None, reason="no Chromium")
