@@ -29,6 +29,7 @@ FAULTS = BENCHMARKS / "faults.py"
 PASSES = BENCHMARKS / "passes.py"
 COLLECTIVES = BENCHMARKS / "collectives.py"
 GPU = BENCHMARKS / "gpu.py"
+PROCESSES = BENCHMARKS / "processes.py"
 TORCH_DDP = BENCHMARKS / "torch_ddp.py"
 DIGITS = BENCHMARKS / "digits.py"
 NAMES = ["memory", "parquet", "import", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])]
@@ -211,6 +212,13 @@ def test_training_with_torch_gives_figures(run, name: str, num_figures: int) -> 
     assert len(figures) == num_figures
     assert all(figure["ours"] > 0 for figure in figures)
     assert figures[-1]["peer_name"].startswith("DataLoader")
+
+
+@pytest.mark.parametrize(("name", "num_figures"), [("images", 1), ("text", 2)])
+def test_processes_give_figures(run, name: str, num_figures: int) -> None:
+    figures = run(PROCESSES, "--only", name)
+    assert len(figures) == num_figures
+    assert all(figure["ours"] > 0 for figure in figures)
 
 
 def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
