@@ -35,7 +35,7 @@ _PREFIX: Final = "daskdist-processes-"
 _MOST_FUNCTIONS: Final = 64
 # Attempts of a call whose processes end.
 _MOST_ATTEMPTS: Final = 3
-# Function objects that this process loaded, by token.
+# Functions that this process loaded, by the file of their pickle.
 _loaded: Final[OrderedDict[str, Any]] = OrderedDict()
 
 
@@ -98,13 +98,11 @@ class PackedArrays:
         )
 
 
-def call_there(
-    token: str, function: bytes, arguments: PackedArrays, folder: str, settings: dict[str, Any]
-) -> PackedArrays:
-    """Call a pickled function in a worker process and pack its result."""
-    loaded = _loaded.get(token)
+def call_there(function: str, arguments: PackedArrays, folder: str, settings: dict[str, Any]) -> PackedArrays:
+    """Call a function, given the file of its pickle, in a worker process and pack its result."""
+    loaded = _loaded.get(function)
     if loaded is None:
-        loaded = _loaded[token] = cloudpickle.loads(function)
+        loaded = _loaded[function] = cloudpickle.loads(Path(function).read_bytes())
         while len(_loaded) > _MOST_FUNCTIONS:
             _loaded.popitem(last=False)
     with dask.config.set({"daskdist": settings}):
@@ -131,8 +129,14 @@ class ProcessPool:
     def _started(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(self._num_processes, multiprocessing.get_context("spawn"))
 
-    def call(self, token: str, function: bytes, arguments: Sequence[Any]) -> Any:
-        """Call a pickled function in one of the processes; wait for the result and return it.
+    def add(self, function: bytes) -> str:
+        """Return a file with a pickled function, which the processes read once; a read may list many files."""
+        path = Path(self.folder, f"{uuid.uuid4().hex}.function")
+        path.write_bytes(function)
+        return str(path)
+
+    def call(self, function: str, arguments: Sequence[Any]) -> Any:
+        """Call the function of a file in one of the processes; wait for the result and return it.
 
         A call whose process is killed is made again.
 
@@ -147,7 +151,7 @@ class ProcessPool:
             executor = self._executor
             packed = PackedArrays.of(tuple(arguments), self.folder)
             try:
-                future = executor.submit(call_there, token, function, packed, self.folder, settings)
+                future = executor.submit(call_there, function, packed, self.folder, settings)
                 return future.result().value()
             except BrokenExecutor as error:
                 num_attempts += 1

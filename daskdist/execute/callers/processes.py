@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
+import contextlib
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import cloudpickle
@@ -35,7 +37,8 @@ class Processes(Threads):
         # While one call of a process is running, its next one is on the way.
         super().__init__(2 * num_processes, fetch)
         self._processes = process_pool(num_processes)
-        self._pickled: dict[Any, tuple[str, bytes]] = {}
+        self._files: dict[Any, str] = {}
+        self._adding = Lock()
 
     def source(self, function: Callable[..., Rows], *args: Any, name: str, **_: Any) -> Handle:
         if any(map(_has_arrays, args)):
@@ -54,15 +57,22 @@ class Processes(Threads):
         return self._called_there(function, gather(blocks, picks, _same, *rest))
 
     def _called_there(self, function: Callable[..., Any], *args: Any) -> Any:
-        return self._processes.call(*self._token_of(function), args)
+        return self._processes.call(self._file_of(function), args)
 
-    def _token_of(self, function: Callable[..., Any]) -> tuple[str, bytes]:
+    def _file_of(self, function: Callable[..., Any]) -> str:
         # Equal functions of one pass are pickled once.
-        known = self._pickled.get(function)
-        if known is None:
-            with modules_by_value():
-                known = self._pickled[function] = uuid.uuid4().hex, cloudpickle.dumps(function)
-        return known
+        with self._adding:
+            known = self._files.get(function)
+            if known is None:
+                with modules_by_value():
+                    known = self._files[function] = self._processes.add(cloudpickle.dumps(function))
+            return known
+
+    def close(self) -> None:
+        super().close()
+        while self._files:
+            with contextlib.suppress(OSError):
+                os.unlink(self._files.popitem()[1])
 
 
 def _same(rows: Rows) -> Rows:
