@@ -25,6 +25,7 @@ from daskdist.service.worker.delivery import (
     Passed,
     Send,
 )
+from daskdist.service.worker.first_come import FirstCome
 from daskdist.service.worker.pickled_dataset import PickledDataset
 from daskdist.service.worker.producer import Producer
 from daskdist.service.worker.producers import Producers
@@ -59,6 +60,31 @@ def test_a_pipeline_takes_as_many_ahead_as_its_program_uses_in_a_moment():
     pace.waits()
     assert pace.allowed(wait=False) == FEW
     assert Pace(1).allowed(wait=True) == 1
+
+
+@pytest.mark.parametrize("make", [FirstCome, lambda: Rounds(2)])
+def test_nothing_is_produced_once_all_consumers_have_left(make):
+    task = make()
+    # For the first consumer, which is not there yet.
+    assert task.is_wanted
+    for index, name in enumerate(["one", "other"]):
+        task.joined(Consumer(name, 4, 1000, index=index))
+    task.lost("one")
+    assert task.is_wanted
+    task.away("other")
+    assert task.is_wanted
+    task.lost("other")
+    assert not task.is_wanted
+    task.joined(Consumer("another", 4, 1000, index=1))
+    assert task.is_wanted
+
+
+def test_consumers_of_an_earlier_attempt_are_produced_for_until_they_are_lost():
+    task = FirstCome(expected=["one", "other"])
+    task.lost("one")
+    assert task.is_wanted
+    task.lost("other")
+    assert not task.is_wanted
 
 
 def test_a_trainer_that_is_slower_than_the_window_passes_over_what_has_gone():

@@ -45,10 +45,12 @@ class FirstCome:
         self._sizes = PartSizes()
         self._num_produced = 0
         self._is_finished = self._is_done = False
+        # All consumers have left or are lost; before the first one comes, elements are produced for it.
+        self._is_left = False
 
     @property
     def is_wanted(self) -> bool:
-        return True
+        return not self._is_left
 
     @property
     def consumers(self) -> list[Consumer]:
@@ -69,6 +71,7 @@ class FirstCome:
         return self._hand_out()
 
     def joined(self, consumer: Consumer, done: Pairs = ()) -> list[Action]:
+        self._is_left = False
         self._expected.discard(consumer.name)
         before = self._consumers.pop(consumer.name, None)
         # Acknowledgements and elements may have been lost in transit.
@@ -120,6 +123,7 @@ class FirstCome:
     def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
         self._expected.discard(name)
         consumer = self._consumers.pop(name, None)
+        self._is_left = not self._consumers and not self._expected
         actions = self._note_done(consumer, done)
         if consumer is not None:
             actions += self._offer(consumer.held) if redeliver else self._acknowledge(consumer, consumer.held)

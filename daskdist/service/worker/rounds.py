@@ -37,10 +37,12 @@ class Rounds:
         self._sizes = PartSizes()
         self._num_produced = 0
         self._is_finished = self._is_done = False
+        # All consumers have left or are lost; before the first one comes, elements are produced for it.
+        self._is_left = False
 
     @property
     def is_wanted(self) -> bool:
-        return True
+        return not self._is_left
 
     @property
     def consumers(self) -> list[Consumer]:
@@ -69,6 +71,7 @@ class Rounds:
             )
         actions = self._note_done(done)
         self._consumers[consumer.index] = consumer
+        self._is_left = False
         # All elements before the first that is missing are done.
         first = self.done.first_missing()
         first += (consumer.index - first) % self._num_consumers
@@ -109,6 +112,7 @@ class Rounds:
         if consumer is None:
             return actions
         del self._consumers[consumer.index]
+        self._is_left = not self._consumers
         return actions if redeliver else actions + self._note_done(consumer.held)
 
     def _note_done(self, done: Pairs) -> list[Action]:
