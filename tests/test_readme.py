@@ -26,6 +26,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert "[ 1.  -2.   0.5  3. ]" in shown
     assert "[250, 250] 124750" in shown
     assert "the weights that were saved in step 1: [ 1.  -2.   0.5  3. ]" in shown
+    assert "the sum of two epochs: 9900" in shown
     assert "['key', 'distance', 'late'] 4000" in shown
     assert "right for 9" in shown
     assert "3999  3999" in shown
@@ -40,7 +41,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 
 def test_there_are_examples() -> None:
-    assert len(BLOCKS) == 16
+    assert len(BLOCKS) == 17
 
 
 def test_the_two_commands_set_themselves_up() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 
+import numpy as np
 import pytest
 from conftest import mirrored
 from test_resume import UNEVEN, datasets, files, gone_on, parts_of, rows_of  # noqa: F401
@@ -192,3 +194,45 @@ def test_states_that_do_not_fit():
     other = iter(strategy.distribute_dataset(Dataset.range(13).batch(4))).state_dict()
     with pytest.raises(errors.ArgumentError, match="of another pipeline"):
         strategy.run(lambda iterator: iterator.load_state_dict(other), args=(distributed,))
+
+
+@pytest.mark.parametrize("kind", ["local", "distributed"])
+def test_threads_save_states_while_others_take_steps(kind):
+    strategy, dataset = mirrored(2), Dataset.range(600).shuffle(50, seed=1).batch(2)
+    iterable = dataset if kind == "local" else strategy.distribute_dataset(dataset)
+    iterator, states, steps, failures = iter(iterable), [], [], []
+
+    def rows(step):
+        return [row for part in strategy.local_results(step) for row in np.ravel(part).tolist()]
+
+    def take():
+        try:
+            steps.extend(map(rows, iterator))
+        except Exception as error:
+            failures.append(error)
+
+    def save():
+        try:
+            while not states or states[-1]["number"] < 300:
+                states.append(iterator.state_dict())
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=target) for target in (take, save, take, save, take)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    assert sorted(row for step in steps for row in step) == list(range(600))
+    by_number = {state["number"]: state for state in states}
+    longest: list = []
+    # From the last state to the first: each goes on with its own step, and then as the ones after it.
+    for number in sorted(by_number, reverse=True)[:: max(len(by_number) // 8, 1)]:
+        again = iter(iterable)
+        again.load_state_dict(by_number[number])
+        rest = list(map(rows, again))
+        assert len(rest) == 300 - number
+        assert rest[len(rest) - len(longest) :] == longest
+        assert all(step in steps for step in rest)
+        longest = rest

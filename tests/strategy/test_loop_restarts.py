@@ -5,6 +5,10 @@ from __future__ import annotations
 import collections
 import os
 import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,3 +84,63 @@ def test_restarts_are_counted():
     with pytest.raises(errors.ArgumentError, match="restart"):
         strategy.run(lambda: 1, restart=-1)
     assert strategy.local_results(strategy.run(lambda: 1, restart=2)) == (1, 1)
+
+
+# A loop without an end, each replica of which notes its steps; it saves a checkpoint at every second step.
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from distributed import Client
+import daskdist
+
+def loop(iterator, manager, directory):
+    context = daskdist.get_replica_context()
+    path = Path(directory) / f"steps-{context.replica_id_in_sync_group}"
+    for step, batch in enumerate(iterator):
+        with path.open("a") as file:
+            file.write(".")
+        if step % 2:
+            context.checkpoint(manager, iterator=iterator, step=step)
+        time.sleep(0.01)
+
+with Client(sys.argv[1]) as client, daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+    batches = strategy.distribute_dataset(daskdist.Dataset.range(10**9).batch(4))
+    manager = daskdist.CheckpointManager(sys.argv[2] + "/run", keep=2)
+    strategy.run(loop, args=(batches, manager, sys.argv[2]))
+"""
+
+
+def replica_threads():
+    """The threads of replicas in this process."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("daskdist replica")]
+
+
+def restored_step(iterator, manager):
+    """The step of the newest checkpoint, from which the iterator goes on."""
+    step = get_replica_context().restore(manager, iterator=iterator, step=0)["step"]
+    assert next(iterator)[0] // 4 == step + 1
+    return step
+
+
+def test_loops_of_a_killed_program_end(client, tmp_path):
+    threads_before = sum(map(len, client.run(replica_threads).values()))
+    manager = CheckpointManager(tmp_path / "run")
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, client.scheduler.address, str(tmp_path)]) as program:
+        deadline = time.monotonic() + 60
+        while len(manager.steps) < 2:
+            assert time.monotonic() < deadline
+            assert program.poll() is None
+            time.sleep(0.02)
+        program.kill()
+        killed_at = time.monotonic()
+    while sum(map(len, client.run(replica_threads).values())) > threads_before:
+        assert time.monotonic() < killed_at + 2, "loops go on after their program"
+        time.sleep(0.02)
+    steps, noted = manager.steps, [path.read_text() for path in sorted(tmp_path.glob("steps-*"))]
+    # The next program does not wait, and no checkpoint of the one before comes.
+    with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        batches = strategy.distribute_dataset(Dataset.range(10**9).batch(4))
+        saved = strategy.run(restored_step, args=(batches, manager))
+        assert set(map(int, strategy.local_results(saved))) == {2 * steps[-1] + 1}
+    assert manager.steps == steps
+    assert [path.read_text() for path in sorted(tmp_path.glob("steps-*"))] == noted
