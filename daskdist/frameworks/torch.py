@@ -131,7 +131,8 @@ def torch_loader(dataset: Any) -> Any:
     Notes
     -----
     If an interface requires a ``DataLoader``, use ``DataLoader(loader, batch_size=None)``. Its worker processes
-    (``num_workers``) are refused, since each would read everything; daskdist reads ahead by threads or a cluster.
+    (``num_workers``) are refused, since each would read everything; daskdist reads ahead by threads, by processes
+    (`Options.num_processes`) or by a cluster.
     """
     _torch("torch_loader")
     check_spec("torch_loader", checked_source("torch_loader", dataset).element_spec)
@@ -334,7 +335,7 @@ def _loader() -> Any:
             if get_worker_info() is not None:
                 raise ArgumentError(
                     "torch_loader: used in worker processes of a DataLoader, each of which would read everything; give "
-                    "num_workers=0: daskdist reads ahead by itself"
+                    "num_workers=0: daskdist reads ahead by itself, in processes with Options(num_processes=2)"
                 )
             return map(to_torch, self._dataset)
 
