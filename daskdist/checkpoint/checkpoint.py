@@ -21,6 +21,11 @@ from daskdist.storage.filesystem import Storage
 _PLAIN: Final = (*PLAIN, np.generic, type(None))
 _WHAT: Final = "give an object with state_dict() and load_state_dict(state), or values"
 
+_IN_PROGRAM: Final = (
+    "Save and restore in the program, between calls of Strategy.run, or with checkpoint and restore of the replica's "
+    "context, which all replicas call"
+)
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -152,7 +157,7 @@ class Checkpoint:
         RuntimeError
             A replica calls it, in a function that `Strategy.run` calls.
         """
-        refuse_replicas("Checkpoint", "Save and restore in the program, between calls of Strategy.run")
+        refuse_replicas("Checkpoint", _IN_PROGRAM)
         states = {}
         for name, value in self._objects.items():
             state = value.state_dict() if isinstance(value, Stateful) else value
@@ -186,7 +191,7 @@ class Checkpoint:
         restored before. Arrays are restored as NumPy arrays, or if the current state has an array of a framework, as
         arrays of its type, dtype and device.
         """
-        refuse_replicas("Checkpoint", "Save and restore in the program, between calls of Strategy.run")
+        refuse_replicas("Checkpoint", _IN_PROGRAM)
         self.set_states(read_states(os.fspath(path), Storage(storage_options)), os.fspath(path))
 
     def set_states(self, saved: dict[str, Any], path: str) -> None:
