@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -12,7 +13,6 @@ from daskdist.execute.callers.cluster_requests import run_on_workers
 
 # Shell commands for a process, after a delay. A slowed process runs for a tenth of the time.
 _COMMANDS: Final = {
-    "kill": "kill -KILL {pid}",
     "pause": "kill -STOP {pid}; sleep {seconds}; kill -CONT {pid}",
     "slow": "for i in $(seq {tenths}); do kill -STOP {pid}; sleep .09; kill -CONT {pid} || exit; sleep .01; done",
 }
@@ -50,8 +50,8 @@ class Fault:
     seconds: float = 5.0
 
     def __post_init__(self) -> None:
-        if self.kind not in _COMMANDS:
-            raise ArgumentError(f"Fault: kind is {self.kind!r}; give one of {', '.join(map(repr, _COMMANDS))}")
+        if self.kind not in ("kill", *_COMMANDS):
+            raise ArgumentError(f"Fault: kind is {self.kind!r}; give one of 'kill', {', '.join(map(repr, _COMMANDS))}")
         if min(self.step, self.worker, self.seconds) < 0:
             raise ArgumentError(f"{self}: step, worker and seconds are at least 0")
         if os.name != "posix":
@@ -63,11 +63,14 @@ class Fault:
 
     def inflict(self, client: Any, address: str) -> None:
         """Inflict the fault on the process of a worker."""
-        run_on_workers(client, self.suffer, workers=[address])
+        # A worker that is killed does not answer.
+        run_on_workers(client, self.suffer, workers=[address], on_error="ignore")
 
     def suffer(self) -> None:
-        """Inflict the fault on this process, in a moment."""
+        """Inflict the fault on this process: kill it now, or stop it in a moment."""
         seconds, pid = self.seconds, os.getpid()
+        if self.kind == "kill":
+            os.kill(pid, signal.SIGKILL)
         command = _COMMANDS[self.kind].format(pid=pid, seconds=seconds, tenths=round(10 * seconds))
         # The shell is no part of this process, and so goes on while that is stopped.
         subprocess.Popen(

@@ -299,7 +299,7 @@ def _visits_of_loop(
     manager = CheckpointManager(str(directory / "checkpoints"))
     args = distributed, visit, manager, str(directory), checkpoint_every, addressed
     num_kills = sum(fault.kind == "kill" for fault in faults.chaos)
-    strategy.local_results(strategy.run(_iterate, args=args, **({"restart": num_kills} if num_kills else {})))
+    strategy.local_results(strategy.run(_iterate, args=args, restart=num_kills))
     # An attempt counts up to the step from which the next one went on.
     attempts: dict[str, list[list[list[Any]]]] = {}
     for path in sorted(directory.glob("attempt-*-replica-*")):

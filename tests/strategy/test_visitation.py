@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from conftest import mirrored
+from conftest import eventually, mirrored
 from distributed import Client, LocalCluster
 
 import daskdist
@@ -76,7 +76,18 @@ def test_what_cannot_be_verified_is_refused():
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("loop", LOOPS)
+def test_every_row_is_visited_once_though_a_worker_is_killed(own_client, loop):
+    eventually(lambda: len(own_client.scheduler_info(n_workers=-1)["workers"]) == 2, 60)
+    with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
+        report = verify_visitation(Dataset.range(2_000).map(np.abs).batch(40), strategy, [Fault("kill", 13)], loop=loop)
+    assert report.holds, report
+    assert report.num_visited == 2_000
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("loop", LOOPS)
 def test_workers_that_are_paused_and_slowed_are_waited_for(own_client, loop):
+    eventually(lambda: len(own_client.scheduler_info(n_workers=-1)["workers"]) == 2, 60)
     dataset = Dataset.range(2_000).map(np.abs).shuffle(100).batch(40)
     chaos = [Fault("pause", 10, worker=0, seconds=0.5), Fault("slow", 20, worker=1, seconds=1)]
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
