@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from daskdist.execute.caller import Handle
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
 
+# The operation of calls that prepare the remaining replicas after a loss.
+RECOVERY: Final = "recovery"
 # For each slot of a wired nest, the index of its result and the extraction from it.
 Picks = Sequence[tuple[int, Callable[[Any], Any]]]
 
@@ -183,11 +185,16 @@ class Backend(ResultSource, Protocol):
         """Cut the global batch of a leaf for replicas, if it was cut for another number."""
         ...
 
-    def make_again(self, group: ReplicaGroup, *, changes_variables: bool) -> None:
-        """Make the calls of steps again that failed because of a lost worker, and those after them.
+    def first_to_make_again(self) -> int | None:
+        """Return the number of the first call that is to be made again, as a worker is lost; None if there is none."""
+        ...
 
-        If replicas may have changed variables in them, they are not made again, and their results fail.
-        """
+    def make_again(self, group: ReplicaGroup) -> None:
+        """Make the calls of steps again that failed because of a lost worker, and those after them."""
+        ...
+
+    def give_up(self, why: str) -> None:
+        """Leave the calls failed that failed because of a lost worker, and log the reason."""
         ...
 
     def lost_workers(self, within_s: float) -> list[str]:

@@ -15,7 +15,7 @@ from daskdist.config import setting
 from daskdist.core.functions.current_context import current_context
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.execute.caller import Handle
-from daskdist.strategy.backend import Backend
+from daskdist.strategy.backend import RECOVERY, Backend
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.reduce.reductions import NAMED, Axis, Op, ReduceOp, name_of
@@ -30,7 +30,7 @@ from daskdist.strategy.values.extract import PerReplicaRef
 from daskdist.strategy.values.flat import LEAVES, flattened_call
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.variables.read_copies import has_variables, with_copies
-from daskdist.strategy.variables.replica_copy import align_on_replica
+from daskdist.strategy.variables.replica_copy import align_on_replica, undo_on_replica
 from daskdist.strategy.variables.variable import Variable
 
 logger: Final = logging.getLogger("daskdist")
@@ -112,16 +112,32 @@ class StrategyInternals:
                 return
 
     def _align(self) -> None:
-        # Some copies of a mirrored variable may already have the next value, and others not.
         strategy: Any = self._strategy()
+        variables = list(self._variables.values())
+        first = self.backend.first_to_make_again()
+        if first is not None and variables:
+            self._undo(first, variables)
+        # Some copies of a mirrored variable may already have the next value, and others not.
         with cross_replica_scope(strategy):
-            variables = [variable for variable in list(self._variables.values()) if variable.is_mirrored]
-            aligned = [self.call_each(1, "variable", align_on_replica, variable) for variable in variables]
+            mirrored = [variable for variable in variables if variable.is_mirrored]
+            aligned = [self.call_each(1, RECOVERY, align_on_replica, variable) for variable in mirrored]
         for (outcome,) in aligned:
             # A variable whose creation failed has no value.
             with cross_replica_scope(strategy), contextlib.suppress(ArgumentError, CollectiveError):
                 strategy.local_results(outcome)
-        self.backend.make_again(self.group.now, changes_variables=bool(len(self._variables)))
+        self.backend.make_again(self.group.now)
+
+    def _undo(self, first: int, variables: Sequence[Variable]) -> None:
+        # Calls that failed on a lost replica may have changed variables on others.
+        apart = [variable.name for variable in variables if not variable.is_mirrored]
+        if apart:
+            self.backend.give_up(f"{', '.join(apart)} had values on lost workers that no other has")
+            return
+        strategy: Any = self._strategy()
+        with cross_replica_scope(strategy):
+            (outcome,) = self.call_each(1, RECOVERY, undo_on_replica, first)
+            if not all(strategy.local_results(outcome)):
+                self.backend.give_up("they changed variables whose earlier values are not kept")
 
     def check_scope(self, operation: str) -> None:
         """Raise an error on a replica or in the scope of another strategy; otherwise recover from lost workers.

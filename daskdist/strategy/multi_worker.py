@@ -62,8 +62,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     that need it fail with an error that names it. The next use of the strategy after such an error first waits for
     unfinished calls on the remaining workers, and continues with fewer replicas, renumbered in order; a warning says
     so. Variables keep the remaining copies, and those that are the same on all replicas get the value of the first. A
-    distributed dataset that is iterated over again is distributed among the remaining replicas; a `PerReplica` with the
-    former number of values is an error, except for `local_results`.
+    `PerReplica` with the former number of values is an error, except for `local_results`. A pass over a distributed
+    dataset goes on without an error, see `Strategy.distribute_dataset`.
 
     `status` shows what workers are doing. Dask shows it too: the workers page of its dashboard has the columns
     ``daskdist_replicas`` and ``daskdist_running``, and ``client.scheduler_info()`` lists them in a worker's metrics.

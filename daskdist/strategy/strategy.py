@@ -118,6 +118,18 @@ class Strategy(Viewed):
         ------
         ShardingError
             Elements have no batch dimension, or the policy cannot be applied.
+
+        Notes
+        -----
+        If a worker is lost during a pass, also in a `daskdist.function`, the pass continues with the remaining
+        replicas: the rest of the rows is shared out among them, and every row is in exactly one completed step. A step
+        that failed because of the loss is made again on its rows, as are the steps after it, and values that the
+        program has of them become those of the new calls. Mirrored variables are set back to their values before it.
+        What else a failed step did, such as writing a file, it may do twice.
+
+        A step is not made again, and its values raise `ClusterError`, if it needs values that only a lost replica had
+        (of an earlier `run`, or ``ON_READ`` variables of the strategy), if it used an object in a `Variable`, or if
+        batches cannot be cut again. Workers that are added or restarted take part in a new strategy.
         """
         if not isinstance(dataset, Dataset):
             raise ArgumentError(f"distribute_dataset: expected a daskdist Dataset, got {type(dataset).__name__}")

@@ -120,8 +120,9 @@ class DistributedDataset:
     Returned by `Strategy.distribute_dataset` and `Strategy.distribute_datasets_from_function`. It takes no further
     transformations: apply them to the dataset.
 
-    After a worker is lost, new iterators and calls divide the input among the remaining replicas. Existing iterators
-    keep the old division, with one part for each replica that there was; `Strategy.local_results` takes such values.
+    After a worker is lost, an iterator continues with the remaining replicas, and every row is in one completed step;
+    see `Strategy.distribute_dataset`. Datasets of a function stay on their workers: an iterator over them continues
+    with those that are left to it, and fails if it needs one that is gone.
     """
 
     def __init__(

@@ -24,6 +24,7 @@ from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.execute.callers.fetch import WithRemoteResults
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Picks, Submit
+from daskdist.strategy.backend import RECOVERY
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.reduce.tree import Prepared
@@ -146,15 +147,16 @@ class ClusterBackend(EndsCalls):
         replica_call = ReplicaCall(
             function, packed, pickled_structure(treespec), to_send(), kept, name, is_step=is_step, is_loop=is_loop
         )
-        call = self._send(replica_call, group)
         takes_batch = [type(leaf) is PerReplica and leaf.batch is not None for leaf in leaves]
         log = self.streams.log
-        if log or any(takes_batch):
+        replica_call.undo_from = None if operation == RECOVERY else log.begin_call(takes_batch=any(takes_batch))
+        call = self._send(replica_call, group)
+        if replica_call.undo_from is not None:
             pairs = zip(leaves, packed, takes_batch, strict=True)
-            replica_call.leaves = [leaf if is_batch else as_now(value) for leaf, value, is_batch in pairs]
+            again = replace(replica_call, leaves=[leaf if is_batch else as_now(arg) for leaf, arg, is_batch in pairs])
             takes_results = [type(leaf) is PerReplica for leaf in leaves] != takes_batch
             add = log.add_step if any(takes_batch) else log.add_call
-            add(call, partial(self._send_again, replica_call), takes_results=takes_results)
+            add(call, partial(self._send_again, again), takes_results=takes_results)
         return call
 
     def _send_again(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
@@ -169,13 +171,12 @@ class ClusterBackend(EndsCalls):
             parts = leaf.handles if type(leaf) is PerReplicaRef else leaf.values if type(leaf) is PerReplica else None
             if parts is not None and len(parts) != len(group.replicas):
                 raise ClusterError(f"{name} needs the values that lost replicas had")
-        return self._send(replace(replica_call, leaves=leaves), group)
+        return self._send(replace(replica_call, leaves=leaves, undo_from=0), group)
 
     def _send(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
         name, is_step, function = replica_call.name, replica_call.is_step, replica_call.function
         structure, settings = replica_call.structure, replica_call.settings
         streams = self.streams
-        # None of them is None on a cluster.
         workers: Any = group.worker_of
         columns, args = wired_arguments(replica_call.leaves, len(group.replicas))
         columns = list(map(self._own_column, columns))
@@ -202,7 +203,8 @@ class ClusterBackend(EndsCalls):
                         )
                         for number in members
                     ]
-                    streams.append(worker, "run", number, function.number, structure, worker_lanes, settings, name)
+                    what = number, function.number, structure, worker_lanes, settings, name, replica_call.undo_from
+                    streams.append(worker, "run", *what)
             except BaseException:
                 # Some workers have a part of the call.
                 streams.close()
@@ -336,29 +338,30 @@ class ClusterBackend(EndsCalls):
             recover()
         return self.num_made_again != number
 
-    def make_again(self, group: ReplicaGroup, *, changes_variables: bool) -> None:
-        """Make the calls again that failed because of a lost worker, and those after them; see `Backend`."""
-        log = self.streams.log
-        calls = log.calls_to_make_again(self.streams.is_open)
-        if not calls:
-            return
-        if changes_variables:
-            # Replicas that completed a call which failed on others have changed them.
-            logger.warning("%s cannot be made again, since variables may have changed in it", calls[0].record.name)
-            log.clear()
-            return
-        self.num_made_again += 1
-        logger.warning("making %d calls again that the loss cut short, from %s on", len(calls), calls[0].record.name)
+    def first_to_make_again(self) -> int | None:
+        """Return the number of the first call that is to be made again; None if there is none."""
+        calls = self.streams.log.calls_to_make_again(self.streams.is_open)
+        return calls[0].record.number if calls else None
+
+    def make_again(self, group: ReplicaGroup) -> None:
+        """Make the calls again that failed because of a lost worker; see `Backend`."""
+        calls = self.streams.log.calls_to_make_again(self.streams.is_open)
+        if calls:
+            self.num_made_again += 1
+            logger.warning("making %d calls again that the loss cut short", len(calls))
         for logged in calls:
             try:
                 logged.make_again(group)
             except Exception as error:
                 if lost := self.streams.lost():
-                    # Another one is lost meanwhile.
                     raise self.streams.lost_error(lost) from error
-                logger.warning("%s cannot be made again: %s", logged.record.name, error)
-                log.clear()
+                self.give_up(f"{logged.record.name}: {error}")
                 return
+
+    def give_up(self, why: str) -> None:
+        """Make no calls again, and log the reason."""
+        logger.warning("calls that failed with a lost worker are not made again: %s", why)
+        self.streams.log.clear()
 
     # --- arguments ---
 
@@ -493,7 +496,8 @@ class ClusterBackend(EndsCalls):
                 )
                 self._submit.wait([handle])
             elif type(handle) is SentObject:
-                handle = self._submit.place(_loaded(handle.value), self.live_workers.present[0])
+                value = cloudpickle.loads(handle.value) if type(handle.value) is bytes else handle.value
+                handle = self._submit.place(value, self.live_workers.present[0])
             futures.append(handle)
         return self._submit.as_futures(futures, picks)
 
@@ -594,7 +598,3 @@ def _whole(results: Sequence[Any]) -> Any:
 
 def _nothing(results: Sequence[Any]) -> None:
     """Give nothing: that it is over tells that there is a result."""
-
-
-def _loaded(value: Any) -> Any:
-    return cloudpickle.loads(value) if type(value) is bytes else value

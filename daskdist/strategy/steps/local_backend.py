@@ -112,7 +112,14 @@ class LocalBackend:
         """Return the leaf."""
         return leaf
 
-    def make_again(self, group: ReplicaGroup, *, changes_variables: bool) -> None:
+    def first_to_make_again(self) -> int | None:
+        """Return None."""
+        return None
+
+    def make_again(self, group: ReplicaGroup) -> None:
+        """Return immediately."""
+
+    def give_up(self, why: str) -> None:
         """Return immediately."""
 
     def at_hand(self, handle: Handle) -> tuple[Any] | None:

@@ -259,6 +259,13 @@ def align_on_replica(variable: VariableRecord) -> FlatResult:
     return _listed([True])
 
 
+def undo_on_replica(call: int) -> FlatResult:
+    """Restore the variables of a replica as they were before a call; return whether they are known."""
+    replica = current_replica()
+    store: Any = None if replica is None else replica.store()
+    return _listed([store is None or store.undo(replica.replica_id_in_sync_group, call)])  # type: ignore[union-attr]
+
+
 def state_on_replica(variable: VariableRecord) -> FlatResult:
     """Return a replica's value in arrays that can be saved."""
     value = variable.layout.packed(_required_copy(variable).host_leaves)

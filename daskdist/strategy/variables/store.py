@@ -7,6 +7,7 @@ from typing import Any
 
 from daskdist.errors import ArgumentError
 from daskdist.strategy.variables.record import VariableRecord
+from daskdist.strategy.variables.undo_log import MISSING, UNKNOWN, UndoLog
 
 
 class VariableStore:
@@ -24,6 +25,22 @@ class VariableStore:
         self.lost: tuple[str, ...] = ()
         # number of the variable -> number of the replica -> state.
         self._states: dict[int, dict[int, Any]] = {}
+        self._undo_logs: dict[int, UndoLog] = {}
+
+    def undo_log(self, replica: int) -> UndoLog:
+        """Return the log of a replica's changes, which notes those of calls that may be undone."""
+        return self._undo_logs.setdefault(replica, UndoLog())
+
+    def undo(self, replica: int, call: int) -> bool:
+        """Restore a replica's states before a call, by its number; return False if they are not known."""
+
+        def restore(variable: int, state: Any) -> None:
+            if state is MISSING:
+                self.drop_of(replica, (variable,))
+            else:
+                self._states.setdefault(variable, {})[replica] = state
+
+        return self.undo_log(replica).undo(call, restore)
 
     def get(self, variable: VariableRecord, replica: int) -> Any:
         """Return the state of a variable on a replica.
@@ -48,15 +65,23 @@ class VariableStore:
 
     def put(self, variable: VariableRecord, replica: int, state: Any) -> None:
         """Store a state."""
-        self._states.setdefault(variable.key.number, {})[replica] = state
+        states = self._states.setdefault(variable.key.number, {})
+        if replica in self._undo_logs:
+            before = states.get(replica, MISSING)
+            is_known = before is MISSING or variable.layout.treespec is not None
+            self._undo_logs[replica].note(variable.key.number, before if is_known else UNKNOWN)
+        states[replica] = state
 
     def lend(self, variable: VariableRecord, replica: int) -> None:
         """Note that the object of a state may be changed in place."""
+        if replica in self._undo_logs:
+            self._undo_logs[replica].note(variable.key.number, UNKNOWN)
 
     def renumber(self, numbers: Mapping[int, int]) -> None:
         """Renumber the replicas, given the new number of each old one."""
         for number, states in self._states.items():
             self._states[number] = {numbers[replica]: state for replica, state in states.items()}
+        self._undo_logs = {numbers[replica]: undo_log for replica, undo_log in self._undo_logs.items()}
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Drop the states of variables."""

@@ -253,6 +253,7 @@ class StepsOnWorker:
         lanes: Sequence[tuple[int, Any, Any]],
         settings: Any,
         name: str,
+        undo_from: int | None,
     ) -> None:
         sent_function = self._objects[function]
         end = self._ends[number] = CallEnd()
@@ -268,7 +269,7 @@ class StepsOnWorker:
                 continue
             slot, executor = self._slots[replica]
             inputs = [sent_function, *map(self._input, references)]
-            args = structure, lane_args
+            args = structure, lane_args, undo_from
             executor.put(partial(self._make_run, slot, executor, number, cell, inputs, args, settings, name, end))
 
     def _call(
@@ -472,7 +473,7 @@ class StepsOnWorker:
         number: int,
         cell: Cell,
         inputs: Sequence[Any],
-        args: tuple[bytes, Any],
+        args: tuple[bytes, Any, int | None],
         settings: Any,
         name: str,
         end: CallEnd,
@@ -487,8 +488,12 @@ class StepsOnWorker:
         else:
             call = (number, slot.number)
             self._running[call] = slot.number, name, time.monotonic()
+            store = self._mailbox.store(self._token)
+            structure, wired, undo_from = args
+            undo_log = None if undo_from is None or store is None else store.undo_log(slot.number)
             try:
-                structure, wired = args
+                if undo_log is not None and undo_from is not None:
+                    undo_log.begin(number, undo_from)
                 treespec, _ = loaded_structure(structure)
                 picks, leaves = load_sent(wired) if type(wired) is bytes else wired
                 with _AS_THEY_ARE if settings is None else sent(settings):
@@ -499,6 +504,8 @@ class StepsOnWorker:
                 release_frames(error)
             finally:
                 del self._running[call]
+                if undo_log is not None:
+                    undo_log.end()
         is_awaited = cell.is_awaited
         cell.set(outcome)
         # What a later call was waiting for is looked at later, if at all; and a program that has gone on does not wait.

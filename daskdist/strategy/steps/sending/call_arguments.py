@@ -54,6 +54,8 @@ class ReplicaCall:
     name: str
     is_step: bool
     is_loop: bool
+    # The first call that can still be undone, as changes of variables are; None if this one is not to be.
+    undo_from: int | None = None
 
 
 def wired_arguments(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], list[Any]]:

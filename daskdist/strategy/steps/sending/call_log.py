@@ -93,13 +93,26 @@ class CallLog:
     def __bool__(self) -> bool:
         return bool(self._steps)
 
+    def begin_call(self, *, takes_batch: bool) -> int | None:
+        """Return the number of the first call that is not complete, before a call on replicas is sent.
+
+        It is 0 if there is no such call yet, and None if the call need not be added.
+        """
+        with self._lock:
+            if takes_batch:
+                self._pop_complete()
+            if takes_batch or not self._steps:
+                # What a call changes cannot be undone after another that is not in the log.
+                if (last := self._last_call()) is not None:
+                    last.step = ()
+                self._last = None
+            if self._steps:
+                return self._steps[0][0].record.number
+            return 0 if takes_batch else None
+
     def add_step(self, call: Call, make: Callable[[ReplicaGroup], Any], *, takes_results: bool) -> None:
         """Add the first call of a step."""
         with self._lock:
-            self._pop_complete()
-            if (last := self._last_call()) is not None:
-                last.step = ()
-            self._last = None
             self._steps.append([LoggedCall(call, make, is_on_replicas=True, takes_results=takes_results)])
 
     def add_call(self, call: Call, make: Callable[[ReplicaGroup], Any], *, takes_results: bool) -> None:
