@@ -48,7 +48,7 @@ from daskdist.strategy.steps.sending.call_arguments import (
     place_of_argument,
     wired_arguments,
 )
-from daskdist.strategy.steps.sending.call_log import LOST
+from daskdist.strategy.steps.sending.call_log import LOST, CallLog
 from daskdist.strategy.steps.sending.cut_again import cut_again
 from daskdist.strategy.steps.sending.ended_calls import EndsCalls
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
@@ -87,13 +87,13 @@ class ClusterBackend(EndsCalls):
         self._cross_replica = cross_replica
         self.live_workers = live_workers
         self.futures = submit.futures
-        self.streams = StreamSet(client, live_workers)
+        self._log = CallLog()
+        self.streams = StreamSet(client, live_workers, weakref.ref(self._log))
         self.objects = SentObjects(self.streams.dropped_objects)
         self._submit = submit
         self._prepared: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
         self._num_unsent = 0
         self._token = ""
-        # How often calls were made again.
         self.num_made_again = 0
         self._recover: Callable[[], Callable[[], None] | None] = lambda: None
 
@@ -148,7 +148,7 @@ class ClusterBackend(EndsCalls):
             function, packed, pickled_structure(treespec), to_send(), kept, name, is_step=is_step, is_loop=is_loop
         )
         takes_batch = [type(leaf) is PerReplica and leaf.batch is not None for leaf in leaves]
-        log = self.streams.log
+        log = self._log
         replica_call.undo_from = None if operation == RECOVERY else log.begin_call(takes_batch=any(takes_batch))
         call = self._send(replica_call, group)
         if replica_call.undo_from is not None:
@@ -310,7 +310,7 @@ class ClusterBackend(EndsCalls):
     def logged(self, make: Callable[[Any], Any], group: ReplicaGroup | None = None) -> Any:
         """Make a call on results of a step, by a function that makes it for given replicas; see `ResultSource`."""
         result = make(group)
-        self.streams.log.add_result(result.call, make)
+        self._log.add_result(result.call, make)
         return result
 
     def cut_for(self, leaf: PerReplica, group: ReplicaGroup) -> Any:
@@ -333,19 +333,19 @@ class ClusterBackend(EndsCalls):
 
     def made_again_since(self, number: int) -> bool:
         """Continue with the remaining replicas if some are lost; return whether calls were made again since a count."""
-        recover = self._recover() if self.streams.log else None
+        recover = self._recover() if self._log else None
         if recover is not None:
             recover()
         return self.num_made_again != number
 
     def first_to_make_again(self) -> int | None:
         """Return the number of the first call that is to be made again; None if there is none."""
-        calls = self.streams.log.calls_to_make_again(self.streams.is_open)
+        calls = self._log.calls_to_make_again(self.streams.is_open)
         return calls[0].record.number if calls else None
 
     def make_again(self, group: ReplicaGroup) -> None:
         """Make the calls again that failed because of a lost worker; see `Backend`."""
-        calls = self.streams.log.calls_to_make_again(self.streams.is_open)
+        calls = self._log.calls_to_make_again(self.streams.is_open)
         if calls:
             self.num_made_again += 1
             logger.warning("making %d calls again that the loss cut short", len(calls))
@@ -361,7 +361,7 @@ class ClusterBackend(EndsCalls):
     def give_up(self, why: str) -> None:
         """Make no calls again, and log the reason."""
         logger.warning("calls that failed with a lost worker are not made again: %s", why)
-        self.streams.log.clear()
+        self._log.clear()
 
     # --- arguments ---
 
@@ -576,17 +576,17 @@ class ClusterBackend(EndsCalls):
         """Send the pending calls, and wait until all calls have ended."""
         self.streams.finish()
         self.streams.raise_unseen()
-        self.streams.log.rest()
+        self._log.rest()
 
     def raise_unseen(self) -> None:
         """Raise a known error that was not read and can no longer be read."""
         self.streams.raise_unseen()
-        self.streams.log.rest()
+        self._log.rest()
 
     def close(self) -> None:
         """Close the streams and the strategy's own resources; workers free everything of the strategy."""
         self.objects.clear()
-        self.streams.log.clear()
+        self._log.clear()
         self.streams.close()
         self._end()
 

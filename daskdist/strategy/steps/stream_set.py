@@ -55,11 +55,14 @@ class StreamSet:
         The connection to the cluster.
     live_workers
         The workers that take part.
+    log
+        The log of calls, which refers to the strategy and so is not kept alive by calls under way.
     """
 
-    def __init__(self, client: Client, live_workers: LiveWorkers) -> None:
+    def __init__(self, client: Client, live_workers: LiveWorkers, log: weakref.ref[CallLog]) -> None:
         self.client = client
         self.live_workers = live_workers
+        self._log = log
         # Held while messages are appended, so that all workers have them in one order.
         self.lock = threading.RLock()
         self.dropped_objects: deque[int] = deque()
@@ -74,7 +77,6 @@ class StreamSet:
         self._requests: set[int] = set()
         self._failures = UnseenFailures()
         self.replicated = ReplicatedKinds()
-        self.log = CallLog()
         self._changed = threading.Condition()
         self._num_waiting = 0
         self._is_kicked = False
@@ -379,8 +381,8 @@ class StreamSet:
             record.needs = None
             if self._under_way.pop(record.number, None) is not None and record.is_step:
                 self.num_steps -= 1
-            if not self._under_way:
-                self.log.rest()
+            if not self._under_way and (log := self._log()) is not None:
+                log.rest()
 
     def _broken(self, stream: StepStream, why: str) -> None:
         if self._is_closed:

@@ -114,12 +114,14 @@ class CallLog:
         """Add the first call of a step."""
         with self._lock:
             self._steps.append([LoggedCall(call, make, is_on_replicas=True, takes_results=takes_results)])
+            self._rest_after(call)
 
     def add_call(self, call: Call, make: Callable[[ReplicaGroup], Any], *, takes_results: bool) -> None:
         """Add a further call on replicas, unless all steps before it are complete."""
         with self._lock:
             if self._steps:
                 self._steps[-1].append(LoggedCall(call, make, is_on_replicas=True, takes_results=takes_results))
+                self._rest_after(call)
 
     def add_result(self, call: Call, make: Callable[[ReplicaGroup], Any]) -> None:
         """Add a call on results of the last step, unless nobody has those."""
@@ -128,6 +130,12 @@ class CallLog:
                 self._steps.append(last.step)
             if self._steps:
                 self._steps[-1].append(LoggedCall(call, make, is_on_replicas=False, takes_results=False))
+                self._rest_after(call)
+
+    def _rest_after(self, call: Call) -> None:
+        # A call that was over before it was added is told of by no later outcome.
+        if not call.record.num_left:
+            self.rest()
 
     def _last_call(self) -> Call | None:
         return None if self._last is None else self._last()
@@ -139,7 +147,9 @@ class CallLog:
             if step and not self._steps:
                 call = step[0].call()
                 if call is not None:
-                    call.step, self._last = step, weakref.ref(call)
+                    # Later calls in it refer to the results of the first, which would keep themselves alive.
+                    is_alone = not any(logged.is_on_replicas for logged in step[1:])
+                    call.step, self._last = step[:1] if is_alone else (), weakref.ref(call)
 
     def _pop_complete(self) -> list[LoggedCall]:
         # Return the last step that was removed.
