@@ -124,6 +124,15 @@ class Counting(NeverRun):
     def raise_unseen(self) -> None:
         """Raise nothing: no call is made."""
 
+    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
+        """Do nothing: no worker can be lost."""
+
+    def note_losses(self) -> None:
+        """Do nothing: no worker can be lost."""
+
+    def note_iterator(self, iterator: Any) -> None:
+        """Do nothing: nobody asks for figures."""
+
     def report(self, handle: int, *, wait: bool) -> Report:
         self.counts["report"] += 1
         return Report(SPLIT_ROWS, SPLIT_ROWS * _ROW_BYTES)
