@@ -64,7 +64,7 @@ if __name__ == "__main__":
 """
 # Python drops an interrupt that comes during a callback of the garbage collector, such as the one that Dask's scheduler
 # registers in its process: then the program would go on.
-LATER = "gc.callbacks.clear()\nlater = lambda *call: threading.Timer(0.2, *call).start()"
+LATER = "gc.disable()\nlater = lambda *call: threading.Timer(0.2, *call).start()"
 EMBEDDED = 'strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])'
 THREADS = "strategy = start(processes=False)"
 PROCESSES = "strategy = start(processes=True)"
