@@ -250,14 +250,20 @@ def _check(name: str, value: Any) -> None:
     if not isinstance(value, Stateful):
         try:
             as_numpy(value, copied=False)
-            # An object in a nest would be saved as an array, and not restored.
-            _refuse_objects(value)
+            refuse_objects_inside(value)
         except ArgumentError as error:
             raise ArgumentError(f"Checkpoint: {name!r} is {type(value).__name__}; {_WHAT}: {error}") from None
 
 
-def _refuse_objects(nest: Any) -> None:
+def refuse_objects_inside(nest: Any) -> None:
+    """Refuse a nest with objects that have a state, which would be saved as arrays and not restored.
+
+    Raises
+    ------
+    ArgumentError
+        There is such an object.
+    """
     for _, part in items_of(nest) or ():
         if isinstance(part, Stateful):
             raise ArgumentError(f"{type(part).__name__} inside; give objects with a state by names of their own")
-        _refuse_objects(part)
+        refuse_objects_inside(part)

@@ -237,3 +237,12 @@ def test_a_save_that_is_over_is_refused(tmp_path):
     with pytest.raises(FileError, match="its program is gone"):
         manager.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_variable_inside_of_a_nest_is_refused(tmp_path):
+    strategy, manager = mirrored(2), CheckpointManager(tmp_path)
+    with strategy.scope():
+        weights = Variable([1.0, 2.0])
+    with pytest.raises(ArgumentError, match=r"checkpoint: 'model' has .*Variable inside; give objects .* by names"):
+        strategy.local_results(strategy.run(saved_as(lambda number: {"model": {"weights": weights}}), args=(manager,)))
+    assert list(tmp_path.glob("*.ckpt")) == []

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.checkpoint.checkpoint import Stateful
+from daskdist.checkpoint.checkpoint import Stateful, refuse_objects_inside
 from daskdist.checkpoint.nests import PLAIN, as_numpy, differences, like
 from daskdist.checkpoint.numbered_checkpoints import CheckpointManager
 from daskdist.errors import ArgumentError
@@ -41,6 +41,12 @@ class ReplicaCheckpoints:
     def save(self, manager: CheckpointManager, objects: Mapping[str, Any]) -> None:
         """Save the states of all replicas as one checkpoint; see `ReplicaContext.checkpoint`."""
         self._check("checkpoint", manager, objects)
+        for name, value in objects.items():
+            if not isinstance(value, Stateful):
+                try:
+                    refuse_objects_inside(value)
+                except ArgumentError as error:
+                    raise ArgumentError(f"checkpoint: {name!r} has {error}") from None
         # A failure of the previous save is raised on all replicas.
         failure = self._outcome(lambda: self._used(manager).wait())
         plain = {name: repr(value) for name, value in objects.items() if isinstance(value, _PLAIN)}
