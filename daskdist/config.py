@@ -163,7 +163,11 @@ def _in_seconds(name: str, value: Any) -> float:
 
 def to_send() -> tuple[Any, ...] | None:
     """Return the settings to send to a worker along with a call; None where all have their defaults."""
-    values = (setting("timeouts.collective"), setting("timeouts.silence"))
+    # Looked up in every call.
+    timeouts = setting("timeouts")
+    values = (timeouts.get("collective"), timeouts.get("silence"))
+    if None in values:
+        values = (setting("timeouts.collective"), setting("timeouts.silence"))
     return None if values == _DEFAULTS_SENT else values
 
 

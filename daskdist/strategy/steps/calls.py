@@ -32,6 +32,7 @@ class Record:
 
     __slots__ = (
         "again",
+        "has_failed",
         "holders",
         "is_dropped",
         "is_replicated",
@@ -70,6 +71,7 @@ class Record:
         # The structure number and outcome of each result; None until the call has finished.
         self.outcomes: list[tuple[Any, Any] | None] = [None] * len(workers)
         self.num_left = len(workers)
+        self.has_failed = False
         # The workers that have or will have a result of it; more than `workers` if one was passed on.
         self.holders: set[str] = set(workers)
         self.is_dropped = False

@@ -153,10 +153,10 @@ class ClusterBackend(EndsCalls):
         call = self._send(replica_call, group)
         if replica_call.undo_from is not None:
             pairs = zip(leaves, packed, takes_batch, strict=True)
-            again = replace(replica_call, leaves=[leaf if is_batch else as_now(arg) for leaf, arg, is_batch in pairs])
+            replica_call.leaves = [leaf if is_batch else as_now(arg) for leaf, arg, is_batch in pairs]
             takes_results = [type(leaf) is PerReplica for leaf in leaves] != takes_batch
             add = log.add_step if any(takes_batch) else log.add_call
-            add(call, partial(self._send_again, again), takes_results=takes_results)
+            add(call, partial(self._send_again, replica_call), takes_results=takes_results)
         return call
 
     def _send_again(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:

@@ -372,6 +372,7 @@ class StreamSet:
         if record.outcomes[place] is not None:
             return
         is_new = type(payload) is Failed and all(failure.origin != payload.origin for failure in record.failures())
+        record.has_failed |= type(payload) is Failed
         record.outcomes[place] = structure, payload
         record.num_left -= 1
         self._ended_at = time.monotonic()

@@ -52,7 +52,8 @@ class LoggedCall:
     @property
     def is_lost(self) -> bool:
         """Return whether the call failed because of a lost worker."""
-        return any(isinstance(failed.failure.error(), LOST) for failed in self.record.failures())
+        record = self.record
+        return record.has_failed and any(isinstance(failed.failure.error(), LOST) for failed in record.failures())
 
     def is_gone(self, is_open: Callable[[str], bool]) -> bool:
         """Return whether a result is on lost workers only."""
