@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -17,7 +18,7 @@ _TOLD_AFTER_S: Final = 30.0
 _TOLD_EVERY_S: Final = 600.0
 
 
-def stretches(what: str | Callable[[], str], setting: str, most_s: float = _TOLD_EVERY_S) -> Iterator[float]:
+def stretches(what: str | Callable[[], str], setting: str | None, most_s: float = _TOLD_EVERY_S) -> Iterator[float]:
     """Yield the seconds of each stretch of a wait, which the caller waits before it asks for the next one.
 
     Parameters
@@ -25,7 +26,7 @@ def stretches(what: str | Callable[[], str], setting: str, most_s: float = _TOLD
     what
         The name of what is waited for, in messages.
     setting
-        The name of the setting that limits the wait.
+        The name of the setting that limits the wait; None for a user's function that may take any time.
     most_s
         The longest stretch.
 
@@ -38,7 +39,7 @@ def stretches(what: str | Callable[[], str], setting: str, most_s: float = _TOLD
     2.0
     """
     begun_at = time.monotonic()
-    limit_s = seconds(setting)
+    limit_s = math.inf if setting is None else seconds(setting)
     told_at = min(_TOLD_AFTER_S, limit_s / 2)
     while True:
         waited_s = time.monotonic() - begun_at
@@ -47,6 +48,7 @@ def stretches(what: str | Callable[[], str], setting: str, most_s: float = _TOLD
             raise WaitTimeoutError(f"waited {waited_s:.0f} s for {name}, which is longer than daskdist.{setting}")
         if waited_s >= told_at:
             name = what if isinstance(what, str) else what()
-            logger.warning("waiting for %s for %.0f s, up to %g s (daskdist.%s)", name, waited_s, limit_s, setting)
+            most = "" if setting is None else f", up to {limit_s:g} s (daskdist.{setting})"
+            logger.warning("waiting for %s for %.0f s%s", name, waited_s, most)
             told_at = waited_s + min(waited_s, _TOLD_EVERY_S)
         yield min(most_s, max(told_at - waited_s, 0.001), limit_s - waited_s)

@@ -9,8 +9,9 @@ import dask
 import pytest
 from conftest import mirrored
 
-from daskdist import Dataset, TensorSpec, errors, get_replica_context
+from daskdist import CheckpointManager, Dataset, TensorSpec, errors, get_replica_context, waiting
 from daskdist.execute.callers.threads import Threads
+from daskdist.execute.transfer.deferred_release import DeferredRelease
 from daskdist.waiting import stretches
 
 
@@ -58,3 +59,41 @@ def test_a_replica_that_does_not_end_is_an_error():
             mirrored(2).run(lambda: (get_replica_context().all_reduce("SUM", 1), step()))
     finally:
         gate.set()
+
+
+def test_a_wait_without_setting_is_logged(caplog, monkeypatch):
+    monkeypatch.setattr(waiting, "_TOLD_AFTER_S", 0.0)
+    assert next(stretches("a loop", None)) > 0
+    assert "waiting for a loop for 0 s" in caplog.text
+
+
+def test_memory_that_a_framework_does_not_release_is_an_error():
+    gate = threading.Event()
+    held = DeferredRelease(lambda: gate.wait(5) and None)
+    held.hold(None)
+    try:
+        with (
+            dask.config.set({"daskdist.timeouts.step": 0.1}),
+            pytest.raises(errors.WaitTimeoutError, match=r"earlier steps.*daskdist\.timeouts\.step"),
+        ):
+            held.await_room(0)
+    finally:
+        gate.set()
+    held.await_room(0)
+
+
+def test_a_save_that_is_not_written_is_an_error(tmp_path):
+    gate = threading.Event()
+    manager = CheckpointManager(str(tmp_path))
+    manager.save_states({}, 0, check=lambda: gate.wait(5) and None)
+    try:
+        with (
+            dask.config.set({"daskdist.timeouts.data": 0.1}),
+            pytest.raises(errors.WaitTimeoutError, match=r"save of a checkpoint to .*daskdist\.timeouts\.data"),
+        ):
+            manager.wait()
+    finally:
+        gate.set()
+    # It goes on in the background.
+    manager.wait()
+    assert manager.steps == [0]

@@ -8,6 +8,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as futures_wait
 from contextlib import suppress
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from daskdist.display.pages import state_page
 from daskdist.errors import ArgumentError, FileError, without_passwords
 from daskdist.storage.atomic_file import put
 from daskdist.storage.filesystem import Storage, failures
+from daskdist.waiting import stretches
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -235,10 +237,17 @@ class CheckpointManager:
         ------
         FileError
             The save failed.
+        WaitTimeoutError
+            It takes longer than ``daskdist.timeouts.data``.
         """
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        writing = self._writing
+        if writing is None:
+            return
+        for within_s in stretches(f"the save of a checkpoint to {self.directory}", "timeouts.data"):
+            if futures_wait([writing], within_s).done:
+                break
+        self._writing = None
+        writing.result()
 
     def close(self) -> None:
         """Wait until the last save is written, and end the thread; the manager can be used again afterwards.
@@ -253,7 +262,7 @@ class CheckpointManager:
             self.wait()
         finally:
             if writer is not None:
-                writer.shutdown()
+                writer.shutdown(wait=self._writing is None)
 
     def claim(self) -> None:
         """Refuse, from now on, the saves of managers that claimed the directory before.

@@ -60,13 +60,14 @@ class ServerThread:
             self._runner.run_sync(self._begin)
         except (OSError, RuntimeError, ValueError) as error:
             self.stop()
-            raise ClusterError(f"the server cannot be started: {error.__cause__ or error}") from error
+            what = error.__cause__ or error or "it took longer than daskdist.timeouts.scheduler"
+            raise ClusterError(f"the server cannot be started: {what}") from error
 
     async def _begin(self) -> None:
         started: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._stop = asyncio.Event()
         self._task = asyncio.ensure_future(self._run(self._stop, started))
-        await started
+        await asyncio.wait_for(started, seconds("timeouts.connect") + seconds("timeouts.scheduler"))
 
     async def _run(self, stop: asyncio.Event, started: asyncio.Future[Any]) -> None:
         def has_started(server: Any) -> None:
@@ -98,7 +99,9 @@ class ServerThread:
     async def _end(self) -> None:
         if self._stop is not None:
             self._stop.set()
-            await asyncio.wait([self._task])
+            ended = asyncio.wait([self._task], timeout=seconds("timeouts.scheduler"))
+            if not (await ended)[0]:
+                logger.warning("a server of the data service has not ended within daskdist.timeouts.scheduler")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import dask
 import numpy as np
 
+from daskdist.config import seconds
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.caller import Handle
 from daskdist.execute.messages.by_reference import VariableKey
@@ -70,7 +71,7 @@ class BackendLaws:
             for caller in threads:
                 caller.start()
             for caller in threads:
-                caller.join()
+                caller.join(seconds("timeouts.step"))
             check(not errors, f"a call of a thread raised {errors}")
             for notes in program.results(program.run(_note, key, (2, 0), 0.0)):
                 for thread in range(2):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import wait as futures_wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Graph
+from daskdist.waiting import stretches
 
 
 def compute_key(graph: Graph, key: Any, fetch: Fetch | None = None) -> Any:
@@ -61,7 +64,16 @@ class FutureResult:
 
     def __call__(self) -> Any:
         client = self.future.client
-        return client.gather(self.future, direct=client.direct_to_workers is not False)
+        direct = client.direct_to_workers is not False
+        gathering = client.gather(self.future, direct=direct, asynchronous=True)
+        task = asyncio.run_coroutine_threadsafe(gathering, client.loop.asyncio_loop)
+        try:
+            for within_s in stretches(str(self.future.key), "timeouts.data"):
+                if futures_wait([task], within_s).done:
+                    break
+            return task.result()
+        finally:
+            task.cancel()
 
 
 def is_future(task: Any) -> bool:

@@ -18,7 +18,7 @@ from daskdist.core.primitive import Arrange, Chain, Compute, EndlessSplits, Fact
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
 from daskdist.execute.caller import MIB, Graph, Handle, LocalCaller, Report
-from daskdist.execute.callers.compute_key import is_future
+from daskdist.execute.callers.compute_key import FutureResult, is_future
 from daskdist.execute.callers.now import Now
 from daskdist.execute.stream.bundle_builder import BundleBuilder
 from daskdist.execute.stream.interpreter import Interpreter
@@ -259,7 +259,7 @@ class FromGraph(Source):
             return len(self.recorded.keys)
         value = self.recorded.graph[self.recorded.keys[0]]
         if is_future(value):
-            return int(value.client.submit(len, value).result())
+            return int(FutureResult(value.client.submit(len, value))())
         return self.known_cardinality if is_unfinished_task(value) else len(value)
 
     def splits(self) -> Sequence[Split]:

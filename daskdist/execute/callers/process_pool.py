@@ -15,6 +15,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures import wait as futures_wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,8 @@ import cloudpickle
 import dask
 
 from daskdist.config import all_settings
-from daskdist.errors import ClusterError
+from daskdist.errors import ClusterError, WaitTimeoutError
+from daskdist.waiting import stretches
 
 # Arrays of fewer bytes in all travel with the message.
 _SMALL_BYTES: Final = 2**16
@@ -125,6 +127,7 @@ class ProcessPool:
         self.folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_MEMORY if _MEMORY.is_dir() else None)
         self._restarting = threading.Lock()
         self._executor = self._started()
+        self._is_late = False
 
     def _started(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(self._num_processes, multiprocessing.get_context("spawn"))
@@ -152,7 +155,14 @@ class ProcessPool:
             packed = PackedArrays.of(tuple(arguments), self.folder)
             try:
                 future = executor.submit(call_there, function, packed, self.folder, settings)
+                for within_s in stretches("a call in a local process", "timeouts.data"):
+                    if futures_wait([future], within_s).done:
+                        break
                 return future.result().value()
+            except WaitTimeoutError:
+                # Closing is not to wait for it either.
+                self._is_late = True
+                raise
             except BrokenExecutor as error:
                 num_attempts += 1
                 if num_attempts == _MOST_ATTEMPTS:
@@ -165,7 +175,7 @@ class ProcessPool:
 
     def close(self) -> None:
         """End the processes and remove their files."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._executor.shutdown(wait=not self._is_late, cancel_futures=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from daskdist.waiting import stretches
+
 # The number of buffers to hold before new memory has to wait: each is as large as one copied unit.
 _MOST_HELD: Final = 3
 _END: Final = object()
@@ -39,10 +41,18 @@ class DeferredRelease:
         self._held.released.put(None)
 
     def await_room(self, most: int = _MOST_HELD) -> None:
-        """Wait until at most ``most`` buffers are held."""
+        """Wait until at most ``most`` buffers are held.
+
+        Raises
+        ------
+        WaitTimeoutError
+            The framework does not end its computations within ``daskdist.timeouts.step``.
+        """
         held = self._held
         with held.changed:
-            held.changed.wait_for(lambda: len(held.memory) <= most)
+            for within_s in stretches("computations of a framework that use memory of earlier steps", "timeouts.step"):
+                if held.changed.wait_for(lambda: len(held.memory) <= most, within_s):
+                    return
 
 
 class _HeldMemory:

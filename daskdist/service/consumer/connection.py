@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from distributed.comm import Comm, connect
 from distributed.protocol.pickle import dumps
@@ -16,6 +17,8 @@ from daskdist.errors import ArgumentError, ClusterError
 from daskdist.service.address import ServiceAddress
 from daskdist.service.messages import DISPATCHER_OPERATION, PRESENT_OPERATION, receive, send
 from daskdist.service.worker.worker_plugin import NAME
+
+_T = TypeVar("_T")
 
 
 async def connected(address: ServiceAddress) -> Comm:
@@ -39,17 +42,32 @@ async def connected(address: ServiceAddress) -> Comm:
         ) from error
     try:
         plugin = dumps(ServiceOnScheduler())
-        await comm.write(
-            {"op": "register_scheduler_plugin", "plugin": plugin, "name": NAME, "idempotent": True, "reply": True}
-        )
-        answer = await comm.read()
-        if isinstance(answer, dict) and answer.get("status") == "uncaught-error":
-            await _check_preloaded(comm, answer)
-        await comm.write({"op": DISPATCHER_OPERATION, "reply": False})
+        await _answered(address, _enter_service(comm, plugin))
     except BaseException:
         comm.abort()
         raise
     return comm
+
+
+async def _enter_service(comm: Comm, plugin: bytes) -> None:
+    await comm.write(
+        {"op": "register_scheduler_plugin", "plugin": plugin, "name": NAME, "idempotent": True, "reply": True}
+    )
+    answer = await comm.read()
+    if isinstance(answer, dict) and answer.get("status") == "uncaught-error":
+        await _check_preloaded(comm, answer)
+    await comm.write({"op": DISPATCHER_OPERATION, "reply": False})
+
+
+async def _answered(address: ServiceAddress, asked: Awaitable[_T]) -> _T:
+    most_s = seconds("timeouts.scheduler")
+    try:
+        return await asyncio.wait_for(asked, most_s)
+    except TimeoutError as error:
+        raise ClusterError(
+            f"the scheduler at {address.address}, which has the data service, has not answered within {most_s:g} s, "
+            "which is daskdist.timeouts.scheduler"
+        ) from error
 
 
 async def _check_preloaded(comm: Comm, answer: dict[str, Any]) -> None:
@@ -82,7 +100,7 @@ async def _asked(address: ServiceAddress, request: Any) -> Any:
     comm = await connected(address)
     try:
         await send(comm, request)
-        return await receive(comm)
+        return await _answered(address, receive(comm))
     except OSError as error:
         raise ClusterError(f"lost the scheduler {address.address}, which has the data service: {error}") from error
     finally:

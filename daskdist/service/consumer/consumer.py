@@ -30,6 +30,7 @@ from daskdist.service.consumer.pace import Pace
 from daskdist.service.consumer.reading import Arrived, Reading
 from daskdist.service.dispatcher.commands import DatasetEntry, Join
 from daskdist.service.messages import receive, send
+from daskdist.waiting import stretches
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -116,7 +117,9 @@ class ServiceReader:
             raise NotReady
         with arrived.changed:
             if wait:
-                arrived.changed.wait_for(lambda: arrived.place() is not None or arrived.is_over)
+                for within_s in stretches("an element from the data service", "timeouts.data"):
+                    if arrived.changed.wait_for(lambda: arrived.place() is not None or arrived.is_over, within_s):
+                        break
             place = arrived.place()
             if place is not None:
                 rows = arrived.take(place, num_rows)

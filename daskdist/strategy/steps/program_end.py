@@ -203,7 +203,8 @@ def settle(client: Client, futures: Collection[Future], within_s: float, *, is_e
     """
     with contextlib.suppress(Exception):
         work = asyncio.wait_for(_settle(client, futures, within_s, is_end=is_end), within_s)
-        asyncio.run_coroutine_threadsafe(work, client.loop.asyncio_loop).result()
+        # The loop itself may have stopped.
+        asyncio.run_coroutine_threadsafe(work, client.loop.asyncio_loop).result(within_s + _AT_CLOSE_S)
 
 
 async def _settle(client: Client, futures: Collection[Future], within_s: float, *, is_end: bool) -> None:

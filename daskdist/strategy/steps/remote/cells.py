@@ -11,6 +11,7 @@ import numpy as np
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.steps.outcomes import Failed
+from daskdist.waiting import stretches
 
 _lock: Final = threading.Lock()
 _UNSET: Final = object()
@@ -66,7 +67,9 @@ class Cell:
             gate = threading.Lock()
             gate.acquire()
             self.when_set(gate.release)
-            gate.acquire()
+            for within_s in stretches(f"a result of {self.origin or 'an earlier call'}", None):
+                if gate.acquire(timeout=within_s):
+                    break
         return self._value
 
 

@@ -12,6 +12,7 @@ from distributed.utils_comm import gather_from_workers
 
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.compute_key import lost_data_error
+from daskdist.waiting import stretches
 
 # The time to wait for a task of another worker before the first question; later questions are less frequent.
 _FIRST_LOOK_S: Final = 0.02
@@ -65,12 +66,14 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
     async def _bring(self, key: Any, event: asyncio.Event) -> Any:
         worker, look_s = self._worker, _FIRST_LOOK_S
         last_seen = time.monotonic()
+        # The program, which waits for the call, has the limit.
+        waiting = stretches(str(key), None, _MOST_LOOK_S)
         while True:
             event.clear()
             if key in worker.data:
                 return worker.data[key]
             try:
-                await asyncio.wait_for(event.wait(), look_s)
+                await asyncio.wait_for(event.wait(), min(look_s, next(waiting)))
                 continue
             except TimeoutError:
                 look_s = min(2 * look_s, _MOST_LOOK_S)

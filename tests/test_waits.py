@@ -1,0 +1,124 @@
+"""Calls in the package wait with a limit, but for those listed here with their reasons."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import daskdist
+
+PACKAGE = Path(daskdist.__file__).parent
+
+# Methods that wait when they are called without arguments.
+BLOCKING = {"acquire", "communicate", "exception", "get", "join", "result", "wait"}
+# Those that wait without limit unless they are given one.
+UNLIMITED = {"gather": "callback_timeout", "sync": "callback_timeout", "shutdown": "wait", "wait_for": "timeout"}
+
+LISTED: dict[str, dict[str, set[str]]] = {
+    "a thread waits for work from its owner": {
+        "core/finalizer.py": {"self._calls.get"},
+        "execute/stream/element_reader.py": {"self.changed.wait_for"},
+        "execute/transfer/deferred_release.py": {"self.released.get"},
+        "service/worker/producer.py": {"self._room.wait_for"},
+    },
+    "the user asked to wait until a server ends": {
+        "cli/data_service.py": {"is_over.wait"},
+        "service/servers.py": {"self._has_ended.wait"},
+        "tensorflow/servers.py": {"self._thread.join"},
+    },
+    "the task or future has ended": {
+        "checkpoint/numbered_checkpoints.py": {"writing.result"},
+        "execute/callers/compute_key.py": {"task.result"},
+        "execute/callers/fetch.py": {"future.result", "task.result"},
+        "execute/callers/process_pool.py": {"future.result"},
+        "execute/callers/submit.py": {"future.result", "handle.result", "task.result"},
+        "execute/callers/threads.py": {"handle.result"},
+        "service/consumer/consumer.py": {"sending.exception"},
+        "strategy/collectives/liveness.py": {"ended.exception", "self._asked.result", "task.result"},
+        "strategy/steps/remote/data_keys.py": {"gathering.result"},
+        "strategy/steps/remote/peers.py": {"next(iter(done)).result", "task.exception"},
+        "strategy/steps/remote/worker_steps.py": {"task.exception"},
+        "strategy/steps/stream.py": {"next(iter(done)).exception"},
+        "strategy/steps/stream_set.py": {"done.exception"},
+    },
+    "the coroutine has a limit, or waits for nothing": {
+        "execute/callers/compute_key.py": {"client.gather"},
+        "execute/callers/submit.py": {"self.client.gather"},
+        "service/consumer/connection.py": {
+            "asyncio.run_coroutine_threadsafe(_asked(address, request), event_loop()).result"
+        },
+        "service/servers.py": {"stop.wait"},
+        "strategy/collectives/mailbox.py": {
+            "asyncio.run_coroutine_threadsafe(asked, self.worker.loop.asyncio_loop).result"
+        },
+        "strategy/placement/cluster_resolver.py": {"thread.submit(asyncio.run, greet()).result"},
+        "strategy/steps/remote/data_keys.py": {"event.wait"},
+        "strategy/steps/remote/program_report.py": {"self.client.sync"},
+    },
+    "a method of this package that waits with a limit, or not at all": {
+        "checkpoint/nests.py": {"leaf.get"},
+        "execute/stream/bundle_builder.py": {"interpreter.gather"},
+        "execute/transfer/layout.py": {"slot.wait"},
+        "strategy/function.py": {"current.wait_for"},
+        "strategy/input/replica_iterator.py": {"times.wait"},
+        "strategy/replica/checkpoints.py": {"self._used(manager).wait"},
+        "strategy/steps/remote/worker_steps.py": {
+            "arrived.get",
+            "call_input.get",
+            "cell.get",
+            "function.get",
+            "result.get",
+            "self._awaited().get",
+            "self._cells[number][replica].get",
+            "slot.times.wait",
+        },
+        "strategy/steps/returned_values.py": {"capture.wait_for"},
+        "strategy/variables/variable.py": {"leaf.result"},
+    },
+    "threads copy memory, or end at once": {
+        "execute/transfer/copier.py": {"packed.exception", "packed.result"},
+        "execute/transfer/prefetch.py": {"self._threads.shutdown"},
+        "strategy/steps/local_calls.py": {"self._warning_timer.join"},
+    },
+    "the lock is new, so that nobody holds it": {
+        "strategy/collectives/rendezvous.py": {"gate.acquire"},
+        "strategy/steps/remote/cells.py": {"gate.acquire"},
+    },
+}
+CONTEXT_VARIABLES = {"_IN_CALL", "_chosen", "_current", "_sent", "current_context"}
+
+
+def waits_of(tree: ast.Module):
+    """Yield the calls of a syntax tree that may wait without limit; a coroutine that waits holds nothing up."""
+    in_loop = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Await)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or id(node) in in_loop:
+            continue
+        name, keywords = node.func.attr, {keyword.arg for keyword in node.keywords}
+        if name in BLOCKING:
+            is_limited = bool(node.args or keywords & {"timeout", "blocking"})
+        elif name in UNLIMITED:
+            is_limited = UNLIMITED[name] in keywords or (name == "wait_for" and len(node.args) > 1)
+        else:
+            continue
+        if not is_limited:
+            yield node
+
+
+def test_waits_have_limits():
+    listed = {(file, text) for files in LISTED.values() for file, texts in files.items() for text in texts}
+    waits = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        file = str(path.relative_to(PACKAGE))
+        for call in waits_of(ast.parse(path.read_text())):
+            receiver = ast.unparse(call.func.value)
+            if receiver not in ("self", "logger", *CONTEXT_VARIABLES):
+                waits[file, f"{receiver}.{call.func.attr}"] = call.lineno
+    unlisted = {place: line for place, line in waits.items() if place not in listed}
+    assert not unlisted, "give these a limit and a name with daskdist.waiting.stretches, or list them with a reason"
+    assert not listed - set(waits), "these are listed, and wait no longer"
+
+
+def test_a_wait_without_limit_is_seen():
+    text = "event.wait(); event.wait(1); thread.join(); lock.acquire(timeout=2); client.sync(f); pool.shutdown()"
+    assert [call.func.attr for call in waits_of(ast.parse(text))] == ["wait", "join", "sync", "shutdown"]
