@@ -258,3 +258,16 @@ def test_the_status_of_an_idle_service():
     began_at = time.monotonic()
     own.stop()
     assert time.monotonic() - began_at < 10
+
+
+def test_elements_that_nothing_produces_are_an_error():
+    started = dispatcher()
+    try:
+        served = Dataset.range(3).apply(distribute("parallel_epochs", started.target))
+        with (
+            dask.config.set({"daskdist.timeouts.data": 0.3}),
+            pytest.raises(errors.WaitTimeoutError, match=r"element from the data service.*daskdist\.timeouts\.data"),
+        ):
+            next(iter(served))
+    finally:
+        started.stop()
