@@ -105,6 +105,8 @@ class Outbox:
                 # The first is sent once the stream has nothing else to send; the writer waits for that.
                 _stream_of(self._comm).write(parts.pop(0))
             self._rest = parts
+        except StreamClosedError as error:
+            self._error = CommClosedError(str(error))
         except Exception as error:
             self._error = error.with_traceback(None)
         return not self._rest and self._error is None and not self.num_bytes
@@ -115,9 +117,9 @@ class Outbox:
         pickled, buffers = _pickled(messages, self._comm)
         if not self._is_framed:
             return [_packed(pickled, buffers)]
-        header = _HEADER.pack(len(pickled), len(buffers))
         if not buffers:
-            return [header + pickled]
+            return [_framed(pickled)]
+        header = _HEADER.pack(len(pickled), len(buffers))
         return [header + struct.pack(f"<{len(buffers)}Q", *[buffer.nbytes for buffer in buffers]) + pickled, *buffers]
 
     def _wake_writer(self) -> None:
@@ -180,10 +182,13 @@ class BatchReader:
         The connection.
     is_framed
         Whether the other end writes straight to the stream of the comm.
+    stream
+        What framed batches are read from instead of the stream of the comm.
     """
 
-    def __init__(self, comm: Comm, *, is_framed: bool) -> None:
+    def __init__(self, comm: Comm, *, is_framed: bool, stream: Any = None) -> None:
         self._comm = comm
+        self._stream = stream
         self._is_framed = is_framed
         self._buffer = bytearray()
 
@@ -201,7 +206,7 @@ class BatchReader:
         return messages
 
     async def _take(self, num_bytes: int) -> bytearray | memoryview:
-        stream, buffer = _stream_of(self._comm), self._buffer
+        stream, buffer = self._stream or _stream_of(self._comm), self._buffer
         if num_bytes > len(buffer) + _READ_BYTES:
             taken = np.empty(num_bytes, np.uint8).data
             num_there = len(buffer)
@@ -215,6 +220,15 @@ class BatchReader:
         first = buffer[:num_bytes]
         del buffer[:num_bytes]
         return first
+
+
+def framed(batch: Sequence[Any]) -> bytes:
+    """Return small messages as they are sent on a framed comm."""
+    return _framed(pickle.dumps(batch, protocol=5))
+
+
+def _framed(pickled: bytes) -> bytes:
+    return _HEADER.pack(len(pickled), 0) + pickled
 
 
 def can_be_framed(comm: Comm) -> bool:

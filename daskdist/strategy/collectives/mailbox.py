@@ -15,6 +15,7 @@ from distributed import Worker
 
 from daskdist.config import collective_s, silence_s
 from daskdist.errors import CollectiveError
+from daskdist.execute.messages.failure import release_frames
 from daskdist.strategy.collectives.liveness import LOOK_EVERY_S, LostWorker, PeerQueries, StepStatus, StepStatusQuery
 from daskdist.strategy.collectives.rendezvous import HAS_ENDED, Rendezvous, closed_error, late_error
 from daskdist.strategy.collectives.step_counts import KnownSteps, PipelineKey, RemotePipeline, StepCounts
@@ -213,6 +214,8 @@ class Mailbox:
             await self.worker.rpc(address).daskdist_receive(sender=self.worker.address, **message)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
+            # They have views of pickled buffers, which CPython's garbage collector must not find; see `Outbox`.
+            release_frames(error)
         with self.changed:
             self._on_its_way[key, address] -= 1
             if not self._on_its_way[key, address]:

@@ -292,7 +292,7 @@ class ClusterBackend(EndsCalls):
     def _sent(self, *, is_step: bool) -> None:
         capture = current_capture()
         if capture is None:
-            self.streams.kick()
+            self.streams.kick_soon()
             return
         capture.add(self, is_step=is_step)
         self._num_unsent += 1

@@ -23,6 +23,8 @@ SMALL_BYTES: Final = 2**16
 SMALL_AWAITED_BYTES: Final = 2**10
 # Values that nobody can change, and that pickle as they are.
 _PLAIN: Final = frozenset({int, float, bool, complex, type(None), np.float32, np.float64, np.int32, np.int64, np.bool_})
+# The kinds of dtypes of arrays of numbers.
+_NUMBERS: Final = "biufcmM"
 
 
 class Failed(NamedTuple):
@@ -160,7 +162,35 @@ def travelling(outcome: Any, most_bytes: float = SMALL_BYTES) -> tuple[bytes | N
     except Exception as error:
         # The structure contains the keys of dicts, which may be any objects.
         return None, _not_pickled(outcome.treespec, error)
-    return structure, tuple(leaves) if _PLAIN.issuperset(map(type, leaves)) else send(leaves)
+    if _PLAIN.issuperset(map(type, leaves)):
+        return structure, tuple(leaves)
+    num_bytes = _num_plain_bytes(leaves)
+    if 0 < num_bytes <= SMALL_BYTES:
+        # A small message has their buffers in its pickle.
+        if num_bytes > most_bytes:
+            return structure, Held(num_bytes)
+        # As it is now: the replica may change it before it is sent.
+        return structure, tuple(leaves if most_bytes == math.inf else map(_copied, leaves))
+    return structure, send(leaves)
+
+
+def _copied(leaf: Any) -> Any:
+    if type(leaf) is not np.ndarray:
+        return leaf
+    copied = leaf.copy("K")
+    copied.flags.writeable = leaf.flags.writeable
+    return copied
+
+
+def _num_plain_bytes(leaves: Sequence[Any]) -> int:
+    # Return the size of arrays of numbers; 0 if there are others.
+    num_bytes = 0
+    for leaf in leaves:
+        if type(leaf) is np.ndarray and leaf.dtype.kind in _NUMBERS:
+            num_bytes += leaf.nbytes
+        elif type(leaf) not in _PLAIN:
+            return 0
+    return num_bytes
 
 
 def _small(most_bytes: float, value: Any) -> Any:

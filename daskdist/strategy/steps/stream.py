@@ -14,10 +14,11 @@ from distributed import Client
 from distributed.comm import Comm, connect
 
 from daskdist.config import seconds, setting
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers.live_workers import STILL_WAITED_FOR, TOLD_AFTER_S
 from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed
 from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.steps.remote.replica_call import LOOP
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -163,6 +164,23 @@ class StepStream:
             self._is_silent = True
             logger.warning(STILL_WAITED_FOR, self.address, silent_s, most)
         return False
+
+    def is_in_loop(self, most_s: float) -> bool:
+        """Return whether a replica runs a loop, which may take any time.
+
+        Raises
+        ------
+        ClusterError
+            Another call has been running for more than ``most_s`` seconds.
+        """
+        since, calls = time.monotonic() - self.running_at, self.running if self.is_open else []
+        for _, name, running_s in calls:
+            if not name.startswith(LOOP) and running_s + since > most_s:
+                raise ClusterError(
+                    f"{name} has been running on {self.address} for {running_s + since:.0f} s, which is longer than "
+                    "daskdist.timeouts.step; it goes on there, and holds up what is called after it"
+                )
+        return any(name.startswith(LOOP) for _, name, _ in calls)
 
     def close(self, why: str = "it was closed") -> None:
         """Close the connection, in the event loop; the worker frees everything of the strategy."""

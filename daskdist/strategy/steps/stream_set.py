@@ -42,6 +42,8 @@ logger: Final = logging.getLogger("daskdist")
 _BEAT_S: Final = 1.0
 # Handles that are gone before workers are told, though the program sends nothing else.
 _MANY_DROPPED: Final = 64
+# While so many steps are under way, messages may wait for so many seconds.
+_MANY_STEPS, _LATER_S = 16, 0.002
 # How often whoever waits looks whether the connection is still open.
 _LOOK_EVERY_S: Final = 1.0
 
@@ -78,8 +80,8 @@ class StreamSet:
         self._failures = UnseenFailures()
         self.replicated = ReplicatedKinds()
         self._changed = threading.Condition()
-        self._num_waiting = 0
-        self._is_kicked = False
+        self._waiting: list[Callable[[], bool]] = []
+        self._is_kicked = self._is_kicked_later = False
         self._is_closed = False
         self._beat_at = self._ended_at = time.monotonic()
         self._loop: Any = client.loop.asyncio_loop
@@ -134,9 +136,8 @@ class StreamSet:
             self._loop.call_soon_threadsafe(close_all, list(self._streams.values()))
         failed = Failed(Failure.of(ClusterError("the strategy is closed")), None)
         with self.lock:
-            for record in list(self._under_way.values()):
-                for place in range(len(record.workers)):
-                    self._record_outcome(record, place, None, failed)
+            for address in self._streams:
+                self._fail_calls(address, failed)
         self._wake()
 
     def become(self, group: ReplicaGroup) -> None:
@@ -275,8 +276,17 @@ class StreamSet:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._flush)
 
+    def kick_soon(self) -> None:
+        """Send all messages that wait, together with those that come soon if workers have enough to do."""
+        if self.num_steps < _MANY_STEPS:
+            self.kick()
+        elif not self._is_kicked and not self._is_kicked_later:
+            self._is_kicked_later = True
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._loop.call_later, _LATER_S, self._flush)
+
     def _flush(self) -> None:
-        self._is_kicked = False
+        self._is_kicked = self._is_kicked_later = False
         self._send_drops()
         # The first worker last: it combines reductions, and by then the parts of the other workers are on their way.
         for stream in reversed(self._streams.values()):
@@ -284,10 +294,8 @@ class StreamSet:
                 stream.outbox.kick()
 
     def _send_drops(self) -> None:
-        if self._is_closed:
-            # A call on a worker may still wait for what is dropped, and ends with the stream.
-            return
-        if not self._dropped and not self.dropped_objects and not self.dropped_variables:
+        # After it is closed, a call on a worker may still wait for what is dropped, and ends with the stream.
+        if self._is_closed or not (self._dropped or self.dropped_objects or self.dropped_variables):
             return
         with self.lock:
             numbers: dict[str, list[int]] = {}
@@ -405,7 +413,7 @@ class StreamSet:
                     self._record_outcome(record, place, None, why)
 
     def _wake(self) -> None:
-        if self._num_waiting:
+        if any(is_over() for is_over in list(self._waiting)):
             with self._changed:
                 self._changed.notify_all()
 
@@ -417,29 +425,20 @@ class StreamSet:
         if is_over():
             return
         with self._changed:
-            self._num_waiting += 1
+            self._waiting.append(is_over)
             try:
                 begun_at = time.monotonic()
-                until = begun_at + within_s
                 while not self._changed.wait_for(is_over, min(_LOOK_EVERY_S, within_s)):
                     self.check_open(())
                     self._check_hung(begun_at)
-                    if time.monotonic() > until:
+                    if time.monotonic() > begun_at + within_s:
                         return
             finally:
-                self._num_waiting -= 1
+                self._waiting.remove(is_over)
 
     def _check_hung(self, begun_at: float) -> None:
-        most, is_loop = seconds("timeouts.step"), False
-        for stream in self._streams.values():
-            since = time.monotonic() - stream.running_at
-            for _, name, running_s in stream.running if stream.is_open else ():
-                is_loop = is_loop or name.startswith(LOOP)
-                if not name.startswith(LOOP) and running_s + since > most:
-                    raise ClusterError(
-                        f"{name} has been running on {stream.address} for {running_s + since:.0f} s, which is longer "
-                        "than daskdist.timeouts.step; it goes on there, and holds up what is called after it"
-                    )
+        most = seconds("timeouts.step")
+        is_loop = True in {stream.is_in_loop(most) for stream in self._streams.values()}
         silent_s = time.monotonic() - max(begun_at, self._ended_at)
         # Workers report calls that run too long after a beat: that error says more.
         if silent_s > most + 4 * _BEAT_S and not is_loop:
@@ -485,7 +484,7 @@ class StreamSet:
         """Wait until fewer calls of `run` are under way than ``daskdist.max-steps-in-flight``, and few bytes unsent."""
         most = max(setting("max-steps-in-flight"), 1)
         if self.num_steps >= most:
-            self.wait(lambda: self.num_steps < most)
+            self.wait(lambda: self.num_steps <= most // 2)
             self.raise_unseen()
         most_bytes = in_bytes("step-bytes")
         if max([stream.outbox.num_bytes for stream in self._streams.values()]) > most_bytes:
@@ -561,9 +560,9 @@ class StreamSet:
 
     def raise_unseen(self) -> None:
         """Raise the first failure that nobody can look at any more, if there is one."""
-        self._send_drops()
         if self.lost():
             # What fails because of that is no news, and the calls are to be made anew.
+            self._send_drops()
             self._failures.forget()
             return
         if error := self.take_unseen():
@@ -572,6 +571,7 @@ class StreamSet:
 
     def take_unseen(self) -> BaseException | None:
         """Forget the failures that nobody has looked at, nor can; return the error of the first, if there is one."""
+        self._send_drops()
         if not (failures := self._failures.take_all()):
             return None
         error = failures[0].failure.error()

@@ -16,10 +16,11 @@ from distributed.comm import Comm, CommClosedError, connect
 from distributed.core import Status
 
 from daskdist.config import seconds
-from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed
+from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed, flush, pack_messages
+from daskdist.strategy.steps.remote.cells import Cell
+from daskdist.strategy.steps.remote.inbound import ACKNOWLEDGED_WITHIN_S, Inbound, can_be_read_by_threads
 
 _OPERATION: Final = "daskdist_results"
-_ACKNOWLEDGED_WITHIN_S: Final = 0.05
 # Between connections by which nothing came to be acknowledged; twice as long each time.
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
@@ -79,10 +80,11 @@ class _Link:
         finally:
             self._outbox = None
 
-    async def read_all(self, comm: Comm) -> None:
+    async def read_all(self, comm: Comm, *, is_framed: bool) -> None:
         """Drop the messages that are acknowledged, for as long as the comm is open."""
+        reader = BatchReader(comm, is_framed=is_framed)
         while True:
-            self.acknowledge(await comm.read())
+            self.acknowledge(max(await reader.read()))
 
     def acknowledge(self, number: int) -> None:
         """Drop the messages up to a number: they came."""
@@ -115,7 +117,17 @@ class Peers:
         self._tasks: set[asyncio.Task[None]] = set()
         # By the name of a sender's link, the number of the last message that came.
         self._last: OrderedDict[str, int] = OrderedDict()
+        self._inbound = Inbound(self._take)
         worker.handlers[_OPERATION] = self._serve
+
+    def wait_for(self, cell: Cell) -> None:
+        """Wait for a result in a thread that is not the event loop's, and receive messages in it meanwhile."""
+        self._inbound.wait_for(cell)
+
+    @property
+    def receiving_thread(self) -> int:
+        """Return the identity of the thread that receives messages; 0 if none does."""
+        return self._inbound.reading_thread
 
     def send(self, address: str, message: Any, failed: Callable[[str], None]) -> None:
         """Send a message, in any thread; ``failed`` is called with the reason where that cannot be done."""
@@ -158,13 +170,17 @@ class Peers:
             link.end(why)
 
     async def _send_by_one(self, address: str, link: _Link) -> None:
-        comm, ends = await connect(address, **self._worker.connection_args), []
+        comm = await connect(address, **self._worker.connection_args)
+        ends: list[asyncio.Task[None]] = []
         try:
             opening = {"link": link.name, "is_framed": can_be_framed(comm)}
             await comm.write({"op": _OPERATION, "reply": False, **opening})
             number, is_framed = await comm.read()
             link.acknowledge(number)
-            ends = list(map(asyncio.ensure_future, (link.write_all(comm, is_framed=is_framed), link.read_all(comm))))
+            ends += map(
+                asyncio.ensure_future,
+                (link.write_all(comm, is_framed=is_framed), link.read_all(comm, is_framed=is_framed)),
+            )
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             next(iter(done)).result()
         finally:
@@ -174,34 +190,43 @@ class Peers:
             await asyncio.gather(*ends, return_exceptions=True)
 
     async def _serve(self, comm: Comm, link: str, is_framed: bool) -> Any:
-        is_framed = is_framed and can_be_framed(comm)
+        is_framed = is_framed and can_be_read_by_threads(comm)
+        with contextlib.suppress(OSError):
+            # By connections before.
+            await comm.write((self._last.get(link, 0), is_framed))
+            await flush(comm)
+            await (self._inbound.read_all(comm, link) if is_framed else self._read_all(comm, link))
+        comm.abort()
+        return Status.dont_reply
+
+    async def _read_all(self, comm: Comm, link: str) -> None:
         came = asyncio.Event()
         acknowledging = asyncio.ensure_future(self._acknowledge(comm, link, came))
         # What it raises, reading raises too.
         acknowledging.add_done_callback(lambda task: task.cancelled() or task.exception())
+        reader = BatchReader(comm, is_framed=False)
         try:
-            with contextlib.suppress(OSError):
-                # By connections before.
-                await comm.write((self._last.get(link, 0), is_framed))
-                reader = BatchReader(comm, is_framed=is_framed)
-                while True:
-                    for number, message in await reader.read():
-                        # The connection before may still bring it, too.
-                        if number > self._last.get(link, 0):
-                            self._last[link] = number
-                            self._receive(message)
-                    came.set()
+            while True:
+                for number, message in await reader.read():
+                    self._take(link, number, message)
+                came.set()
         finally:
             acknowledging.cancel()
-        return Status.dont_reply
 
     async def _acknowledge(self, comm: Comm, link: str, came: asyncio.Event) -> None:
         while True:
             await came.wait()
             # Together with those that come soon.
-            await asyncio.sleep(_ACKNOWLEDGED_WITHIN_S)
+            await asyncio.sleep(ACKNOWLEDGED_WITHIN_S)
             came.clear()
-            await comm.write(self._last[link])
-            self._last.move_to_end(link)
-            if len(self._last) > _MOST_SENDERS:
-                self._last.popitem(last=False)
+            await comm.write(pack_messages([self._last[link]]))
+
+    def _take(self, link: str, number: int, message: Any) -> None:
+        # The connection before may still bring it, too.
+        last = self._last.get(link, 0)
+        if number <= last:
+            return
+        self._last[link] = number
+        if not last and len(self._last) > _MOST_SENDERS:
+            self._last.popitem(last=False)
+        self._receive(message)

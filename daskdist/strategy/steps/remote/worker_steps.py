@@ -26,7 +26,6 @@ from daskdist.execute.messages.outbox import BatchReader, Outbox
 from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.steps.outcomes import (
     SMALL_AWAITED_BYTES,
@@ -36,6 +35,7 @@ from daskdist.strategy.steps.outcomes import (
     received,
     travelling,
 )
+from daskdist.strategy.steps.remote.call_inputs import TaskData, is_quick, loaded_references
 from daskdist.strategy.steps.remote.cells import Cell, SentValue
 from daskdist.strategy.steps.remote.data_keys import DataKeys
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
@@ -47,67 +47,6 @@ from daskdist.strategy.variables.store import VariableStore
 _LATER_S: Final = 0.002
 # The settings of the worker.
 _AS_THEY_ARE: Final = contextlib.nullcontext()
-
-
-class _Key:
-    """The data of a Dask task.
-
-    Parameters
-    ----------
-    steps
-        Where it is needed.
-    key
-        Its key.
-    """
-
-    origin = None
-
-    def __init__(self, steps: StepsOnWorker, key: Any) -> None:
-        self._steps = steps
-        self._key = key
-        # What has the data, or why it does not come, once it was waited for.
-        self._cell: Cell | None = None
-
-    @property
-    def is_set(self) -> bool:
-        return self._key in self._steps.worker.data
-
-    def when_set(self, callback: Callable[[], None]) -> None:
-        if self.is_set:
-            callback()
-        else:
-            self._awaited().when_set(callback)
-
-    def _awaited(self) -> Cell:
-        self._cell = self._cell or self._steps.awaited(self._key)
-        return self._cell
-
-    def get(self) -> Any:
-        batches = self._steps.batches
-        value = batches.get(self._key)
-        if value is not None:
-            return value
-        try:
-            value = self._steps.worker.data[self._key]
-        except KeyError:
-            return self._awaited().get()
-        except Exception as error:
-            # It was spilled, and cannot be read again.
-            return Failed(Failure.of(error), None)
-        if type(value) is Batches:
-            batches[self._key] = value
-        return value
-
-
-def _is_quick(inputs: Sequence[Any]) -> bool:
-    # True if the event loop can make a call with these inputs itself: a thread would first have to wake up.
-    function, *results = inputs
-    if type(function) is not SentValue or not function.is_made or any(type(result) is not Cell for result in results):
-        return False
-    prepared, _ = function.get()
-    values = [result.get() for result in results]
-    is_failed = any(type(value) is Failed for value in values)
-    return is_failed or (isinstance(prepared, Prepared) and prepared.is_quick(values))
 
 
 class StepsOnWorker:
@@ -165,6 +104,8 @@ class StepsOnWorker:
         # By key, batches that are in the worker's memory: many steps ask for each, and that takes long to find one.
         self.batches: WeakValueDictionary[Any, Batches] = WeakValueDictionary()
         self._num_received = 0
+        # Held while a message is handled, or the result is looked up that another worker sent.
+        self._receiving = threading.Lock()
         self._lock = threading.Lock()
         # By the place of the replica among those of this worker, which stays when others are lost.
         self._executors: list[Executor] = []
@@ -201,8 +142,9 @@ class StepsOnWorker:
             with contextlib.suppress(OSError):
                 while True:
                     for kind, *rest in await self._reader.read():
-                        self._num_received += 1
-                        self._handlers[kind](*rest)
+                        with self._receiving:
+                            self._num_received += 1
+                            self._handlers[kind](*rest)
         finally:
             writer.cancel()
             self._outbox.close()
@@ -307,7 +249,9 @@ class StepsOnWorker:
             call_input.when_set(partial(one_is_there, call_input))
 
     def _make_soon(self, make: Callable[[], None], inputs: Sequence[Any]) -> None:
-        if threading.get_ident() != self._loop_thread or _is_quick(inputs):
+        # A thread that receives results receives those of other calls, too.
+        is_busy = threading.get_ident() in (self._loop_thread, self._peers.receiving_thread)
+        if not is_busy or is_quick(inputs):
             run_ready(make)
         else:
             self._combiner.put(make)
@@ -412,16 +356,18 @@ class StepsOnWorker:
         structure, payload
             The result, as it travels.
         """
-        cell: Cell | None = self._cells.get(number, {}).get(replica)
-        if cell is None:
-            if seq <= self._num_received:
-                # It was dropped meanwhile.
-                return
-            cell = self._new_cell(number, replica)
+        with self._receiving:
+            cell: Cell | None = self._cells.get(number, {}).get(replica)
+            if cell is None:
+                if seq <= self._num_received:
+                    # It was dropped meanwhile.
+                    return
+                cell = self._new_cell(number, replica)
         try:
-            cell.set(payload if type(payload) is Failed else received(structure, payload))
-        except Exception as error:
-            cell.set(Failed(Failure.of(error), None))
+            value = payload if type(payload) is Failed else received(structure, payload)
+        except BaseException as error:
+            value = Failed(Failure.of(error), None)
+        cell.set(value)
 
     def awaited(self, key: Any) -> Cell:
         """Return what will have the data of a Dask task."""
@@ -448,7 +394,7 @@ class StepsOnWorker:
     def _input(self, reference: Any) -> Any:
         kind = reference[0]
         if kind == "k":
-            return _Key(self, reference[1])
+            return TaskData(reference[1], self.worker, self.batches, self.awaited)
         if kind == "o":
             return self._objects[reference[1]]
         if kind == "p":
@@ -480,6 +426,9 @@ class StepsOnWorker:
     ) -> None:
         outcome: Any
         slot.times.wait()
+        for call_input in inputs:
+            if type(call_input) is Cell and not call_input.is_set:
+                self._peers.wait_for(call_input)
         values = [call_input.get() for call_input in inputs]
         failures = [value for value in values if type(value) is Failed]
         if failures:
@@ -496,6 +445,8 @@ class StepsOnWorker:
                     undo_log.begin(number, undo_from)
                 treespec, _ = loaded_structure(structure)
                 picks, leaves = load_sent(wired) if type(wired) is bytes else wired
+                if picks is None:
+                    picks, leaves = loaded_references(leaves)
                 with _AS_THEY_ARE if settings is None else sent(settings):
                     filling, is_step = (treespec, picks, leaves), name.startswith(STEP)
                     outcome = call_replica(self._mailbox, slot, number, values, *filling, end, is_step=is_step)
@@ -561,7 +512,11 @@ class StepsOnWorker:
 
     def _kick(self) -> None:
         self._is_kicked_later = False
-        self._outbox.kick()
+        if not self._outbox.is_empty:
+            # More is likely to come.
+            self._is_kicked_later = True
+            self._loop.call_later(_LATER_S, self._kick)
+            self._outbox.kick()
 
     def _in_loop(self, function: Callable[[], Any]) -> None:
         if threading.get_ident() == self._loop_thread:

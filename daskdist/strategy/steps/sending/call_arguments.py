@@ -93,7 +93,7 @@ def _sendable(picks: list[tuple[int, Any]], leaves: list[Any]) -> Any:
     if set(map(type, leaves)) == _SLOTS:
         if _SIMPLE.issuperset([type(pick) for _, pick in picks]):
             return picks, leaves
-        return _pickled_references(tuple(picks), tuple(leaves))
+        return None, _pickled_references(tuple(picks), tuple(leaves))
     return pickled_value((picks, leaves), lambda: "run: an argument")
 
 

@@ -1,0 +1,88 @@
+"""The inputs of calls on a worker, looked up when a call arrives and read when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from distributed import Worker
+
+from daskdist.core.block import Batches
+from daskdist.execute.messages.failure import Failure
+from daskdist.execute.messages.pickling import load_sent
+from daskdist.strategy.reduce.tree import Prepared
+from daskdist.strategy.steps.outcomes import Failed
+from daskdist.strategy.steps.remote.cells import Cell, SentValue
+
+# References to the same parts of results come with many steps.
+loaded_references: Final = lru_cache(maxsize=1024)(load_sent)
+
+
+class TaskData:
+    """The result of a Dask task.
+
+    Parameters
+    ----------
+    key
+        The key of the task.
+    worker
+        The worker that needs it.
+    batches
+        Batches in the worker's memory, by key.
+    bring
+        Returns the cell that will have the result of a key, brought from elsewhere.
+    """
+
+    def __init__(
+        self, key: Any, worker: Worker, batches: MutableMapping[Any, Batches], bring: Callable[[Any], Cell]
+    ) -> None:
+        self._key = key
+        self._worker = worker
+        self._batches = batches
+        self._bring = bring
+        # The cell that has the result, or why it does not come, once it was waited for.
+        self._cell: Cell | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Return whether the result is in the worker's memory."""
+        return self._key in self._worker.data
+
+    def when_set(self, callback: Callable[[], None]) -> None:
+        """Call a function when the result is here, or now if it is."""
+        if self.is_set:
+            callback()
+        else:
+            self._brought().when_set(callback)
+
+    def _brought(self) -> Cell:
+        self._cell = self._cell or self._bring(self._key)
+        return self._cell
+
+    def get(self) -> Any:
+        """Return the result, waited for; or the failure of one that does not come."""
+        value = self._batches.get(self._key)
+        if value is not None:
+            return value
+        try:
+            value = self._worker.data[self._key]
+        except KeyError:
+            return self._brought().get()
+        except Exception as error:
+            # It was spilled, and cannot be read again.
+            return Failed(Failure.of(error), None)
+        if type(value) is Batches:
+            self._batches[self._key] = value
+        return value
+
+
+def is_quick(inputs: Sequence[Any]) -> bool:
+    """Return whether a thread with other work can make a call with these inputs; another one would have to wake up."""
+    function, *results = inputs
+    if type(function) is not SentValue or not function.is_made or any(type(result) is not Cell for result in results):
+        return False
+    prepared, _ = function.get()
+    values = [result.get() for result in results]
+    is_failed = any(type(value) is Failed for value in values)
+    return is_failed or (isinstance(prepared, Prepared) and prepared.is_quick(values))
