@@ -19,7 +19,7 @@ from conftest import mirrored
 
 import daskdist
 from daskdist import Dataset
-from daskdist.core.functions.code_fingerprint import code_fingerprint, fingerprint_of
+from daskdist.core.functions.code_fingerprint import fingerprint_of
 
 _NUMBERS = itertools.count()
 
@@ -100,6 +100,11 @@ WAYS = {
     "recursive": {"preprocess": "def g(x):\n    return f(x) * 2\ndef f(x):\n    return g(x) if x else 0"},
     "a comprehension": {"preprocess": "def g(x):\n    return x * 2\ndef f(x):\n    return [g(y) for y in [x]]"},
 }
+
+
+def code_and_state(function):
+    fingerprint = fingerprint_of(function)
+    return fingerprint.code, fingerprint.state
 
 
 def _token(function):
@@ -184,10 +189,10 @@ def test_calls_do_not_change_what_they_are_known_to_change():
 
 def test_what_cannot_be_read_is_itself_only():
     lock = threading.Lock()
-    assert code_fingerprint(lambda: lock) == code_fingerprint(lambda: lock)
+    assert code_and_state(lambda: lock) == code_and_state(lambda: lock)
     # An open file reads on from where it is.
     with open(__file__) as one, open(__file__) as other:
-        assert code_fingerprint(lambda: one) == code_fingerprint(lambda: one)
+        assert code_and_state(lambda: one) == code_and_state(lambda: one)
         assert _token(functools.partial(print, one)) != _token(functools.partial(print, other))
 
 
@@ -214,12 +219,12 @@ def test_versions_of_installed_packages_count(monkeypatch):
     def f(x):
         return np.log(x)
 
-    before = code_fingerprint(f)
+    before = code_and_state(f)
     monkeypatch.setattr(module, "_PACKAGES", {})
-    assert code_fingerprint(f) == before
+    assert code_and_state(f) == before
     monkeypatch.setattr(module, "_PACKAGES", {})
     monkeypatch.setattr(np, "__version__", "0.0")
-    assert code_fingerprint(f) != before
+    assert code_and_state(f) != before
 
 
 def test_it_takes_little_time():
@@ -229,11 +234,11 @@ def test_it_takes_little_time():
     def f(x):
         return g(x) * g(x + 1)
 
-    code_fingerprint(f)
+    code_and_state(f)
     times = []
     for _ in range(20):
         start = time.perf_counter()
-        code_fingerprint(f)
+        code_and_state(f)
         times.append(time.perf_counter() - start)
     assert min(times) < 1e-3
 

@@ -18,7 +18,7 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.structure import Structure, as_array
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.saved.manifest import Manifest, exists, read_manifest, remove_unfinished, write_manifest
-from daskdist.formats.saved.store import PIECE_BYTES, SavedPart, read_part, take_rows, write_part
+from daskdist.formats.saved.store import PIECE_BYTES, SavedPart, read_part, write_part
 
 # Threads of other tests' clusters draw random numbers too, while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -215,7 +215,6 @@ def test_elements_without_leaves(tmp_path):
     assert list(found.elements()) == [(), (), ()]
     part = SavedPart("part-0.arrow", 3, 0)
     assert list(read_part(str(tmp_path), part, empty, 1).elements()) == [(), ()]
-    assert list(take_rows(str(tmp_path), part, empty, [2, 2, 0, 1]).elements()) == [()] * 4
     assert len(round_trip(Block(empty, []), tmp_path)) == 0
 
 
@@ -224,10 +223,6 @@ def test_nothing(tmp_path, compression):
     found = round_trip(Bundle(PAIR, []), tmp_path, compression)
     assert isinstance(found, Bundle)
     assert list(found.elements()) == []
-    part = SavedPart("part-0.arrow", 0, 0)
-    assert len(take_rows(str(tmp_path), part, PAIR, [])) == 0
-    with pytest.raises(ArgumentError, match="rows go from 0 to 0"):
-        take_rows(str(tmp_path), part, PAIR, [0])
 
 
 @pytest.mark.parametrize(
@@ -285,14 +280,11 @@ def test_any_bundle(data, nest, num_rows, compression):
 
 
 def check_choice(data, rows, directory, compression):
-    """Check that chosen rows are those rows, in that order."""
+    """Check that a range of rows is those rows, in that order."""
     part = write_part(rows, directory, "part-0", compression)
     start, stop = sorted(data.draw(st.tuples(st.integers(0, 5), st.integers(0, 5))))
     found = list(read_part(directory, part, rows.structure, start, stop).elements())
-    expected = list(rows.elements())
-    wanted = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6)) if len(rows) else []
-    found += list(take_rows(directory, part, rows.structure, wanted).elements())
-    expected = expected[start:stop] + [expected[index] for index in wanted]
+    expected = list(rows.elements())[start:stop]
     assert len(found) == len(expected)
     for a, b in zip(expected, found, strict=True):
         assert all(map(same_leaf, rows.structure.leaves_of(a), rows.structure.leaves_of(b)))
@@ -338,11 +330,6 @@ def test_some_of_many_rows(long, data):
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(block) + 5)] * 2)))
     found = read_part(directory, part, block.structure, start, stop)
     assert all(map(same_leaf, block.slice(start, stop).leaves, found.leaves))
-    rows = np.array(data.draw(st.lists(st.integers(0, len(block) - 1), max_size=9)), data.draw(st.sampled_from("iL")))
-    found = take_rows(directory, part, block.structure, rows)
-    assert all(map(same_leaf, block.take(rows.astype(int)).leaves, found.leaves))
-    if len(rows):
-        assert found.where(0) == f"row {rows[0]} of {directory}/long.arrow"
 
 
 @pytest.mark.parametrize("start", [-5, 0, 10**6, None])
@@ -353,16 +340,6 @@ def test_starts_and_stops_are_those_of_slices(long, start, stop):
     np.testing.assert_array_equal(found.leaves[0], block.leaves[0][start:stop])
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [([-1], "from -1"), ([10**9], "to 1000000000"), ([0.5], "float64"), ([[0]], r"\[1, 1\]"), (["a"], "U1")],
-)
-def test_invalid_row_numbers(long, rows, message):
-    block, directory, part = long
-    with pytest.raises(ArgumentError, match=message):
-        take_rows(directory, part, block.structure, rows)
-
-
 def test_numbers_are_used_where_they_lie(tmp_path):
     block = Block(PAIR, [np.ones((1000, 4000)), Ragged(np.ones(10**6), np.arange(1001) * 1000)])
     part = write_part(block, str(tmp_path), "a")
@@ -371,14 +348,12 @@ def test_numbers_are_used_where_they_lie(tmp_path):
     allocated = pa.total_allocated_bytes()
     tracemalloc.start()
     found = read_part(str(tmp_path), part, PAIR)
-    chosen = take_rows(str(tmp_path), part, PAIR, [999, 0])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_000_000
     assert pa.total_allocated_bytes() - allocated < 10_000
     assert not found.leaves[0].flags.owndata
     assert not found.leaves[0].flags.writeable
-    assert chosen.leaves[0].shape == (2, 4000)
 
 
 def test_rows_outlive_their_file(tmp_path):
@@ -427,7 +402,6 @@ def test_urls(bucket, compression):
     found = read_manifest(bucket)
     assert found.parts == (part,)
     same_rows(read_part(bucket, part, PAIR), block)
-    same_rows(take_rows(bucket, part, PAIR, [4, 0]), block.take([4, 0]))
     assert remove_unfinished(bucket) == (left.name,)
     with pytest.raises(FileError, match=r"b.arrow: not found"):
         read_part(bucket, left, PAIR)

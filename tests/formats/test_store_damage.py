@@ -32,7 +32,7 @@ from daskdist.core.spec import DatasetSpec, ElementSpec, TensorSpec
 from daskdist.core.structure import Nested, Structure
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.saved.manifest import Manifest, exists, read_manifest, remove_unfinished, write_manifest
-from daskdist.formats.saved.store import SavedPart, read_part, take_rows, write_part
+from daskdist.formats.saved.store import SavedPart, read_part, write_part
 from daskdist.storage.atomic_file import writing
 
 # Threads of other tests' clusters draw random numbers too, while hypothesis does.
@@ -152,8 +152,6 @@ def test_a_file_that_is_gone(written):
     path.unlink()
     with pytest.raises(FileError, match=r"a\.arrow: not found: deleted since it was saved"):
         read_part(str(path.parent), part, structure)
-    with pytest.raises(FileError, match=r"a\.arrow: not found"):
-        take_rows(str(path.parent), part, structure, [0])
 
 
 def test_a_file_of_something_else(written):

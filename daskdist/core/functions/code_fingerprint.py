@@ -113,12 +113,6 @@ def fingerprint_of(function: Callable[..., Any]) -> Fingerprint:
     return Fingerprint(walk.finish(), _hash(walk.state), walk.changes_state, walk.generators.list(), walk.unread)
 
 
-def code_fingerprint(function: Callable[..., Any]) -> str:
-    """Return the code and state of `fingerprint_of` as one token, the same in every process."""
-    fingerprint = fingerprint_of(function)
-    return fingerprint.code + fingerprint.state
-
-
 class _Walk:
     """A walk over everything that a function reaches.
 

@@ -328,43 +328,6 @@ def read_part(
     elements are in use; it may be deleted.
     """
     rows = range(part.num_rows)[start:stop] or range(0)
-    return _read(directory, part, structure, slice(rows.start, rows.stop), rows)
-
-
-def take_rows(directory: str, part: SavedPart, structure: Structure, rows: Any) -> Block | Bundle:
-    """Read some rows of a part, in the order of their numbers.
-
-    Parameters
-    ----------
-    directory, part, structure
-        As in `read_part`.
-    rows
-        The numbers of the rows, integers from 0.
-
-    Raises
-    ------
-    ArgumentError
-        A row does not exist.
-    FileError
-        As in `read_part`.
-
-    Notes
-    -----
-    In an uncompressed local file only these rows are read; in a compressed one, the pieces of about a megabyte that
-    contain them; an uncompressed remote file is read as a whole.
-    """
-    index = np.asarray(rows)
-    if index.ndim != 1 or (len(index) and index.dtype.kind not in "iu"):
-        raise ArgumentError(f"take_rows: rows is {index.dtype}{list(index.shape)}; give integers, [num_rows]")
-    index = index.astype(np.intp, copy=False)
-    if len(index) and not 0 <= index.min() <= index.max() < part.num_rows:
-        raise ArgumentError(
-            f"take_rows: rows go from {index.min()} to {index.max()}; {part.name} has rows 0 to {part.num_rows - 1}"
-        )
-    return _read(directory, part, structure, index, index)
-
-
-def _read(directory: str, part: SavedPart, structure: Structure, which: Any, numbers: Any) -> Block | Bundle:
     with _opened(directory, part.name) as (path, reader):
         content = json.loads(reader.schema.metadata[KEY])
         if content["num_rows"] != part.num_rows:
@@ -372,12 +335,12 @@ def _read(directory: str, part: SavedPart, structure: Structure, which: Any, num
         if tuple(reader.schema.names) != structure.paths:
             raise FileError(f"{path}: its leaves are {reader.schema.names}, but {structure.paths} are expected")
         layouts = [_Layout.from_json(layout) for layout in content["layouts"]]
-        columns = _selected(reader, layouts, content, which)
+        columns = _selected(reader, layouts, content, rows)
         leaves = [_finished(column, layout) for column, layout in zip(columns, layouts, strict=True)]
         if content["is_block"]:
-            return Block(structure, leaves, path, SelectedOrigins([Origin(path)], numbers))
+            return Block(structure, leaves, path, SelectedOrigins([Origin(path)], rows))
         items: list[Leaves] = (
-            list(zip(*[map(as_array, leaf) for leaf in leaves], strict=True)) if leaves else [()] * len(numbers)
+            list(zip(*[map(as_array, leaf) for leaf in leaves], strict=True)) if leaves else [()] * len(rows)
         )
         return Bundle(structure, items, path)
 
@@ -408,36 +371,20 @@ def _opened(directory: str, name: str) -> Iterator[tuple[str, Any]]:
         raise FileError(f"{path}: damaged or cut short: {error}") from error
 
 
-def _selected(reader: Any, layouts: Sequence[_Layout], content: Any, which: Any) -> list[Any]:
+def _selected(reader: Any, layouts: Sequence[_Layout], content: Any, rows: range) -> list[Any]:
     # Return the columns of the selected rows, from the pieces of the file that contain them.
     num_rows, piece_rows = content["num_rows"], content["piece_rows"]
     if reader.num_record_batches != max(1, -(-num_rows // piece_rows)):
         raise ValueError(f"{reader.num_record_batches} pieces of {piece_rows} rows for {num_rows} rows")
-    if isinstance(which, slice):
-        first, last = which.start // piece_rows, max(which.start, which.stop - 1) // piece_rows
-        parts = [
-            (piece, slice(max(0, which.start - piece * piece_rows), max(0, which.stop - piece * piece_rows)))
-            for piece in range(min(first, reader.num_record_batches - 1), last + 1)
-        ]
-        return _together([_piece(reader, layouts, content, *part) for part in parts])
-    pieces = which // piece_rows
-    selected = np.unique(pieces).tolist() or [0]
-    if len(selected) == 1:
-        return _piece(reader, layouts, content, selected[0], which - selected[0] * piece_rows)
-    chosen = [np.flatnonzero(pieces == piece) for piece in selected]
-    columns = _together(
-        [
-            _piece(reader, layouts, content, piece, which[places] - piece * piece_rows)
-            for piece, places in zip(selected, chosen, strict=True)
-        ]
-    )
-    # Put them from the order of the pieces into the requested order.
-    order = np.empty(len(which), np.intp)
-    order[np.concatenate(chosen)] = np.arange(len(which))
-    return [_chosen(column, order) for column in columns]
+    first, last = rows.start // piece_rows, max(rows.start, rows.stop - 1) // piece_rows
+    parts = [
+        (piece, slice(max(0, rows.start - piece * piece_rows), max(0, rows.stop - piece * piece_rows)))
+        for piece in range(min(first, reader.num_record_batches - 1), last + 1)
+    ]
+    return _together([_piece(reader, layouts, content, *part) for part in parts])
 
 
-def _piece(reader: Any, layouts: Sequence[_Layout], content: Any, piece: int, which: Any) -> list[Any]:
+def _piece(reader: Any, layouts: Sequence[_Layout], content: Any, piece: int, which: slice) -> list[Any]:
     try:
         batch = reader.get_batch(piece)
     except MemoryError as error:
@@ -446,13 +393,10 @@ def _piece(reader: Any, layouts: Sequence[_Layout], content: Any, piece: int, wh
     piece_rows = min(content["piece_rows"], content["num_rows"] - piece * content["piece_rows"])
     if layouts and batch.num_rows != piece_rows:
         raise ValueError(f"piece {piece} has {batch.num_rows} rows, not {piece_rows}")
-    return [_chosen(_laid(array, layout), which) for array, layout in zip(batch.columns, layouts, strict=True)]
-
-
-def _chosen(column: Any, which: Any) -> Any:
-    if isinstance(column, tuple):
-        return tuple(_chosen(values, which) for values in column)
-    return column[which] if isinstance(which, slice) else column.take(which, axis=0)
+    columns = [_laid(array, layout) for array, layout in zip(batch.columns, layouts, strict=True)]
+    return [
+        tuple(values[which] for values in column) if isinstance(column, tuple) else column[which] for column in columns
+    ]
 
 
 def _together(pieces: list[list[Any]]) -> list[Any]:
