@@ -35,7 +35,7 @@ class Browser:
     def __init__(self, address: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._numbers = itertools.count()
-        # What is emulated lasts as long as the connection.
+        # The emulation ends with the connection.
         self._connection = self._loop.run_until_complete(_connected(address))
 
     def evaluate(self, expression: str) -> Any:

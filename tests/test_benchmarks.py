@@ -69,7 +69,7 @@ def test_it_gives_figures(run, name: str) -> None:
 
 
 def test_the_table_has_a_line_for_each_figure() -> None:
-    # A program of its own, as it is used.
+    # It runs as a separate program, like in use.
     done = start(SPINE, "--only", "memory")
     assert done.returncode == 0, done.stderr
     header, *lines = done.stdout.splitlines()

@@ -235,7 +235,7 @@ def test_at_once_is_as_one_by_one(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_records_of_one_length_are_as_one_by_one(seed):
-    # Most have everything where the first has it; some bits are flipped, in what is the same in all or in values.
+    # Most records have the layout of the first; in some, bits of the layout or of values are flipped.
     draws = random.Random(seed)
     records = []
     for number in range(200):

@@ -12,7 +12,7 @@ import daskdist
 
 PACKAGE = Path(daskdist.__file__).parent
 
-# By file, the whole of a new one, or the pairs of a line and what is put behind it.
+# File -> its content if it is new, else pairs of a line and the text to insert after it.
 OPERATION = {
     "daskdist/ops/every.py": """
 from dataclasses import dataclass

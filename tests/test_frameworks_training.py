@@ -104,7 +104,7 @@ def test_a_model_is_freed_with_its_function_without_waiting(torch, on_cluster):
                 line(torch.ones(4, 3)).sum().backward()
         return 1
 
-    # Where it can happen that it hangs, it does so within a few.
+    # If it can hang, it does so within a few calls.
     for _ in range(15):
         assert on_cluster.local_results(on_cluster.run(train)) == (1, 1)
 

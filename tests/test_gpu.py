@@ -26,7 +26,7 @@ from daskdist.strategy.values.device_arrays import catch_up, in_stream_of
 from daskdist.testing import DeviceLaws
 
 with warnings.catch_warnings():
-    # Of several CuPys that are installed, say: it is loaded here first.
+    # CuPy warns where several versions are installed, and it is loaded here first.
     warnings.simplefilter("ignore")
     WHY_NOT = CupyDevice(0).missing()
 
@@ -163,7 +163,7 @@ def test_the_uuid_is_nvidia_smis(cupy):
     if cupy.cuda.runtime.is_hip:
         pytest.skip("of AMD's GPUs it is another")
     uuid = CupyDevice(0).uuid
-    # As CuPy tells it, up to the first byte that is zero.
+    # CuPy returns the identifier up to its first zero byte.
     told = bytes(cupy.cuda.runtime.getDeviceProperties(0)["uuid"])
     assert bytes.fromhex(uuid.removeprefix("GPU-").replace("-", "")).startswith(told[:16])
     assert len(uuid) == len("GPU-00010203-0405-0607-0809-0a0b0c0d0e0f")
@@ -306,7 +306,7 @@ def test_an_array_of_another_gpu_is_copied(cupy):
     assert np.array_equal(second.get(second.put(first.put(np.arange(1000.0))[::2])), np.arange(0.0, 1000, 2))
 
 
-# What a training loop does, on a GPU and on a processor.
+# A training loop, on a GPU and on a processor.
 
 X = np.random.default_rng(0).normal(size=(96, 4)).astype(np.float32)
 LABELS = np.arange(96) % 3

@@ -49,7 +49,7 @@ ON_THE_PAGES = [
     "function",
     "tpu.experimental.DeviceAssignment",
 ]
-# Those that stand for what Python and NumPy have.
+# Names for which Python and NumPy have an equivalent.
 OF_OTHERS = ["Tensor", "TypeSpec", "constant", "float32", "int32", "print", "range", "square", "while_loop"]
 # The methods and attributes of the page on strategies, and those of the page on what is under `extended`.
 OF_STRATEGIES = [

@@ -11,7 +11,7 @@ PACKAGE = Path(daskdist.__file__).parent
 
 # Methods that wait when they are called without arguments.
 BLOCKING = {"acquire", "communicate", "exception", "get", "join", "result", "wait"}
-# Those that wait without limit unless they are given one.
+# Methods that wait without a limit unless they get this argument.
 UNLIMITED = {"gather": "callback_timeout", "sync": "callback_timeout", "shutdown": "wait", "wait_for": "timeout"}
 
 LISTED: dict[str, dict[str, set[str]]] = {

@@ -178,7 +178,7 @@ def test_objects_go_on_from_the_newest(tmp_path):
             weights.assign(np.full(3, float(epoch)))
             checkpoint.epoch = epoch
             manager.save(checkpoint, epoch)
-            # What is saved is what there was at the time of the call.
+            # The checkpoint holds the values at the time of the call, so that this change is not in it.
             weights.assign(np.full(3, -1.0))
     assert CheckpointManager(tmp_path).restore(checkpoint) == 3
     assert (weights.numpy().tolist(), checkpoint.epoch) == ([3.0] * 3, 3)

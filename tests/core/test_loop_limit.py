@@ -76,7 +76,7 @@ def test_noise_seldom_decides() -> None:
     chosen = []
     for _ in range(200):
         chooser = LimitChooser(2)
-        # As on a shared machine: each phase is up to a third faster or slower, at random.
+        # Like a shared machine: each phase is up to a third faster or slower, at random.
         settle(chooser, lambda limit: (100 if limit == 1 else 95) * float(rng.choice([2 / 3, 1, 4 / 3])), 300)
         chosen.append(chooser.chosen)
     assert np.mean(np.array(chosen) == 1) > 0.9

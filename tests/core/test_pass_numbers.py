@@ -47,7 +47,7 @@ def steps(distributed):
     return [np.concatenate(strategy.local_results(step)) for step in distributed]
 
 
-# What is made of a dataset in each epoch, to be iterated over.
+# Datasets that a program derives in each epoch and iterates over.
 DERIVED = {
     "itself": lambda ds: ds,
     "batch": lambda ds: ds.batch(5),

@@ -341,7 +341,7 @@ def test_of_many_rows(split_bytes, monkeypatch):
 
 
 def test_the_first_of_many_come_at_once():
-    # Of each row its own eight bytes are there, which are read; the order of all would take twice as many more.
+    # Each row's own eight bytes are read; the order of all rows would take twice that memory.
     num_rows = 4 * 10**6
     rows = iter(Dataset.range(num_rows).shuffle(num_rows, seed=1))
     tracemalloc.start()

@@ -33,7 +33,7 @@ def lists(elements):
     return [element.tolist() for element in elements]
 
 
-# What keeps rows as they are, and what cuts ragged arrays into rows.
+# Operations that keep rows as they are, and operations that cut ragged arrays into rows.
 PIPELINES = {
     "slices": (rows, BATCHES),
     "take and skip": (lambda: rows().skip(1).take(3), [ROWS[1:3], ROWS[3:4]]),

@@ -281,7 +281,7 @@ def test_elements_of_different_shapes_are_a_bundle():
     assert isinstance(from_items(LONE, _items((2,), (3,))).leaves[0], Ragged)
 
 
-# What blocks can be slices of: plain arrays, and what only looks like one.
+# Arrays that blocks can be slices of: plain arrays, and arrays that only look like one.
 WHOLES = {
     "numbers": np.arange(64, dtype=np.int16),
     "rows": np.arange(64 * 6, dtype=np.float32).reshape(64, 2, 3),

@@ -149,7 +149,7 @@ SHORT = {
     "vm": ["x * 2", "x.sum()", "np.exp(x[::-1])"],
 }
 
-# Frames around a body: what is made for each dataset, and the function; `log` is looked at afterwards.
+# Programs around a body, run for each dataset; they define the function. The test checks `log` afterwards.
 FRAMES = {
     "append": "def f(x):\n    log.append(1)\n    return BODY",
     "append_bound": "note = log.append\ndef f(x):\n    note(1)\n    return BODY",
@@ -391,7 +391,7 @@ def made(program):
     log: list = []
 
     def note(value):
-        # What looks at functions to tell them apart meets hooks too. What counts is that the function meets them.
+        # Code that fingerprints functions triggers hooks too; only hooks that the function itself triggers count.
         if sys._getframe(2).f_code.co_filename == "<corpus>":
             log.append(value)
 
@@ -486,13 +486,13 @@ def differences(name, program, state):
     found = []
     function, log = made(program)
     with np.errstate(**state):
-        # Twice: the first pass of ours compares, the second does what was decided.
+        # Two passes, as our first one compares both ways, and the second one uses the result of that.
         expected = [outcome(lambda: plain_map(function, rows)) for _ in range(2)]
     other, other_log = made(program)
     ds = Dataset.from_tensor_slices(rows).map(other)
     with np.errstate(**state):
         given = [outcome(lambda: [told(each) for each in ds]) for _ in range(2)]
-    # Where the loop ends with an error an iterator goes on behind it: the function is called for more rows.
+    # If the loop raised an error, a resumed iterator continues behind it, so the function is called for more rows.
     is_ended = any(isinstance(result, str) for result, _ in expected)
     for number, (ours, plain) in enumerate(zip(given, expected, strict=True)):
         if ours[0] != plain[0] and not (isinstance(ours[0], str) and isinstance(plain[0], str)):

@@ -116,7 +116,7 @@ def test_functions_travel():
     assert tokenize(copy.vectorised) == tokenize(given.vectorised)
     rows = scalars()
     is_same(copy(rows), given(rows))
-    # What one of them found holds for the other, and what both remember tells nothing of which they are.
+    # Both share a result of the comparison, whose key does not depend on which of them it is from.
     assert list(apply._SAME.values()) == [True]
     assert tokenize(copy.vectorised) == tokenize(Vectorised(UserFunction(user.function, "map")))
     assert tokenize(copy.vectorised) != tokenize(Vectorised(UserFunction(lambda x: x * 2, "map")))

@@ -81,7 +81,7 @@ def test_metrics_are_those_of_the_loop(busy_client):
     assert all('worker="tcp://127.0.0.1' in labels and 'device="CPU:0"' in labels for labels in steps)
     eventually(lambda: min(metrics(busy_client, "daskdist_replica_steps_total").values()) > max(steps.values()))
     later = metrics(busy_client, "daskdist_replica_rows_total")
-    # Of each step a replica has 32 rows.
+    # A replica has 32 rows of each step.
     assert all(number % 32 == 0 and number > 0 for number in later.values())
     eventually(lambda: metrics(busy_client, "daskdist_service_elements_total").get('{job="features"}', 0) >= 90)
     assert metrics(busy_client, "daskdist_service_consumers") == {'{job="features"}': 1.0}

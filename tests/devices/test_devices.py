@@ -320,7 +320,7 @@ def test_what_the_driver_does_not_tell(monkeypatch):
     assert nvidia.is_in_use(0)
 
 
-# Who gets which of the devices that workers see.
+# The assignment of the devices that workers see.
 
 
 def seeing(*uuids, host="a", has_first=False):

@@ -126,7 +126,7 @@ def test_iterators_of_a_process_share_the_window(build):
     for it in iterators:
         next(it)
     num_blocks = settled(lambda: live.num_blocks)
-    # A shuffle has its buffer, and what it is filled from.
+    # A shuffle keeps its buffer and the blocks that fill it.
     each = 3 if build is BUILD["shuffled"] else 1
     assert num_blocks <= WINDOW // MIB + each * NUM_ITERATORS
     for it in iterators:
@@ -386,7 +386,7 @@ def test_an_account_is_of_all_threads():
 
 
 def test_releases_during_a_summation_are_counted():
-    # As the garbage collector does, in the thread that is in the middle of a call.
+    # The garbage collector releases like this: in a thread that is in the middle of a call.
     account = Account()
 
     class Meddling(int):

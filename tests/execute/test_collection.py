@@ -466,7 +466,7 @@ def test_collections_flow_into_batches_on_a_cluster(on_cluster):
 
 
 def test_upstream_is_not_written_once_a_partition():
-    # As many tasks as there are, whatever the number of partitions.
+    # The graph has one copy of the array's tasks, whatever the number of partitions.
     array = da.ones(400, chunks=1)
     ds = Dataset.from_dask(array).batch(100)
     assert len(ds.__dask_graph__()) <= 400 + 400 + 2 * 4 + 10
@@ -474,7 +474,7 @@ def test_upstream_is_not_written_once_a_partition():
 
 
 def test_rebuilt_under_another_name_among_other_keys():
-    # What Dask does to a collection whose names it changes: the graph has more keys than those of the elements.
+    # Dask does this to a collection whose keys it renames: the graph has more keys than those of the elements.
     ds = Dataset.range(10).batch(4)
     rebuild, args = ds.__dask_postpersist__()
     (name,) = {key[0] for key in ds.__dask_keys__()}

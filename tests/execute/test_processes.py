@@ -121,7 +121,7 @@ def test_no_files_are_left():
     assert list(Path(pool.folder).iterdir()) == []
     close_pools()
     assert not Path(pool.folder).exists()
-    # Those of a program that was killed are removed by the next one.
+    # The folders of a program that was killed are removed by the next program.
     abandoned = Path("/dev/shm/daskdist-processes-999999999-test")
     abandoned.mkdir()
     remove_abandoned_folders()

@@ -228,7 +228,7 @@ def imported_here(name, folder, monkeypatch):
 def test_modules_that_travel_with_their_code(client, on_cluster, tmp_path, monkeypatch, use, names):
     name = f"module_with_code_{use}_{names}"
     module, _ = imported_here(name, tmp_path, monkeypatch)
-    # As if this program were a script in that folder.
+    # Pretend that this program is a script in that folder.
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "script.py"), raising=False)
     with dask.config.set({"daskdist.send-modules": [name] if names == "named" else "local"}):
         found = _USES[use](on_cluster, Dataset.range(8).batch(4), module)

@@ -251,7 +251,7 @@ def test_each_device_is_given_each_block_once() -> None:
     caller = Counting()
     _by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], caller)
     for index in (0, 1):
-        # What is made of the rest of blocks none of which was asked for before goes up, too.
+        # Blocks that were compacted before any of their rows was requested are uploaded too.
         num_uploads = device_gather_of(StrictDevice(index)).num_uploads
         assert caller.num_read <= num_uploads <= caller.num_read + caller.num_compacted
 
@@ -267,7 +267,7 @@ def test_memory_comes_back_while_blocks_go_and_at_the_end() -> None:
     builder = BundleBuilder(Interpreter(Counting()), primitive, (0,), device_gathers=hooks)
     for _ in builder:
         most = max(most, TAKEN[0] - before)
-    # Of 16 MB a buffer of half a megabyte is alive at a time, in blocks of which some have few rows in it.
+    # Half a megabyte of the 16 MB is in the buffer at a time, in blocks some of which have few rows left in it.
     assert 500_000 < most < 5_000_000
     del builder, _
     gc.collect()
@@ -315,7 +315,7 @@ def test_an_order_of_many_is_worked_out_on_the_device(
     _by_steps(dataset, 0, ["CPU:0"], Now())
     assert parts == []
     sizes = [row[0][0].shape[0] for row in _by_steps(dataset, 0, ["STRICT:0"], Now())]
-    # All whole batches, one after the other, but for those that come with the last one, which is shorter.
+    # The parts are consecutive and end where batches end.
     assert parts
     assert [start for start, _ in parts] == [0, *[stop for _, stop in parts[:-1]]]
     assert {stop for _, stop in parts} <= set(np.cumsum(sizes).tolist())

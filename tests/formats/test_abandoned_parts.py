@@ -75,7 +75,7 @@ def test_parts_of_a_killed_pass_are_removed_by_the_next_pass_over_the_path(tmp_p
     fill(dataset(tmp_path))
     assert set(left) < set(parts(tmp_path))
     make_older(left)
-    # Of another pipeline, as after the program was changed: the directory of the old one goes too.
+    # Another pipeline, as after a change of the program, also removes the old pipeline's directory.
     fill(dataset(tmp_path, 20))
     assert not set(left) & set(parts(tmp_path))
     assert len(os.listdir(tmp_path)) == 2
@@ -85,7 +85,7 @@ def test_a_pass_that_reads_removes_them_too(tmp_path):
     ds = dataset(tmp_path)
     it, _ = begun(ds)
     (directory,) = tmp_path.iterdir()
-    # As if the process was killed: the end of the pass is not reported.
+    # Like a killed process, this pass never reports its end.
     left = [
         part.rename(part.with_name(f"part-{'0' * 12}-{number:032x}.arrow"))
         for number, part in enumerate(parts(directory))

@@ -183,7 +183,7 @@ def test_large_batches_are_cut_and_small_ones_joined(tmp_path, end, compression)
         assert [int(x["n"]) for x in read_arrow(path)] == n.tolist()
         path = write(tmp_path / f"alone{end}", pa.table({"n": n}), 100, compression)
         assert [split.num_rows for split in splits_of(Arrow(), path)] == [100] * 10
-    # With text, whose size no row count tells.
+    # The number of rows does not determine the size of text.
     table = pa.table({"n": n, "s": [str(k) for k in n], "kind": pa.array(["a", "b"] * 500).dictionary_encode()})
     path = write(tmp_path / f"text{end}", table, 10, compression)
     with dask.config.set({"daskdist.split-bytes": "20 kB"}):

@@ -298,7 +298,7 @@ def test_weather():
         (["00:30:00"], "timedelta64[s]", [1800]),
         (["0", "-0", "-7", "10"], "int64", [0, 0, -7, 10]),
         (["0.5", "-0.5", ".5", "0e5", "1e+05", "0"], "float64", [0.5, -0.5, 0.5, 0, 1e5, 0]),
-        # As numbers, these would lose their spelling.
+        # Numbers would lose the notation of these.
         (["5", "01234"], TEXT, ["5", "01234"]),
         (["+15551234567", "5"], TEXT, ["+15551234567", "5"]),
         (["0x1F", "2", ""], TEXT, ["0x1F", "2", ""]),

@@ -342,7 +342,7 @@ def test_a_record_that_is_longer_than_one_may_be(tmp_path, name, split_bytes):
         num_elements = len(list(whole))
         assert num_elements in (2, 3)
         with dask.config.set({"daskdist.max-record-bytes": 7000}):
-            # Of an archive and of JSON that is not in lines it is more than the value.
+            # For an archive, and for JSON not in lines, the record is larger than the value.
             assert len(list(read_files(path))) == num_elements
         with dask.config.set({"daskdist.max-record-bytes": 2000}):
             told = rf"{re.escape(path)}.*at byte \d+.* of more than 2000 bytes, .*daskdist\.max-record-bytes"

@@ -153,7 +153,7 @@ def test_splits_end_where_chunks_do(tmp_path):
         splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
     assert [split.label for split in splits] == [f"{path} rows {k} to {min(k + 12, 20)}" for k in (0, 12)]
     assert [split.num_bytes for split in splits] == [96, 64]
-    # What is not in chunks is cut anywhere.
+    # An array without chunks can be cut anywhere.
     path = write(tmp_path / "b.h5", {"x": np.arange(20)})
     with dask.config.set({"daskdist.split-bytes": 100}):
         splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
@@ -329,7 +329,7 @@ def test_nothing_is_followed_out_of_the_file(tmp_path):
     for name in ("link", "soft", "group", "group/x", "deep/soft"):
         with pytest.raises(errors.FileError, match=rf"a\.h5: '{name}' is, or leads to, a link to another file, '.*oth"):
             read_hdf5(path, {"x": [name]})
-    # Not left out where nobody asks for some by name.
+    # Nor are such links left out if no names are given.
     with pytest.raises(errors.FileError, match=r"'group' is, or leads to, .* name the arrays to read without it"):
         read_hdf5(path)
     assert [int(x) for x in read_hdf5(path, "here")] == [0, 1, 2]
@@ -405,7 +405,7 @@ def test_a_file_that_another_takes_the_place_of_unnoticed(tmp_path):
     known = path.stat().st_mtime_ns
     path.write_bytes(other.read_bytes())
     os.utime(path, ns=(known, known))
-    # A dataset that is made anew.
+    # A new dataset reads the new file.
     assert {int(row["x"]) for row in read_hdf5(path)} == {1}
 
 
@@ -455,7 +455,7 @@ def test_chunks_of_a_size_that_cannot_be_are_not_read(tmp_path, dtype):
 
 
 def test_damage_is_no_more_than_an_error(tmp_path):
-    # Of all that there is, in the older layout, whose metadata has no checksums.
+    # The file has every kind of array, in the older layout, whose metadata has no checksums.
     path = str(tmp_path / "a.h5")
     with h5py.File(path, "w", libver="earliest") as file:
         file.create_dataset("c", data=np.zeros(30, [("a", "f4"), ("b", "i8", (2,))]), chunks=(7,))

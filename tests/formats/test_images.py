@@ -295,7 +295,7 @@ def test_an_image_of_another_width_keeps_no_other_in_memory(tmp_path, odd):
         save(tmp_path / f"{k:02d}.png", each)
     images = list(read_images(tmp_path, labels=None))
     daskdist.testing.same_elements(images, pictures)
-    # Those of a unit of reading that are alike are rows of one array.
+    # Images of the same shape in one unit of reading are rows of one array.
     is_alone = [owner_of(image).nbytes == image.nbytes for image in images]
     assert is_alone == [k // 64 == odd // 64 for k in range(100)]
 

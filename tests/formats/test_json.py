@@ -248,7 +248,7 @@ def test_the_advice_of_the_message_works(write):
     path = write('{"a": 1}\n{"a": 2.5, "b": "x"}\n')
     given = list(read_json(path, dtypes={"a": "float64", "b": "str"}, missing={"b": ""}, sample_bytes=9))
     assert [(float(each["a"]), each["b"]) for each in given] == [(1.0, ""), (2.5, "x")]
-    # What is not asked for may be anything.
+    # Columns that are not selected may hold anything.
     assert [float(each) for each in read_json(path, "a", dtypes={"a": "float32"}, sample_bytes=9)] == [1, 2.5]
 
 

@@ -163,7 +163,7 @@ def test_blocks_are_views_of_the_file(tmp_path, order):
     block = form.read(splits[2])
     assert isinstance(mapping_of(block.leaves[0]), np.memmap)
     assert not block.leaves[0].flags.writeable
-    # What is written to the file shows: nothing was copied.
+    # A change of the file shows in the array: nothing was copied.
     with open(path, "r+b") as file:
         file.seek(-8000 + 8 * (50 if order == "F" else 500), io.SEEK_END)
         file.write(np.int64(-7).tobytes())
@@ -207,7 +207,7 @@ def test_checksums_of_mapped_members_are_compared_once(tmp_path, monkeypatch, sp
         rows = list(iterator := iter(read_npy(path, "x").ignore_errors()))
         assert not rows
         assert iterator.stats()["skipped_by_file"][str(path)] >= 1
-        # What is not read is not looked at.
+        # Arrays that are not selected are not checked.
         assert [float(y) for y in read_npy(path, "y")] == [k / 2 for k in range(4000)]
         assert [int(x) for x in read_npy(path, "x", check_crc=False)] == [
             k if k != 3077 else 3077 ^ 4 for k in range(4000)

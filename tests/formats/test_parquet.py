@@ -91,7 +91,7 @@ def test_columns_make_elements(path, columns, first, spec):
     for found, expected, said in zip(structure.leaves_of(element), leaves, element_spec_of(ds).leaves, strict=True):
         np.testing.assert_array_equal(found, expected)
         assert type(found) is type(expected)
-        # What is said of an element is what it is.
+        # The spec of an element is that of the values.
         assert said.shape == np.shape(found)
         assert isinstance(found, str) or said.dtype == found.dtype
     assert spec is None or ds.element_spec == spec
@@ -266,7 +266,7 @@ def test_splits_cover_a_file_once(parquet_files):
     blocks = [reader.read(split) for split in splits]
     assert [len(block) for block in blocks] == [4, 4, 3]
     np.testing.assert_array_equal(np.concatenate([block.leaves[0] for block in blocks]), np.arange(11))
-    # What is said of a split before it is read is so.
+    # The size that a split states before it is read is right.
     assert [block.nbytes for block in blocks] == [split.num_bytes for split in splits]
     again = [reader.read(split) for split in splits]
     assert all(np.array_equal(a.leaves[1], b.leaves[1]) for a, b in zip(blocks, again, strict=True))
@@ -400,7 +400,7 @@ def test_filters_keep_rows_and_leave_groups_unread(sorted_path, filters, keeps, 
     assert [int(x) for x in ds] == expected
     assert [int(x) for batch in ds.batch(7) for x in batch] == expected
     assert len(node_of(ds).splits()) == num_groups
-    # What is filtered by does not have to be asked for, and can be.
+    # Columns of a filter need not be selected, and may be.
     assert [str(row["word"]) for row in read_parquet(sorted_path, ["n", "word"], filters)] == [
         words[k % 4] for k in expected
     ]

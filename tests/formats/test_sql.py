@@ -743,7 +743,7 @@ def tensorflow_table(tmp_path):
 
 
 def test_sql_dataset_as_tensorflow_has_it(tensorflow_table):
-    # What TensorFlow 2.21 gives for the same table.
+    # The expected values are TensorFlow 2.21's for the same table.
     ds = experimental.SqlDataset(
         "sqlite", tensorflow_table, "SELECT i,r,s,b FROM t", ("int64", "float64", bytes, bytes)
     )

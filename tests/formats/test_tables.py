@@ -138,7 +138,7 @@ def test_nulls(array, missing, expected):
     given = None if missing is None else {"c": missing}
     same(read(table, given), expected)
     same(read(table.slice(1), given), expected[1:])
-    # Where nothing says what stands for them, only floats and times have something that does.
+    # Without a replacement, only floats and times can represent nulls.
     if expected.dtype.kind not in "fmM" or (missing is not None and pa.types.is_integer(array.type)):
         with pytest.raises(errors.FileError, match=r"part: column 'c' of type .* 1 null, the first in row 1"):
             read(table)

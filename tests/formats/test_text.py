@@ -122,7 +122,7 @@ def test_a_line_longer_than_many_ranges_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(Lines, "boundary", counted)
     with dask.config.set({"daskdist.split-bytes": 120_000}):
         assert list(map(len, read_text(path))) == [1, 3_000_000, 1]
-    # A hundred ranges begin within it, each of which looks at what is about it only.
+    # A hundred ranges begin within the long line, and each examines only its own surroundings.
     assert sum(looked_at) < 30_000_000
 
 
@@ -158,7 +158,7 @@ def test_parts_are_read_once_where_they_come_in_order(tmp_path, monkeypatch):
 
 
 def test_one_stream_is_waited_for(tmp_path):
-    # Of parts requested together, each starts at the end of the one before.
+    # If several parts are requested together, each starts where the one before ended.
     path = tmp_path / "a.txt.gz"
     lines = [str(k) for k in range(100_000)]
     path.write_bytes(gzip.compress("\n".join(lines).encode()))

@@ -206,7 +206,7 @@ def test_archives_put_one_after_the_other(tmp_path):
 
 
 def test_sizes_in_other_spellings(tmp_path):
-    # As star writes sizes above 8 GiB, and small ones too if it likes; and a checksum of spaces and digits.
+    # The program star writes sizes above 8 GiB like this, and may do so for small ones; the checksum has spaces.
     data = bytearray(archive([("a.cls", b"12"), ("b.cls", b"3")]))
     data[124:136] = b"\x80" + (2).to_bytes(11, "big")
     data[148:156] = b" " * 8

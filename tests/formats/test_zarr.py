@@ -29,7 +29,7 @@ from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 from daskdist.testing.formats import spoiled
 
-# Of dtypes that v3 has no final specification for; they are read as v2 has them.
+# The v3 specification does not define some of these dtypes yet; they are read as in v2.
 pytestmark = pytest.mark.filterwarnings("ignore:The data type")
 
 TEXT = np.dtypes.StringDType()

@@ -217,7 +217,7 @@ def test_a_damaged_page_names_file_and_row_group_and_spares_the_first_batch(parq
     paths = parquet_files(20, files=2, row_group=5)
     damage(paths[1], 2)
     elements = iter(read_parquet(paths, columns="id").batch(5))
-    # What is built in one bundle with it fails with it; the first batches come alone.
+    # Batches in one bundle with the damaged rows fail with them; the first batches are in another bundle.
     np.testing.assert_array_equal(next(elements), np.arange(5))
     with pytest.raises(errors.FileError, match=re.escape(f"{paths[1]} row group 2")):
         list(elements)

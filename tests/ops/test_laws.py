@@ -262,7 +262,7 @@ class TestGenerated(NodeLaws):
 
 class TestFromRows(NodeLaws):
     def nodes(self):
-        # What windows are datasets of: rows of one shape, and of different ones.
+        # Windows are datasets of such rows: of one shape, and of different shapes.
         items = [(np.zeros([2] * (number % 2)),) for number in range(5)]
         numbers = Block(LONE, [np.arange(4)])
         return nodes_of(
@@ -335,7 +335,7 @@ def _batches(x):
 
 class TestNested(NodeLaws):
     def nodes(self):
-        # Inner datasets that are of memory, and such as are not; those go other ways.
+        # Inner datasets in memory, and others, which other code handles.
         return [
             node_of(each)
             for function in (_range, _few_squares, _batches)
@@ -560,12 +560,11 @@ def test_every_one_is_tested():
 def test_every_operation_is_tested():
     suites = [each for each in globals().values() if isinstance(each, type) and issubclass(each, NodeLaws)]
     suites.remove(NodeLaws)
-    # Those two have their nodes of a fixture; one is of no operation.
+    # These two get their nodes from a fixture; the second belongs to no file of `ops`.
     suites = [each for each in suites if each not in (TestReadFiles, TestPersisted)]
     tested = {type(node).__module__ for suite in suites for node in suite().nodes()}
     operations = {path.stem for path in Path(daskdist.__file__).parent.joinpath("ops").glob("*.py")} - {"__init__"}
-    # `nested` and `element_words` are no operations; two keep what came of their input, and one what is on a cluster:
-    # they have tests of their own.
+    # `nested` and `element_words` are no operations. The others store elements or use a cluster: tested elsewhere.
     others = {"read_files", "nested", "window_rows", "element_words", "cache", "snapshot", "make_numpy_dataset"}
     assert operations - {name.rpartition(".")[2] for name in tested} == others
 

@@ -576,7 +576,7 @@ def test_errors_of_functions_name_operation_place_and_row(operation, build, func
     assert message.startswith(f"{operation}: {function.__name__} (")
     assert line_of(function) in message
     row = int(re.search(r"row (\d)", message)[1])
-    # Those that look at what they are given fail on the third only; no number is a dataset.
+    # Functions that look at their argument fail on the third row only; no number is a dataset.
     is_first = function in (none, a_list, state_and_more) or (says[0], operation) in FIRST or "Dataset" in says
     assert row == (0 if is_first else 2)
     assert isinstance(caught.value, RuntimeError)
@@ -862,7 +862,7 @@ def test_an_unknown_number_of_elements():
 
 
 def test_an_endless_dataset_of_one_element_where_others_end():
-    # Of zero, which functions are tried on, it is known to be endless; of this text it is not.
+    # Functions are tried on zeros, for which this one is known to be endless; for this text it is not.
     known = NUMBERS.flat_map(lambda x: NUMBERS if int(x) else NUMBERS.repeat())
     num = len(list(NUMBERS))
     assert len(list(known.take(5 * num))) == 5 * num

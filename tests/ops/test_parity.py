@@ -45,7 +45,7 @@ def test_in_this_thread(pipeline):
 @given(uneven())
 @some
 def test_elements_of_different_shapes(pipeline):
-    # Where they are in blocks is nobody's business: only elements of one batch must stack.
+    # The layout in blocks does not matter: only elements of one batch must stack.
     with pipeline.settings():
         pipeline.reference().check(lambda: pipeline.dataset(), "embedded")
         pipeline.reference().check(lambda: dask.compute(pipeline.dataset(), scheduler="sync")[0], "as a graph")
@@ -243,7 +243,7 @@ ENDLESS = {
 @pytest.mark.parametrize("caller", [Now, Threads])
 @pytest.mark.parametrize("name", ENDLESS)
 def test_endless(name, caller):
-    # As many as are asked for come, whatever the window; and the first of more are the same.
+    # Exactly the requested elements come, whatever the window, and they begin like a longer request.
     few, more = ENDLESS[name]().take(5), ENDLESS[name]().take(40)
     with using(caller):
         expected = list(more)[:5]

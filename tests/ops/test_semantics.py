@@ -333,7 +333,7 @@ def test_enumerate():
 
 
 def test_an_empty_pass_is_not_the_last():
-    # Which source is drawn first differs from pass to pass; where it is the one at its end, the pass has nothing.
+    # The source that is drawn first differs between passes; if it is the empty one, the pass has no elements.
     sources = [Dataset.range(1), Dataset.range(0)]
     for seed in range(10):
         drawn = Dataset.sample_from_datasets(sources, [0.5, 0.5], seed=seed, stop_on_empty_dataset=True)

@@ -114,7 +114,7 @@ def test_every_order_is_equally_likely():
 def test_each_draw_is_uniform_over_the_buffer():
     num_seeds, buffer_size, num_rows = 1200, 8, 24
     runs = np.array([ints(Dataset.range(num_rows).shuffle(buffer_size, seed=seed)) for seed in range(num_seeds)])
-    # What comes first is any of the first eight; and what stays longest of those, alike.
+    # The first element is any of the first eight rows, and so is the last of these to come, with equal probability.
     for counts in (
         np.bincount(runs[:, 0], minlength=buffer_size),
         np.bincount([max(range(8), key=run.tolist().index) for run in runs], minlength=buffer_size),
@@ -244,16 +244,16 @@ class NeverCompacts(Now):
 
 
 def test_memory_stays_near_the_buffer():
-    # Blocks of 4,096 rows: a row that stays behind holds on to its block, unless that is given up for just it.
-    # Of twelve buffers: after nine, nothing is left of a block, and no more is held than before.
+    # Blocks have 4,096 rows. A row that stays in the buffer keeps its whole block, unless the block is compacted.
+    # The rows fill twelve buffers: after nine, a block has no rows left, and no more memory is held than before.
     num_rows, row_bytes, buffer_size = 1_200_000, 80, 100_000
     ds = Dataset.from_tensor_slices(np.zeros((num_rows, row_bytes // 8))).shuffle(buffer_size, seed=0).batch(10)
     with dask.config.set({"daskdist.split-bytes": 4096 * row_bytes, "daskdist.window-bytes": "64 MiB"}):
         window, elements = peak_of(ds)
         without, _ = peak_of(ds, NeverCompacts())
     assert elements == num_rows // 10
-    # The buffer, what is drawn from it, and blocks up to three quarters of whose rows left; and the blocks whose
-    # rows are not yet worth a call to move: an eighth of the window.
+    # The limit covers the buffer, the rows drawn from it, blocks that have lost up to three quarters of their rows,
+    # and an eighth of the window for blocks with too few rows to be worth a call.
     assert window.peak_bytes < 3 * buffer_size * row_bytes + 8 * 2**20, window.peak_bytes / 2**20
     assert without.peak_bytes > 2 * window.peak_bytes
     assert window.used_bytes == 0

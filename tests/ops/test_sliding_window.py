@@ -158,7 +158,7 @@ def opened(monkeypatch):
 def test_functions_of_windows(how, window, monkeypatch):
     source, function = {**FAST, **SLOW}[how]
     windows = source().window(*window)
-    # What it comes to when a dataset is made of each window.
+    # The expected results are those with a dataset for each window.
     expected = [element for each in windows for element in call(function, each)]
     calls = opened(monkeypatch)
     ds = windows.flat_map(function)

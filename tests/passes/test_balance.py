@@ -185,7 +185,7 @@ def test_empty_files_do_not_all_go_to_one_worker():
 
 @pytest.mark.parametrize("balance", ["files", "bytes"])
 def test_workers_share_one_list_of_files(tmp_path, balance):
-    # Of a list of 20,000, only what is asked for is looked at: none, but for sizes.
+    # Of a list of 20,000 files, only those in use are looked up: none, except for their sizes.
     paths = texts(tmp_path, [1] * 3)
     ds = Dataset(ReadFiles((*paths, *[paths[0]] * 20_000), node_of(read_text(paths)).format))
     _, nodes = autoshard(node_of(ds.with_options(Options(balance=balance))), AutoShardPolicy.FILE, 1000)

@@ -375,7 +375,7 @@ def test_a_batch_that_turns_out_a_scalar(replicas):
     ds = numbers(9).batch(9).map(lambda x: x.sum() if len(x) * 2000 > 16000 else x)
     strategy = strategy_of(replicas)
     with pytest.raises(ShardingError, match=r"leaf \(the element\) is a scalar .* a row for each row"):
-        # On workers the batch fails where it is made, which is told when it is looked at.
+        # On a cluster, the batch fails on its worker, and the error is raised when its value is used.
         list(map(strategy.local_results, strategy.distribute_dataset(ds)))
 
 

@@ -62,7 +62,7 @@ def check_stages(pipeline):
         optimised = run(node, fuse(lower(simplify(node))))
         for stage, plan in STAGES.items():
             found = run(node, plan(node))
-            # What is rewritten may pass over a batch that does not stack. It may not fail where the plain does not.
+            # A rewritten pipeline may succeed where a batch does not stack, but not fail where the plain one succeeds.
             if found is not StackError:
                 assert optimised is not StackError, f"{stage} does not fail"
                 same_elements(optimised, found, f"optimised against {stage}")

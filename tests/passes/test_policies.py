@@ -63,7 +63,7 @@ def by_text(path):
     return read_text(str(path)).map(int)
 
 
-# name -> (what makes the dataset, what AUTO comes to on 2 and 3 workers, words of what is said of it).
+# Name -> the dataset, AUTO's policies for 2 and 3 workers, and a part of the explanation.
 SHAPES = {
     "read": (read_parquet, "FILE", "5 files for"),
     "read-ids": (lambda f: read_parquet(f, "id"), "FILE", "5 files for"),
@@ -501,7 +501,7 @@ def test_auto_logs_its_advice_once(on_cluster, files, caplog, shape, level, word
     assert words.removeprefix("sharding by FILE: ").removeprefix("sharding by DATA: ") in explained
     if level == "WARNING":
         assert "use AutoShardPolicy.DATA to confirm that this is intended" in record.getMessage()
-        # Who says that it is meant is not told again.
+        # A program that confirms the choice is not warned again.
         caplog.clear()
         with caplog.at_level(logging.DEBUG, "daskdist"):
             on_cluster.distribute_dataset(ds.with_options(policy("data")))
@@ -540,7 +540,7 @@ def rows_given(strategy, ds):
     return rows_of(itertools.chain(*steps_of(strategy, ds)))
 
 
-# name -> (what makes the dataset, what AUTO comes to on 2 workers, words of what is said of it).
+# Name -> the dataset, AUTO's policy for 2 workers, and a part of its explanation.
 GROUPS = {
     "nothing dropped": (ids([4, 4, 4, 4]), lambda ds: ds.batch(4, drop_remainder=True), "FILE", "for 2 workers"),
     "as many dropped of the whole": (ids([5, 4]), lambda ds: ds.batch(4, drop_remainder=True), "FILE", "for 2 workers"),
@@ -669,7 +669,7 @@ def test_file_policy_names_the_lost_rows(parquet_files, caplog, name, words, num
 
 
 SIZE = st.integers(1, 4)
-# What is batched, and then batched or rebatched; batches of others stack where those are whole.
+# Batches, and what they are batched or rebatched to; batches of batches stack if the inner ones are complete.
 GROUPINGS = {
     "batch": lambda ds, a, b, drops: ds.batch(a, drop_remainder=True),
     "batch of batches": lambda ds, a, b, drops: ds.batch(a, drop_remainder=True).batch(b, drop_remainder=drops),
@@ -713,7 +713,7 @@ def test_auto_logs_when_a_cut_changes_its_choice(parquet_files, caplog, cut):
     # Not where that makes no difference.
     for other in (cut(ds.map(lambda x: x).unique()), cut(Dataset.range(9).batch(2))):
         assert "resume" not in strategy.distribute_dataset(other).explain()
-    # What it says to do: by DATA what comes after a cut is what the whole has there.
+    # The advice is right: with DATA, the rest after a cut is what the whole pass has there.
     ds = ds.with_options(policy("data"))
     assert [flat(batch) for step in steps_of(strategy, ds.skip(2)) for batch in step] == [
         flat(batch) for step in steps_of(strategy, ds)[2:] for batch in step

@@ -366,7 +366,7 @@ def test_a_consumer_is_killed(client, on_loss):
     found = numbers(Dataset.range(800).serve(client, job_name=name, on_consumer_loss=on_loss))
     assert len(found) == len(set(found))
     if on_loss == "redeliver":
-        # What its own pipeline had taken ahead of the program was lost with it.
+        # Elements that the lost consumer's pipeline had taken ahead were lost with it.
         assert set(range(100)) <= set(told) | set(found)
     else:
         assert not set(found) & set(told)
@@ -443,8 +443,8 @@ def test_epochs_leave_nothing(client):
     before = kept()
     for _ in range(10):
         list(dataset)
-    # What has just ended is still being told to others for a moment, and so it was before: a count may be higher by a
-    # few, but not by one for each epoch.
+    # Iterations that have just ended are still being reported for a moment, before and after: a count may be higher
+    # by a few, but not by one for each epoch.
     eventually(lambda: (kept() - before < 5).all())
 
 

@@ -180,7 +180,7 @@ def read_through(loop, buffer_bytes, cache_bytes):
     assert most_kept <= buffer_bytes + (cache_bytes or 0) + 2 * PART_BYTES
     assert most_sent <= 2 * PART_BYTES
     if cache_bytes is not None:
-        # What the window keeps does not keep it from sliding on.
+        # Elements that the window keeps do not stop it from moving on.
         assert most_kept > cache_bytes // 2
     loop.producer.stop()
 
@@ -334,7 +334,7 @@ def test_rounds_of_bucketed_sequences_have_one_length(client):
     def sequences():
         lengths = Dataset.counter().map(lambda x: np.ones(1 + x % 8, np.int32))
         batches = lengths.bucket_by_sequence_length(len, [4, 8], [4, 4, 4])
-        # As many of a bucket one after the other as there are consumers.
+        # As many batches of one bucket follow each other as there are consumers.
         return batches.group_by_window(lambda batch: batch.shape[1] // 4, lambda key, window: window, 2).repeat()
 
     name = f"rounds {os.getpid()}"

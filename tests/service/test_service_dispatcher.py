@@ -267,7 +267,7 @@ def test_another_dispatcher_continues():
     other.clock.now = 60
     lost = of_kind(other.dispatcher.tick(), LoseConsumer)
     assert {(each.task, each.consumer) for each in lost} == {(spec.id, "b") for spec in begun}
-    # What was not leased before is leased now.
+    # Elements that were not leased before are leased now.
     later = [spec.lease for _, spec in started(other.dispatcher.task_done(begun[0].id, 1))]
     assert not later or later[0][0] == max(spec.lease[1] for spec in specs)
 

@@ -252,7 +252,7 @@ def test_elements_given_up_with_their_consumer_are_not_produced_again():
     service.kill_consumer(lost, 0)
     while steps := service.steps():
         steps[0]()
-    # The worker reports what was given up before it is lost, too.
+    # Before it is lost, the worker also reports the elements that were dropped.
     service.tick()
     while steps := service.steps():
         steps[0]()

@@ -105,7 +105,7 @@ def test_each_repetition_is_a_new_job(one_worker):
     name = job()
     dataset = Dataset.range(5).apply(distribute("parallel_epochs", one_worker, job_name=name)).repeat(3)
     assert sorted(map(int, dataset)) == sorted(3 * list(range(5)))
-    # Of those that are over, the status has the latest.
+    # The status has the latest of the iterations that are over.
     assert [each.iteration for each in service.status(one_worker).jobs if each.name == name] == [2]
 
 

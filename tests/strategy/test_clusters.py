@@ -62,7 +62,7 @@ def pids_of(strategy: MultiWorkerMirroredStrategy) -> list[int]:
 
 def scheduler_file(client: Client, folder: Path) -> Path:
     path = folder / "scheduler"
-    # As `dask scheduler --scheduler-file` does.
+    # The same content as the file that `dask scheduler --scheduler-file` writes.
     path.write_text(json.dumps({"type": "Scheduler", "address": client.scheduler.address, "workers": {}}))
     return path
 
@@ -86,7 +86,7 @@ def test_every_kind_of_cluster(start_cluster, tmp_path, kind, is_resolver):
         assert strategy.client.scheduler.address == client.scheduler.address
         assert strategy.num_replicas_in_sync == 2
         assert (strategy.client is client) == (kind == "client")
-    # What was there before stays; what was opened for the strategy is closed.
+    # A client from before stays open; one that was opened for the strategy is closed.
     assert client.status == "running"
     assert strategy.client is client or strategy.client.status == "closed"
     assert client.submit(int, "7", pure=False).result() == 7
@@ -115,7 +115,7 @@ def test_the_setting_of_dask_names_no_scheduler(at_once):
 
 @pytest.mark.parametrize("value", [8786, 3.5, True, ["tcp://127.0.0.1:8786"]], ids=str)
 def test_the_setting_of_dask_is_no_text(value):
-    # As Dask reads DASK_SCHEDULER_ADDRESS=8786.
+    # Dask converts DASK_SCHEDULER_ADDRESS=8786 to a number.
     with (
         dask.config.set({"scheduler-address": value}),
         pytest.raises(errors.ClusterError, match=r"DASK_SCHEDULER_ADDRESS\) is not the address of .*'tcp://127.0.0.1:"),
@@ -124,7 +124,7 @@ def test_the_setting_of_dask_is_no_text(value):
 
 
 def test_an_empty_address():
-    # Not a cluster of one's own, where somebody was to be connected to.
+    # An empty address must not start a local cluster, as the user meant an existing one.
     with pytest.raises(errors.ClusterError, match=r"'' is not the address of a scheduler.*write it like 'tcp://"):
         MultiWorkerMirroredStrategy("")
 

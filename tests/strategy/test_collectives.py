@@ -754,7 +754,7 @@ def test_merge_call_on_one_replica_only_is_an_error(strategy, which):
     with pytest.raises(errors.CollectiveError, match=words):
         strategy.local_results(strategy.run(step))
     assert time.monotonic() - begin < 10
-    # It is of use afterwards.
+    # The strategy can be used afterwards.
     found = strategy.run(lambda: daskdist.get_replica_context().merge_call(between_replicas))
     assert [int(each) for each in strategy.local_results(found)] == (
         [strategy.num_replicas_in_sync] * strategy.num_replicas_in_sync
@@ -780,7 +780,7 @@ def test_a_strategy_calls_nothing_on_a_worker(on_cluster):
     def step():
         kept = []
         daskdist.get_replica_context().merge_call(kept.append)
-        # Between replicas it is of use; what is kept of it is not.
+        # The strategy works inside of `merge_call`, but not when it is kept for later.
         for strategy in kept:
             contextvars.Context().run(strategy.run, len, ("a",))
         return 0
@@ -802,7 +802,7 @@ def test_a_worker_lost_in_a_collective_releases_the_others(tmp_path):
             context = daskdist.get_replica_context()
             begin = time.monotonic()
             try:
-                # What the one that is lost has sent for this may not have left it either.
+                # The message of the lost replica for this collective may not have been sent either.
                 context.all_reduce("SUM", 1)
                 if context.replica_id_in_sync_group == 1:
                     os.kill(os.getpid(), signal.SIGKILL)

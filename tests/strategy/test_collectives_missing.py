@@ -138,7 +138,7 @@ def with_some_missing(folder, missing, late, kind):
         until(lambda: sum(each.startswith(what) for each in os.listdir(folder)) == num_replicas)
 
     open(f"{folder}/begun {number}", "w").close()
-    # How long others are waited for is counted from one's own call on.
+    # Each replica counts its wait for the others from its own call on.
     until_there_are(size, "begun")
     if number in missing:
         until_there_are(size - len(missing), "told")
@@ -210,7 +210,7 @@ def test_replicas_that_called_and_ended_are_not_missing_while_messages_are_under
         try:
             return with_some_missing(folder, missing, 2, "merge_call")
         finally:
-            # What is sent already goes on as it began.
+            # Messages that are on their way are not affected.
             mailbox._send = send
 
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
@@ -248,7 +248,7 @@ def test_a_replica_that_arrives_during_a_question_has_arrived(on_cluster):
         if not context().replica_id_in_sync_group:
             with dask.config.set({"daskdist.timeouts.collective": 0.2}):
                 return context().all_reduce("SUM", 1)
-        # What its worker answers is no longer so when it gets there.
+        # Hold the worker's answer back, so that it is outdated when it arrives.
         worker = get_worker()
         answer, asked, given = worker.handlers["daskdist_step_status"], threading.Event(), threading.Event()
 
@@ -338,7 +338,7 @@ def test_results_raise_as_soon_as_one_replica_has(start_cluster, tmp_path, look,
             looked_at()
         assert not (tmp_path / "over").exists()
         (tmp_path / "raised").touch()
-        # It goes on with those that come back.
+        # The strategy can be used again when the replicas are back.
         assert strategy.local_results(strategy.run(lambda: context().all_reduce("SUM", 1))) == (size,) * size
 
 
@@ -449,7 +449,7 @@ def unwatched():
                 process.wait()
 
 
-# Of two each the first waits for one of its own process, and for the worker that says nothing only once that has come.
+# With two replicas a worker, the first waits for the other one of its process, and only then for the silent worker.
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_each", "comes_after_s"), [(1, None), (2, None), (2, 1.75)])
 def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path, num_each, comes_after_s):
@@ -494,7 +494,7 @@ def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path, num_ea
 def dies(number, killed, kind):
     """Make a call in which one replica's process is killed."""
     own = get_worker()
-    # What the one that is lost has sent for this may not have left it either.
+    # The message of the lost replica for this collective may not have been sent either.
     context().all_reduce("SUM", 1)
 
     async def kill(*args):
@@ -508,7 +508,7 @@ def dies(number, killed, kind):
         send = mailbox._send
 
         async def send_most(address, message):
-            # The others have what it gives, and wait for its part of the result.
+            # The others have its value, and wait for its part of the result.
             await (kill() if message["part"] == "part" or kind == "small" else send(address, message))
 
         mailbox._send = send_most

@@ -99,7 +99,7 @@ def test_one_that_has_ended_is_waited_for_while_it_sends(on_cluster):
         worker = get_worker()
         context = daskdist.get_replica_context()
         if context.replica_id_in_sync_group == 0:
-            # What it sends takes long to get there.
+            # Make its messages arrive late.
             mailbox = mailbox_of(worker)
             send = mailbox._send
 

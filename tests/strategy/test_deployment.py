@@ -19,7 +19,7 @@ import json, sys
 import daskdist
 
 files, *places = sys.argv[1:]
-# Where no place is named, the environment does.
+# Without an argument, the environment names the cluster.
 for where in [[place] for place in places] + [[]]:
     with daskdist.MultiWorkerMirroredStrategy(*where) as strategy:
         ds = daskdist.read_parquet(files, "id").shuffle(8, seed=1).batch(6)

@@ -170,7 +170,7 @@ def test_arrays_with_only_an_address_are_refused() -> None:
 
 
 def test_others_are_refused_as_they_are() -> None:
-    # What lies on the host, and still refuses, says best itself why.
+    # A type that is on the host and still refuses has the best error message of its own.
     with pytest.raises(TypeError, match="can't convert a tensor"):
         as_array(Tensor(np.arange(3), 1))
     with pytest.raises(ArgumentError, match=r"object is not an array, a number or a string \(leaf \['y'\]\)"):
@@ -178,7 +178,7 @@ def test_others_are_refused_as_they_are() -> None:
 
 
 def test_a_process_that_has_an_operation_knows_how() -> None:
-    # As workers do that were sent one, and nothing else.
+    # Workers that received only a pickled operation are in this state.
     program = (
         "import daskdist.ops.map; from daskdist import devices; from daskdist.core.to_numpy import HOST_CONVERTERS;"
         "print(HOST_CONVERTERS.known is devices.on_host)"

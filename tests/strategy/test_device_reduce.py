@@ -327,7 +327,7 @@ def test_memory_that_a_library_still_reads_is_not_reused(monkeypatch):
     read = []
 
     def combined(self, how, arrays):
-        # As NCCL does: later, in the stream of each.
+        # Like NCCL, compute later, in the stream of each device.
         for device, array in zip(map(device_of, arrays), arrays, strict=True):
             with device.using(stream_of(device)):
                 device.current_stream().give(functools.partial(time.sleep, 0.1))
@@ -338,7 +338,7 @@ def test_memory_that_a_library_still_reads_is_not_reused(monkeypatch):
     given = placed([np.full(3, k, np.float32) for k in range(3)])
     daskdist.MirroredStrategy(NAMES).reduce("SUM", given, axis=None)
     for name in NAMES:
-        # In which the memory of what is let go of is used again.
+        # Released memory is used again in this stream.
         named(name).current_stream().synchronize()
     assert sorted(read) == sorted(here(each).tobytes() for each in given.values)
 
@@ -482,7 +482,7 @@ def test_variables_stay_on_the_device(no_copies):
         return before, where(kept), where(total + x), where(total * 2.0), float(total[0])
 
     found = strategy.local_results(strategy.run(step, args=(placed([np.ones(3, np.float32)] * 2),)))
-    # What all are to give the same of is compared on the host; nothing else is copied.
+    # A value that all replicas have to agree on is compared on the host; nothing else is copied.
     assert found[0][0] == []
     assert [each[1:] for each in found] == [("STRICT:0",) * 3 + (2.0,), ("STRICT:1",) * 3 + (2.0,)]
     for variable, wanted in [(total, 2), (own, 2), (same, 2), (first, 1)]:
@@ -585,7 +585,7 @@ def test_copies_between_devices_are_in_the_computing_stream(monkeypatch):
     array, streams = one.put(np.arange(3)), []
 
     def seen(self, array):
-        # Where what is not in one piece is made so.
+        # Called where an array is made contiguous.
         streams.append(one.current_stream())
         return put(self, array)
 

@@ -254,7 +254,7 @@ def placed_keys(client):
 
 
 def sent_by_scheduler(client):
-    # What each worker was asked for, and by whom.
+    # The keys that each worker sent to others, one dict for each transfer.
     return client.run(lambda dask_worker: [dict(each["keys"]) for each in dask_worker.transfer_outgoing_log])
 
 
@@ -349,7 +349,7 @@ def test_arrays_of_a_worker_that_is_lost():
 
 @pytest.mark.cluster
 def test_workers_in_this_process_have_arrays_of_their_own():
-    # As many as are sent to the workers themselves.
+    # Fewer rows would be sent inside the task.
     rows = np.zeros(200_000)
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
@@ -412,7 +412,7 @@ def test_asynchronous_values_are_dask_collections(on_cluster, client):
     assert client.compute(total, sync=True) == 5
     assert float(total.persist() + 1) == 6
     assert total.compute() == 5
-    # Those that are here already go together with those that are not.
+    # Values that are in the program already can be computed together with others.
     float(total)
     assert dask.compute(total, on_cluster.reduce("SUM", pieces, axis=0)) == (5, 5)
 

@@ -195,7 +195,7 @@ def test_files_of_any_number_and_size(files, rows, batch, row_group, replicas, p
     try:
         outcome = check_all(strategy, with_policy(ds, policy))
     except ShardingError:
-        # Too few files for the workers, of too few splits; only who asks for FILE is told.
+        # There are too few files and splits for the workers; this is an error only with FILE.
         assert policy == "file"
         event("refused")
         return
@@ -273,7 +273,7 @@ def test_endless_datasets(files, policy):
 @pytest.mark.parametrize("policy", ENDLESS)
 def test_endless_datasets_on_a_cluster(on_cluster, files, policy):
     ds = read_parquet(files.paths("parquet", [4, 3]), "id").batch(4).repeat()
-    # Of so few rows a default window would have thousands of epochs read ahead.
+    # With so few rows, a default window would read thousands of epochs ahead.
     ds = ds.with_options(Options(auto_shard_policy=policy, memory_budget_bytes=64))
     assert first_steps(on_cluster, ds, 5) == ENDLESS[policy]
 

@@ -53,7 +53,7 @@ def strategy_of() -> Iterator[StrategyOf]:
 @pytest.fixture
 def at_their_addresses() -> str:
     """Ports of workers, which are started anew at the same ones."""
-    # Not of those that the system gives to connections, of which one might have it meanwhile.
+    # These are outside of the range that the system uses for connections, one of which might take such a port.
     port = 20_000 + os.getpid() % 10_000
     return f"{port}:{port + 20}"
 
@@ -163,7 +163,7 @@ def test_variables_live_on(strategy_of):
     lose(strategy, 0)
     assert weights.numpy().tolist() == [2.0] * 3
     assert len(weights.values.values) == 2
-    # Those that were of replicas 1 and 2.
+    # The values of replicas 1 and 2 are left.
     assert int(seen) == 110
     assert strategy.local_results(strategy.run(step, args=(1,))) == (1, 2)
     assert weights.numpy().tolist() == [3.5] * 3
@@ -190,7 +190,7 @@ def test_mirrored_values_stay_equal_on_the_remaining_replicas(strategy_of, tmp_p
             for other in range(2):
                 wait_for(folder / f"assigned {other}")
             os.kill(os.getpid(), signal.SIGKILL)
-        # As where a worker is lost when some have the new value and others not.
+        # The worker is lost when some replicas have the new value and others do not.
         replica = daskdist.get_replica_context()
         replica.updates_alone = True
         state.assign(np.full(2, number + 5.0))
@@ -232,7 +232,7 @@ def test_values_that_were_made_before(strategy_of):
         with pytest.raises(LOST, match=f"lost {lost}"):
             look()
         assert time.monotonic() - begin < 10
-    # What is here, or was made by those that are left, is of use.
+    # Values in the program, and values of the remaining replicas, can still be used.
     assert [each.tolist() for each in strategy.local_results(small)] == [[0, 0], [1, 1], [2, 2]]
     assert strategy.local_results(strategy.run(np.add, args=(small.values[0], 1)))[1].tolist() == [1, 1]
     assert strategy.local_results(strategy.run(np.add, args=(here, 1)))[1].tolist() == [4, 4]
@@ -249,7 +249,7 @@ def test_a_distributed_dataset_is_divided_again(strategy_of):
     first = strategy.local_results(next(iterator))
     assert [len(part) for part in first] == [4, 4, 4]
     lost = lose(strategy, 1)
-    # What it was made for is given to its end, each row once.
+    # The steps of the iterator are given to its end, each row once.
     rest = [row for batch in iterator for part in strategy.local_results(batch) for row in part.tolist()]
     assert sorted([*np.concatenate(first).tolist(), *rest]) == list(range(48))
     batches = [strategy.local_results(batch) for batch in steps]
@@ -307,8 +307,8 @@ def test_steps_under_way_and_a_function_of_several(strategy_of):
 
     def step(victim):
         count.assign_add(1)
-        # Where it dies the others have made the call as well; without, it may have ended while they still wait for what
-        # they were to be sent in the one before.
+        # Where the worker dies, the others have made the call as well. Without it, the worker might end while they
+        # still wait for its messages of the call before.
         total(1.0)
         if own_number() == victim:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -323,7 +323,7 @@ def test_steps_under_way_and_a_function_of_several(strategy_of):
     lost = strategy.workers[0]
     with pytest.raises(LOST, match=f"lost {lost}"):
         strategy.local_results(steps(0))
-    # Each call was made by those that are left once, or not at all.
+    # The remaining replicas have made each call once, or not at all.
     made = strategy.local_results(count.values)
     assert all(6 + 4 <= each <= 12 for each in map(int, made))
     assert strategy.local_results(steps(None)[-1]) == (2.0, 2.0)
@@ -460,7 +460,7 @@ def test_a_restarted_worker_at_the_same_address_counts_as_lost(strategy_of, at_t
     strategy.local_results(strategy.run(step))
     worker = strategy.workers[number]
     start_anew(strategy, worker)
-    # Who is there has nothing of what the replica had.
+    # The restarted worker has no values of the replica.
     with pytest.raises((*LOST, errors.ArgumentError), match=f"lost {worker}|the worker was restarted"):
         strategy.local_results(strategy.run(step))
     assert worker not in strategy.workers
@@ -488,7 +488,7 @@ def test_calls_of_others_on_a_restarted_worker_are_kept(strategy_of, at_their_ad
         under_way = other.run(step, args=(tmp_path, "second"))
         for number in range(2):
             wait_for(tmp_path / f"second-{number}")
-        # As while the first one waits for something.
+        # Cancel while the first strategy waits for something.
         strategy.client.run_on_scheduler(cancel_lost_tasks, [worker], strategy.client.id)
         (tmp_path / "second").touch()
         assert other.local_results(under_way) == (0, 1)

@@ -339,7 +339,7 @@ def test_nothing_is_left_on_the_workers(on_cluster, client):
     def there(dask_worker):
         return [key for key in dask_worker.data if str(key).startswith(("dataset_fn", "summary"))]
 
-    # What was let go of is dropped when word of it comes: after a call that is sent later.
+    # A released value is dropped when the message about it arrives, after a call that is sent later.
     for _ in range(100):
         client.gather([client.submit(os.getpid, workers=[worker], pure=False) for worker in on_cluster.workers])
         left = client.run(there)
@@ -486,6 +486,6 @@ def test_values_are_made_ahead_of_use():
         iterator.close()
         return len(made) - before
 
-    # What is computed in one call is computed together in any case.
+    # Elements that are computed in one call are computed together in any case.
     assert 1 <= num_made(0) <= num_made(1) < 100
     assert 100 <= num_made(100) < 400

@@ -25,7 +25,7 @@ def as_lists(element):
         return {name: as_lists(value) for name, value in element.items()}
     if isinstance(element, tuple):
         return [as_lists(value) for value in element]
-    # What has no rows tells of itself by its shape and dtype only.
+    # An array without rows is described by its shape and dtype only.
     array = np.asarray(element)
     return [str(array.dtype), list(array.shape[1:]), array.tolist()]
 
@@ -285,7 +285,7 @@ def in_threads(strategy, distributed, loops):
 
 def test_a_replica_ahead_waits_for_the_slowest():
     strategy = mirrored(2)
-    # Of 64 KiB a replica each; some 16 of them fit into the bundles' share of the window.
+    # A batch has 64 KiB for each replica; some 16 of them fit into the bundles' share of the window.
     dataset = Dataset.from_tensor_slices(np.zeros((400, 2**14), np.float32)).batch(2)
     distributed = strategy.distribute_dataset(with_options(dataset, memory_budget_bytes=2**21))
     is_slow, taken = threading.Event(), []
@@ -375,7 +375,7 @@ def test_no_message_a_batch(on_cluster, client):
         return client.run_on_scheduler(num_transitions) - before
 
     run(1)
-    # What is let go of meanwhile is of the call before.
+    # Values released meanwhile belong to the call before.
     counts = {num_steps: min(run(num_steps) for _ in range(3)) for num_steps in (10, 1000)}
     assert counts[1000] <= counts[10] + 4
     assert counts[1000] < 100
@@ -541,7 +541,7 @@ def test_files_on_disks_of_their_readers(on_cluster, parquet_files, where):
     places = {"own": [one, other] * 2, "both": [(one, other)] * 4, "not said": [None] * 4}[where]
     options = {"locations": dict(zip(paths, places, strict=True)), "auto_shard_policy": AutoShardPolicy.FILE}
     if where != "own":
-        # What is in the files tells of steps, and so all read all.
+        # The number of steps depends on the contents of the files, so that all workers read all of them.
         options["drop_uneven"] = True
     dataset = daskdist.read_parquet(paths)
     dataset = dataset if where == "own" else dataset.filter(filtered)

@@ -88,7 +88,7 @@ def test_each_replica_gets_its_copy_of_an_assigned_object(strategy):
     for _ in range(2):
         made.assign(given)
         assert strategy.local_results(strategy.run(added(made))) == tuple(10 + k + 1 for k in range(size))
-    # The program's own stays as it is; and the other way round.
+    # The program's object and those of the replicas do not affect each other.
     assert given.number == 10
     given.number = 0
     assert strategy.local_results(strategy.run(lambda: made.read_value().number)) == tuple(11 + k for k in range(size))
@@ -187,7 +187,7 @@ def test_the_first_replicas_object_is_copied_to_all(strategy):
 
 def test_without_aggregation_objects_are_the_same(strategy):
     made = variable(strategy, Counter, name="thing")
-    # Of other memory, and text in another order, on each.
+    # Each replica has a separate object, with its text in another order.
     strategy.run(lambda: made.assign(Counter(3, "abc" if number() else "cba")))
     size = strategy.num_replicas_in_sync
     assert [(each.number, each.names) for each in strategy.local_results(made)] == [(3, {"a", "b", "c"})] * size

@@ -134,14 +134,14 @@ def ended(name, folder):
     path.write_text(HEAD + "".join(f"    {line}\n" for line in PROGRAMS[name][0].splitlines()))
     printed = path.with_suffix(".err")
     with open(printed, "w") as file:
-        # A session of its own, as programs interrupt all of theirs.
+        # A separate process group, as these programs interrupt their whole group.
         done = subprocess.run(
             [sys.executable, str(path)], stdout=file, stderr=file, start_new_session=True, cwd=folder, timeout=100
         )
     return done.returncode, printed.read_text()
 
 
-# Of a worker whose heartbeat is under way when Dask closes the cluster, on a machine that is slow; idle ones too.
+# Logged by a worker whose heartbeat is under way when Dask closes the cluster on a slow machine, even an idle one.
 HEARTBEAT = re.compile(
     r"^\S+ \S+ - distributed\.worker - ERROR - [^\n]* during heartbeat.*?(?=^\d{4}-|\Z)", re.M | re.S
 )

@@ -69,7 +69,7 @@ def cases(draw):
         rows = draw(st.lists(st.integers(0, 4), min_size=num_replicas, max_size=num_replicas))
     else:
         rows = [draw(st.integers(0, 4))] * num_replicas
-    # Of numbers with which nothing is rounded and nothing runs over.
+    # Numbers that neither round nor overflow.
     numbers = st.integers(0 if dtype.kind in "bu" else -1, 1) if op == "PROD" else st.integers(0, 9)
     values = []
     for num_rows in rows:
@@ -471,7 +471,7 @@ def askew(array):
 
 def test_where_an_array_begins_makes_no_difference_to_the_bits(strategy):
     arrays_there = [np.random.default_rng(seed).random((200, 100), dtype=np.float32) for seed in range(12)]
-    # Of NumPy's own it does: the test would see it.
+    # NumPy's own sum does depend on it, so that the test would notice.
     assert any(askew(each).sum().tobytes() != each.sum().tobytes() for each in arrays_there)
     totals = Reduction(lambda x, axis: np.sum(x, axis=axis), np.add)
     for op in ("SUM", "MEAN", totals):

@@ -148,7 +148,7 @@ def test_other_replicas_go_on_with_every_row_once(files, policy, before, after):
         for number, state in enumerate(states):
             found, expected = rows_of(gone_on(other, dataset, state)), rows_of(steps[number:])
             if name == "drop_remainder":
-                # What is left need not be whole batches of another cut.
+                # The remaining rows need not form complete batches if they are cut in another way.
                 assert set(found) <= set(expected)
                 assert len(expected) - len(found) < 6
             elif policy == "data" or len(before) == 1:

@@ -66,7 +66,7 @@ def test_threads_that_are_the_first_to_ask_share_what_has_arrived(monkeypatch):
         return DeviceStaging(device)
 
     monkeypatch.setattr(device_staging, "DeviceStaging", slowly)
-    # Of a device that nobody else asks for.
+    # No other test uses this device.
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(device_staging.staging_of, ["STRICT:7"] * 4))
     assert len(set(map(id, found))) == 1
@@ -102,10 +102,10 @@ def test_kept_copies_stay_valid_and_others_are_freed():
         kept += arrived(rows).item(5)
         expected.append(rows.item(5)[0].tolist())
     assert [on_host(leaf).tolist() for leaf in kept] == expected
-    # Each holds on to those that were copied with it, and the last rows have others ahead.
+    # Each row keeps the rows that were copied with it, and others are copied ahead of the last ones.
     assert device.held_bytes() - before <= 12 * 64 * 48 + 2 * 64 * 48
     del kept, rows
-    # What is on its way arrives first.
+    # Let copies that are under way arrive first.
     channel_of("STRICT:0").stream.synchronize()
     gc.collect()
     assert device.held_bytes() == before
@@ -116,7 +116,7 @@ def test_with_little_memory_elements_are_copied_on_request(caplog, monkeypatch):
     monkeypatch.setattr(StrictDevice, "free_unused", lambda self: tries.append(1))
     device, rows = StrictDevice(0), batches()
     gc.collect()
-    # For one and a half times what is copied together, and for one batch and a half beside the one in use.
+    # Room for one and a half groups of rows that are copied together, and for one and a half batches.
     for num_bytes in (64 * 48 * 3 // 2, 3 * 256):
         strict_device.LIMITS[0] = device.held_bytes() + num_bytes
         caplog.clear()
@@ -132,7 +132,7 @@ def test_with_little_memory_elements_are_copied_on_request(caplog, monkeypatch):
             del strict_device.LIMITS[0]
         (record,) = caplog.records
         assert re.search(r"STRICT:0 has no memory for another \d+ bytes: .* when they are used", record.message)
-        # Whether there is room for several is not tried again for each.
+        # A lack of memory for several rows is not tried again for each of them.
         assert 1 <= len(tries) <= len(rows) // 16
         del leaf, arrived
 

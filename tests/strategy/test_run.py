@@ -473,7 +473,7 @@ def test_the_structure_of_results_is_learned_again_when_a_callee_changes(on_clus
     assert len(on_cluster.run(repeated(3), args=(floats(1, 2),))) == 3
 
 
-# Of no module, and so sent as they are.
+# The functions belong to no module, and are therefore sent with their code.
 SOURCE = """
 addend = 10
 

@@ -173,7 +173,7 @@ def test_results_and_objects_are_dropped_on_the_workers(on_cluster, client):
     kept.clear()
     del total
     on_cluster.internals.backend.objects.clear()
-    # What is kept of functions by their identity goes with them.
+    # The records of functions by identity go with the functions.
     del ones
 
     def is_gone():
@@ -679,7 +679,7 @@ def test_a_cluster_that_adapts_keeps_the_workers_of_a_strategy():
         with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
             (worker,) = strategy.workers
             local.adapt(minimum=0, maximum=1, interval="50ms", wait_count=1)
-            # As long as it takes to close one that nobody uses, and longer.
+            # This takes longer than adaptive scaling takes to close an idle worker.
             for _ in range(20):
                 assert float(strategy.run(float, args=(1,))) == 1.0
                 time.sleep(0.1)

@@ -453,7 +453,7 @@ def test_a_loop_left_half_way_leaves_nothing_on_the_cluster(on_cluster, client, 
 
 @pytest.mark.cluster
 def test_a_loop_that_waits_for_long_leaves_nothing_to_the_garbage_collector(client, monkeypatch):
-    # Who waits looks for failures, and for lost workers, while a step takes many times as long.
+    # Waiting looks for failures and for lost workers; let it do so many times during a step.
     monkeypatch.setattr(stream_set, "_LOOK_EVERY_S", 0.005)
     monkeypatch.setattr(submit, "LOOK_EVERY_S", 0.005)
     before = tasks_of(client)

@@ -202,7 +202,7 @@ def test_nested_cross_replica_calls_read_current_values(strategy, synchronizatio
     def merged(strategy, given):
         made.assign_add(1.0)
         found = strategy.run(lambda: (between(inner, given), made.read_value()))
-        # It is of use as before.
+        # The variable can be used as before.
         made.assign_add(100.0)
         return strategy.local_results(found)
 
@@ -254,7 +254,7 @@ def test_cross_replica_calls_on_a_cluster_see_only_their_arguments(on_cluster):
     for function in (lambda _: float(made), lambda _: made.assign_add(1.0), lambda _: kept.read_value()):
         with pytest.raises(errors.ArgumentError, match=r"own|kept: each replica has its own value, .* pass it in args"):
             on_cluster.local_results(on_cluster.run(between, args=(function,)))
-    # What it is to have from now on can be said all the same.
+    # The value from now on may be set nevertheless.
     on_cluster.local_results(on_cluster.run(lambda: [between(lambda _: [made.assign(3.0), None][1]), 0][1]))
     assert float(made) == 3
 
