@@ -16,7 +16,7 @@ from stored_values import LONE, PAIR, SPEC, TEXT, bundle, columns, leaves, nests
 from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.ragged import Ragged
 from daskdist.core.structure import Structure, as_array
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import FileError
 from daskdist.formats.saved.manifest import Manifest, exists, read_manifest, remove_unfinished, write_manifest
 from daskdist.formats.saved.store import PIECE_BYTES, SavedPart, read_part, write_part
 

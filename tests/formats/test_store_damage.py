@@ -136,7 +136,7 @@ def test_a_file_of_flipped_bits(written, compression):
         data = bytearray(whole)
         for place in random.integers(0, len(data), random.integers(1, 4)):
             data[place] ^= 1 << random.integers(8)
-        # A name of its own each: what a file mapped into memory holds is not to change.
+        # Each file has a new name, as a file that is mapped into memory must not change.
         (path.parent / f"c-{number}.arrow").write_bytes(data)
         try:
             found = read_part(str(path.parent), SavedPart(f"c-{number}.arrow", part.num_rows, 0), structure)
@@ -505,7 +505,7 @@ def test_writers_side_by_side(tmp_path):
     for number in range(8):
         (element,) = read_part(directory, parts[f"part-{number}", number], LONE).elements()
         np.testing.assert_array_equal(element, np.full(1000, number))
-    # Of one name there is one, and it is whole.
+    # There is one file of that name, and it is complete.
     (element,) = read_part(directory, parts["same", 0], LONE).elements()
     assert set(element) <= set(range(8))
     assert len(set(element)) == 1
