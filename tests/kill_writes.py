@@ -1,6 +1,6 @@
 """A program that kills writers before each change to a file system, and checks the files that are left.
 
-``python kill_writes.py DIRECTORY METHOD SCHEME`` writes with a method of `Dataset` to ``SCHEME://...``, first to an
+``python kill_writes.py DIRECTORY METHOD:SCHEME...`` writes with methods of `Dataset` to ``SCHEME://...``, first to an
 empty place and then over an older dataset, in processes that end before their first, second, ... change, until one
 completes. After each, a reader has to find the old dataset or the new one, and another write has to remove all
 leftovers.
@@ -157,7 +157,7 @@ def in_another_process(function: Any) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def names_in(folder: Path) -> list[str]:
+def names_in(folder: Path, method: str) -> list[str]:
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     # File names of a saved dataset are random.
     return [name if "part-" not in name or method != "save" else name[:11] for name in names]
@@ -176,8 +176,8 @@ def check(place: str, target: Path, is_fresh: bool, method: str) -> None:
             raise SystemExit(f"{path} was written again, and is read as {found}")
 
 
-if __name__ == "__main__":
-    folder, method, scheme = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+def kill_before_each_change(folder: Path, method: str, scheme: str) -> None:
+    folder.mkdir()
     for is_fresh in (True, False):
         number, is_over = 0, False
         while not is_over:
@@ -203,10 +203,16 @@ if __name__ == "__main__":
             is_over = status == 0
             label = f"{method}, {'fresh' if is_fresh else 'overwritten'}, killed before change {number}"
             if in_another_process(lambda p=place, t=target, f=is_fresh: check(p, t, f, method)):
-                raise SystemExit(f"{label}: {names_in(home)}")
+                raise SystemExit(f"{label}: {names_in(home, method)}")
             if number == 0:
-                expected = names_in(home)
-            if len(names_in(home)) != len(expected):
-                raise SystemExit(f"{label}: left {names_in(home)}, not {expected}")
+                expected = names_in(home, method)
+            if len(names_in(home, method)) != len(expected):
+                raise SystemExit(f"{label}: left {names_in(home, method)}, not {expected}")
             number += 1
-        print(f"{'fresh' if is_fresh else 'overwritten'}: killed before {number - 1} changes")
+        state = "fresh" if is_fresh else "overwritten"
+        print(f"{method} {scheme} {state}: killed before {number - 1} changes", flush=True)
+
+
+if __name__ == "__main__":
+    for number, writer in enumerate(sys.argv[2:]):
+        kill_before_each_change(Path(sys.argv[1], str(number)), *writer.split(":"))

@@ -8,7 +8,9 @@ import shutil
 from pathlib import Path
 
 import nbformat
+import nbformat.v4
 import pytest
+from jupyter_client import KernelManager
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
@@ -39,19 +41,41 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    """A kernel for all notebooks, as to import what they use and to start workers takes longer than most of them."""
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(
+        cwd=str(tmp_path_factory.mktemp("kernel")),
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver",
+        },
+    )
+    yield manager
+    manager.shutdown_kernel(now=True)
+    manager.cleanup_resources()
+
+
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs(path, tmp_path, monkeypatch):
+def test_runs(path, tmp_path, kernel):
     for name in NEEDS.get(path.stem, ()):
         pytest.importorskip(name, reason=f"{name} is not installed")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
     copy = Path(shutil.copy(path, tmp_path))
     notebook = nbformat.read(copy, as_version=4)
+    # Forget the names of other notebooks. Starting processes needs `__spec__`.
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(f"%reset -f\n__spec__ = None\n%cd -q {tmp_path}"))
     # A cell that raises ends it with an error.
-    client = NotebookClient(notebook, timeout=90, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()
+    client = NotebookClient(notebook, timeout=90, km=kernel)
+    try:
+        client.execute()
+    finally:
+        client.kc.stop_channels()
     assert all(cell.execution_count for cell in code_cells(notebook))
+    del notebook.cells[0]
     kept = nbformat.read(path, as_version=4)
     assert [len(cell.outputs) > 0 for cell in code_cells(notebook)] == [
         len(cell.outputs) > 0 for cell in code_cells(kept)

@@ -174,9 +174,9 @@ def test_exactly_the_missing_replicas_are_named(start_cluster, tmp_path, kind, m
     with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2) as strategy:
         args = (str(tmp_path), daskdist.PerReplica([missing] * 4), None, kind)
         # Not in the function: of two in one process that do so, one may leave what the other set for good.
-        with dask.config.set({"daskdist.timeouts.collective": 1}):
+        with dask.config.set({"daskdist.timeouts.collective": 0.5}):
             values = strategy.run(with_some_missing, args=args)
-        assert_told(strategy.local_results(values), missing, 1)
+        assert_told(strategy.local_results(values), missing, 0.5)
     # Others have the workers next.
     assert set(client.run(collective_s).values()) == {300}
 
@@ -234,13 +234,13 @@ def test_settings_made_by_a_function_take_precedence(on_cluster, tmp_path):
 )
 def test_in_a_tree_missing_replicas_are_named(nine, tmp_path, kind, missing):
     def step(*args):
-        with dask.config.set({"daskdist.timeouts.collective": 1.5}):
+        with dask.config.set({"daskdist.timeouts.collective": 1}):
             return with_some_missing(*args)
 
     with daskdist.MultiWorkerMirroredStrategy(nine) as strategy:
         # Others lead to the first, which comes later than they do.
         args = (str(tmp_path), daskdist.PerReplica([missing] * 9), 0, kind)
-        assert_told(strategy.local_results(strategy.run(step, args=args)), missing, 1.5)
+        assert_told(strategy.local_results(strategy.run(step, args=args)), missing, 1)
 
 
 def test_a_replica_that_arrives_during_a_question_has_arrived(on_cluster):
@@ -451,7 +451,7 @@ def unwatched():
 
 # With two replicas a worker, the first waits for the other one of its process, and only then for the silent worker.
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_each", "comes_after_s"), [(1, None), (2, None), (2, 1.75)])
+@pytest.mark.parametrize(("num_each", "comes_after_s"), [(1, None), (2, None), (2, 0.75)])
 def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path, num_each, comes_after_s):
     client, processes = unwatched
 
@@ -474,7 +474,7 @@ def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path, num_ea
 
     with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=num_each) as strategy:
         strategy.local_results(strategy.run(step, args=(tmp_path, False)))
-        with dask.config.set({"daskdist.timeouts.silence": 3}):
+        with dask.config.set({"daskdist.timeouts.silence": 1.5}):
             values = strategy.run(step, args=(tmp_path, True))
         until((tmp_path / "begun").exists)
         (stopped,) = (each for each in processes if each.pid == int((tmp_path / "begun").read_text()))
@@ -483,7 +483,7 @@ def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path, num_ea
         stopped.send_signal(signal.SIGCONT)
         strategy.local_results(values)
     seconds, words = (tmp_path / "told").read_text().split(" ", 1)
-    assert (comes_after_s or 2.5) < float(seconds) < 6
+    assert (comes_after_s or 1.25) < float(seconds) < 4.5
     whose = {1: "replica 1", 2: "replicas 2, 3"}[num_each]
     assert f"lost {strategy.workers[1]}, and with it {whose} (no answer for" in words
 

@@ -14,7 +14,7 @@ from conftest import eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 HEAD = """
-import gc, os, signal, sys, threading, time
+import os, signal, sys, threading, time
 import numpy as np
 import dask
 import daskdist
@@ -62,9 +62,6 @@ generated = daskdist.Dataset.from_generator(endless, daskdist.TensorSpec((), "in
 
 if __name__ == "__main__":
 """
-# Python drops an interrupt that comes during a callback of the garbage collector, such as the one that Dask's scheduler
-# registers in its process: then the program would go on.
-LATER = "gc.disable()\nlater = lambda *call: threading.Timer(0.2, *call).start()"
 EMBEDDED = 'strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])'
 THREADS = "strategy = start(processes=False)"
 PROCESSES = "strategy = start(processes=True)"
@@ -79,6 +76,15 @@ for iterator in iterators:
         next(iterator)
 """
 STEPS = "results = [strategy.run(step, args=(next(iterators[0]),)) for _ in range(20)]"
+
+
+# Python drops an interrupt that comes while the main thread finalizes an object, such as a future of Dask, or runs a
+# callback of the garbage collector: then the program would go on. So that thread waits nearly all of the time.
+def interrupted(kill):
+    """Steps under way, and an interrupt by a call."""
+    waiting = "for x in iterators[0]:\n    strategy.local_results(strategy.run(slow_step, args=(x,)))"
+    return f"{STEPS}\nthreading.Timer(0.3, lambda: {kill}).start()\n{waiting}"
+
 
 # name -> (the program, its exit code, the last line that it prints as an error).
 PROGRAMS = {
@@ -101,8 +107,7 @@ PROGRAMS = {
         "ValueError: mine",
     ),
     "threads, an interrupt": (
-        f"{THREADS}\n{ITERATORS}\n{LATER}\nlater(os.kill, (os.getpid(), signal.SIGINT))\n"
-        "for x in iterators[0]:\n    strategy.run(step, args=(x,))",
+        f"{THREADS}\n{ITERATORS}\n{interrupted('os.kill(os.getpid(), signal.SIGINT)')}",
         -signal.SIGINT,
         "KeyboardInterrupt",
     ),
@@ -114,8 +119,7 @@ PROGRAMS = {
     ),
     "processes, the client closed first": (f"{PROCESSES}\n{ITERATORS}\n{STEPS}\nclient.close()", 0, None),
     "processes, an interrupt of all": (
-        f"{PROCESSES}\n{ITERATORS}\n{LATER}\nlater(os.killpg, (0, signal.SIGINT))\n"
-        "for x in iterators[0]:\n    strategy.run(step, args=(x,))",
+        f"{PROCESSES}\n{ITERATORS}\n{interrupted('os.killpg(0, signal.SIGINT)')}",
         -signal.SIGINT,
         "KeyboardInterrupt",
     ),
