@@ -13,6 +13,7 @@ from distributed import Client, LocalCluster
 
 import daskdist
 from daskdist import Dataset, errors
+from daskdist.execute.callers import submit
 
 
 @pytest.fixture
@@ -45,7 +46,8 @@ def test_a_killed_worker_loses_no_row_and_hangs_nothing(own_client):
 
 
 @pytest.mark.cluster
-def test_values_of_a_killed_worker_are_not_waited_for(own_client):
+def test_values_of_a_killed_worker_are_not_waited_for(own_client, monkeypatch):
+    monkeypatch.setattr(submit, "LOOK_EVERY_S", 0.1)
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
         values = strategy.run(lambda: np.ones(3))
         kept = strategy.run(lambda: np.zeros(3)).persist()

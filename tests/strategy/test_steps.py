@@ -21,6 +21,7 @@ from distributed.protocol import deserialize
 
 import daskdist
 from daskdist import Dataset, PerReplica, Ragged, errors
+from daskdist.execute.callers import live_workers
 from daskdist.execute.messages.outbox import pack_messages, unpack_messages
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.steps.outcomes import Held, Packed, loaded_structure, received, travelling
@@ -558,7 +559,7 @@ def test_a_worker_that_is_stopped_for_a_while_is_waited_for(on_cluster, caplog):
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    with dask.config.set({"daskdist.timeouts.silence": "6 s"}):
+    with dask.config.set({"daskdist.timeouts.silence": "4 s"}):
         os.kill(pid, signal.SIGSTOP)
         resuming = threading.Thread(target=go_on)
         resuming.start()
@@ -582,7 +583,9 @@ def test_time_in_which_the_program_did_not_listen_is_no_silence_of_a_worker(on_c
 
 
 @pytest.mark.cluster
-def test_a_pass_goes_on_without_the_data_of_a_worker_that_is_stopped(own_strategy):
+def test_a_pass_goes_on_without_the_data_of_a_worker_that_is_stopped(own_strategy, monkeypatch):
+    # A stopped worker does not end by itself.
+    monkeypatch.setattr(live_workers, "_RESTART_S", 1.0)
     strategy = own_strategy
     worker = strategy.workers[1]
     pid = strategy.client.run(os.getpid)[worker]

@@ -237,7 +237,7 @@ def test_a_replica_runs_on_its_own_worker(on_cluster):
         return get_worker().address
 
     # One replica is slow, so that its calls wait in a row while the other's worker has nothing to do.
-    found = [on_cluster.run(where, args=(PerReplica((0.2, 0)),)) for _ in range(8)]
+    found = [on_cluster.run(where, args=(PerReplica((0.05, 0)),)) for _ in range(8)]
     assert {on_cluster.local_results(each) for each in found} == {on_cluster.workers}
 
 
@@ -454,13 +454,13 @@ def test_a_loop_left_half_way_leaves_nothing_on_the_cluster(on_cluster, client, 
 @pytest.mark.cluster
 def test_a_loop_that_waits_for_long_leaves_nothing_to_the_garbage_collector(client, monkeypatch):
     # Waiting looks for failures and for lost workers; let it do so many times during a step.
-    monkeypatch.setattr(stream_set, "_LOOK_EVERY_S", 0.005)
-    monkeypatch.setattr(submit, "LOOK_EVERY_S", 0.005)
+    monkeypatch.setattr(stream_set, "_LOOK_EVERY_S", 0.002)
+    monkeypatch.setattr(submit, "LOOK_EVERY_S", 0.002)
     before = tasks_of(client)
     with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
 
         def slow(x):
-            time.sleep(0.02)
+            time.sleep(0.008)
             return x
 
         gc.collect()
