@@ -42,7 +42,7 @@ def _is_for_gpus(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     # Tests start a hundred programs. Where Python is told to write no bytecode, each would compile the package again.
     if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
-        compileall.compile_dir(TESTS.parent / "daskdist", quiet=2)
+        compileall.compile_dir(TESTS.parent / "daskdist", quiet=2, workers=0)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
