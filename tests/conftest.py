@@ -7,6 +7,8 @@ import contextlib
 import gc
 import itertools
 import logging
+import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -18,6 +20,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+from _pytest.assertion import rewrite
 from distributed import Client, LocalCluster, SpecCluster, Status
 from distributed.utils import get_mp_context
 
@@ -39,10 +42,33 @@ def _is_for_gpus(config: pytest.Config) -> bool:
     return bool(config.getoption("markexpr") == "gpu")
 
 
+def _is_rewritten(path: Path) -> bool:
+    return rewrite._read_pyc(path, rewrite.get_cache_dir(path) / (path.stem + rewrite.PYC_TAIL)) is not None
+
+
+def _rewrite(config: pytest.Config, paths: Sequence[Path]) -> None:
+    for path in paths:
+        status, code = rewrite._rewrite_test(path, config)
+        folder = rewrite.get_cache_dir(path)
+        rewrite.try_makedirs(folder)
+        rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, status, folder / (path.stem + rewrite.PYC_TAIL))
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return
     # Tests start a hundred programs. Where Python is told to write no bytecode, each would compile the package again.
-    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+    if sys.dont_write_bytecode:
         compileall.compile_dir(TESTS.parent / "daskdist", quiet=2, workers=0)
+    # Rewriting the assertions takes half of the time to collect the tests, which each test process would do again.
+    if config.getoption("numprocesses", None) and config.getoption("assertmode") == "rewrite":
+        paths = [path for path in sorted(TESTS.rglob("test_*.py")) if not _is_rewritten(path)]
+        context, size = multiprocessing.get_context("fork"), os.cpu_count() or 1
+        processes = [context.Process(target=_rewrite, args=(config, paths[k::size])) for k in range(size)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -464,7 +464,7 @@ class StreamSet:
         """Return the status of each worker, lost ones included; the others are asked, for a second at most."""
         with self.lock:
             now = time.monotonic()
-            asked = [each for each in self._streams.values() if each.is_open and asks and not self._is_closed]
+            asked = [stream for stream in self._streams.values() if stream.is_open and asks and not self._is_closed]
             for stream in asked:
                 stream.append("ping", now)
         with contextlib.suppress(ClusterError):
