@@ -364,6 +364,13 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Columns of dataframes have the same dtypes as Arrow columns in `read_parquet`. The contents of object columns
         are known only when they are computed. Persisted partitions are used where they are.
 
+        Columns of CuPy arrays and cuDF dataframes stay on their GPU for replicas on GPUs, without a cluster and in
+        loops on replicas: shuffles and batches are gathered there, as with ``Options(shuffle_on_device=True)``, which
+        copies each partition once on its GPU. Partitions of other workers come to a loop through the host; in a
+        ``dataset_fn`` of ``distribute_datasets_from_function``, each worker can read its own. Where functions, other
+        operations or replicas on the host follow, and with ``shuffle_on_device=False``, partitions are copied to the
+        host when they are read.
+
         Without a cluster, each partition is computed separately when it is needed: tasks that several partitions
         share run once for each of them.
 

@@ -274,7 +274,7 @@ def threads_of_passes() -> set[threading.Thread]:
     # Let iterators that were dropped before close now.
     assert closed.wait(30)
     # These threads end some time after their users, possibly in a later test.
-    others = ("daskdist-closing", "daskdist-memory", "daskdist watch")
+    others = ("daskdist-closing", "daskdist-memory", "daskdist watch", "daskdist idle")
     return {each for each in threading.enumerate() if each.name.startswith("daskdist") and each.name not in others}
 
 

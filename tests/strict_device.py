@@ -31,6 +31,8 @@ _PLACES = [array_api_strict.Device(name) for name in ("CPU_DEVICE", "device1", "
 # By index: the bytes that arrays of the device may take, and the bytes they take.
 LIMITS: dict[int, int] = {}
 TAKEN: dict[int, int] = {}
+# The ids of arrays whose memory was made pinned.
+LOCKED: set[int] = set()
 # Returned memory, which is lent again at once to a request of the same size, with its old contents.
 _BACK: dict[tuple[int, int], list[np.ndarray[Any, Any]]] = {}
 _TOTAL = 2**30
@@ -115,12 +117,18 @@ class StrictStream:
         self._tasks.put(task)
 
     # Set by tests: work is captured as a graph, and waiting for it is an error.
-    is_capturing = False
+    is_captured = False
     # Set by tests: the library that created the stream has destroyed it.
     is_destroyed = False
 
+    @property
+    def is_capturing(self) -> bool:
+        if self.is_destroyed:
+            raise RuntimeError("a destroyed stream cannot be asked")
+        return self.is_captured
+
     def record(self, *, is_timed: bool = False) -> StrictEvent:
-        if self.is_capturing or self.is_destroyed:
+        if self.is_captured or self.is_destroyed:
             raise RuntimeError("no event can be recorded in this stream")
         event = StrictEvent(is_timed=is_timed)
         self.give(event.set)
@@ -238,8 +246,18 @@ class StrictDevice:
 
     def is_pinned(self, array: Any) -> bool:
         while isinstance(array, np.ndarray):
+            if id(array) in LOCKED:
+                return True
             array = array.base
         return isinstance(getattr(array, "obj", array), _Pinned)
+
+    def lock(self, array: Any) -> bool:
+        while isinstance(array.base, np.ndarray):
+            array = array.base
+        if id(array) not in LOCKED:
+            LOCKED.add(id(array))
+            weakref.finalize(array, LOCKED.discard, id(array))
+        return True
 
     def copy(self, source: Any, target: Any, stream: Any) -> None:
         if not self.is_pinned(source):

@@ -181,6 +181,13 @@ class Device(Protocol):
         """Return whether a NumPy array lies in pinned memory."""
         ...
 
+    def lock(self, array: Any) -> bool:
+        """Make the memory of a NumPy array pinned until the array is dropped; return whether it is.
+
+        An array that it is a view of is pinned as a whole. This takes about as long as copying it once.
+        """
+        ...
+
     def copy(self, source: Any, target: Any, stream: DeviceStream) -> None:
         """Copy pinned bytes of the host to the same number on the device, in a stream; keep them unchanged until then.
 

@@ -114,6 +114,9 @@ class CpuDevice:
     def is_pinned(self, array: Any) -> bool:
         return isinstance(array, np.ndarray)
 
+    def lock(self, array: Any) -> bool:
+        return True
+
     def copy(self, source: Any, target: Any, stream: Any) -> None:
         if source.nbytes != target.nbytes:
             raise ArgumentError(f"{source.nbytes} bytes cannot be copied to {target.nbytes} of CPU:{self.index}")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import logging
 import os
 import sys
-from collections import defaultdict
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -19,6 +17,16 @@ import numpy as np
 from daskdist.core.selection.permutation import Permutation
 from daskdist.devices import nccl, nvidia
 from daskdist.devices.borrowed import Borrowed
+from daskdist.devices.cuda_streams import (
+    PER_THREAD_STREAM,
+    CupyStream,
+    beside_captures,
+    cupy_module,
+    is_rocm,
+    selected,
+    torch_in,
+    torch_stream,
+)
 from daskdist.errors import ArgumentError
 
 logger: Final = logging.getLogger("daskdist")
@@ -53,101 +61,11 @@ do {
 } while (number >= length);
 found = number;
 """
+# By the id of each array whose pages were to be locked, whether they are.
+_locked: Final[dict[int, bool]] = {}
 # The device file of the AMD driver.
 _OF_AMD: Final = "/dev/kfd"
 _EITHER: Final = "pip install 'daskdist[cuda13]' if the driver supports CUDA 13, 'daskdist[cuda12]' for CUDA 12"
-
-
-@functools.cache
-def _cupy() -> Any:
-    import cupy
-
-    _use_pool_of_rmm(cupy)
-    return cupy
-
-
-def _use_pool_of_rmm(cupy: Any) -> None:
-    # Workers of dask-cuda may have given most of the memory to a pool of RMM: CuPy's own pool would have only the rest.
-    rmm = sys.modules.get("rmm")
-    if rmm is None or type(rmm.mr.get_current_device_resource()).__name__ == "CudaMemoryResource":
-        return
-    pool = cupy.get_default_memory_pool()
-    # An allocator that somebody chose stays.
-    if getattr(cupy.cuda.get_allocator(), "__self__", None) is pool:
-        from rmm.allocators.cupy import rmm_cupy_allocator
-
-        cupy.cuda.set_allocator(rmm_cupy_allocator)
-        logger.info("CuPy allocates from the memory resource of RMM in this process")
-
-
-# Events that are not in use, by device and whether they have times: creating one takes longer than recording it.
-_free_events: Final[defaultdict[tuple[int, bool], list[Any]]] = defaultdict(list)
-# The stream that is another one in each thread, and modes of capture for `cuThreadExchangeStreamCaptureMode`.
-_PER_THREAD_STREAM: Final = 2
-_RELAXED: Final = 2
-
-
-class CupyEvent:
-    """An event in a stream of a GPU."""
-
-    def __init__(self, event: Any, key: tuple[int, bool]) -> None:
-        self.event = event
-        self._key = key
-
-    def __del__(self, free: Any = _free_events) -> None:
-        free[self._key].append(self.event)
-
-    @property
-    def is_over(self) -> bool:
-        return bool(self.event.done)
-
-    def synchronize(self) -> None:
-        self.event.synchronize()
-
-    def seconds_since(self, earlier: CupyEvent) -> float:
-        return float(_cupy().cuda.get_elapsed_time(earlier.event, self.event)) / 1e3
-
-
-class CupyStream:
-    """A stream of a GPU."""
-
-    def __init__(self, stream: Any, index: int) -> None:
-        self.stream = stream
-        # The default stream belongs to the current device, and events to the device that was current at their creation.
-        self.index = index
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CupyStream) and (self.stream.ptr, self.index) == (other.stream.ptr, other.index)
-
-    def __hash__(self) -> int:
-        return hash((self.stream.ptr, self.index))
-
-    @property
-    def is_capturing(self) -> bool:
-        # The default stream cannot be captured, and must not be asked during a capture.
-        return self.stream.ptr > _PER_THREAD_STREAM and bool(self.stream.is_capturing())
-
-    def record(self, *, is_timed: bool = False) -> CupyEvent:
-        key = self.index, is_timed
-        with _on(self.index):
-            try:
-                event = _free_events[key].pop()
-            except IndexError:
-                # With block=True a waiting thread yields the processor.
-                event = _cupy().cuda.Event(block=True, disable_timing=not is_timed)
-            self.stream.record(event)
-        return CupyEvent(event, key)
-
-    def wait(self, event: Any) -> None:
-        with _on(self.index):
-            self.stream.wait_event(event.event)
-
-    def synchronize(self) -> None:
-        with _on(self.index):
-            self.stream.synchronize()
-
-    def await_queued(self) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -162,16 +80,16 @@ class CupyDevice:
 
     @property
     def namespace(self) -> Any:
-        return _cupy()
+        return cupy_module()
 
     @property
     def uuid(self) -> str:
-        uuid = None if _is_rocm() else nvidia.uuid_of(self.index)
-        return uuid or f"GPU-{os.uname().nodename}-{_cupy().cuda.runtime.deviceGetPCIBusId(self.index)}"
+        uuid = None if is_rocm() else nvidia.uuid_of(self.index)
+        return uuid or f"GPU-{os.uname().nodename}-{cupy_module().cuda.runtime.deviceGetPCIBusId(self.index)}"
 
     @property
     def description(self) -> str:
-        return str(_cupy().cuda.runtime.getDeviceProperties(self.index)["name"].decode(errors="replace"))
+        return str(cupy_module().cuda.runtime.getDeviceProperties(self.index)["name"].decode(errors="replace"))
 
     @staticmethod
     def num_present() -> int:
@@ -192,7 +110,7 @@ class CupyDevice:
 
     @staticmethod
     def holds(array: Any) -> bool:
-        return isinstance(array, _cupy().ndarray)
+        return isinstance(array, cupy_module().ndarray)
 
     @staticmethod
     def index_of(array: Any) -> int:
@@ -204,7 +122,7 @@ class CupyDevice:
         return dtype.kind not in "biufc" or dtype.itemsize > (16 if dtype.kind == "c" else 8)
 
     def put(self, array: Any) -> Any:
-        cupy = _cupy()
+        cupy = cupy_module()
         before = None
         if self.holds(array):
             if array.device.id != self.index:
@@ -223,9 +141,9 @@ class CupyDevice:
                     "64 bits (complex ones of 128); such arrays stay on the host"
                 )
         with self.using():
-            stream = cupy.cuda.get_current_stream()
+            stream = self.current_stream()
             if before is not None:
-                stream.wait_event(before.event)
+                stream.wait(before)
             if self.holds(array):
                 copied = cupy.asarray(array)
             else:
@@ -234,26 +152,26 @@ class CupyDevice:
                 if not array.nbytes or not cupy.cuda.pinned_memory.is_memory_pinned(array.ctypes.data):
                     return copied
             # Wait, as the caller may change the array after the return.
-            stream.synchronize()
+            stream.record().synchronize()
         return copied
 
     def get(self, array: Any) -> Any:
-        cupy = _cupy()
-        with cupy.cuda.Device(array.device.id):
-            stream = cupy.cuda.get_current_stream()
-            array = cupy.ascontiguousarray(array).reshape(array.shape)
+        # Any device of this kind is asked for the arrays of all.
+        source = CupyDevice(int(array.device.id))
+        with source.using():
+            array = cupy_module().ascontiguousarray(array).reshape(array.shape)
             copied = np.empty(array.shape, array.dtype)
-            self._fetch(array.data, copied.reshape(-1).view(np.uint8), stream)
+            source._fetch(array.data, copied.reshape(-1).view(np.uint8))
         return copied
 
-    def _fetch(self, data: Any, target: Any, stream: Any) -> None:
+    def _fetch(self, data: Any, target: Any) -> None:
         # While one piece is transferred, the previous one is copied out of pinned memory.
-        num_bytes = len(target)
+        num_bytes, stream = len(target), self.current_stream()
         slots = [self.pinned(min(num_bytes, _PIECE_BYTES)) for _ in range(min(2, -(-num_bytes // _PIECE_BYTES)))]
         on_its_way: tuple[Any, Any, int] | None = None
         for number, start in enumerate(range(0, num_bytes, _PIECE_BYTES)):
             slot = slots[number % 2][: num_bytes - start]
-            (data + start).copy_to_host_async(slot.ctypes.data, slot.nbytes, stream)
+            (data + start).copy_to_host_async(slot.ctypes.data, slot.nbytes, stream.stream)
             event = stream.record()
             if on_its_way is not None:
                 _take(target, *on_its_way)
@@ -263,34 +181,55 @@ class CupyDevice:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         with self.using():
-            return _cupy().empty(shape, dtype)
+            return cupy_module().empty(shape, dtype)
 
     def lend(self, num_bytes: int, back: Callable[[Any], None]) -> Any:
-        cuda = _cupy().cuda
+        cuda = cupy_module().cuda
         with self.using():
             # All arrays that use part of it keep its memory object, even those that do not know their base array.
-            memory = _cupy().empty(max(num_bytes, 1), np.uint8)
+            memory = cupy_module().empty(max(num_bytes, 1), np.uint8)
             lent = cuda.UnownedMemory(memory.data.ptr, memory.nbytes, Borrowed(memory, back), self.index)
-            return _cupy().ndarray((num_bytes,), np.uint8, cuda.MemoryPointer(lent, 0))
+            return cupy_module().ndarray((num_bytes,), np.uint8, cuda.MemoryPointer(lent, 0))
 
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        return _cupy().ndarray(shape, dtype, buffer.data + offset)
+        return cupy_module().ndarray(shape, dtype, buffer.data + offset)
 
     def pinned(self, num_bytes: int, *, is_pooled: bool = True) -> Any:
-        cuda = _cupy().cuda
+        cuda = cupy_module().cuda
         # Otherwise a context would be created on GPU:0.
         with self.using(for_user=False):
             if is_pooled:
                 memory = cuda.alloc_pinned_memory(max(num_bytes, 1))
             else:
-                memory = cuda.PinnedMemoryPointer(cuda.PinnedMemory(max(num_bytes, 1)), 0)
+                memory = cuda.PinnedMemoryPointer(
+                    cuda.PinnedMemory(max(num_bytes, 1), cuda.runtime.hostAllocPortable), 0
+                )
         return np.frombuffer(memory, np.uint8, num_bytes)
 
     def is_pinned(self, array: Any) -> bool:
         # NumPy keeps a view of the owner of its memory.
         while isinstance(array, (np.ndarray, memoryview)):
+            if _locked.get(id(array)):
+                return True
             array = array.base if isinstance(array, np.ndarray) else array.obj
-        return isinstance(array, _cupy().cuda.PinnedMemoryPointer)
+        return isinstance(array, cupy_module().cuda.PinnedMemoryPointer)
+
+    def lock(self, array: Any) -> bool:
+        while isinstance(array.base, np.ndarray):
+            array = array.base
+        key, address = id(array), array.ctypes.data
+        if key not in _locked:
+            runtime = cupy_module().cuda.runtime
+            with self.using(for_user=False):
+                try:
+                    # By all contexts of this process, as memory from `pinned`.
+                    runtime.hostRegister(address, array.nbytes, runtime.hostAllocPortable)
+                    _locked[key] = True
+                except runtime.CUDARuntimeError as error:
+                    logger.warning("an array of %d bytes is not page-locked: %s", array.nbytes, error)
+                    _locked[key] = False
+            weakref.finalize(array, _unlock, key, address, self.index).atexit = False
+        return _locked[key]
 
     def copy(self, source: Any, target: Any, stream: Any) -> None:
         if source.nbytes != target.nbytes or not source.flags.c_contiguous or not target.flags.c_contiguous:
@@ -305,17 +244,17 @@ class CupyDevice:
         if order.table is not None:
             return self.put(order.between(start, stop))
         with self.using():
-            numbers = _cupy().empty(stop - start, np.int64)
+            numbers = cupy_module().empty(stop - start, np.int64)
             _permute()(start, order.length, order.low_bits, np.uint32(order.num_high), *order.keys, numbers)
         return numbers
 
     def stream(self) -> CupyStream:
         with self.using():
-            return CupyStream(_cupy().cuda.Stream(non_blocking=True), self.index)
+            return CupyStream(cupy_module().cuda.Stream(non_blocking=True), self.index)
 
     def current_stream(self) -> CupyStream:
-        stream = _cupy().cuda.get_current_stream(self.index)
-        if stream.ptr == _PER_THREAD_STREAM:
+        stream = cupy_module().cuda.get_current_stream(self.index)
+        if stream.ptr == PER_THREAD_STREAM:
             raise ArgumentError(
                 f"GPU:{self.index}: this thread computes in the per-thread default stream, for which other threads "
                 "cannot wait; use cupy.cuda.Stream(non_blocking=True), or none"
@@ -327,29 +266,26 @@ class CupyDevice:
         return [current] if of_torch is None or of_torch == current else [current, of_torch]
 
     def take(self, source: Any, index: Any, target: Any) -> None:
-        _cupy().take(source, index, axis=0, out=target)
+        cupy_module().take(source, index, axis=0, out=target)
 
     @contextlib.contextmanager
     def using(self, stream: Any = None, *, for_user: bool = True) -> Iterator[None]:
-        if stream is None:
-            with _on(self.index):
+        with selected(self.index), contextlib.nullcontext() if for_user else beside_captures():
+            if stream is None:
                 yield
-        elif for_user:
-            with _cupy().cuda.Device(self.index), stream.stream, _torch_in(stream):
-                yield
-        else:
-            with _cupy().cuda.Device(self.index), stream.stream, _beside_captures():
+                return
+            with stream.stream, torch_in(stream) if for_user else contextlib.nullcontext():
                 yield
 
     def synchronize(self) -> None:
-        _cupy().cuda.Device(self.index).synchronize()
+        cupy_module().cuda.Device(self.index).synchronize()
 
     def memory_info(self) -> tuple[int, int]:
-        told = None if _is_rocm() or nvidia.is_in_use(self.index) else nvidia.memory_of(self.uuid)
+        told = None if is_rocm() or nvidia.is_in_use(self.index) else nvidia.memory_of(self.uuid)
         if told is not None:
             return told
         with self.using():
-            free, total = map(int, _cupy().cuda.runtime.memGetInfo())
+            free, total = map(int, cupy_module().cuda.runtime.memGetInfo())
             pool = _pool()
             if pool is not None:
                 # The pool uses its free memory first, and has a limit.
@@ -364,7 +300,7 @@ class CupyDevice:
             held = _held_by_rmm(self.index) if pool is None else int(pool.total_bytes())
             if held is None:
                 # The memory of this process is unknown: count all memory in use on the device.
-                free, total = _cupy().cuda.runtime.memGetInfo()
+                free, total = cupy_module().cuda.runtime.memGetInfo()
                 held = int(total - free)
         return held
 
@@ -373,102 +309,14 @@ class CupyDevice:
             pool = _pool()
             if pool is not None:
                 pool.free_all_blocks()
-        _cupy().get_default_pinned_memory_pool().free_all_blocks()
+        cupy_module().get_default_pinned_memory_pool().free_all_blocks()
 
     def combined(self, how: str, arrays: Sequence[Any]) -> Any:
         return nccl.combined(how, arrays)
 
     def from_dlpack(self, array: Any) -> Any:
         with self.using():
-            return _cupy().from_dlpack(array)
-
-
-@dataclass(frozen=True)
-class _OfTorch:
-    # A PyTorch stream with the protocol that CuPy uses, which older versions of PyTorch lack; keeps the stream alive.
-    stream: Any
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.stream.cuda_stream
-
-
-def torch_stream(index: int) -> CupyStream | None:
-    """Return the stream in which PyTorch computes on a GPU in this thread; None before its first use of GPUs."""
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
-        return None
-    stream = torch.cuda.current_stream(index)
-    return CupyStream(_of_torch(stream.cuda_stream, _OfTorch(stream)), index)
-
-
-@functools.lru_cache(maxsize=256)
-def _of_torch(address: int, stream: _OfTorch) -> Any:
-    return _cupy().cuda.Stream.from_external(stream)
-
-
-@functools.lru_cache(maxsize=256)
-def _external(address: int, index: int) -> Any:
-    return sys.modules["torch"].cuda.ExternalStream(address, device=index)
-
-
-def _torch_in(stream: CupyStream) -> AbstractContextManager[Any]:
-    # Make PyTorch use this stream: memory shared by DLPack is then reused only after both libraries are done with it.
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return _torch_before_the_end_of(stream)
-    if not hasattr(torch, "cuda") or not torch.cuda.is_available():
-        return contextlib.nullcontext()
-    outer: AbstractContextManager[Any] = torch.cuda.stream(_external(stream.stream.ptr, stream.index))
-    return outer
-
-
-@contextlib.contextmanager
-def _torch_before_the_end_of(stream: CupyStream) -> Iterator[None]:
-    # If PyTorch is imported inside, it computes in its own stream: work queued afterwards waits for that.
-    try:
-        yield
-    finally:
-        theirs = torch_stream(stream.index)
-        if theirs is not None and theirs != stream:
-            stream.wait(theirs.record())
-
-
-def _on(index: int) -> AbstractContextManager[Any]:
-    # Select a device, unless it is selected already.
-    cuda = _cupy().cuda
-    return contextlib.nullcontext() if cuda.runtime.getDevice() == index else cuda.Device(index)
-
-
-@contextlib.contextmanager
-def _beside_captures() -> Iterator[None]:
-    # Without this, allocations and queries of this thread would invalidate a capture of a graph in any other thread.
-    exchange = _capture_mode()
-    if exchange is None:
-        yield
-        return
-    before = exchange(_RELAXED)
-    try:
-        yield
-    finally:
-        exchange(before)
-
-
-@functools.cache
-def _capture_mode() -> Callable[[int], int] | None:
-    # Return a function that sets this thread's mode of capture and returns the one before; None without a CUDA driver.
-    if _is_rocm():
-        return None
-    try:
-        function = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
-    except (OSError, AttributeError):
-        return None
-
-    def exchange(mode: int) -> int:
-        value = ctypes.c_int(mode)
-        function(ctypes.byref(value))
-        return value.value
-
-    return exchange
+            return cupy_module().from_dlpack(array)
 
 
 def _per_thread_streams() -> str | None:
@@ -481,9 +329,15 @@ def _per_thread_streams() -> str | None:
 
 @functools.cache
 def _permute() -> Any:
-    return _cupy().ElementwiseKernel(
+    return cupy_module().ElementwiseKernel(
         PERMUTED_ARGS, "int64 found", PERMUTED, "daskdist_permuted", preamble=PERMUTED_BEFORE
     )
+
+
+def _unlock(key: int, address: int, index: int) -> None:
+    if _locked.pop(key):
+        with CupyDevice(index).using(for_user=False):
+            cupy_module().cuda.runtime.hostUnregister(address)
 
 
 def _take(target: Any, event: Any, slot: Any, start: int) -> None:
@@ -491,13 +345,9 @@ def _take(target: Any, event: Any, slot: Any, start: int) -> None:
     target[start : start + len(slot)] = slot
 
 
-def _is_rocm() -> bool:
-    return bool(_cupy().cuda.runtime.is_hip)
-
-
 def _pool() -> Any:
     # Return the pool that CuPy currently allocates from; None if it is RMM or another allocator.
-    owner = getattr(_cupy().cuda.get_allocator(), "__self__", None)
+    owner = getattr(cupy_module().cuda.get_allocator(), "__self__", None)
     return owner if hasattr(owner, "free_all_blocks") else None
 
 
@@ -522,7 +372,7 @@ def _present() -> tuple[int, str]:
     speaks = nvidia.driver_version()
     install = f"pip install 'daskdist[cuda{speaks // 1000}]'" if speaks // 1000 in (12, 13) else _EITHER
     try:
-        runtime = _cupy().cuda.runtime
+        runtime = cupy_module().cuda.runtime
     except ImportError as error:
         if error.name == "cupy":
             return 0, f"CuPy is not installed; {install}"
@@ -533,8 +383,8 @@ def _present() -> tuple[int, str]:
         why = "there are none"
     except runtime.CUDARuntimeError as error:
         why = str(error)
-    cupy_is = f"CuPy {_cupy().__version__} is installed"
-    if _is_rocm():
+    cupy_is = f"CuPy {cupy_module().__version__} is installed"
+    if is_rocm():
         return 0, f"{cupy_is}, for ROCm, but no GPU is visible ({why}); check that rocm-smi lists one"
     built_for = runtime.runtimeGetVersion()
     if not speaks:
@@ -559,16 +409,16 @@ def _present() -> tuple[int, str]:
 @functools.cache
 def _no_compiler() -> str | None:
     # Return the reason why CuPy cannot compile kernels, which it would report only at the first one; None if it can.
-    if _is_rocm():
+    if is_rocm():
         return None
-    cuda = _cupy().cuda
+    cuda = cupy_module().cuda
     try:
         cuda.nvrtc.getVersion()
     except Exception as error:
         # The error may be a failed import or a missing library.
         built_for = cuda.runtime.runtimeGetVersion()
         return (
-            f"CuPy {_cupy().__version__} is installed, built for CUDA {_version(built_for)}, but its compiler, "
+            f"CuPy {cupy_module().__version__} is installed, built for CUDA {_version(built_for)}, but its compiler, "
             f"NVRTC, is missing ({' '.join(str(error).split()):.300}); pip install 'daskdist[cuda{built_for // 1000}]'"
         )
     return None

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from daskdist.devices import Device, device_of, name_of
-from daskdist.devices.cupy import torch_stream
+from daskdist.devices.cuda_streams import torch_stream
 from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.transfer.copier import channel_of
 from daskdist.frameworks.convert import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,11 +17,13 @@ from dask.base import is_dask_collection
 from dask.utils import is_arraylike, is_dataframe_like, is_series_like
 
 from daskdist.core.block import Block, Bundle, from_items
+from daskdist.core.device_column import DeviceColumn
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.core.to_numpy import is_masked_array, to_numpy
+from daskdist.devices import device_of, dtype_of, is_on_device
 from daskdist.errors import ArgumentError
 from daskdist.tables.columns import Columns
 from daskdist.tables.from_pandas import FrameReader
@@ -181,9 +183,10 @@ class FromDask(Source):
         return dict(HighLevelGraph.merge(*[part.__dask_graph__() for part in self.collection]))
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Read(
-            self.splits, MakeBlock(self.kind, self.frames, self.variables, self.narrow), "from_dask", graph=self.graph
-        )
+        meta = getattr(self.collection, "_meta", None)
+        there = is_on_device(meta) or type(meta).__module__.partition(".")[0] == "cudf"
+        function = MakeBlock(self.kind, self.frames, self.variables, self.narrow, is_on_device=there)
+        return Read(self.splits, function, "from_dask", graph=self.graph)
 
 
 @dataclass(frozen=True)
@@ -204,16 +207,32 @@ class Variables:
 
 @dataclass(frozen=True)
 class MakeBlock:
-    """A function that converts a partition's value to a block."""
+    """A function that converts a partition's value to a block.
+
+    Parameters
+    ----------
+    kind, frames, variables, narrow
+        Those of `FromDask`.
+    is_on_device
+        Whether partitions are known to be on devices.
+    keeps
+        Whether arrays and columns of numbers that are on devices stay there, as `DeviceColumn`.
+    """
 
     kind: str
     frames: FrameReader | None = None
     variables: Variables | None = None
     narrow: bool = False
+    is_on_device: bool = False
+    keeps: bool = False
+
+    def kept_on_device(self) -> MakeBlock:
+        """Return the function whose blocks keep columns on devices, for the device gathers of the replicas."""
+        return replace(self, keeps=True)
 
     def __call__(self, split: Split, value: Any) -> Block | Bundle:
         if self.frames is not None:
-            return self.frames.block(value, split.label)
+            return self.frames.block(value, split.label, _device_column if self.keeps else None)
         if self.kind == "bag":
             return _of_items(_items_of(value, split.label), split.label, self.narrow)
         if self.variables is not None:
@@ -228,9 +247,18 @@ class MakeBlock:
             except ArgumentError as error:
                 raise ArgumentError(f"from_dask: {split.label}: {error}") from None
         else:
-            leaves, structure = (_host_array(value, split.label),), LONE
+            column = _device_column(value) if self.keeps else None
+            leaves, structure = (_host_array(value, split.label) if column is None else column,), LONE
         _check_lengths(leaves, split.label)
         return Block(structure, leaves, split.label)
+
+
+def _device_column(value: Any) -> DeviceColumn | None:
+    device = device_of(value)
+    if device is None or device.lacks(dtype_of(value)):
+        return None
+    # Tasks of Dask compute in the current stream of their thread, which for CuPy and cuDF is one for all threads.
+    return DeviceColumn(value, dtype_of(value), device.current_stream().record())
 
 
 def _host_array(value: Any, label: str) -> Any:

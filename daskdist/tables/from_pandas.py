@@ -7,13 +7,14 @@ objects or of unknown categories is known only from its values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from daskdist.core.block import Block, Bundle
+from daskdist.core.device_column import DeviceColumn
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
@@ -74,8 +75,10 @@ class FrameReader:
         """
         return self.columns.spec(lambda name: self._column_spec(name, frame[self.labels[name]]))
 
-    def block(self, frame: Any, label: str) -> Block | Bundle:
-        """Convert a partition to a block.
+    def block(
+        self, frame: Any, label: str, device_column: Callable[[Any], DeviceColumn | None] | None = None
+    ) -> Block | Bundle:
+        """Convert a partition to a block; ``device_column`` makes leaves of arrays that stay on a device.
 
         Raises
         ------
@@ -84,11 +87,16 @@ class FrameReader:
         """
         if not len(frame):
             return Bundle(self.columns.structure, [], label)
-        arrays = {name: self._array(name, frame[self.labels[name]], label) for name in self.columns.names}
+        arrays = {
+            name: self._array(name, frame[self.labels[name]], label, device_column) for name in self.columns.names
+        }
         try:
             leaves = self.columns.arrays(lambda name: self._leaves(name, arrays[name], label))
             structure = self.columns.structure
-            if any(not isinstance(array, np.ndarray) and _is_struct(array.type) for array in arrays.values()):
+            if any(
+                not isinstance(array, (np.ndarray, DeviceColumn)) and _is_struct(array.type)
+                for array in arrays.values()
+            ):
                 structure = self.columns.spec(lambda name: self._spec_of(name, arrays[name], label)).structure
         except FileError as error:
             raise ArgumentError(f"from_dask: {error}") from None
@@ -106,20 +114,25 @@ class FrameReader:
         return self._spec_of(name, self._array(name, column, "the dataframe"), "the dataframe")
 
     def _spec_of(self, name: str, array: Any, label: str) -> ElementSpec:
-        if isinstance(array, np.ndarray):
+        if isinstance(array, (np.ndarray, DeviceColumn)):
             return ElementSpec(LONE, (TensorSpec((), array.dtype),))
         try:
             return spec_of(array.type, f"{label}: column {name!r}", self.missing.get(name))
         except FileError as error:
             raise ArgumentError(f"from_dask: {error}") from None
 
-    def _array(self, name: str, column: Any, label: str) -> Any:
-        if _is_plain(column.dtype) and name not in self.missing:
-            return column.to_numpy()
+    def _array(
+        self, name: str, column: Any, label: str, device_column: Callable[[Any], DeviceColumn | None] | None = None
+    ) -> Any:
+        # Columns of cuDF have nulls besides NaN, which its arrays lack.
+        has_nulls = bool(getattr(column, "has_nulls", False))
+        if _is_plain(column.dtype) and name not in self.missing and not has_nulls:
+            there = None if device_column is None or not hasattr(column, "to_cupy") else device_column(column.to_cupy())
+            return column.to_numpy() if there is None else there
         import pyarrow as pa
 
         try:
-            converted = pa.array(column, from_pandas=True)
+            converted = column.to_arrow() if hasattr(column, "to_arrow") else pa.array(column, from_pandas=True)
         except (pa.ArrowException, ValueError, TypeError, NotImplementedError, OverflowError) as error:
             raise ArgumentError(
                 f"from_dask: {label}: column {name!r} of {column.dtype} cannot become an array: {error}; leave it out, "
@@ -128,7 +141,7 @@ class FrameReader:
         return converted.combine_chunks() if isinstance(converted, pa.ChunkedArray) else converted
 
     def _leaves(self, name: str, array: Any, label: str) -> Sequence[Any]:
-        if isinstance(array, np.ndarray):
+        if isinstance(array, (np.ndarray, DeviceColumn)):
             return [array]
         return leaves_of(array, f"{label}: column {name!r}", self.missing.get(name))
 

@@ -161,6 +161,21 @@ class DeviceLaws:
         check(here.is_host or not here.is_pinned(np.zeros(4096, np.uint8)), "any array is pinned")
         check(here.is_host or not here.is_pinned(np.frombuffer(b"abcd", np.uint8)), "any bytes are pinned")
 
+    def test_arrays_that_are_locked_are_pinned(self) -> None:
+        here = self.make_device()
+        array = np.random.default_rng(0).integers(0, 256, 1 << 25, np.uint8)
+        part = array[: 1 << 20].reshape(1024, -1)[1:]
+        check(here.lock(part) and here.lock(array), "memory of an array cannot be locked")
+        check(here.is_pinned(array) and here.is_pinned(part), "an array that was locked is not pinned")
+        target = here.empty((part.nbytes,), np.uint8)
+        stream = here.stream()
+        here.copy(part.reshape(-1), target, stream)
+        stream.synchronize()
+        check(np.array_equal(here.get(target), part.reshape(-1)), "a copy from locked memory has other values")
+        del array, part
+        gc.collect()
+        check(here.is_host or not here.is_pinned(np.zeros(1 << 25, np.uint8)), "another array is pinned")
+
     def test_copies_are_there_once_waited_for(self) -> None:
         here = self.make_device()
         rng = np.random.default_rng(0)

@@ -18,8 +18,8 @@ from strict_device import StrictDevice, StrictStream
 import daskdist
 from daskdist import DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy
 from daskdist.core.selection.permutation import Permutation
+from daskdist.devices import cuda_streams, nccl, nvidia, present
 from daskdist.devices import cupy as cupy_device
-from daskdist.devices import nccl, nvidia, present
 from daskdist.devices.cpu import CpuDevice
 from daskdist.devices.cupy import CupyDevice
 from daskdist.errors import ArgumentError, UnknownDeviceError
@@ -111,7 +111,7 @@ def with_cupy(monkeypatch):
         forget()
 
     def forget():
-        for cached in (cupy_device._present, cupy_device._no_compiler, cupy_device._cupy):
+        for cached in (cupy_device._present, cupy_device._no_compiler, cuda_streams.cupy_module):
             cached.cache_clear()
 
     yield use

@@ -305,8 +305,8 @@ def test_shuffled_rows_are_gathered_into_pinned_memory(monkeypatch):
     seen = []
     layout_of = layout.layout_of
 
-    def noted(device, steps):
-        step_layout = layout_of(device, steps)
+    def noted(device, steps, **options):
+        step_layout = layout_of(device, steps, **options)
         seen.append((len(step_layout.direct), step_layout.packed_bytes))
         return step_layout
 
@@ -414,13 +414,13 @@ def test_memory_released_during_a_capture_is_kept_until_its_end(lent, waits_by_i
     found, may_read = [], threading.Event()
     with device("STRICT:0").using(stream):
         reads_late(memory[0], found, begin=may_read)
-    stream.is_capturing = True
+    stream.is_captured = True
     # Recording an event now would raise an error.
     memory.clear()
     assert len(channel._kept) == 1
     other = channel.lend(device("STRICT:0"), channel.stream, 64)
     assert len(channel._kept) == 1
-    stream.is_capturing = False
+    stream.is_captured = False
     again = channel.lend(device("STRICT:0"), channel.stream, 64)
     assert not channel._kept
     is_over = channel.stream.record()
@@ -436,10 +436,10 @@ def test_no_step_is_taken_during_a_capture():
     ahead = DevicePrefetch(iter(arrays((4,), num_steps=3)), [strict])
     stream = strict.stream()
     with strict.using(stream):
-        stream.is_capturing = True
+        stream.is_captured = True
         with pytest.raises(errors.ArgumentError, match=r"STRICT:0 is captured as a graph; take the step before"):
             next(ahead)
-        stream.is_capturing = False
+        stream.is_captured = False
         assert [on_host(leaf)[0] for ((leaf,),) in ahead] == [0, 1000, 2000]
 
 

@@ -17,7 +17,7 @@ from strict_device import LIMITS, StrictDevice, StrictStream
 import daskdist
 from daskdist import Dataset, InputOptions
 from daskdist.devices import device, on_host
-from daskdist.execute.transfer import gather_on_device, prefetch
+from daskdist.execute.transfer import gather_on_device, layout, prefetch
 from daskdist.execute.transfer.copier import Channel, channel_of
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 
@@ -263,3 +263,25 @@ def test_no_consumer_is_forgotten_where_two_come_at_once():
     channel.add_consumer(second)
     join(threads)
     assert {first, second, third} <= set(channel.consumers)
+
+
+@pytest.mark.parametrize("locks", [False, True])
+def test_large_arrays_that_steps_are_views_of_are_pinned_if_asked_for(locks, monkeypatch):
+    monkeypatch.setattr(layout, "_LEAST_LOCKED_BYTES", 2**20)
+    packed = []
+    pack = layout.PackedSpan.pack
+    monkeypatch.setattr(layout.PackedSpan, "pack", lambda self, memory: packed.append(1) or pack(self, memory))
+    array = np.random.default_rng(0).random((64, 2**13))
+    small = np.arange(64.0 * 2**11).reshape(64, -1)[:32]
+    dataset = Dataset.from_tensor_slices(array).batch(8)
+    strategy = device_gather_of()
+    for _ in range(2):
+        steps = strategy.distribute_dataset(dataset, InputOptions(pin_arrays=locks))
+        np.testing.assert_array_equal(np.concatenate([on_host(step) for step in steps]), array)
+    assert bool(packed) != locks
+    assert (id(array) in strict_device.LOCKED) == locks
+    # Arrays that may share pages with others, or own no view, are packed.
+    (found,) = DevicePrefetch(iter([[[small, small.copy()]]]), [device("STRICT:0")], locks=True)
+    assert packed
+    np.testing.assert_array_equal(on_host(found[0][0]), small)
+    assert id(small.base) not in strict_device.LOCKED

@@ -11,7 +11,8 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import mirrored
+import strict_device
+from conftest import eventually, mirrored
 
 import daskdist
 from daskdist import PerReplica, get_replica_context
@@ -161,6 +162,30 @@ def test_arguments_are_freed_without_the_garbage_collector():
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_replicas_on_devices_begin_at_once_in_threads_that_are_kept():
+    strict_device.register(2)
+    try:
+        strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1"])
+        together = threading.Barrier(2, timeout=TIMEOUT_S)
+        threads = []
+
+        def step():
+            # Neither would come back if they were called one after the other.
+            together.wait()
+            threads.append(threading.current_thread())
+            return number_here()
+
+        for _ in range(5):
+            assert strategy.run(step).values == (0, 1)
+        assert len(set(threads)) == 2
+        assert threading.current_thread() not in threads
+        # They end when they have nothing to do, and others take their place.
+        eventually(lambda: not any(each.is_alive() for each in threads))
+        assert strategy.run(step).values == (0, 1)
+    finally:
+        strict_device.unregister()
 
 
 def test_no_checks_without_calls():

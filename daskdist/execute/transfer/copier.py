@@ -123,21 +123,30 @@ class Channel:
             self.deferred_release.hold(memory)
 
     def _is_capturing(self) -> bool:
-        return any(consumer.is_capturing for consumer in self.consumers)
+        for consumer in self.consumers:
+            try:
+                if consumer.is_capturing:
+                    return True
+            except Exception:
+                self._forget(consumer)
+        return False
 
     def _order(self, writer: DeviceStream, consumer: DeviceStream) -> None:
         # Make a writer wait for the work that a consumer has so far.
         try:
             event = consumer.record()
-        # The library that owns the stream destroyed it; each library raises a different error for that.
         except Exception:
-            logger.warning("a stream of %s was destroyed while its memory was in use", name_of(self._device))
-            self._device.synchronize()
-            with self._lock:
-                first, *remaining = self.consumers
-                self.consumers = (first, *(other for other in remaining if other is not consumer))
+            self._forget(consumer)
             return
         writer.wait(event)
+
+    def _forget(self, consumer: DeviceStream) -> None:
+        # The library that owns a stream destroyed it; each library raises a different error for that.
+        logger.warning("a stream of %s was destroyed while its memory was in use", name_of(self._device))
+        self._device.synchronize()
+        with self._lock:
+            first, *remaining = self.consumers
+            self.consumers = (first, *(other for other in remaining if other is not consumer))
 
 
 def channel_of(name: str) -> Channel:
@@ -375,6 +384,7 @@ class Copier:
 
     def close(self) -> None:
         """Release the host's memory once the copies from it are over."""
-        self._slots.close()
-        while self._sources:
-            self._sources.popleft()[0].synchronize()
+        with self.device.using(for_user=False):
+            self._slots.close()
+            while self._sources:
+                self._sources.popleft()[0].synchronize()

@@ -22,34 +22,28 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 
-from daskdist.config import num_threads
 from daskdist.core.block import Batches, Block, Rows
-from daskdist.core.primitive import Arrange, Primitive
+from daskdist.core.device_column import DeviceColumn
+from daskdist.core.primitive import Arrange, Primitive, Read
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.permutation import Permutation
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec
 from daskdist.core.structure import Leaves, Structure
-from daskdist.devices import Device, DeviceStream, Event, name_of, named
+from daskdist.devices import Device, Event, device_of, name_of, named
 from daskdist.errors import DeviceMemoryError
 from daskdist.execute.stream.gather import Empty, Joins, Picks, gather
 from daskdist.execute.transfer.copier import channel_of
-from daskdist.execute.transfer.layout import PinnedSlot, bytes_of
+from daskdist.execute.transfer.layout import bytes_of
 from daskdist.execute.transfer.order_on_device import OrderOnDevice, is_device_order
+from daskdist.execute.transfer.uploads import ALIGNED_BYTES, Uploads
 
-# Columns of a bundle or segment share one allocation; each begins at a multiple of this.
-_ALIGNED_BYTES: Final = 256
-# Blocks are uploaded through slots of pinned memory: one is filled, by several threads, while others are copied from.
-_SLOT_BYTES: Final = 4 * 2**20
-_NUM_SLOTS: Final = 4
-_MOST_THREADS: Final = 4
-_THREAD_BYTES: Final = 2**19
 # A new segment is half as large as all existing ones, so that segments are few and little memory is unused. Its size is
 # within these limits, unless a single block is larger.
 _LEAST_BYTES: Final = 2**20
@@ -174,56 +168,6 @@ class _Resident:
             self.segment.given_back.append((self.start, self.start + self.num_rows))
 
 
-class _Uploads:
-    # Copies from the host in a stream, through pinned memory.
-    def __init__(self, device: Device, stream: DeviceStream) -> None:
-        self._device = device
-        self._stream = stream
-        self._slots = [PinnedSlot(None) for _ in range(_NUM_SLOTS)]
-        self._slot = self._used = 0
-        # Pinned arrays that are copied directly are kept until the copy is over.
-        self._sources: deque[tuple[Event, Any]] = deque()
-        self._threads: ThreadPoolExecutor | None = None
-
-    def copy(self, array: Any, buffer: Any, offset: int) -> None:
-        """Copy a host array, which nobody modifies, to a device buffer at ``offset``."""
-        device, data = self._device, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        while self._sources and self._sources[0][0].is_over:
-            self._sources.popleft()
-        if data.nbytes and device.is_pinned(data):
-            device.copy(data, device.view(buffer, offset, data.shape, np.uint8), self._stream)
-            self._sources.append((self._stream.record(), data))
-            return
-        done = 0
-        while done < len(data):
-            slot = self._slots[self._slot]
-            if self._used == _SLOT_BYTES:
-                slot.release(self._stream.record())
-                self._slot, self._used = (self._slot + 1) % len(self._slots), 0
-                slot = self._slots[self._slot]
-                slot.take()
-            if slot.memory is None:
-                slot.memory = device.pinned(_SLOT_BYTES, is_pooled=False)
-            number = min(len(data) - done, _SLOT_BYTES - self._used)
-            pinned = slot.memory[self._used : self._used + number]
-            self._fill(pinned, data[done : done + number])
-            device.copy(pinned, device.view(buffer, offset + done, (number,), np.uint8), self._stream)
-            done += number
-            self._used = min(-(-(self._used + number) // _ALIGNED_BYTES) * _ALIGNED_BYTES, _SLOT_BYTES)
-
-    def _fill(self, target: Any, source: Any) -> None:
-        num_bytes = len(target)
-        number = min(num_threads(), _MOST_THREADS, num_bytes // _THREAD_BYTES)
-        if number < 2:
-            target[...] = source
-            return
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="daskdist-upload")
-        part = -(-num_bytes // number)
-        cuts = [slice(start, start + part) for start in range(0, num_bytes, part)]
-        list(self._threads.map(np.copyto, [target[cut] for cut in cuts], [source[cut] for cut in cuts]))
-
-
 class DeviceGather:
     """A function that gathers on a device as `gather` does on the host; it may be called from any thread.
 
@@ -240,7 +184,7 @@ class DeviceGather:
         # The number of uploaded blocks, by which tests check that each is uploaded once.
         self.num_uploads = 0
         self._stream = device.stream()
-        self._uploads = _Uploads(device, self._stream)
+        self._uploads = Uploads(device, self._stream)
         self._residents: weakref.WeakKeyDictionary[Block, _Resident] = weakref.WeakKeyDictionary()
         self._segments: dict[ColumnKinds, weakref.WeakSet[_Segment]] = {}
         # The permutations in use and the segment of their rows. The segment is kept by its blocks and not from here.
@@ -297,12 +241,39 @@ class DeviceGather:
                 return
             layout = self._layout(compacted)
             # A block that is not on the device yet is uploaded: its remaining rows are needed soon.
-            residents = [self._resident(block, layout) for block in columnar]
-            resident = self._reserved(layout, len(compacted))
-            stop = resident.start + resident.num_rows
-            columns = {leaf: column[resident.start : stop, ...] for leaf, column in resident.segment.columns.items()}
-            self._fill(columns, residents, *picks.by_row())
+            resident, _ = self._compacted(columnar, picks, layout)
             self._residents[compacted] = resident
+
+    def compact_there(self, blocks: Sequence[Rows], picks: Picks) -> Block | None:
+        """Compact blocks whose columns are on this device, without the host; return None if there are none."""
+        columnar = [block for block in blocks if isinstance(block, Block)]
+        if len(columnar) < len(blocks) or not all(map(columnar[0].is_like, columnar)) or not picks.num_rows:
+            return None
+        columns_there = [leaf for block in columnar for leaf in block.leaves if type(leaf) is DeviceColumn]
+        if not any(device_of(column.array) == self.device for column in columns_there):
+            return None
+        layout = self._layout(columnar[0])
+        compacted = _gathered_on_host(columnar, picks, layout, None)
+        with self._exclusive():
+            resident, columns = self._compacted(columnar, picks, layout)
+            ready = self._stream.record()
+            compacted.leaves = tuple(  # type: ignore[union-attr]
+                leaf if kind is None else DeviceColumn(columns[number], kind[1], ready)
+                for number, (leaf, kind) in enumerate(zip(compacted.leaves, layout, strict=True))  # type: ignore[union-attr]
+            )
+            self._residents[compacted] = resident  # type: ignore[index]
+        return compacted  # type: ignore[return-value]
+
+    def _compacted(
+        self, blocks: Sequence[Block], picks: Picks, layout: ColumnKinds
+    ) -> tuple[_Resident, dict[int, Any]]:
+        # Copy picked rows to new ones on the device; return their place, and their columns.
+        residents = [self._resident(block, layout) for block in blocks]
+        resident = self._reserved(layout, picks.num_rows)
+        stop = resident.start + resident.num_rows
+        columns = {leaf: column[resident.start : stop, ...] for leaf, column in resident.segment.columns.items()}
+        self._fill(columns, residents, *picks.by_row())
+        return resident, columns
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -371,8 +342,13 @@ class DeviceGather:
         segment = resident.segment
         for number, kind in enumerate(layout):
             if kind is not None:
+                leaf = block.leaves[number]
+                if type(leaf) is DeviceColumn:
+                    stop = resident.start + resident.num_rows
+                    self._uploads.copy_on_device(leaf, segment.columns[number][resident.start : stop, ...])
+                    continue
                 at = segment.offsets[number] + resident.start * _row_bytes(kind)
-                self._uploads.copy(block.leaves[number], segment.buffer, at)
+                self._uploads.copy(leaf, segment.buffer, at)
         self.num_uploads += 1
         self._residents[block] = resident
         return resident
@@ -467,10 +443,14 @@ class CompactOnDevices:
         self._device_gathers = tuple(device_gathers)
 
     def __call__(self, blocks: Sequence[Rows], picks: Picks) -> Any:
-        compacted = gather(blocks, picks)
+        there = ((device_gather, device_gather.compact_there(blocks, picks)) for device_gather in self._device_gathers)
+        done_by, compacted = next(((by, block) for by, block in there if block is not None), (None, None))
+        if compacted is None:
+            compacted = gather(blocks, picks)
         if isinstance(compacted, Block):
             for device_gather in self._device_gathers:
-                device_gather.compact(blocks, picks, compacted)
+                if device_gather is not done_by:
+                    device_gather.compact(blocks, picks, compacted)
         return compacted
 
 
@@ -496,6 +476,35 @@ def device_gathers(devices: Sequence[Device | None], primitive: Primitive) -> li
         return []
     gathers = [None if device is None or device.is_host else device_gather_of(device) for device in devices]
     return gathers if any(gather_function is not None for gather_function in gathers) else []
+
+
+def with_device_gathers(
+    devices: Sequence[Device | None], primitive: Primitive, is_wanted: bool | None
+) -> tuple[Primitive, list[DeviceGather | None]]:
+    """Return a pipeline, whose blocks may then stay on devices, and the gather functions of its consumers.
+
+    Unless it is told, gathering on devices is wanted if rows are known to be on devices when they are read.
+    """
+    if not (is_on_devices(primitive) if is_wanted is None else is_wanted):
+        return primitive, []
+    gathers = device_gathers(devices, primitive)
+    return (_kept_on_devices(primitive) if gathers else primitive), gathers
+
+
+def is_on_devices(primitive: Primitive) -> bool:
+    """Return whether the rows of a source are known to be on devices, and are only picked afterwards."""
+    if isinstance(primitive, Arrange):
+        return any(map(is_on_devices, primitive.inputs))
+    return isinstance(primitive, Read) and bool(getattr(primitive.function, "is_on_device", False))
+
+
+def _kept_on_devices(primitive: Primitive) -> Primitive:
+    # Columns that are on a device when they are read stay there.
+    if isinstance(primitive, Arrange):
+        return replace(primitive, inputs=tuple(map(_kept_on_devices, primitive.inputs)))
+    if isinstance(primitive, Read) and hasattr(primitive.function, "kept_on_device"):
+        return replace(primitive, function=primitive.function.kept_on_device())
+    return primitive
 
 
 def describe_row_order(primitive: Primitive, spec: ElementSpec) -> str:
@@ -539,7 +548,7 @@ def _offsets(layout: ColumnKinds, num_rows: int) -> tuple[dict[int, int], int]:
     for number, kind in enumerate(layout):
         if kind is not None:
             offsets[number] = end
-            end += -(-num_rows * _row_bytes(kind) // _ALIGNED_BYTES) * _ALIGNED_BYTES
+            end += -(-num_rows * _row_bytes(kind) // ALIGNED_BYTES) * ALIGNED_BYTES
     return offsets, end
 
 

@@ -19,6 +19,8 @@ _ALIGNED_BYTES: Final = 256
 _WITHIN_BYTES: Final = 16
 # Arrays smaller than this are packed: starting a copy for each would take longer.
 _DIRECT_BYTES: Final = 2**14
+# Smaller arrays are not made pinned memory themselves: they may share pages with others.
+_LEAST_LOCKED_BYTES: Final = 32 * MIB
 # Steps are packed in spans of this size, by several threads, and each is copied once it is packed: a thread copies
 # about 10 GB/s, a device five times as much.
 SPAN_BYTES: Final = 4 * MIB
@@ -164,13 +166,14 @@ def _bytes_of(leaf: Any) -> int:
     return math.prod(leaf.shape) * int(dtype_of(leaf).itemsize) if is_on_device(leaf) else 0
 
 
-def layout_of(device: Device, steps: Sequence[Sequence[Any]]) -> BufferLayout:
-    """Return the layout of some steps."""
+def layout_of(device: Device, steps: Sequence[Sequence[Any]], *, locks: bool = False) -> BufferLayout:
+    """Return the layout of some steps; with ``locks``, large arrays that leaves are views of become pinned memory."""
     runs = _runs_of(device, steps)
     packed: list[_Contiguous] = []
     direct: list[_Contiguous] = []
     for run in runs:
-        is_direct = run.num_bytes >= _DIRECT_BYTES and run.is_plain and device.is_pinned(run.first)
+        is_direct = run.num_bytes >= _DIRECT_BYTES and run.is_plain
+        is_direct = is_direct and (device.is_pinned(run.first) or (locks and _is_locked(device, run.first)))
         (direct if is_direct else packed).append(run)
     layout = BufferLayout([list(step) for step in steps], [], 0, [], 0)
     for is_direct, part in ((False, packed), (True, direct)):
@@ -187,6 +190,11 @@ def layout_of(device: Device, steps: Sequence[Sequence[Any]]) -> BufferLayout:
         if not is_direct:
             layout.packed_bytes = layout.num_bytes
     return layout
+
+
+def _is_locked(device: Device, array: Any) -> bool:
+    base = array.base
+    return isinstance(base, np.ndarray) and base.nbytes >= _LEAST_LOCKED_BYTES and device.lock(base)
 
 
 def _runs_of(device: Device, steps: Sequence[Sequence[Any]]) -> list[_Contiguous]:

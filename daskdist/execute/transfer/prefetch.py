@@ -44,9 +44,16 @@ class _PrefetchState:
     """
 
     def __init__(
-        self, source: Iterator[Any], devices: Sequence[Device], num_units: int, num_bytes: int | None, unit_bytes: int
+        self,
+        source: Iterator[Any],
+        devices: Sequence[Device],
+        num_units: int,
+        num_bytes: int | None,
+        unit_bytes: int,
+        locks: bool,
     ) -> None:
         self.source = source
+        self.locks = locks
         self.devices = devices
         self.num_units = num_units
         self.most_bytes = float("inf") if num_bytes is None else num_bytes
@@ -205,7 +212,7 @@ class _PrefetchState:
             if copier is None:
                 parts.append(ReplicaPart(replica_steps))
                 continue
-            layout = layout_of(copier.device, replica_steps)
+            layout = layout_of(copier.device, replica_steps, locks=self.locks)
             parts.append(ReplicaPart(layout.steps, copier.device, lifetime))
             copies.append((copier, layout, copier.buffer(layout.num_bytes), parts[-1]))
         # Besides the units ahead there are two: the one that the consumer computes with, and the one it asks for.
@@ -318,6 +325,8 @@ class DevicePrefetch(Iterator[list[Any]]):
         The most bytes that they may take on each device, except that one unit is always allowed; unlimited if None.
     unit_bytes
         The largest size of a unit of more than one step.
+    locks
+        Whether large arrays on the host that leaves are views of become pinned memory.
     interrupt
         Called from another thread to make a blocked source stop waiting.
     """
@@ -330,9 +339,10 @@ class DevicePrefetch(Iterator[list[Any]]):
         num_units: int = 2,
         num_bytes: int | None = None,
         unit_bytes: int = 4 * MIB,
+        locks: bool = False,
         interrupt: Callable[[], None] | None = None,
     ) -> None:
-        self._state = _PrefetchState(source, devices, num_units, num_bytes, unit_bytes)
+        self._state = _PrefetchState(source, devices, num_units, num_bytes, unit_bytes, locks)
         self._interrupt = interrupt
         self._unit: CopyUnit | None = None
         Finalizer(self, _let_go, self._state)

@@ -33,7 +33,7 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Caller
 from daskdist.execute.stream.local_iterator import rows_of
 from daskdist.execute.transfer.copy_stats import CopyStats
-from daskdist.execute.transfer.gather_on_device import describe_row_order
+from daskdist.execute.transfer.gather_on_device import describe_row_order, is_on_devices
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import autoshard, filled
 from daskdist.passes.numbering import begin_pass, skip_passes_of_call
@@ -302,13 +302,14 @@ class DistributedDataset:
         return [f"on the host, as devices have no such arrays: {', '.join(left)}"] if left else []
 
     def _gathered_on_devices(self) -> list[str]:
-        node = self._feed.pipelines[0].node
-        if not merged_options(node).shuffle_on_device:
+        pipeline = self._feed.pipelines[0]
+        is_wanted = merged_options(pipeline.node).shuffle_on_device
+        if not (is_on_devices(pipeline.primitive) if is_wanted is None else is_wanted):
             return []
         if all(named(replica.device).is_host for replica in self.strategy.replicas):
             return ["shuffle_on_device: of no effect, as all replicas are on the host"]
         where = "" if self.strategy.workers == (None,) else "in loops on replicas, "
-        return [f"shuffle_on_device: {where}{describe_row_order(self._feed.pipelines[0].primitive, self._feed.spec)}"]
+        return [f"shuffle_on_device: {where}{describe_row_order(pipeline.primitive, self._feed.spec)}"]
 
     def _repr_html_(self) -> str | None:
         # Shows the last feed: asking for the current replicas may wait for workers.

@@ -13,7 +13,7 @@ from daskdist.core.block import writable
 from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element, type_and_arguments
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.primitive import Epoch
+from daskdist.core.primitive import Epoch, Primitive
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Leaves
@@ -29,7 +29,7 @@ from daskdist.execute.stream.locked import locked
 from daskdist.execute.stream.step_cursors import AT_ITS_END, HandedOut, JointCursor, PipelineCursor
 from daskdist.execute.transfer.copier import pinned_empty
 from daskdist.execute.transfer.copy_stats import CopyStats
-from daskdist.execute.transfer.gather_on_device import device_gathers
+from daskdist.execute.transfer.gather_on_device import with_device_gathers
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.rest_of_pass import Leg
@@ -84,6 +84,7 @@ def ahead_of(
         devices,
         num_units=options.device_buffer_size,
         num_bytes=options.device_buffer_bytes,
+        locks=options.pin_arrays,
         unit_bytes=unit_bytes,
         **when,
     )
@@ -163,25 +164,28 @@ class DistributedIterator:
         is_pinned = self._puts_on_devices and len({device.kind for device in devices}) == 1
         feeds: list[PipelineCursor] = []
         self._interpreters: list[Interpreter] = []
+        self._primitives: list[Primitive] = []
         self.pipelines, self._epochs = pipelines, epochs
         for pipeline, epoch in zip(pipelines, epochs, strict=True):
             interpreter = Interpreter(self._caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
             first = sum(num_lanes[: len(feeds)])
             pipeline_devices = devices[first : first + len(pipeline.consumers)]
-            is_gathered_on_device = self._puts_on_devices and bool(merged_options(pipeline.node).shuffle_on_device)
+            is_wanted = merged_options(pipeline.node).shuffle_on_device if self._puts_on_devices else False
+            primitive, gathers = with_device_gathers(pipeline_devices, pipeline.primitive, is_wanted)
+            self._primitives.append(primitive)
             # Elements of a ``dataset_fn`` have to be looked at to know whether they have rows.
             asks_lengths = sum(num_lanes) > 1 and pipeline.varies and not pipeline.primitive.grouped
             local_empty = pooled_empty if self.is_here else None
             builder = BundleBuilder(
                 interpreter,
-                pipeline.primitive,
+                primitive,
                 None if goes_on else epoch,
                 pipeline.consumers,
                 asks_lengths=asks_lengths,
                 num_steps_ahead=options.per_replica_buffer_size,
                 empty=pinned_empty(devices[0]) if is_pinned else local_empty,
-                device_gathers=device_gathers(pipeline_devices, pipeline.primitive) if is_gathered_on_device else (),
+                device_gathers=gathers,
                 as_views=self.is_here and not is_pinned,
             )
             feeds.append(PipelineCursor(builder, self._caller))
@@ -410,8 +414,8 @@ class DistributedIterator:
         self._legs, pipelines, positions, is_exact = source.pipelines_at(legs, leg, positions)
         self._num_steps, self._is_over = num_steps, is_over
         self._open(pipelines, [position.epoch for position in positions], goes_on=True)
-        for feed, pipeline, position in zip(self._feeds.feeds, pipelines, positions, strict=True):
-            feed.move_to(pipeline.primitive, position, is_exact=is_exact)
+        for feed, primitive, position in zip(self._feeds.feeds, self._primitives, positions, strict=True):
+            feed.move_to(primitive, position, is_exact=is_exact)
         self._handed_out = self._feeds.handed_out()
         source.note_pass((self._legs or [leg])[0])
         if self._is_over:

@@ -95,6 +95,11 @@ class InputOptions:
         ones of up to 4 MiB together.
     device_buffer_bytes
         The most bytes of a device that copies ahead of use may take; unlimited if None. One copy is always made.
+    pin_arrays
+        Whether arrays in memory of 32 MiB and more become page-locked at their first use, until they are dropped, if
+        batches are views of them, as of `Dataset.from_tensor_slices` without a shuffle. Devices then copy from them
+        directly. It takes about as long as copying such an array once, so it is worth it for several passes; the
+        system cannot swap the memory meanwhile. It applies without a cluster and to loops on replicas.
 
     Raises
     ------
@@ -108,6 +113,7 @@ class InputOptions:
     per_replica_buffer_size: int
     device_buffer_size: int
     device_buffer_bytes: int | None
+    pin_arrays: bool
 
     def __init__(
         self,
@@ -118,6 +124,7 @@ class InputOptions:
         *,
         device_buffer_size: int = 2,
         device_buffer_bytes: int | None = None,
+        pin_arrays: bool = False,
         experimental_fetch_to_device: bool | None = None,
         experimental_replication_mode: InputReplicationMode | str | None = None,
         experimental_place_dataset_on_device: bool | None = None,
@@ -140,7 +147,9 @@ class InputOptions:
         object.__setattr__(self, "fetch_to_device", fetches)
         object.__setattr__(self, "per_replica_buffer_size", size)
         object.__setattr__(self, "device_buffer_size", device_buffer_size)
+        yes_or_no("InputOptions", "pin_arrays", pin_arrays)
         object.__setattr__(self, "device_buffer_bytes", device_buffer_bytes)
+        object.__setattr__(self, "pin_arrays", pin_arrays)
         if on_device and self.replication_mode is InputReplicationMode.PER_WORKER:
             raise ArgumentError("InputOptions: place_dataset_on_device=True needs replication_mode='PER_REPLICA'")
         if on_device and fetches:

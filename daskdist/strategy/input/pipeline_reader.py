@@ -20,7 +20,7 @@ from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.gather import Empty
 from daskdist.execute.stream.interpreter import Interpreter
-from daskdist.execute.transfer.gather_on_device import device_gathers
+from daskdist.execute.transfer.gather_on_device import with_device_gathers
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.strategy.input.pipeline import Cuts, Pipeline, seeds_of
 
@@ -78,9 +78,9 @@ class PipelineReader:
         self.interpreter = Interpreter(self.caller, budget_bytes=pipeline.budget_bytes)
         self.wanted = wanted
         self._num_lanes = len(pipeline.consumers)
-        primitive = pipeline.primitive
         # Devices of other processes may not exist here.
         here = [named(name) if lane in wanted else None for lane, name in enumerate(devices)]
+        primitive, gathers = with_device_gathers(here, pipeline.primitive, options.shuffle_on_device)
         self._builder = BundleBuilder(
             self.interpreter,
             primitive,
@@ -90,7 +90,7 @@ class PipelineReader:
             num_steps_ahead=num_steps_ahead,
             active=wanted,
             empty=empty or pooled_empty,
-            device_gathers=device_gathers(here, primitive) if options.shuffle_on_device else (),
+            device_gathers=gathers,
             # With more replicas, views would keep whole blocks alive until the slowest replica has used them.
             as_views=empty is None and self._num_lanes <= 2,
         )

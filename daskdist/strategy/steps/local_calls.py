@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import logging
 import math
 import threading
@@ -18,6 +19,7 @@ from daskdist.strategy.collectives.rendezvous import Rendezvous
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.replica_iterator import replica_iterators
 from daskdist.strategy.input.replica_plans import ReplicaPlan
+from daskdist.strategy.replica.call_threads import CALL_THREADS, CallInThread
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.steps.remote.call_function import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
@@ -81,7 +83,7 @@ class Calls:
         self.num_looks = 0
         self._results: list[Any] = [None] * self._size
         self._errors: dict[int, BaseException] = {}
-        self._threads: dict[int, threading.Thread] = {}
+        self._threads: dict[int, CallInThread] = {}
         # Replicas from this number on have not begun.
         self._num_begun = 0
         self._over: set[int] = set()
@@ -141,7 +143,7 @@ class Calls:
             else:
                 self._join(thread, number)
 
-    def _join(self, thread: threading.Thread, number: int) -> None:
+    def _join(self, thread: CallInThread, number: int) -> None:
         # A loop over a distributed dataset may take any time; what it waits for has a limit.
         is_loop = any(type(leaf) is PerReplica and type(leaf.values[number]) is ReplicaPlan for leaf in self._leaves)
         name = f"replica {number} in {getattr(self._fn, '__qualname__', self._fn)}"
@@ -157,11 +159,10 @@ class Calls:
         with self._lock:
             while self._num_begun < self._size:
                 number = self._num_begun
-                run, name = self._context.copy().run, f"daskdist replica {number}"
-                thread = threading.Thread(target=run, args=(self._call, number), name=name, daemon=True)
-                self._threads[number] = thread
+                call = CallInThread(functools.partial(self._context.copy().run, self._call, number))
+                self._threads[number] = call
                 try:
-                    thread.start()
+                    CALL_THREADS.start(call)
                 except RuntimeError:
                     del self._threads[number]
                     raise

@@ -1,0 +1,75 @@
+"""Threads that call functions on replicas, and are kept: starting a thread takes longer than a short call."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Final
+
+# Seconds after which a thread without calls ends.
+_IDLE_S: Final = 2.0
+# The start of their names.
+_NAME: Final = "daskdist idle"
+
+
+class CallInThread:
+    """A call to run in a thread, which must not raise; the two methods are those of `threading.Thread`."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run = run
+        self.is_over = threading.Event()
+
+    def is_alive(self) -> bool:
+        """Return whether the call is running."""
+        return not self.is_over.is_set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end of the call, at most for some seconds."""
+        self.is_over.wait(timeout)
+
+
+class CallThreads:
+    """A pool of daemon threads that grows as needed, since calls of replicas wait for each other."""
+
+    def __init__(self) -> None:
+        self._idle: list[queue.SimpleQueue[CallInThread]] = []
+        self._lock = threading.Lock()
+
+    def start(self, call: CallInThread) -> None:
+        """Run a call in a thread at once.
+
+        Raises
+        ------
+        RuntimeError
+            The system has no more threads.
+        """
+        with self._lock:
+            calls = self._idle.pop() if self._idle else None
+        if calls is None:
+            calls = queue.SimpleQueue()
+            threading.Thread(target=self._work, args=(calls,), name=_NAME, daemon=True).start()
+        calls.put(call)
+
+    def _work(self, calls: queue.SimpleQueue[CallInThread]) -> None:
+        while True:
+            try:
+                call = calls.get(timeout=_IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if calls in self._idle:
+                        self._idle.remove(calls)
+                        return
+                # A call is on its way.
+                continue
+            try:
+                call.run()
+            finally:
+                with self._lock:
+                    self._idle.append(calls)
+                call.is_over.set()
+            # Keep no references while waiting.
+            del call
+
+
+CALL_THREADS: Final = CallThreads()

@@ -1,0 +1,245 @@
+"""Partitions of Dask collections that are on a device when they are read, and stay there."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import strict_device
+from conftest import TESTS
+from distributed import Client
+from strict_device import StrictDevice, StrictEvent, StrictStream
+from test_shuffle_on_device import _register
+
+from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Options
+from daskdist.core.block import Block, Bundle
+from daskdist.core.device_column import DeviceColumn
+from daskdist.core.structure import LONE
+from daskdist.devices import device_of, is_on_device, on_host
+from daskdist.execute.stream.gather import Picks, gather
+from daskdist.execute.transfer import gather_on_device
+from daskdist.execute.transfer.gather_on_device import CompactOnDevices, DeviceGather
+from daskdist.ops import from_dask
+from daskdist.tables.from_pandas import FrameReader
+
+ON = Options(shuffle_on_device=True)
+
+
+@pytest.fixture(autouse=True)
+def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    strict_device.register(4)
+    gather_on_device._device_gather_of.cache_clear()
+    monkeypatch.setattr(StrictStream, "delay_s", 0.0003)
+    yield
+    gather_on_device._device_gather_of.cache_clear()
+    strict_device.unregister()
+
+
+@pytest.fixture
+def host_copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of bytes of columns that were copied to the host."""
+    copies: list[int] = []
+    host = DeviceColumn.host.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(DeviceColumn, "host", property(lambda self: copies.append(self.nbytes) or host(self)))
+    return copies
+
+
+def _put(block: Any) -> Any:
+    return StrictDevice(0).put(block)
+
+
+X = np.random.default_rng(0).random((400, 3))
+
+
+def _there(x: Any = X, rows: int = 50) -> Any:
+    """A Dask array of chunks on a device."""
+    array = da.from_array(x, chunks=(rows, *x.shape[1:]))
+    return array.map_blocks(_put, dtype=x.dtype, meta=np.empty((0,) * x.ndim, x.dtype))
+
+
+PIPELINES = {
+    "batch": lambda rows: rows.batch(7),
+    "shuffle": lambda rows: rows.shuffle(120, seed=1).batch(16),
+    "all": lambda rows: rows.shuffle(400, seed=2).batch(64, drop_remainder=True),
+    "shard, take and repeat": lambda rows: rows.shard(2, 1).take(90).shuffle(30, seed=3).repeat(2).batch(8),
+    "zip": lambda rows: Dataset.zip((rows, rows.skip(3))).batch(16),
+    "rows": lambda rows: rows.take(20),
+}
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_batches_are_those_of_the_host(name: str, num_replicas: int, host_copies: list[int]) -> None:
+    strategy = MirroredStrategy([f"STRICT:{number}" for number in range(num_replicas)])
+    there, here = (PIPELINES[name](Dataset.from_dask(each)) for each in (_there(), da.from_array(X, chunks=(50, 3))))
+    steps, expected = (
+        [strategy.local_results(step) for step in strategy.distribute_dataset(dataset.with_options(ON))]
+        for dataset in (there, here)
+    )
+    assert str([[_nested(part) for part in step] for step in steps]) == str(
+        [[_nested(part) for part in step] for step in expected]
+    )
+    assert not host_copies
+
+
+def _nested(part: Any) -> Any:
+    return [on_host(leaf).tolist() for leaf in part] if isinstance(part, tuple) else on_host(part).tolist()
+
+
+def test_rows_that_are_few_of_their_blocks_are_compacted_there(host_copies: list[int]) -> None:
+    device = StrictDevice(0)
+    by = DeviceGather(device)
+    ready = device.current_stream().record()
+    text = np.array([f"row {number}" for number in range(40)])
+    blocks = [
+        Block(LONE, [DeviceColumn(device.put(X[start : start + 40]), X.dtype, ready), text]) for start in (0, 40, 80)
+    ]
+    rows, block_index = np.array([3, 39, 0, 7]), np.array([0, 2, 1, 2])
+    picks = Picks(rows, block_index, None, None)
+    compacted = CompactOnDevices([DeviceGather(StrictDevice(1)), by])(blocks, picks)
+    column, names = compacted.leaves
+    assert device_of(column.array) == device
+    assert names.tolist() == text[rows].tolist()
+    assert by.num_uploads == 3
+    del blocks
+    gc.collect()
+    # They are there already, and only picked again.
+    again = by([compacted], Picks(np.array([2, 0]), None, None, None))
+    assert by.num_uploads == 3
+    np.testing.assert_array_equal(on_host(again.item(0)[0]), X[40])
+    assert not host_copies
+    np.testing.assert_array_equal(column.host, X[rows + 40 * block_index])
+
+
+def test_an_array_is_read_only_once_it_is_computed() -> None:
+    device, ready = StrictDevice(0), StrictEvent()
+    array = device.put(np.zeros((8, 3)))
+
+    def compute() -> None:
+        array[...] = device.put(X[:8])
+        ready.set()
+
+    timer = threading.Timer(0.05, compute)
+    timer.start()
+    by = DeviceGather(device)
+    rows = by([Block(LONE, [DeviceColumn(array, X.dtype, ready)])], Picks(np.arange(8), None, None, None))
+    np.testing.assert_array_equal(np.stack([on_host(rows.item(number)[0]) for number in range(8)]), X[:8])
+    timer.join()
+
+
+def test_where_the_host_computes_partitions_come_to_it(host_copies: list[int]) -> None:
+    mapped = Dataset.from_dask(_there()).map(lambda row: row * 2).batch(100).with_options(ON)
+    (step, *_) = MirroredStrategy(["STRICT:0"]).distribute_dataset(mapped)
+    np.testing.assert_array_equal(on_host(step), X[:100] * 2)
+    (step, *_) = MirroredStrategy(["CPU:0"]).distribute_dataset(Dataset.from_dask(_there()).batch(100).with_options(ON))
+    np.testing.assert_array_equal(step, X[:100])
+    np.testing.assert_array_equal(next(iter(Dataset.from_dask(_there()).batch(60))), X[:60])
+    assert not host_copies
+
+
+def test_host_code_gets_numpy_arrays() -> None:
+    block = Block(LONE, [DeviceColumn(_put(X), X.dtype, StrictDevice(0).current_stream().record())])
+    assert block.nbytes == X.nbytes
+    there_and_back = pickle.loads(pickle.dumps(block))
+    for found in (gather([block], Picks(np.array([5, 0, 5]), None, None, None)), block.take(np.array([5, 0, 5]))):
+        np.testing.assert_array_equal(found.leaves[0], X[[5, 0, 5]])
+    for found in (block, there_and_back):
+        np.testing.assert_array_equal(found.slice(2, 5).leaves[0], X[2:5])
+        np.testing.assert_array_equal(found.item(399)[0], X[399])
+    assert type(there_and_back.leaves[0]) is np.ndarray
+    joined = gather([block, there_and_back], Picks(np.arange(40) % 7, np.arange(40) % 2, None, None))
+    np.testing.assert_array_equal(joined.leaves[0], X[np.arange(40) % 7])
+
+
+@pytest.mark.parametrize(("option", "is_there"), [(None, True), (True, True), (False, False)])
+def test_known_arrays_on_devices_need_no_option(
+    option: bool | None, is_there: bool, host_copies: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Dask cannot have an empty array of this device as a sample.
+    monkeypatch.setattr(from_dask, "is_on_device", lambda array: True)
+    strategy = MirroredStrategy(["STRICT:0"])
+    dataset = Dataset.from_dask(_there()).shuffle(400, seed=1).batch(100)
+    distributed = strategy.distribute_dataset(dataset.with_options(Options(shuffle_on_device=option)))
+    assert ("\nshuffle_on_device: rows are put in order on the devices" in distributed.explain()) == is_there
+    steps = [on_host(step) for step in distributed]
+    np.testing.assert_array_equal(np.sort(np.concatenate(steps), axis=0), np.sort(X, axis=0))
+    assert bool(gather_on_device.device_gather_of(StrictDevice(0)).num_uploads) == is_there
+    assert not host_copies
+
+
+class Column:
+    """A column of a dataframe on a device, with the methods of cuDF's that matter here."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+        self.dtype = values.dtype
+        self.has_nulls = bool(values.isna().any()) if values.dtype == "Int64" else False
+        if self.has_nulls:
+            self.dtype = np.dtype(np.int64)
+
+    def to_cupy(self) -> Any:
+        if self.has_nulls:
+            raise ValueError("Column must have no nulls.")
+        return _put(self._values.to_numpy())
+
+    def to_numpy(self) -> Any:
+        return self._values.to_numpy()
+
+    def to_arrow(self) -> Any:
+        import pyarrow as pa
+
+        return pa.array(self._values, from_pandas=True)
+
+
+class SimpleFrame(dict):  # type: ignore[type-arg]
+    """A dataframe of such columns."""
+
+    def __len__(self) -> int:
+        return 400
+
+
+def test_columns_of_dataframes_stay_there() -> None:
+    frame = pd.DataFrame({"x": X[:, 0], "n": np.arange(400), "name": [f"row {number}" for number in range(400)]})
+    frame["some"] = pd.array([None, *range(399)], "Int64")
+    reader = FrameReader.of(frame, None, {"some": -1})
+    columns = {name: Column(frame[name]) for name in frame.columns}
+    there = reader.block(SimpleFrame(columns), "", from_dask._device_column)
+    here = reader.block(frame, "")
+    assert not isinstance(there, Bundle)
+    assert [type(leaf) is DeviceColumn for leaf in there.leaves] == [True, False, False, True]
+    for one, other in zip(there.leaves, here.leaves, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    # Without a replacement, nulls are as clear an error as on the host.
+    del columns["x"], columns["n"], columns["name"]
+    with pytest.raises(Exception, match="some") as found:
+        FrameReader.of(frame[["some"]], None, None).block(SimpleFrame(columns), "", from_dask._device_column)
+    assert "null" in str(found.value)
+
+
+def _sums(rows: Any) -> str:
+    found = []
+    for batch in rows:
+        assert is_on_device(batch)
+        found.append(on_host(batch).tolist())
+    return str(found)
+
+
+@pytest.mark.cluster
+def test_loops_on_workers_read_persisted_partitions_there(client: Client) -> None:
+    client.run(_register, str(TESTS), 0.0)
+    workers = list(client.scheduler_info(n_workers=-1)["workers"])
+    there = _there().persist()
+    strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(each, "STRICT:0") for each in workers]))
+    found = []
+    for array in (there, da.from_array(X, chunks=(50, 3))):
+        dataset = Dataset.from_dask(array).shuffle(100, seed=4).batch(16).with_options(ON)
+        found.append(list(strategy.run(_sums, args=(strategy.distribute_dataset(dataset),)).values))
+    assert list(map(str, found[0])) == list(map(str, found[1]))
+    strategy.close()
