@@ -50,6 +50,10 @@ DEFAULTS: Final[dict[str, Any]] = {
     # workers: true, false or "auto". "auto" uses the client's `direct_to_workers`; if that is not set, only workers
     # that cannot be connected to within three seconds are reached through the scheduler.
     "steps": {"relay": "auto"},
+    # Whether `all_reduce` combines large device arrays of several workers from device to device, by NCCL, instead of
+    # through the hosts. The order of additions then depends on NCCL, so that sums of floats may differ in the last bits
+    # from those of the tree; replicas have the same bits in any case. Set it on all workers, or on none.
+    "nccl": False,
     # Seconds to wait. `connect`: for a scheduler to answer a new connection; `workers`: for its first worker;
     # `scheduler`: for a scheduler to answer a request; `collective`: for all replicas to join a collective call.
     # `data`: the time that one call of reading or computing data, or one element of a generator, may take while it is

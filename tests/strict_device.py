@@ -31,6 +31,8 @@ _PLACES = [array_api_strict.Device(name) for name in ("CPU_DEVICE", "device1", "
 # By index: the bytes that arrays of the device may take, and the bytes they take.
 LIMITS: dict[int, int] = {}
 TAKEN: dict[int, int] = {}
+# The library that connects devices; None if there is none.
+LINKS: Any = None
 # The ids of arrays whose memory was made pinned.
 LOCKED: set[int] = set()
 # Returned memory, which is lent again at once to a request of the same size, with its old contents.
@@ -318,6 +320,9 @@ class StrictDevice:
 
     def combined(self, how: str, arrays: Any) -> Any:
         return None
+
+    def links(self) -> Any:
+        return LINKS
 
     def from_dlpack(self, array: Any) -> Any:
         return array_api_strict.from_dlpack(array)

@@ -141,6 +141,16 @@ def test_nccl_is_as_its_stand_in_has_it():
     # Its first line has the arguments, each after its type.
     said = library.NcclCommunicator.reduce.__doc__.splitlines()[0].partition("(")[2].rstrip(")").split(", ")
     assert [each.split()[-1] for each in said] == list(signature(nccl_stand_in.NcclCommunicator.reduce).parameters)
+    said = library.NcclCommunicator.broadcast.__doc__.splitlines()[0].partition("(")[2].rstrip(")").split(", ")
+    assert [each.split()[-1] for each in said] == [
+        "sendbuff",
+        "recvbuff",
+        "count",
+        "datatype",
+        "root",
+        "stream",
+    ]
+    assert len(library.get_unique_id()) == 128
     assert callable(library.NcclCommunicator.initAll)
     assert callable(library.groupStart)
     assert callable(library.groupEnd)

@@ -74,6 +74,37 @@ class DeviceStream(Protocol):
         ...
 
 
+class Connection(Protocol):
+    """One device's connection to those of other processes."""
+
+    def all_reduce(self, how: str, array: Any) -> Any:
+        """Return the reduction of the arrays of all devices, with the same bits on each, in the current stream.
+
+        ``how`` is ``"SUM"``, ``"PROD"``, ``"MIN"`` or ``"MAX"``.
+        """
+        ...
+
+    def abort(self) -> None:
+        """End the connection, and work that waits for others."""
+        ...
+
+
+class Links(Protocol):
+    """A library that connects devices of several processes."""
+
+    def suits(self, how: str, dtype: np.dtype[Any]) -> bool:
+        """Return whether it reduces arrays of a dtype to what NumPy would give, but for the order of additions."""
+        ...
+
+    def new_id(self) -> bytes:
+        """Return the id of a new connection, which all processes need."""
+        ...
+
+    def connect(self, index: int, new_id: bytes, num_ranks: int, rank: int) -> Connection:
+        """Wait for all processes, and connect a device; raises the library's error if that is impossible."""
+        ...
+
+
 class Device(Protocol):
     """One device. It is a value, compared, hashed and pickled by its kind and number.
 
@@ -251,6 +282,10 @@ class Device(Protocol):
         A library does so from device to device, in the replicas' streams. ``how`` is ``"SUM"``, ``"PROD"``, ``"MIN"``
         or ``"MAX"``. Returns None if there is no such library, or it would not be faster.
         """
+        ...
+
+    def links(self) -> Links | None:
+        """Return the library that connects it to devices of other processes; None if there is none."""
         ...
 
     def from_dlpack(self, array: Any) -> Any:

@@ -157,5 +157,8 @@ class CpuDevice:
     def combined(self, how: str, arrays: Sequence[Any]) -> Any:
         return None
 
+    def links(self) -> None:
+        return None
+
     def from_dlpack(self, array: Any) -> Any:
         return np.from_dlpack(array)

@@ -314,6 +314,9 @@ class CupyDevice:
     def combined(self, how: str, arrays: Sequence[Any]) -> Any:
         return nccl.combined(how, arrays)
 
+    def links(self) -> Any:
+        return nccl.LINKS if nccl.is_available() else None
+
     def from_dlpack(self, array: Any) -> Any:
         with self.using():
             return cupy_module().from_dlpack(array)

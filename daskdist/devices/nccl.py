@@ -1,4 +1,4 @@
-"""NCCL between the NVIDIA GPUs of one process, if CuPy has it; for AMD GPUs RCCL, under the same name in CuPy."""
+"""NCCL between NVIDIA GPUs, if CuPy has it; for AMD GPUs RCCL, under the same name in CuPy."""
 
 from __future__ import annotations
 
@@ -41,10 +41,7 @@ def combined(how: str, arrays: Sequence[Any]) -> Any:
     import cupy
 
     first = arrays[0]
-    if len(arrays) < 2 or first.nbytes < _LEAST_BYTES or first.dtype.name not in _DTYPES:
-        return None
-    if how in ("MIN", "MAX") and first.dtype.kind == "f":
-        # NCCL's minimum and maximum ignore NaN, while NumPy's propagate it.
+    if len(arrays) < 2 or first.nbytes < _LEAST_BYTES or not LINKS.suits(how, first.dtype):
         return None
     numbers = tuple([int(array.device.id) for array in arrays])
     if len(set(numbers)) < len(numbers):
@@ -72,6 +69,63 @@ def combined(how: str, arrays: Sequence[Any]) -> Any:
         finally:
             nccl.groupEnd()
     return result
+
+
+class NcclConnection:
+    """A GPU's connection to GPUs of other processes, each of which has a rank.
+
+    Parameters
+    ----------
+    index
+        The number of the GPU.
+    new_id
+        The id of the connection.
+    num_ranks, rank
+        The number of processes, and that of this one.
+    """
+
+    def __init__(self, index: int, new_id: bytes, num_ranks: int, rank: int) -> None:
+        import cupy
+
+        with cupy.cuda.Device(index):
+            self._communicator = _library().NcclCommunicator(num_ranks, new_id, rank)
+
+    def all_reduce(self, how: str, array: Any) -> Any:
+        # Not NCCL's all-reduce, for the reason given in `combined`.
+        import cupy
+
+        nccl, stream = _library(), cupy.cuda.get_current_stream().ptr
+        source = cupy.ascontiguousarray(array)
+        result = cupy.empty(array.shape, array.dtype)
+        dtype, op = getattr(nccl, _DTYPES[array.dtype.name]), getattr(nccl, f"NCCL_{how}")
+        self._communicator.reduce(source.data.ptr, result.data.ptr, source.size, dtype, op, 0, stream)
+        self._communicator.broadcast(result.data.ptr, result.data.ptr, source.size, dtype, 0, stream)
+        return result
+
+    def abort(self) -> None:
+        self._communicator.abort()
+
+
+class NcclLinks:
+    """NCCL between processes."""
+
+    def suits(self, how: str, dtype: Any) -> bool:
+        # NCCL's minimum and maximum ignore NaN, while NumPy's propagate it.
+        return str(dtype) in _DTYPES and not (how in ("MIN", "MAX") and dtype.kind == "f")
+
+    def new_id(self) -> bytes:
+        return bytes(_library().get_unique_id())
+
+    def connect(self, index: int, new_id: bytes, num_ranks: int, rank: int) -> NcclConnection:
+        return NcclConnection(index, new_id, num_ranks, rank)
+
+
+LINKS: Final = NcclLinks()
+
+
+def is_available() -> bool:
+    """Return whether CuPy finds NCCL."""
+    return _library() is not None
 
 
 @functools.cache

@@ -17,7 +17,6 @@ from dask.base import is_dask_collection
 from dask.utils import is_arraylike, is_dataframe_like, is_series_like
 
 from daskdist.core.block import Block, Bundle, from_items
-from daskdist.core.device_column import DeviceColumn
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
@@ -26,6 +25,7 @@ from daskdist.core.to_numpy import is_masked_array, to_numpy
 from daskdist.devices import device_of, dtype_of, is_on_device
 from daskdist.errors import ArgumentError
 from daskdist.tables.columns import Columns
+from daskdist.tables.device_column import DeviceColumn
 from daskdist.tables.from_pandas import FrameReader
 
 

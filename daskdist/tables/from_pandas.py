@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Block, Bundle
-from daskdist.core.device_column import DeviceColumn
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
 from daskdist.tables.columns import Columns
+from daskdist.tables.device_column import DeviceColumn
 from daskdist.tables.from_arrow import leaves_of, spec_of
 
 # Dask's placeholder for categories that only the partitions know.

@@ -96,6 +96,52 @@ def test_a_group_ends_where_a_rank_refuses(monkeypatch):
     assert current.calls is None
 
 
+class Communicator:
+    """One process's part of a communicator, with the parameters of CuPy's; others contribute ones."""
+
+    def __init__(self, ndev, commId, rank, config=None):  # noqa: N803 - as CuPy has it
+        assert (ndev, commId, rank, config) == (3, b"i" * 128, 1, None)
+        assert current.devices[-1] == 2
+        self.calls = []
+
+    def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream, /):
+        assert (op, root, stream) == (nccl_stand_in.NCCL_SUM, 0, 1002)
+        nccl_stand_in._at(recvbuf, count, datatype)[:] = nccl_stand_in._at(sendbuf, count, datatype) + 2
+        self.calls.append("reduce")
+
+    def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream, /):
+        assert sendbuff == recvbuff
+        assert (root, stream) == (0, 1002)
+        self.calls.append("broadcast")
+
+    def abort(self):
+        self.calls.append("abort")
+
+
+def test_a_connection_reduces_on_one_gpu_and_sends_the_result(monkeypatch):
+    library = sys.modules["cupy.cuda.nccl"]
+    monkeypatch.setattr(library, "NcclCommunicator", Communicator)
+    monkeypatch.setattr(library, "get_unique_id", lambda: b"i" * 128, raising=False)
+    cuda = sys.modules["cupy"].cuda
+    monkeypatch.setattr(cuda, "get_current_stream", lambda: Stream(current.devices[-1]), raising=False)
+    assert nccl.is_available()
+    connection = nccl.LINKS.connect(2, nccl.LINKS.new_id(), 3, 1)
+    array = on_gpu(values("f4", 0, (2**9, 2**11)), 2)
+    with cuda.Device(2), Stream(2):
+        found = connection.all_reduce("SUM", array[:, ::2])
+    assert np.array_equal(found, array[:, ::2] + 2)
+    connection.abort()
+    assert connection._communicator.calls == ["reduce", "broadcast", "abort"]
+
+
+@pytest.mark.parametrize(
+    ("how", "dtype", "suits"),
+    [("SUM", "f4", True), ("MIN", "f4", False), ("MIN", "i8", True), ("SUM", "c8", False), ("SUM", "?", False)],
+)
+def test_kinds_of_reductions(how, dtype, suits):
+    assert nccl.LINKS.suits(how, np.dtype(dtype)) == suits
+
+
 def test_without_it_nothing_is_asked(monkeypatch):
     monkeypatch.setattr(sys.modules["cupy.cuda.nccl"], "available", False)
     assert nccl.combined("SUM", [on_gpu(values("f4", seed), number) for seed, number in enumerate((0, 1))]) is None

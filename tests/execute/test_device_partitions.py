@@ -20,13 +20,13 @@ from test_shuffle_on_device import _register
 
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Options
 from daskdist.core.block import Block, Bundle
-from daskdist.core.device_column import DeviceColumn
 from daskdist.core.structure import LONE
 from daskdist.devices import device_of, is_on_device, on_host
 from daskdist.execute.stream.gather import Picks, gather
 from daskdist.execute.transfer import gather_on_device
 from daskdist.execute.transfer.gather_on_device import CompactOnDevices, DeviceGather
 from daskdist.ops import from_dask
+from daskdist.tables.device_column import DeviceColumn
 from daskdist.tables.from_pandas import FrameReader
 
 ON = Options(shuffle_on_device=True)

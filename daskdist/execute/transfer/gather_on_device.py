@@ -29,7 +29,6 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Rows
-from daskdist.core.device_column import DeviceColumn
 from daskdist.core.primitive import Arrange, Primitive, Read
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection.intervals import Index
@@ -43,6 +42,7 @@ from daskdist.execute.transfer.copier import channel_of
 from daskdist.execute.transfer.layout import bytes_of
 from daskdist.execute.transfer.order_on_device import OrderOnDevice, is_device_order
 from daskdist.execute.transfer.uploads import ALIGNED_BYTES, Uploads
+from daskdist.tables.device_column import DeviceColumn
 
 # A new segment is half as large as all existing ones, so that segments are few and little memory is unused. Its size is
 # within these limits, unless a single block is larger.

@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.config import num_threads
-from daskdist.core.device_column import DeviceColumn
 from daskdist.devices import Device, DeviceStream, Event, device_of
 from daskdist.execute.transfer.layout import PinnedSlot
+from daskdist.tables.device_column import DeviceColumn
 
 # Columns of a bundle or segment share one allocation; each begins at a multiple of this.
 ALIGNED_BYTES: Final = 256

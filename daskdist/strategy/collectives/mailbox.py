@@ -16,6 +16,7 @@ from distributed import Worker
 from daskdist.config import collective_s, silence_s
 from daskdist.errors import CollectiveError
 from daskdist.execute.messages.failure import release_frames
+from daskdist.strategy.collectives.device_links import DeviceLinks
 from daskdist.strategy.collectives.liveness import LOOK_EVERY_S, LostWorker, PeerQueries, StepStatus, StepStatusQuery
 from daskdist.strategy.collectives.rendezvous import HAS_ENDED, Rendezvous, closed_error, late_error
 from daskdist.strategy.collectives.step_counts import KnownSteps, PipelineKey, RemotePipeline, StepCounts
@@ -50,6 +51,7 @@ class Mailbox:
         self.worker = worker
         self.queries = PeerQueries(worker)
         self.groups: dict[str, ReplicaGroup] = {}
+        self.device_links: dict[ReplicaGroup, DeviceLinks] = {}
         self.stores: dict[str, ReplicaStore] = {}
         self._rendezvous: dict[Step, Rendezvous] = {}
         # step -> replica -> exit reason; kept for calls that raised or made collective calls.
@@ -163,6 +165,7 @@ class Mailbox:
         with self.changed:
             before, store = self.groups.get(group.token), self.stores.get(group.token)
             self.groups[group.token] = group
+            self._drop_links(group.token, group)
             if before is None or store is None:
                 self.stores[group.token] = new_store(group.token)
                 return
@@ -172,6 +175,10 @@ class Mailbox:
             store.lost = ()
             ended = {(token, new): self._ended.pop((token, old), -1) for old, new in numbers.items()}
             self._ended.update(ended)
+
+    def _drop_links(self, token: str, current: ReplicaGroup | None = None) -> None:
+        for group in [group for group in self.device_links if group.token == token and group != current]:
+            del self.device_links[group]
 
     def end_waiting_for(self, token: str, lost: Sequence[str], why: str) -> None:
         """End all waiting for workers that are lost for a reason, and refuse further calls until `register`."""
@@ -187,6 +194,7 @@ class Mailbox:
         """Drop all state of a strategy."""
         with self.changed:
             group = self.groups.pop(token, None)
+            self._drop_links(token)
             self.stores.pop(token, None)
             for number in () if group is None else group.members(self.worker.address):
                 self._ended.pop((token, number), None)

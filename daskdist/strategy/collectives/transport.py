@@ -6,14 +6,16 @@ import pickle
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as ThreadFuture
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from distributed import Worker
 from distributed.protocol import to_serialize
 
-from daskdist.config import collective_s
+from daskdist.config import collective_s, setting
 from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.messages.failure import Failure, pickle_with_buffers
+from daskdist.strategy.collectives.device_links import DeviceLinks
 from daskdist.strategy.collectives.liveness import PeerQueries, StepStatusQuery
 from daskdist.strategy.collectives.operations import AllReduce, Merge
 from daskdist.strategy.collectives.rendezvous import CallSignature, Collective
@@ -24,10 +26,13 @@ from daskdist.strategy.values.device_arrays import host_nest
 _MOST_AT_ONCE: Final = 8
 # Up to this many workers send each other a whole large value; with more, each reduces a part.
 _MOST_WHOLE: Final = 2
-# Kind of message -> 0 for the direct exchange, 1 for the tree; the messages of one turn use the same one.
-_WAYS: Final = {"values": 0, "part": 0, "up": 1, "down": 1}
+# Up to this many workers are connected from device to device: each sends small messages to all others.
+_MOST_LINKED: Final = 32
+# Kind of message -> 0 for the direct exchange, 1 for the tree, 2 for the agreement on device links, which comes before
+# one of the two.
+_WAYS: Final = {"values": 0, "part": 0, "up": 1, "down": 1, "offer": 2, "ready": 2}
 # Kinds of messages that carry the signature of their call.
-_ABOUT: Final = frozenset({"values", "up"})
+_ABOUT: Final = frozenset({"values", "up", "offer", "ready"})
 # Seconds between queries of other workers while waiting for a replica of this process.
 _LOOK_EVERY_S: Final = 1.0
 # Smaller buffers are copied into the message, which is cheaper than the header of a separate frame.
@@ -39,6 +44,7 @@ class MailboxContract(Protocol):
 
     worker: Worker
     queries: PeerQueries
+    device_links: dict[ReplicaGroup, DeviceLinks]
 
     def send(self, address: str, **message: Any) -> ThreadFuture[None]:
         """Send a message to another worker."""
@@ -79,11 +85,36 @@ class Transport:
 
     def __call__(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
         """Return the result of the operation from the partial results of all workers."""
+        if isinstance(collective, AllReduce) and setting("nccl") and collective.is_large(partial):
+            reduced = self._by_links(turn, collective, signature, partial)
+            if reduced is not None:
+                return collective.final(reduced)
         # Other processes receive NumPy arrays.
         partial = host_nest(partial)
         if isinstance(collective, Merge) or len(self._group.workers) > _MOST_AT_ONCE:
             return self._in_a_tree(turn, collective, signature, partial)
         return collective.final(self._at_once(turn, collective, signature, partial))
+
+    def _by_links(self, turn: int, collective: AllReduce, signature: CallSignature, partial: Any) -> Any:
+        # Return the result on this worker's device; None if it is to be exchanged between the hosts.
+        num_workers = len(self._group.workers)
+        if num_workers > _MOST_LINKED:
+            return None
+        links = self._mailbox.device_links.setdefault(self._group, DeviceLinks(num_workers, self._own))
+        others = [number for number in range(num_workers) if number != self._own]
+        # The error for a worker without the setting shows the name.
+        name = f"{signature.name} with daskdist.nccl"
+        named = replace(signature, name=name, order=(*signature.order[:-1], name))
+
+        def tell(part: str, value: Any) -> list[Any]:
+            self._post(turn, part, others, named, value)
+            values = {self._own: value}
+            for number, (other, told) in zip(others, self._take(turn, part, others, named), strict=True):
+                _check(named, other)
+                values[number] = told
+            return [values[number] for number in range(num_workers)]
+
+        return links.reduced(signature.name, collective.op, partial, tell)
 
     def absent(self, turn: int, name: str) -> Callable[[float], list[int] | None]:
         """Return a getter of the missing replicas of other workers; see `StepStatusQuery.absent`."""

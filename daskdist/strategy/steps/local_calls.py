@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from daskdist.devices import DeviceStream, are_loaded, named
 from daskdist.errors import CollectiveError
+from daskdist.strategy.collectives.call_threads import CALL_THREADS, CallInThread
 from daskdist.strategy.collectives.rendezvous import Rendezvous
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.replica_iterator import replica_iterators
 from daskdist.strategy.input.replica_plans import ReplicaPlan
-from daskdist.strategy.replica.call_threads import CALL_THREADS, CallInThread
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.steps.remote.call_function import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED

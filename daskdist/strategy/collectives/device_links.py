@@ -1,0 +1,175 @@
+"""Reductions of large device arrays between workers by a library, such as NCCL, that goes from device to device."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.config import collective_s
+from daskdist.devices import Device, Event, dtype_of, is_on_device
+from daskdist.errors import CollectiveError
+from daskdist.strategy.collectives.call_threads import CALL_THREADS, CallInThread
+from daskdist.strategy.reduce.reductions import NAMED, ReduceOp
+from daskdist.strategy.values.device_arrays import Placed, in_stream_of
+
+logger: Final = logging.getLogger("daskdist")
+
+# The most seconds to wait for all workers to connect.
+_CONNECT_S: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One worker's part of a reduction, without the arrays.
+
+    Parameters
+    ----------
+    uuid
+        The identifier of its device.
+    kinds
+        The reduction, dtype and result dtype of each array, which must be the same on all workers.
+    counts
+        The number of values in the total of each mean; None for other reductions.
+    new_id
+        The id of a new connection, if there is none yet; the first worker's is used.
+    """
+
+    uuid: str
+    kinds: tuple[tuple[str, str, str], ...]
+    counts: tuple[Any, ...]
+    new_id: bytes | None
+
+
+# Sends a value to all workers as one part of a call, and returns those of all workers in order.
+Tell = Callable[[str, Any], Sequence[Any]]
+
+
+class DeviceLinks:
+    """The connection of one worker's device to those of the other workers, made at the first reduction.
+
+    Parameters
+    ----------
+    num_workers
+        The number of workers.
+    number
+        The number of this one.
+    """
+
+    def __init__(self, num_workers: int, number: int) -> None:
+        self._num_workers = num_workers
+        self._number = number
+        self._connection: Any = None
+        self._has_failed = False
+
+    def reduced(self, name: str, op: Any, partial: Any, tell: Tell) -> Any:
+        """Return the combination of the partial results of all workers, on this worker's device.
+
+        It is None if another way has to be taken, on all workers alike: some arrays are on the host, or of a dtype that
+        the library lacks, workers share a device, or the library does not connect them.
+
+        Raises
+        ------
+        CollectiveError
+            Another worker does not take part in time.
+        """
+        offers = tell("offer", self._offer(op, partial))
+        first = offers[0]
+        if any(offer is None or offer.kinds != first.kinds for offer in offers):
+            return None
+        if len({offer.uuid for offer in offers}) < len(offers):
+            return None
+        device = partial[0][1].device
+        if self._connection is None:
+            self._connect(device, first.new_id, tell)
+        if self._connection is None:
+            return None
+        counts = [
+            None if column[0] is None else sum(column) for column in zip(*[o.counts for o in offers], strict=True)
+        ]
+        with in_stream_of(device):
+            totals = [
+                self._connection.all_reduce(how, _array(placed.partial))
+                for (how, _, _), (_, placed) in zip(first.kinds, partial, strict=True)
+            ]
+            self._await(name, device.current_stream().record())
+        return [
+            (shape, Placed(device, total if count is None else (total, count, placed.partial[2])))
+            for (shape, placed), total, count in zip(partial, totals, counts, strict=True)
+        ]
+
+    def _offer(self, op: Any, partial: Any) -> Offer | None:
+        how = NAMED[op].on_device if isinstance(op, ReduceOp) else None
+        devices = {placed.device if isinstance(placed, Placed) else None for _, placed in partial}
+        if how is None or self._has_failed or len(devices) > 1:
+            return None
+        (device,) = devices
+        links = None if device is None else device.links()
+        if links is None:
+            return None
+        how = "SUM" if how == "mean" else how.upper()
+        kinds, counts = [], []
+        for _, placed in partial:
+            array = _array(placed.partial)
+            is_mean = isinstance(placed.partial, tuple)
+            if not is_on_device(array) or not links.suits(how, dtype_of(array)):
+                return None
+            kinds.append((how, str(dtype_of(array)), str(np.dtype(placed.partial[2])) if is_mean else ""))
+            counts.append(placed.partial[1] if is_mean else None)
+        new_id = links.new_id() if self._connection is None and self._number == 0 else None
+        return Offer(device.uuid, tuple(kinds), tuple(counts), new_id)
+
+    def _connect(self, device: Device, new_id: bytes, tell: Tell) -> None:
+        connections: list[Any] = []
+
+        def connect() -> None:
+            try:
+                with device.using():
+                    connections.append(device.links().connect(device.index, new_id, self._num_workers, self._number))
+            except Exception as error:
+                logger.warning("devices of workers are not connected directly: %s", error)
+
+        call = CallInThread(connect)
+        CALL_THREADS.start(call)
+        call.join(min(_CONNECT_S, collective_s()))
+        connected = list(connections)
+        if all(tell("ready", bool(connected))):
+            (self._connection,) = connected
+            return
+        self._has_failed = True
+        for connection in connected:
+            connection.abort()
+
+    def _await(self, name: str, end: Event) -> None:
+        failures: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                end.synchronize()
+            except BaseException as error:
+                failures.append(error)
+
+        call, most = CallInThread(wait), collective_s()
+        CALL_THREADS.start(call)
+        call.join(min(most, threading.TIMEOUT_MAX))
+        if not call.is_alive() and not failures:
+            return
+        self._has_failed, connection = True, self._connection
+        self._connection = None
+        # Kernels that wait for the other devices end.
+        connection.abort()
+        if failures:
+            raise CollectiveError(f"{name}: devices of workers did not complete it: {failures[0]}") from failures[0]
+        raise CollectiveError(
+            f"{name}: devices of other workers did not take part within {most:g} s, which is "
+            "daskdist.timeouts.collective"
+        )
+
+
+def _array(partial: Any) -> Any:
+    # The partial result of a mean is a total, a count and a dtype.
+    return partial[0] if isinstance(partial, tuple) else partial
