@@ -142,14 +142,8 @@ def test_nccl_is_as_its_stand_in_has_it():
     said = library.NcclCommunicator.reduce.__doc__.splitlines()[0].partition("(")[2].rstrip(")").split(", ")
     assert [each.split()[-1] for each in said] == list(signature(nccl_stand_in.NcclCommunicator.reduce).parameters)
     said = library.NcclCommunicator.broadcast.__doc__.splitlines()[0].partition("(")[2].rstrip(")").split(", ")
-    assert [each.split()[-1] for each in said] == [
-        "sendbuff",
-        "recvbuff",
-        "count",
-        "datatype",
-        "root",
-        "stream",
-    ]
+    expected = ["self", "sendbuff", "recvbuff", "count", "datatype", "root", "stream"]
+    assert [each.split()[-1] for each in said] == expected
     assert len(library.get_unique_id()) == 128
     assert callable(library.NcclCommunicator.initAll)
     assert callable(library.groupStart)

@@ -69,6 +69,7 @@ LAZY = {
     "jinja2",
     "keras",
     "matplotlib",
+    "nvtx",
     "pandas",
     "PIL",
     "prometheus_client",

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.devices import Device, DeviceStream, Event, name_of, named, stream_of
+from daskdist.devices.profiling import profiled
 from daskdist.errors import ArgumentError, DeviceMemoryError
 from daskdist.execute.stream.gather import Empty
 from daskdist.execute.transfer.copy_stats import Times
@@ -327,7 +328,7 @@ class Copier:
     ) -> None:
         """Start copying the pieces of a layout to a buffer."""
         device, stream = self.device, self._channel.stream
-        with device.using(stream, for_user=False):
+        with device.using(stream, for_user=False), profiled("copy"):
             while self._sources and (self._sources[0][0].is_over or len(self._sources) >= self._num_slots):
                 self._sources.popleft()[0].synchronize()
             start = stream.record(is_timed=True)

@@ -36,6 +36,7 @@ from daskdist.core.selection.permutation import Permutation
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.devices import Device, Event, device_of, name_of, named
+from daskdist.devices.profiling import profiled
 from daskdist.errors import DeviceMemoryError
 from daskdist.execute.stream.gather import Empty, Joins, Picks, gather
 from daskdist.execute.transfer.copier import channel_of
@@ -218,7 +219,7 @@ class DeviceGather:
         if not any(layout):
             return gather(blocks, picks, function, unstacked, empty)
         host = _gathered_on_host(columnar, picks, layout, empty)
-        with self._exclusive():
+        with self._exclusive(), profiled("gather"):
             order_and_segment = known_order or self._new_order(columnar, picks.rows, layout)
             needs_residents = picks.num_rows and not order_and_segment
             residents = [self._resident(block, layout) for block in columnar] if needs_residents else []

@@ -10,6 +10,7 @@ import optree
 
 from daskdist.core.functions.current_context import current_context
 from daskdist.devices import are_loaded, named
+from daskdist.devices.profiling import profiled
 from daskdist.strategy.group import Replica
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, put_on
@@ -44,7 +45,8 @@ def call_on_replica(
             result = _without_variables(fn(*args, **kwargs))
         else:
             # Several devices of a process do not share a default stream.
-            with in_stream_of(device):
+            name = getattr(fn, "__qualname__", type(fn).__name__)
+            with in_stream_of(device), profiled(f"step: {name}"):
                 args, kwargs = optree.tree_map(partial(put_on, device), (tuple(args), kwargs), none_is_leaf=True)
                 result = _without_variables(fn(*args, **kwargs))
         context.finish_checkpoints(is_failed=False)
