@@ -254,6 +254,8 @@ def test_events_are_used_again(cupy):
 
 
 def test_tall_and_narrow_arrays_are_reduced_by_the_whole_gpu(cupy):
+    if hasattr(cupy, "is_stand_in"):
+        pytest.skip("the stand-in says nothing about speed")
     device = CupyDevice(0)
     strategy = daskdist.MirroredStrategy(["GPU:0"])
     array = device.put(np.ones((2**22, 16), np.float32))
@@ -276,7 +278,7 @@ def test_get_is_after_what_the_stream_computes(cupy):
     stream = device.stream()
     with device.using(stream):
         array = cupy.zeros((2000, 2000), np.float32)
-        for _ in range(50):
+        for _ in range(2 if hasattr(cupy, "is_stand_in") else 50):
             array = array @ array + 1
             array /= array.max()
         found = device.get(array)

@@ -53,6 +53,7 @@ class DeviceColumn:
 
     @property
     def strides(self) -> tuple[int, ...]:
+        """The steps in bytes of the array on the host."""
         return self.host.strides  # type: ignore[no-any-return]
 
     def __len__(self) -> int:

@@ -272,7 +272,7 @@ def test_large_arrays_that_steps_are_views_of_are_pinned_if_asked_for(locks, mon
     pack = layout.PackedSpan.pack
     monkeypatch.setattr(layout.PackedSpan, "pack", lambda self, memory: packed.append(1) or pack(self, memory))
     array = np.random.default_rng(0).random((64, 2**13))
-    small = np.arange(64.0 * 2**11).reshape(64, -1)[:32]
+    small = np.arange(64.0 * 2**10).reshape(64, -1)[:32]
     dataset = Dataset.from_tensor_slices(array).batch(8)
     strategy = device_gather_of()
     for _ in range(2):

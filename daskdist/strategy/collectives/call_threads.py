@@ -17,8 +17,14 @@ class CallInThread:
     """A call to run in a thread, which must not raise; the two methods are those of `threading.Thread`."""
 
     def __init__(self, run: Callable[[], None]) -> None:
-        self.run = run
+        self._run: Callable[[], None] | None = run
         self.is_over = threading.Event()
+
+    def run(self) -> None:
+        """Make the call, and keep no references to it."""
+        run, self._run = self._run, None
+        if run is not None:
+            run()
 
     def is_alive(self) -> bool:
         """Return whether the call is running."""
