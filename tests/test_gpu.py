@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import warnings
+from functools import partial
 from inspect import signature
 
+import dask
 import nccl_stand_in
 import numpy as np
 import pytest
@@ -20,9 +23,12 @@ import daskdist
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Variable
 from daskdist.devices import device_of, nccl, nvidia, on_host, stream_of
 from daskdist.devices.cupy import _PIECE_BYTES, CupyDevice
+from daskdist.execute.transfer import layout
 from daskdist.execute.transfer.copier import channel_of
 from daskdist.execute.transfer.prefetch import DevicePrefetch
+from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.values.device_arrays import catch_up, in_stream_of
+from daskdist.tables.device_column import DeviceColumn
 from daskdist.testing import DeviceLaws
 
 with warnings.catch_warnings():
@@ -392,6 +398,42 @@ def test_a_variable_is_on_the_gpu(cupy):
     np.testing.assert_allclose(weights.numpy(), X.sum(axis=0), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("option", [None, True])
+def test_partitions_of_dask_stay_on_the_gpu(cupy, option, monkeypatch):
+    da = pytest.importorskip("dask.array")
+    rows = np.random.default_rng(0).random((4000, 8))
+    put = partial(on_gpu, 0)
+    there = da.from_array(rows, chunks=(500, 8)).map_blocks(put, dtype=rows.dtype, meta=put(np.empty((0, 0))))
+    monkeypatch.setattr(DeviceColumn, "host", property(lambda self: pytest.fail("a column came to the host")))
+    pipelines = [
+        Dataset.from_dask(each).shuffle(1000, seed=1).batch(64) for each in (there, da.from_array(rows, (500, 8)))
+    ]
+    options = daskdist.Options(shuffle_on_device=option)
+    found = list(MirroredStrategy(["GPU:0"]).distribute_dataset(pipelines[0].with_options(options)))
+    assert all(isinstance(each, cupy.ndarray) for each in found)
+    assert [each.get().tolist() for each in found] == [each.tolist() for each in pipelines[1]]
+
+
+def on_gpu(number, block):
+    return CupyDevice(number).put(block)
+
+
+def test_arrays_that_are_pinned_are_copied_from_directly(monkeypatch):
+    monkeypatch.setattr(layout.PackedSpan, "pack", lambda self, memory: pytest.fail("rows were packed"))
+    rows = np.random.default_rng(0).random((2**19, 16), np.float32)
+    dataset = Dataset.from_tensor_slices(rows).batch(2**16)
+    for _ in range(2):
+        steps = MirroredStrategy(["GPU:0"]).distribute_dataset(dataset, daskdist.InputOptions(pin_arrays=True))
+        assert np.array_equal(np.concatenate([on_host(step) for step in steps]), rows)
+    assert CupyDevice(0).is_pinned(rows)
+
+
+@needs_two
+def test_replicas_on_gpus_begin_at_once():
+    together = threading.Barrier(2, timeout=20)
+    assert MirroredStrategy(["GPU:0", "GPU:1"]).run(lambda: together.wait() >= 0).values == (True, True)
+
+
 # --- PyTorch on the same GPU ---
 
 
@@ -444,6 +486,24 @@ def test_losses_are_reduced_on_the_gpu(cupy, torch):
     assert sum(found) == pytest.approx(X.sum(dtype=np.float64), rel=1e-4)
 
 
+def test_torch_captures_a_graph_in_the_middle_of_an_epoch(cupy, torch):
+    rows = np.random.default_rng(0).random((2**14, 64)).astype(np.float32)
+    steps = iter(MirroredStrategy(["GPU:0"]).distribute_dataset(Dataset.from_tensor_slices(rows).batch(128)))
+    static = daskdist.to_torch(next(steps)).clone()
+    graph, found = torch.cuda.CUDAGraph(), []
+    torch.cuda.synchronize()
+    for number, batch in enumerate(steps, 1):
+        static.copy_(daskdist.to_torch(batch))
+        if number % 40 == 1:
+            # In its strictest mode, which is the default.
+            with torch.cuda.graph(graph):
+                total = static.double().sum()
+        graph.replay()
+        found.append(float(total))
+    expected = rows.reshape(-1, 128 * 64).sum(axis=1, dtype=np.float64)
+    np.testing.assert_allclose(found, expected[1:], rtol=1e-6)
+
+
 FIRST_IN_A_STEP = """
 import sys
 import numpy as np
@@ -476,6 +536,31 @@ def test_values_leave_a_worker_as_numpy_arrays(start_cluster):
         check_close(totals(strategy), expected)
     with MultiWorkerMirroredStrategy(client) as strategy:
         assert [each.device for each in strategy.replicas] == [f"GPU:{k}" for k in range(CupyDevice.num_present())]
+
+
+def sum_of_gpus():
+    context = daskdist.get_replica_context()
+    number = context.replica_id_in_sync_group
+    array = CupyDevice(int(context.devices[0].rpartition(":")[2])).put(np.full(2**20, number + 1.5, np.float32))
+    total = context.all_reduce("SUM", array)
+    return device_of(total) == device_of(array), set(on_host(total).tolist())
+
+
+@needs_two
+@pytest.mark.cluster
+def test_workers_are_connected_by_nccl(start_cluster):
+    if nccl._library() is None:
+        pytest.skip("CuPy finds no NCCL")
+    client = start_cluster(2, 1)
+    client.run(dask.config.set, {"daskdist.nccl": True})
+    first, second = client.scheduler_info(n_workers=-1)["workers"]
+    with MultiWorkerMirroredStrategy(client, DeviceAssignment([(first, "GPU:0"), (second, "GPU:1")])) as strategy:
+        for _ in range(3):
+            assert list(strategy.local_results(strategy.run(sum_of_gpus))) == [(True, {4.0})] * 2
+        links = client.run(
+            lambda dask_worker: [each._connection is None for each in mailbox_of(dask_worker).device_links.values()]
+        )
+        assert list(links.values()) == [[False], [False]]
 
 
 @pytest.mark.cluster

@@ -442,27 +442,10 @@ def _binary(name):
     return method
 
 
-for _name in [
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "lt",
-    "le",
-    "eq",
-    "ne",
-    "gt",
-    "ge",
-]:
-    for _prefix in ("", "r") if _name not in ("lt", "le", "eq", "ne", "gt", "ge") else ("",):
-        setattr(ndarray, f"__{_prefix}{_name}__", _binary(f"__{_prefix}{_name}__"))
+_COMPARISONS = ["lt", "le", "eq", "ne", "gt", "ge"]
+_OPERATORS = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"]
+for _name in [*_COMPARISONS, *_OPERATORS, *(f"r{name}" for name in _OPERATORS)]:
+    setattr(ndarray, f"__{_name}__", _binary(f"__{_name}__"))
 for _name in ("neg", "invert", "abs"):
     setattr(ndarray, f"__{_name}__", _binary(f"__{_name}__"))
 for _name in ("add", "sub", "mul", "truediv"):

@@ -1,0 +1,63 @@
+"""What is for GPUs, run with a stand-in for CuPy: it shows how CuPy is called, and nothing about speed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import TESTS
+
+from daskdist.devices.cupy import CupyDevice
+
+ROOT = TESTS.parent
+pytestmark = pytest.mark.skipif(CupyDevice(0).missing() is None, reason="there is a GPU")
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(TESTS / "cupy_stand_in"), str(TESTS), str(ROOT)]
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_tests_of_gpus_pass() -> None:
+    # The laws of replicas are the same on other devices.
+    chosen = ("-m", "gpu and not cluster", "-k", "not TestReplica")
+    done = run("-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-q", "tests/test_gpu.py", *chosen)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    assert "passed" in done.stdout
+
+
+def test_all_is_measured_by_one_command(tmp_path: Path) -> None:
+    names = ("reducing", "races", "memcheck")
+    done = run("benchmarks/gpu_measure.py", "--quick", "--out", str(tmp_path), *(f"--only={name}" for name in names))
+    *ends, sanitizer = done.stdout.splitlines()
+    assert [f"{name}: passed in" for name in names[:-1]] == [end[: end.index(" in ") + 3] for end in ends], done.stdout
+    assert sanitizer.startswith("memcheck: not run: compute-sanitizer is not installed")
+    assert done.returncode == 1
+    assert "reduce(SUM) of 4 MB" in (tmp_path / "reducing.txt").read_text()
+    assert "batches have the sums of their rows" in (tmp_path / "races.txt").read_text()
+
+
+def test_races_are_looked_for_on_other_devices_too() -> None:
+    done = run("benchmarks/gpu_races.py", "--seconds", "1", "--device", "STRICT:0", "--register", "strict_device")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wrong_sum_ends_it() -> None:
+    broken = (
+        "import sys; sys.path.insert(0, 'benchmarks'); import gpu_races, numpy; "
+        "gpu_races.on_host = lambda total: numpy.asarray(total._array) + 1; "
+        "sys.exit(gpu_races.main(['--seconds', '5', '--device', 'STRICT:0', '--register', 'strict_device']))"
+    )
+    done = run("-c", broken)
+    assert done.returncode == 1
+    assert "a batch adds up to" in done.stderr
