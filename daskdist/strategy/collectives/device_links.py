@@ -103,15 +103,13 @@ class DeviceLinks:
         ]
 
     def _offer(self, op: Any, partial: Any) -> Offer | None:
-        how = NAMED[op].on_device if isinstance(op, ReduceOp) else None
+        named = NAMED[op].on_device if isinstance(op, ReduceOp) else None
         devices = {placed.device if isinstance(placed, Placed) else None for _, placed in partial}
-        if how is None or self._has_failed or len(devices) > 1:
-            return None
-        (device,) = devices
+        (device, *others) = devices
         links = None if device is None else device.links()
-        if links is None:
+        if named is None or self._has_failed or others or device is None or links is None:
             return None
-        how = "SUM" if how == "mean" else how.upper()
+        how = "SUM" if named == "mean" else named.upper()
         kinds, counts = [], []
         for _, placed in partial:
             array = _array(placed.partial)
@@ -125,11 +123,13 @@ class DeviceLinks:
 
     def _connect(self, device: Device, new_id: bytes, tell: Tell) -> None:
         connections: list[Any] = []
+        # It had the library when it made its offer.
+        links: Any = device.links()
 
         def connect() -> None:
             try:
                 with device.using():
-                    connections.append(device.links().connect(device.index, new_id, self._num_workers, self._number))
+                    connections.append(links.connect(device.index, new_id, self._num_workers, self._number))
             except Exception as error:
                 logger.warning("devices of workers are not connected directly: %s", error)
 
