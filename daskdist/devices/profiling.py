@@ -13,7 +13,7 @@ _NOTHING: Final = contextlib.nullcontext()
 def profiled(name: str) -> AbstractContextManager[Any]:
     """Return a context that is shown under a name by a profiler; it does nothing if ``nvtx`` is not installed."""
     annotate = _annotate()
-    return _NOTHING if annotate is None else annotate(name, domain="daskdist")  # type: ignore[no-any-return]
+    return _NOTHING if annotate is None else annotate(name, domain="daskdist")
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What is for GPUs, run with a stand-in for CuPy: it shows how CuPy is called, and nothing about speed."""
+"""Tests and benchmarks of GPUs with a stand-in for CuPy: they show how CuPy is called, and nothing about speed."""
 
 from __future__ import annotations
 
@@ -61,3 +61,42 @@ def test_a_wrong_sum_ends_it() -> None:
     done = run("-c", broken)
     assert done.returncode == 1
     assert "a batch adds up to" in done.stderr
+
+
+COUNTS = """
+import collections, cupy, numpy as np, daskdist
+
+counts, streams = collections.Counter(), {}
+
+def count(kind, name):
+    method = getattr(kind, name)
+    def counted(self, *args, **options):
+        counts[name] += 1
+        result = method(self, *args, **options)
+        if name == "record":
+            streams[id(result)] = self.ptr
+        if name == "wait_event":
+            counts["waits for itself"] += streams.get(id(args[0])) == self.ptr
+        return result
+    setattr(kind, name, counted)
+
+for kind, name in [(cupy.Event, "__init__"), (cupy.Stream, "record"), (cupy.Stream, "wait_event"),
+                   (cupy.Stream, "__init__"), (cupy.Stream, "synchronize")]:
+    count(kind, name)
+strategy = daskdist.MirroredStrategy(["GPU:0"])
+rows = daskdist.Dataset.from_tensor_slices(np.zeros((4000, 16), np.float32)).batch(10)
+for number, batch in enumerate(strategy.distribute_dataset(rows)):
+    strategy.run(lambda x: x * 2, args=(batch,))
+    if number == 99:
+        counts.clear()
+assert counts["__init__"] == counts["waits for itself"] == 0, counts
+# The caller's stream before a step and after it, and little for copies, each of many steps.
+assert 600 <= counts["record"] <= 750 and 600 <= counts["wait_event"] <= 750, counts
+assert counts["synchronize"] == 0, counts
+print("counted")
+"""
+
+
+def test_a_step_takes_two_events_and_creates_none() -> None:
+    done = run("-c", COUNTS)
+    assert done.stdout == "counted\n", done.stderr
