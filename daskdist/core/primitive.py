@@ -56,6 +56,27 @@ class Cursor(Protocol):
         ...
 
 
+@runtime_checkable
+class SkippingByArithmetic(Protocol):
+    """A cursor that can skip elements without pulling each of them."""
+
+    def skip(self, num_elements: int, /) -> int:
+        """Skip at most so many elements, which were pulled before a position was taken, and return how many.
+
+        It is called once, before any `Cursor.pull`.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepingElements(Protocol):
+    """A cursor that keeps the elements of complete passes."""
+
+    def resume(self, *, is_trial: bool) -> None:
+        """Expect only the rest of a pass; called before any `Cursor.pull`. In a trial, nothing else changes."""
+        ...
+
+
 # The pass of a stream: first the pass numbers of the operations that count their passes, in the order of their places,
 # or one number for all of them; then the number of each enclosing repetition, the outermost first.
 Epoch = tuple[Any, ...]

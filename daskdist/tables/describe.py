@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.block import Rows
+from daskdist.core.block import Block, Rows
 from daskdist.core.ragged import Ragged
 from daskdist.core.randomness.hashes import NUMBERS, as_shares, hash_words, mixed
 from daskdist.core.structure import Nested
@@ -196,7 +196,7 @@ def column_name(path: str) -> str:
 
 def _values(rows: Rows, place: int) -> Array | None:
     # All values of a leaf, in one axis; None where they are datasets.
-    if hasattr(rows, "leaves"):
+    if isinstance(rows, Block):
         leaf = rows.leaves[place]
         values: Array = leaf.values if isinstance(leaf, Ragged) else leaf
         return values.ravel()

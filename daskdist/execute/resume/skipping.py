@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskdist.core.primitive import Cursor, Exhausted
+from daskdist.core.primitive import Cursor, Exhausted, SkippingByArithmetic
 
 
 class SkippingCursor:
@@ -13,15 +13,14 @@ class SkippingCursor:
     Parameters
     ----------
     cursor
-        Gives the elements. If it has a method ``skip(num_elements)``, that skips at most so many elements, of those
-        that were pulled before the position was taken, and returns how many. It is called once, before any pull.
+        The cursor.
     is_exact
         Whether to pull each element, so that errors are raised in their places.
     """
 
     def __init__(self, cursor: Any, *, is_exact: bool) -> None:
         self.cursor: Cursor = cursor
-        self._skip_some = None if is_exact else getattr(cursor, "skip", None)
+        self._skip_some = cursor.skip if isinstance(cursor, SkippingByArithmetic) and not is_exact else None
         self._rest: Any = None
 
     def pull(self) -> Any:

@@ -20,6 +20,7 @@ from daskdist.core.primitive import (
     Cursor,
     Epoch,
     Fact,
+    KeepingElements,
     Opener,
     Primitive,
     Read,
@@ -62,7 +63,7 @@ class Interpreter(StreamRuntime):
             cursor = make(epoch)
             if self._advance is None or isinstance(cursor, SkippingCursor):
                 return cursor
-            if hasattr(cursor, "resume") and self._advance.is_half_way:
+            if isinstance(cursor, KeepingElements) and self._advance.is_half_way:
                 # Call this before the cursor reaches its end, where it would keep elements of which it saw only some.
                 cursor.resume(is_trial=self._advance.is_trial)
             return SkippingCursor(cursor, is_exact=self._advance.is_exact)
