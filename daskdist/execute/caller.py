@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Protocol
 
 from daskdist.core.block import Rows
@@ -178,8 +179,28 @@ class LocalCaller:
     It measures how long calls take.
     """
 
+    num_ahead = 0
+    bundle_bytes = 4 * MIB
+    bundle_chunks = 64
+    compacts = True
+    reports_freely = True
+    divides = True
+    home: Hashable | None = None
+
     def __init__(self) -> None:
         self.busy = BusyTimes()
+
+    @property
+    def backend(self) -> Any:
+        return None
+
+    def timed(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call ``function(*args)`` and record the time that it takes."""
+        begun_at = perf_counter()
+        try:
+            return function(*args)
+        finally:
+            self.busy.add(name, begun_at)
 
     def split_locations(self, read: Read) -> SplitLocations | None:
         return None

@@ -165,8 +165,7 @@ class FixedLength:
     def _body(self, split: Split) -> bytes:
         rows: RecordRange = split.payload
         path, size = rows.version.path, self.record_bytes
-        if self.storage.version(path) != rows.version:
-            raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
+        self.storage.check_unchanged(rows.version, split.label)
         if rows.compression is None:
             start, stop = self.header_bytes + rows.start * size, self.header_bytes + rows.stop * size
             data = self.storage.read(path, start, stop)

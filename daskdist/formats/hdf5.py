@@ -128,8 +128,7 @@ class Hdf5:
         return part.arrays.read_valid_rows(part.start, part.stop, split.label, path, read)
 
     def _rows(self, part: Hdf5Split, label: str) -> Block:
-        if self.storage.version(part.version.path) != part.version:
-            raise FileError(f"{label}: the file was changed since it was listed; create the dataset again")
+        self.storage.check_unchanged(part.version, label)
         with ExitStack() as opened, failures(label, kinds=(Exception,)):
 
             @cache

@@ -151,8 +151,7 @@ class Npy:
     def read(self, split: Split) -> Block:
         part: NpySplit = split.payload
         # Access to a mapped file that was truncated kills the process: check first that it is unchanged.
-        if self.storage.version(part.version.path) != part.version:
-            raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
+        self.storage.check_unchanged(part.version, split.label)
         members = {member.name: member for member in part.members}
         with failures(split.label, kinds=(Exception,)):
             return part.arrays.block(lambda stored: self._rows(part, members[stored.name]), split.label)

@@ -130,8 +130,7 @@ class Parquet:
     def _table(self, split: Split) -> Any:
         version, group = split.payload
         path = version.path
-        if self.storage.version(path) != version:
-            raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
+        self.storage.check_unchanged(version, split.label)
         # Not with filters, which compare the values.
         repeated = [] if self.filters is not None or is_remote(path) else _footer_of(version).repeated_texts(group)
         with self._opened(version, repeated) as (file, names), failures(split.label):

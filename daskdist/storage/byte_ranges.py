@@ -250,8 +250,7 @@ class ByteRanges:
             The file is missing, has changed since it was listed, or is damaged.
         """
         part: ByteRange = split.payload
-        if self.storage.version(part.version.path) != part.version:
-            raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
+        self.storage.check_unchanged(part.version, split.label)
         with failures(split.label):
             piece = self._from_stream(part) if part.compression else self._from_file(part)
         if piece.broken is not None and not is_lenient:

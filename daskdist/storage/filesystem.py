@@ -252,6 +252,17 @@ class Storage:
                     return Version(path, file.seek(0, os.SEEK_END), tag)
             return Version(path, int(info["size"]), tag)
 
+    def check_unchanged(self, version: Version, label: str) -> None:
+        """Check that a file is as it was listed; ``label`` is its name in messages.
+
+        Raises
+        ------
+        FileError
+            It was changed, is missing, or access is denied.
+        """
+        if self.version(version.path) != version:
+            raise FileError(f"{label}: the file was changed since it was listed; create the dataset again")
+
     def sizes(self, paths: Sequence[str]) -> list[int]:
         """Return the bytes of each file; 0 for a missing one, which raises when it is read.
 
@@ -259,19 +270,14 @@ class Storage:
         -----
         Remote files in one directory are looked up with one listing.
         """
-        remote: dict[str, list[int]] = {}
         sizes = [0] * len(paths)
         for number, path in enumerate(paths):
-            if is_remote(path):
-                remote.setdefault(path.rpartition("/")[0], []).append(number)
-                continue
-            with suppress(OSError):
-                sizes[number] = os.stat(path.removeprefix("file://")).st_size
-        for numbers in remote.values():
-            known = self._sizes_in(paths[numbers[0]]) if len(numbers) > 1 else {}
-            for number in numbers:
-                size = known.get(paths[number].rpartition("/")[2])
-                sizes[number] = self._size(paths[number]) if size is None else size
+            if not is_remote(path):
+                with suppress(OSError):
+                    sizes[number] = os.stat(path.removeprefix("file://")).st_size
+        for number, entry in self._remote_entries(paths, is_current=False):
+            size = entry.get("size")
+            sizes[number] = self._size(paths[number]) if size is None else size
         return sizes
 
     def states(self, paths: Sequence[str]) -> list[Any]:
@@ -281,19 +287,12 @@ class Storage:
         remote one its size and the tag or time that its file system has for it. None if the lookup fails.
         """
         states: list[Any] = [None if is_remote(path) else _local_state(path) for path in paths]
-        remote = [number for number, path in enumerate(paths) if is_remote(path)]
-        folders: dict[str, list[int]] = {}
-        for number in remote:
-            folders.setdefault(paths[number].rpartition("/")[0], []).append(number)
         alone = []
-        for numbers in folders.values():
-            listed = self._listed_beside(paths[numbers[0]]) if len(numbers) > 1 else {}
-            for number in numbers:
-                entry = listed.get(paths[number].rpartition("/")[2])
-                if entry is None or not _tag(entry):
-                    alone.append(number)
-                else:
-                    states[number] = entry.get("size"), _tag(entry)
+        for number, entry in self._remote_entries(paths, is_current=True):
+            if _tag(entry):
+                states[number] = entry.get("size"), _tag(entry)
+            else:
+                alone.append(number)
         if alone:
             with ThreadPoolExecutor(min(len(alone), _LOOKED_UP_AT_ONCE)) as pool:
                 looked_up = pool.map(self._remote_state, [paths[number] for number in alone])
@@ -301,16 +300,30 @@ class Storage:
                     states[number] = state
         return states
 
-    def _listed_beside(self, path: str) -> dict[str, Any]:
-        # Return the current entries of a directory by name; none if the file system cannot list them.
+    def _remote_entries(self, paths: Sequence[str], *, is_current: bool) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        # Yield the number of each remote file and its entry in its directory, which is listed if several files are in
+        # it; an empty entry if it is unknown.
+        folders: dict[str, list[int]] = {}
+        for number, path in enumerate(paths):
+            if is_remote(path):
+                folders.setdefault(path.rpartition("/")[0], []).append(number)
+        for numbers in folders.values():
+            listed = self._listed_beside(paths[numbers[0]], is_current=is_current) if len(numbers) > 1 else {}
+            for number in numbers:
+                yield number, listed.get(paths[number].rpartition("/")[2], {})
+
+    def _listed_beside(self, path: str, *, is_current: bool) -> dict[str, Any]:
+        # Return the entries of a directory by name; none if the file system cannot list them.
         if "::" in path:
             return {}
         try:
             fs, inner = self.located(path)
             folder = inner.rpartition("/")[0]
-            fs.invalidate_cache(folder)
+            if is_current:
+                fs.invalidate_cache(folder)
             return {entry["name"].rpartition("/")[2]: entry for entry in fs.ls(folder, detail=True)}
         except Exception:
+            # The error is reported when a file is read.
             return {}
 
     def _remote_state(self, path: str) -> Any:
@@ -321,17 +334,6 @@ class Storage:
             # The error is reported when the file is read.
             return None
         return info.get("size"), _tag(info)
-
-    def _sizes_in(self, path: str) -> dict[str, Any]:
-        # Return the sizes of the files in the same directory by name, as far as the file system lists them.
-        if "::" in path:
-            return {}
-        try:
-            fs, inner = self.located(path)
-            entries = fs.ls(inner.rpartition("/")[0], detail=True)
-            return {entry["name"].rpartition("/")[2]: entry.get("size") for entry in entries}
-        except (OSError, ValueError, NotImplementedError, DaskdistError):
-            return {}
 
     def _size(self, path: str) -> int:
         try:

@@ -6,13 +6,13 @@ import contextlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 from daskdist.core.node import Node, walk
 from daskdist.errors import DaskdistError
-from daskdist.execute.caller import MIB, Caller, LocalCaller
+from daskdist.execute.caller import Caller, LocalCaller
 from daskdist.execute.callers.compute_key import Fetch
 from daskdist.execute.callers.now import Now
 from daskdist.execute.callers.processes import Processes
@@ -21,15 +21,6 @@ from daskdist.execute.callers.threads import Threads
 
 class NeverRun(LocalCaller):
     """A caller that refuses every call: proof that building a pipeline runs none of it."""
-
-    num_ahead = 0
-    bundle_bytes = 4 * MIB
-    bundle_chunks = 64
-    compacts = False
-    reports_freely = False
-    divides = False
-    home: Hashable | None = None
-    backend: Any = None
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise DaskdistError("a call was made where none may be")

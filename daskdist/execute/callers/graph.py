@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from daskdist.core.node import Source
 from daskdist.core.primitive import Arrange, Chain, Compute, EndlessSplits, Fact, Primitive, Read, Split, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
-from daskdist.execute.caller import MIB, Graph, Handle, LocalCaller, Report
+from daskdist.execute.caller import Graph, Handle, LocalCaller, Report
 from daskdist.execute.callers.compute_key import FutureResult, is_future
 from daskdist.execute.callers.now import Now
 from daskdist.execute.stream.bundle_builder import BundleBuilder
@@ -33,16 +33,12 @@ class RecordCaller(LocalCaller):
         A part of every key, so that keys of different pipelines differ.
     """
 
-    num_ahead = 0
-    bundle_bytes = 4 * MIB
     # One chunk per task, so that each chunk has a key and the scheduler of the graph sees the batches.
     bundle_chunks = 1
     compacts = False
     reports_freely = False
     # Each part of a split would be a task: a graph of whole splits is smaller.
     divides = False
-    home: Hashable | None = None
-    backend: Any = None
 
     def __init__(self, token: str) -> None:
         self.token = token

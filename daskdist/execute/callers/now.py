@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from time import perf_counter
 from typing import Any
 
 from daskdist.core.block import Rows
-from daskdist.execute.caller import MIB, Graph, Handle, LocalCaller, Report, report_of
+from daskdist.execute.caller import Graph, Handle, LocalCaller, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch, compute_key
 
 
@@ -20,12 +19,6 @@ class Now(LocalCaller):
         Gets results that the cluster of this worker holds; None in the program.
     """
 
-    num_ahead = 0
-    bundle_bytes = 4 * MIB
-    bundle_chunks = 64
-    compacts = True
-    reports_freely = True
-    divides = True
     home: Hashable | None = "now"
 
     def __init__(self, fetch: Fetch | None = None) -> None:
@@ -38,17 +31,10 @@ class Now(LocalCaller):
         return self
 
     def call(self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, name: str, **_: Any) -> Handle:
-        return self._timed(name, function, handles, *args)
+        return self.timed(name, function, handles, *args)
 
     def source(self, function: Callable[..., Rows], *args: Any, name: str, **_: Any) -> Handle:
-        return self._timed(name, function, *args)
-
-    def _timed(self, name: str, function: Callable[..., Rows], *args: Any) -> Handle:
-        begun_at = perf_counter()
-        try:
-            return function(*args)
-        finally:
-            self.busy.add(name, begun_at)
+        return self.timed(name, function, *args)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
         return compute_key(graph(), key, self._fetch)

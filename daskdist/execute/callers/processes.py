@@ -43,7 +43,7 @@ class Processes(Threads):
     def source(self, function: Callable[..., Rows], *args: Any, name: str, **_: Any) -> Handle:
         if any(map(_has_arrays, args)):
             return super().source(function, *args, name=name)
-        return self._pool.submit(self._timed, name, self._called_there, function, *args)
+        return self._pool.submit(self.timed, name, self._called_there, function, *args)
 
     def call(
         self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, name: str, **options: Any

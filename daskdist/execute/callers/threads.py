@@ -7,14 +7,13 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from time import perf_counter
 from typing import Any, Final
 
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.functions.loop_limit import LoopPool
 from daskdist.errors import WaitTimeoutError
-from daskdist.execute.caller import MIB, Graph, Handle, LocalCaller, Report, report_of
+from daskdist.execute.caller import Graph, Handle, LocalCaller, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch, compute_key
 from daskdist.waiting import stretches
 
@@ -34,13 +33,7 @@ class Threads(LocalCaller):
         Gets results that the cluster of this worker holds; None in the program.
     """
 
-    bundle_bytes = 4 * MIB
-    bundle_chunks = 64
-    compacts = True
-    reports_freely = True
-    divides = True
     home: Hashable | None = "threads"
-    backend: Any = None
 
     def __init__(self, number: int | None = None, fetch: Fetch | None = None) -> None:
         super().__init__()
@@ -63,7 +56,7 @@ class Threads(LocalCaller):
         missing = itertools.count(len(handles), -1)
         # A finished future keeps its callbacks. The arguments of the call are popped when it is made; otherwise
         # every block would keep all blocks that were ever computed from it.
-        pending_call = [(result, partial(self._timed, name, function), handles, args)]
+        pending_call = [(result, partial(self.timed, name, function), handles, args)]
 
         def count_down(handle: Future[Any]) -> None:
             if handle.cancelled():
@@ -92,14 +85,7 @@ class Threads(LocalCaller):
         return result
 
     def source(self, function: Callable[..., Rows], *args: Any, name: str, **_: Any) -> Handle:
-        return self._pool.submit(self._loops.run, self._timed, name, function, *args)
-
-    def _timed(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        begun_at = perf_counter()
-        try:
-            return function(*args)
-        finally:
-            self.busy.add(name, begun_at)
+        return self._pool.submit(self._loops.run, self.timed, name, function, *args)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
         return self._pool.submit(self._loops.run, compute_key, graph(), key, self._fetch)

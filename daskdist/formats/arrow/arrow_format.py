@@ -166,8 +166,7 @@ class Arrow:
         import pyarrow as pa
 
         version = split.payload.version
-        if self.storage.version(version.path) != version:
-            raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
+        self.storage.check_unchanged(version, split.label)
         index = index_of(self.storage, version)
         names = index.schema.names
         selected = set(self._tables.read_from(names))

@@ -142,8 +142,7 @@ class TFRecord:
         return piece, None if begins is None else begins[: np.searchsorted(begins, len(piece.data))]
 
     def _part(self, split: Split, part: TFRecordSplit, framing: Records) -> RangeRecords:
-        if self.storage.version(part.version.path) != part.version:
-            raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
+        self.storage.check_unchanged(part.version, split.label)
         with failures(split.label):
             data = self.storage.read(part.version.path, part.start, part.stop)
         try:
