@@ -142,7 +142,7 @@ def test_steps_give_figures(run) -> None:
         assert any(word in what for what in whats), word
     assert all(figure["holds"] for figure in figures if figure["unit"] == "tasks")
     (captured,) = [figure for figure in figures if figure["what"] == "cluster: functions of 100"]
-    # A reduction each, and what adds up.
+    # Each of the 100 steps has a reduction, and the time adds up.
     assert "100 steps and 10" in captured["note"]
     assert captured["note"].endswith("waited nowhere")
 

@@ -223,7 +223,7 @@ def test_a_torch_module_is_kept_trained_and_restored(torch, two, tmp_path):
     assert np.abs(np.array(later[0][0]) - WEIGHTS).max() < 0.2
     checkpoint.restore(tmp_path / "model.npz")
     assert [each.tolist() for each in two.local_results(two.run(weights))] == [first, first]
-    # From there on it goes as it went.
+    # Training from the checkpoint gives the same values again.
     assert train() == later
 
 

@@ -70,7 +70,7 @@ class OnGpus(ReplicaLaws):
             spin()
 
     def test_streams_are_delayed(self):
-        # Otherwise the stream laws would prove little.
+        # The laws of streams prove little if streams are not delayed.
         device = CupyDevice(0)
         with device.using(device.stream()):
             self.hold_up(device)
@@ -186,7 +186,7 @@ def test_memory_is_told_without_a_context(cupy):
     assert nvidia.is_in_use(0)
     told = nvidia.memory_of(CupyDevice(0).uuid)
     _, total = CupyDevice(0).memory_info()
-    # Some of it the driver has for itself.
+    # The driver uses some of the memory.
     assert told is None or 0.9 * total < told[1] < 1.2 * total
 
 

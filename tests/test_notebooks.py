@@ -95,7 +95,7 @@ def test_is_kept_with_outputs(path):
     # Logs are kept where they are what the notebook shows.
     logs = "".join(output.text for output in found if output.get("name") == "stderr")
     assert re.fullmatch(LOGS.get(path.stem, ""), logs)
-    # No path of the machine it was run on.
+    # A notebook shows no path of the machine on which it was run.
     assert not re.search(r"(?<![\w:/.])/\w+/", text_of(notebook))
 
 

@@ -349,7 +349,7 @@ def test_a_distributed_dataset_follows_helpers(tmp_path):
         exec(f"def g(x): return x * {factor}", variables)
         for each in distributed:
             assert steps(each) == in_loops(each) == [0, factor, 2 * factor, 3 * factor]
-        # Under the name by which others find it.
+        # The part that is kept follows the redefinition too.
         assert [int(x) for x in kept[2]] == [0, factor, 2 * factor, 3 * factor]
 
 

@@ -248,7 +248,7 @@ def test_batches_are_shuffled_by_the_same_order():
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("source", SOURCES)
 def test_what_is_sent_has_a_number_for_each_row(source):
-    # The arrays that an order is of may be of many more rows than are wanted.
+    # The whole order may have many more rows than the part that is sent.
     found = shuffled(SOURCES[source](), np.random.default_rng(4))[3:8]
     picks = Picks.of(found)
     sent = pickle.loads(pickle.dumps(picks))

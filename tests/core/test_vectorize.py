@@ -40,7 +40,7 @@ MANY = list(range(20_000))
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
     apply._SAME.clear()
-    # Also blocks for which it does not pay, which most here are.
+    # Vectorise small blocks too, as most blocks here are small.
     monkeypatch.setattr(apply, "_FEWEST_ROWS", 8)
 
 

@@ -29,7 +29,7 @@ from daskdist.testing import same_elements
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
     apply._SAME.clear()
-    # Also blocks for which it does not pay, which most here are.
+    # Vectorise small blocks too, as most blocks here are small.
     monkeypatch.setattr(apply, "_FEWEST_ROWS", 8)
 
 

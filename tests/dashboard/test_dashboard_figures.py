@@ -31,7 +31,7 @@ def test_rates_and_shares_are_of_the_time_between_two_reports():
     figures.observe(100.0, {"a": report(5.0, (0, 10, 640, 1.0, 0.5)), "b": report(70.0, (1, 8, 512, 1.0, 0.5))})
     replica = figures.replicas["s", 0]
     assert (replica.num_steps, replica.num_rows, replica.steps_per_s) == (10, 640, 0.0)
-    # By each worker's own clock, which counts from another time.
+    # Rates are measured by each worker's clock, which starts at another time.
     figures.observe(101.0, {"a": report(7.0, (0, 30, 1920, 2.0, 1.0)), "b": report(70.5, (1, 9, 576, 1.25, 0.75))})
     assert (replica.steps_per_s, replica.rows_per_s, replica.step_share, replica.waiting_share) == (10, 640, 0.5, 0.25)
     assert replica.idle_share == 0.25

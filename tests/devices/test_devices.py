@@ -297,7 +297,7 @@ def test_what_gpus_run_to_put_rows_in_order_does_so_here(tmp_path):
 
 @pytest.mark.parametrize("how", ["MIN", "MAX"])
 def test_nccl_is_not_asked_for_the_least_of_floats(how, monkeypatch):
-    # It leaves NaN out.
+    # NCCL would ignore NaN.
     asked = []
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
     monkeypatch.setattr(nccl, "_library", lambda: asked.append(how))

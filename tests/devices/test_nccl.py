@@ -36,7 +36,7 @@ def values(dtype, seed, size=2**20):
 def test_arrays_of_gpus_come_together_on_the_first(how, dtype):
     given = [values(dtype, seed, (2**18, 4)) for seed in range(3)]
     if how in ("MIN", "MAX") and dtype[0] == "f":
-        # It leaves NaN out.
+        # NCCL would ignore NaN.
         assert nccl.combined(how, [on_gpu(each, number) for number, each in enumerate(given)]) is None
         return
     arrays = [on_gpu(each, number) for each, number in zip(given, (2, 0, 1), strict=True)]

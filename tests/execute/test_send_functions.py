@@ -96,7 +96,7 @@ def test_generators_are_refused_on_workers(on_cluster):
         on_cluster.distribute_dataset(ds)
     with pytest.raises(ValueError, match=r"Write map\(helper, rng=seed\)"):
         on_cluster.distribute_dataset(Dataset.range(8).map(helper).batch(4))
-    # In one process it draws on.
+    # In one process, the generator just draws its next numbers.
     for strategy in (daskdist.MirroredStrategy(["CPU:0"]), daskdist.MirroredStrategy(["CPU:0", "CPU:1"])):
         assert sum(1 for _ in strategy.distribute_dataset(ds)) == 2
     assert len(set(map(float, Dataset.range(50).map(helper)))) == 50
@@ -233,7 +233,7 @@ def test_modules_that_travel_with_their_code(client, on_cluster, tmp_path, monke
     with dask.config.set({"daskdist.send-modules": [name] if names == "named" else "local"}):
         found = _USES[use](on_cluster, Dataset.range(8).batch(4), module)
     expected = _USES[use](mirrored(2), Dataset.range(8).batch(4), module)
-    # Datasets of functions are one for each worker.
+    # A dataset function makes one dataset for each worker.
     assert found if use == "dataset_fn" else str(found) == str(expected)
     assert name not in cloudpickle.list_registry_pickle_by_value()
     assert not any(client.run(lambda: name in sys.modules).values())

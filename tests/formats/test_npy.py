@@ -196,7 +196,7 @@ def test_checksums_of_mapped_members_are_compared_once(tmp_path, monkeypatch, sp
     path = tmp_path / "a.npz"
     np.savez(path, x=np.arange(4000), y=np.arange(4000) / 2)
     summed, crc32 = [], zlib.crc32
-    # The library that reads archives has its own name for it.
+    # The zipfile library refers to the function by another name.
     monkeypatch.setattr(npy.zlib, "crc32", lambda data, *start: summed.append(len(data)) or crc32(data, *start))
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
         assert [int(x) for x in read_npy(path, "x").repeat(2)] == [*range(4000)] * 2
@@ -316,7 +316,7 @@ def test_a_header_of_a_version_to_come(tmp_path):
 
 
 def test_a_file_cut_short_after_it_was_listed(tmp_path):
-    # Looked at where there is no file any more, a mapping kills the process.
+    # Access to a mapping beyond the end of its file kills the process.
     path = tmp_path / "a.npy"
     np.save(path, np.zeros(1_000_000))
     ds = read_npy(path)

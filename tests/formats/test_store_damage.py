@@ -45,7 +45,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
-        # Named, for its own name has its address, which is another in every process.
+        # With an id, as the default one has the object's address, which differs between processes.
         pytest.param(Nested(), r"leaf \[0\] is a dataset, such as a window", id="nested"),
         (np.array([b"a", "b"], object), r"holds str, but only bytes can be saved \(leaf \[0\]\)"),
         (np.array([b"a", None], object), "holds NoneType"),

@@ -116,7 +116,7 @@ class TestColumns(FormatLaws):
             super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
     def test_writes_what_it_reads(self, tmp_path):
-        # Elements under other names than members have are not written as they are.
+        # Elements are not written under names that no member of an archive may have.
         with pytest.raises(errors.ArgumentError, match=r"the field 'x' is .*call it 'x.npy'"):
             self.make_format().check(self.make_format().spec(next(iter(self.write(tmp_path)))))
 

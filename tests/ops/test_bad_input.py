@@ -389,7 +389,7 @@ def test_a_replica_function_that_raises_names_its_replica(request, strategy_name
     told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     assert "replica 1" in told
     assert "reciprocal_of_piece" in told
-    # The strategy is none the worse for it.
+    # The strategy can be used afterwards.
     pieces = PerReplica((np.array([1]), np.array([2])))
     assert float(strategy.reduce("SUM", strategy.run(reciprocal_of_piece, args=(pieces,)), axis=None)) == 1.5
 

@@ -389,7 +389,7 @@ MASKED = np.ma.masked_array(np.arange(6), mask=[False, True, False, False, True,
         lambda: Dataset.range(6).map(lambda x: np.ma.masked_equal(x, 1)),
         lambda: Dataset.from_dask(dask.bag.from_sequence([MASKED[:1], MASKED[1:2]], npartitions=1)),
         lambda: Dataset.from_dask([dask.delayed(lambda: MASKED)()]),
-        # Dask does not know of these that they are.
+        # Dask does not know that these are masked.
         lambda: Dataset.from_dask(
             da.arange(6, chunks=3).map_blocks(np.ma.masked_equal, 4, dtype=int, meta=np.empty(0))
         ),

@@ -493,7 +493,7 @@ class TestIgnoreErrors(NodeLaws):
         )
 
     def test_failing_elements_do_not_count_for_take(self):
-        # So as many are taken as there are, also where a rewrite would take first.
+        # No rewrite may move `take` before the failing function: five elements that do not fail are taken.
         assert [int(x) for x in Dataset.range(12).map(_fragile).take(5).ignore_errors()] == [12, 6, 4, 12, 6]
 
     def test_ignored_errors_keep_the_order_of_an_earlier_shuffle(self):

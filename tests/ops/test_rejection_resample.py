@@ -21,7 +21,7 @@ def test_it_is_told_where_the_first_elements_are_unlike_the_others(caplog):
     (message,) = told(caplog)
     assert "the shares 75.0%, 25.0% instead of 50.0%, 50.0%" in message
     assert message.endswith("shuffle it before, or give initial_dist=[0.75, 0.25]")
-    # The advice is good.
+    # The advice in the message works.
     caplog.clear()
     classes = resampled(lambda x: int(x >= 15_000), initial_dist=[0.75, 0.25])
     assert abs(classes.mean() - 0.5) < 0.02

@@ -830,7 +830,7 @@ def test_rejection_resample(initial):
 
 
 def test_strings_of_batches_in_new_batches():
-    # Each batch by itself, and so of rows that are given one by one.
+    # Text of different lengths cannot be one array, so that rows go through `rebatch` one by one.
     ds = Dataset.range(3).map(lambda x: "ab"[: int(x)], vectorized=False).padded_batch(1).rebatch(2)
     assert [batch.tolist() for batch in ds] == [["", "a"], ["ab"]]
 

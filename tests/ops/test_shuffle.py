@@ -80,7 +80,7 @@ def test_order_does_not_depend_on_blocks(split_bytes, window_bytes, caller):
 
 
 def test_order_does_not_depend_on_bundles():
-    # A graph has a chunk a task, a pass in memory many a bundle.
+    # A graph has one chunk per task, and a pass in memory many chunks per bundle.
     ds = Dataset.range(300).shuffle(50, seed=2).batch(3).shuffle(20, seed=2)
     with dask.config.set({"daskdist.split-bytes": 100}):
         assert np.array_equal(np.concatenate(dask.compute(ds)[0]), np.concatenate(list(ds)))

@@ -183,7 +183,7 @@ def test_a_function_that_fails_says_where():
 
 
 def test_a_window_is_gathered_by_one_copy_of_its_blocks(monkeypatch):
-    # Not by a number for each row.
+    # The rows of windows are not selected by a number for each row.
     taken = []
     take = Block.take
     monkeypatch.setattr(Block, "take", lambda self, rows: taken.append(1) or take(self, rows))

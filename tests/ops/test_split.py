@@ -272,7 +272,7 @@ def test_it_is_told_where_fewer_elements_come_than_were_counted(caplog):
     messages = [record.getMessage() for record in caplog.records if record.getMessage().startswith("split")]
     assert len(messages) == 2
     assert "there were 20 elements when the dataset was split, and now 18 came" in messages[0]
-    # Left out before, they are not counted.
+    # Elements that are dropped before the split are not counted.
     caplog.clear()
     for part in [*Dataset.range(20).map(bad).ignore_errors().split(0.5), *Dataset.range(20).split(0.5)]:
         ids(part)

@@ -187,7 +187,7 @@ def test_nothing_is_read_twice():
 
 
 def test_a_mapped_source_gives_its_first_element_early():
-    # The rows of a split are many where they are small. A function of them may be slow, or make much of each.
+    # A split has many rows if they are small, but a function of them may be slow, or return much for each.
     called = []
     ds = Dataset.range(100_000).map(lambda x: called.append(1) or x)
     assert ds.element_spec.shape == ()

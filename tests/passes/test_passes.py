@@ -132,7 +132,7 @@ def test_take_after_map_computes_what_it_takes(files):
 
 
 def test_a_function_after_arranging_is_a_task_for_many_rows():
-    # A task an element would drown a scheduler.
+    # One task for each element would overload a scheduler.
     for ds in (
         Dataset.range(1000).take(500).map(np.negative).batch(50),
         Dataset.range(1000).map(np.negative).take(500).batch(50),

@@ -185,7 +185,7 @@ def test_a_scheduler_with_the_preload_module(tmp_path):
     file = tmp_path / "scheduler.json"
     command = [sys.executable, "-m", "dask", "scheduler", "--host", HOST, "--port", "0"]
     command += ["--dashboard-address", f"{HOST}:0", "--scheduler-file", str(file), "--preload", "daskdist.preload"]
-    # It takes no plugins from programs.
+    # This scheduler refuses plugins that programs register.
     environment = {**os.environ, "DASK_DISTRIBUTED__SCHEDULER__BLOCKED_HANDLERS": "['register_scheduler_plugin']"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:

@@ -89,7 +89,7 @@ def test_signatures_are_those_of_tensorflow():
         ("cross_trainer_cache", None),
         ("target_workers", "AUTO"),
     ]
-    # The plain spelling has more, and no protocol.
+    # The function of `daskdist.data.service` has more parameters, but no data_transfer_protocol.
     plain = dict(list(names(service.distribute).items())[:9])
     assert plain == {name: value for name, value in names(distribute).items() if name != "data_transfer_protocol"}
     with pytest.raises(TypeError, match=r"distribute\(\): missing a required argument: 'service'"):

@@ -559,7 +559,7 @@ def test_errors_of_other_replicas_name_the_one_that_raised(on_cluster):
 
     found = on_cluster.local_results(on_cluster.run(told))
     assert "by some replicas only: replica 1 raised" in found[0] or "has ended" in found[0]
-    # The cause is raised rather than that another replica misses it.
+    # The error of the replica is raised, and not that another replica misses the call.
     with pytest.raises(KeyError, match="no such thing"):
         on_cluster.run(step).values[0].result()
 

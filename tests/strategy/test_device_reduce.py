@@ -846,7 +846,7 @@ def test_arrays_in_functions_and_objects_come_to_each_replicas_device(leaving, s
             assert places == [["STRICT:0", "STRICT:1", "STRICT:0"][number]] * 3
             assert of_the_host == "ndarray"
             np.testing.assert_array_equal(total, np.full(size, 2.0 * number + 4))
-    # They go there once.
+    # Unchanged arrays are sent once.
     assert [each[3] for each in given[0]] == [each[3] for each in given[1]]
     # Arrays that changed since are sent again.
     weights[...] = 3.0

@@ -465,7 +465,7 @@ def test_work_after_a_function_is_not_captured(on_cluster, client):
 
     _, later = step(floats(1, 2))
     on_cluster.local_results(on_cluster.run(leave, args=(1,)))
-    # Nobody looks at it: it is made all the same.
+    # The call is made, although its result is never used.
     later.run(on_cluster.run, leave, args=(2,))
     on_cluster.local_results(on_cluster.run(plus, args=(floats(1, 2), 1.0)))
     assert list(client.run(lambda dask_worker: dask_worker.plugins.pop("left")).values()) == [2, 2]

@@ -171,7 +171,7 @@ def words_told(folder, number):
 def test_a_step_with_an_unreadable_batch_releases_other_replicas(start_cluster, tmp_path, per_worker):
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 1), num_replicas_per_worker=per_worker) as strategy:
         size = strategy.num_replicas_in_sync
-        # A block a worker.
+        # One block per worker.
         with dask.config.set({"daskdist.split-bytes": 8 * per_worker}):
             good = strategy.experimental_make_numpy_dataset(np.arange(2 * size))
         batch, _ = strategy.distribute_dataset(good.batch(size))

@@ -23,7 +23,7 @@ from distributed.utils import get_mp_context
 
 dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
 get_mp_context().set_forkserver_preload(["distributed", "daskdist.strategy.multi_worker"])
-# Whoever runs the tests in the background has it ignored.
+# Programs started in the background ignore this signal by default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def slow(x):

@@ -358,7 +358,7 @@ def test_a_value_of_another_cluster_is_refused(on_cluster):
             with pytest.raises(errors.ArgumentError, match="belongs to a strategy on another cluster"):
                 use()
         on_cluster.local_results(value)
-        # Once it is here it is anybody's.
+        # A value that was fetched to this program can be used with any strategy.
         assert stranger.local_results(stranger.run(abs, args=(value,))) == (1.0, 2.0)
 
 

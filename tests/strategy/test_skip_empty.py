@@ -74,7 +74,7 @@ def test_a_function_that_returns_none_or_its_argument(strategy):
 
 
 def test_the_structure_is_learned_from_the_replicas_that_are_called(strategy):
-    # Each is skipped in the first call of a function.
+    # Each replica in turn is skipped in the first call of a function.
     values = strategy.run(lambda batch: batch.sum(), args=(last_batch(strategy),)).values
     for present, absent in (values, values[::-1]):
         found = strategy.run(lambda value: {"a": value, "b": (value, 2)}, args=(PerReplica([present, absent]),))
