@@ -349,7 +349,7 @@ def test_a_distributed_dataset_follows_helpers(tmp_path):
         exec(f"def g(x): return x * {factor}", variables)
         for each in distributed:
             assert steps(each) == in_loops(each) == [0, factor, 2 * factor, 3 * factor]
-        # The part that is kept follows the redefinition too.
+        # The files of the cache are those of the current definition.
         assert [int(x) for x in kept[2]] == [0, factor, 2 * factor, 3 * factor]
 
 
