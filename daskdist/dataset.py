@@ -16,6 +16,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
@@ -28,6 +29,7 @@ from daskdist.core.block import Rows, writable_element
 from daskdist.core.dataset_base import DatasetBase, node_of
 from daskdist.core.failing.failed_elements import is_of_element
 from daskdist.core.functions.user_function import UserFunction, code_of
+from daskdist.core.long_work import LongWork, shown
 from daskdist.core.node import Node, upstream, walk
 from daskdist.core.primitive import Primitive
 from daskdist.core.randomness.seed import SeedsInCall, fresh_seed
@@ -63,7 +65,15 @@ from daskdist.formats.saved.manifest import codec
 from daskdist.formats.saved.saved_format import Saved
 from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.formats.webdataset.webdataset_format import WebDataset
-from daskdist.formats.write import DirectoryWriter, ZarrWriter, compression_to_write, npy_to_write, rows_of_chunk
+from daskdist.formats.write import (
+    DirectoryWriter,
+    Write,
+    Written,
+    ZarrWriter,
+    compression_to_write,
+    npy_to_write,
+    rows_of_chunk,
+)
 from daskdist.ops.assert_cardinality import AssertCardinality
 from daskdist.ops.batch_by_size import BatchBySize
 from daskdist.ops.bucket_by_sequence_length import BucketBySequenceLength
@@ -1543,7 +1553,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         """
         spec = self._spec_to_write("save", strategy)
         node = Snapshot(self._node, _absolute(path), self._fingerprint, spec, _codec(compression), is_reused=False)
-        run_to_end(plan(node), *self._writers(strategy), epoch=begin_pass(node)[0])
+        work = LongWork("save", self.cardinality)
+        run_to_end(plan(node), *self._writers(strategy), epoch=begin_pass(node)[0], work=work)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], element_spec: Any = None, name: str | None = None) -> Dataset:
@@ -2022,6 +2033,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             ),
             is_writable=bool(options.writable),
             told_spec=lambda: self._told_spec,
+            work=LongWork(self._node.name, self.cardinality),
         )
 
     def at_epoch(self, epoch: int) -> Dataset:
@@ -2561,12 +2573,15 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     ) -> list[str]:
         portions = PortionSize(in_bytes("bundle-bytes"), num_rows)
         (epoch,) = begin_pass(self._node)
-        return target.write(
-            spec,
-            lambda write: side_outputs_of(
-                self._current_primitive(), write, portions, *self._writers(strategy), epoch=epoch, name=target.operation
-            ),
-        )
+
+        def calls(write: Write) -> Iterator[Written]:
+            callers = self._writers(strategy)
+            written = side_outputs_of(
+                self._current_primitive(), write, portions, *callers, epoch=epoch, name=target.operation
+            )
+            return shown(written, target.operation, self.cardinality, attrgetter("num_rows"))
+
+        return target.write(spec, calls)
 
     def _writers(self, strategy: WritingStrategy | None) -> tuple[Caller, tuple[str | None, ...], int | None]:
         # The caller, its workers, and the bytes that may be outstanding on each.
@@ -2585,7 +2600,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         parts = side_outputs_of(
             plan(node), function, PortionSize(in_bytes("bundle-bytes")), *callers, name="statistics"
         )
-        return functools.reduce(PartStatistics.with_other, parts, PartStatistics(0, 0, {}))
+        shown_parts = shown(parts, "statistics", self.cardinality, attrgetter("num_elements"))
+        return functools.reduce(PartStatistics.with_other, shown_parts, PartStatistics(0, 0, {}))
 
     def _spec_to_write(self, operation: str, strategy: WritingStrategy | None) -> ElementSpec:
         if self.cardinality() == cardinality.INFINITE:

@@ -1,4 +1,4 @@
-"""The progress of a pass: a tqdm bar if tqdm is installed, otherwise one line that is redrawn."""
+"""Progress of passes and of other long work: a tqdm bar if tqdm is installed, otherwise one line that is redrawn."""
 
 from __future__ import annotations
 
@@ -6,34 +6,48 @@ import importlib.util
 import shutil
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, Final, Protocol, TextIO
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TextIO
+
+from daskdist.core.long_work import ProgressDisplay, displays
 
 # The least time between two redraws, in seconds.
 _REDRAW_S: Final = 0.1
 
 
-class StepDisplay(Protocol):
-    """A display of the number of steps that are done."""
+@contextmanager
+def progress() -> Iterator[None]:
+    """Show the progress of long work in this context on standard error.
 
-    def update(self, num_steps: int, text: str) -> None:
-        """Show the number of steps that are done, and a text."""
-        ...
+    This covers writing (`save`, `to_parquet` and so on), statistics, listing many files, and passes over datasets, for
+    example the first one of a `cache`. Passes over distributed datasets have `DistributedDataset.progress`. Uses tqdm
+    if it is installed. Nothing is shown unless standard error is a terminal or a notebook.
 
-    def close(self) -> None:
-        """End the display; what was shown stays."""
-        ...
+    >>> import daskdist, tempfile
+    >>> with daskdist.progress(), tempfile.TemporaryDirectory() as directory:
+    ...     daskdist.Dataset.range(1000).save(directory)
+    """
+    token = displays.set(step_display)
+    try:
+        yield
+    finally:
+        displays.reset(token)
 
 
-def step_display(total: int | None, title: str, stream: TextIO | None = None) -> StepDisplay | None:
+def step_display(
+    total: int | None, title: str, unit: str = "steps", stream: TextIO | None = None
+) -> ProgressDisplay | None:
     """Return a display on standard error; None unless that is a terminal or a notebook.
 
     Parameters
     ----------
     total
-        The number of steps, if it is known.
+        The number of all, if it is known.
     title
         A label shown first.
+    unit
+        What is counted.
     stream
         The stream to write to instead.
     """
@@ -42,8 +56,9 @@ def step_display(total: int | None, title: str, stream: TextIO | None = None) ->
     if not in_notebook and not stream.isatty():
         return None
     if importlib.util.find_spec("tqdm") is None:
-        return RedrawnLine(total, title, stream)
-    return TqdmBar(total, title, stream, in_notebook=in_notebook and importlib.util.find_spec("ipywidgets") is not None)
+        return RedrawnLine(total, title, unit, stream)
+    has_widgets = in_notebook and importlib.util.find_spec("ipywidgets") is not None
+    return TqdmBar(total, title, unit, stream, in_notebook=has_widgets)
 
 
 def is_notebook() -> bool:
@@ -56,17 +71,18 @@ def is_notebook() -> bool:
 class RedrawnLine:
     """One line that is redrawn."""
 
-    def __init__(self, total: int | None, title: str, stream: TextIO) -> None:
+    def __init__(self, total: int | None, title: str, unit: str, stream: TextIO) -> None:
         self._total = total
         self._title = title
+        self._unit = unit
         self._stream = stream
         self._drawn_s = float("-inf")
         self._latest = ""
 
-    def update(self, num_steps: int, text: str) -> None:
-        """Show the number of steps that are done, and a text."""
+    def update(self, number: int, text: str) -> None:
+        """Show how much is done, and a text."""
         of_all = "" if self._total is None else f"/{self._total:,}"
-        parts = [self._title, f"{num_steps:,}{of_all} steps", text]
+        parts = [self._title, f"{number:,}{of_all} {self._unit}", text]
         self._latest = "  ".join(part for part in parts if part)
         now_s = time.perf_counter()
         if now_s - self._drawn_s >= _REDRAW_S:
@@ -89,26 +105,26 @@ class RedrawnLine:
 class TqdmBar:
     """A tqdm bar: a widget in notebooks that support widgets, otherwise text."""
 
-    def __init__(self, total: int | None, title: str, stream: TextIO, *, in_notebook: bool) -> None:
+    def __init__(self, total: int | None, title: str, unit: str, stream: TextIO, *, in_notebook: bool) -> None:
         if in_notebook:
             from tqdm.notebook import tqdm
         else:
             from tqdm.std import tqdm
         # tqdm's own rate is an average of the latest steps; the text has the rate of the whole pass.
-        so_far = "{n_fmt} steps" if total is None else "{l_bar}{bar}| {n_fmt}/{total_fmt} steps"
+        so_far = "{desc}: {n:,}" if total is None else "{l_bar}{bar}| {n:,}/{total:,}"
         self._bar = tqdm(
             total=total,
             desc=title or None,
             file=stream,
-            bar_format=f"{so_far} [{{elapsed}}{{postfix}}]",
+            bar_format=f"{so_far} {unit} [{{elapsed}}{{postfix}}]",
             dynamic_ncols=True,
             mininterval=_REDRAW_S,
         )
 
-    def update(self, num_steps: int, text: str) -> None:
-        """Show the number of steps that are done, and a text."""
+    def update(self, number: int, text: str) -> None:
+        """Show how much is done, and a text."""
         self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update(num_steps - self._bar.n)
+        self._bar.update(number - self._bar.n)
 
     def close(self) -> None:
         """End the bar; what was shown stays."""

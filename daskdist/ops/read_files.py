@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +15,7 @@ from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.failing.skip_errors import SkipErrorsRead
 from daskdist.core.file_backed_source import FileBackedSource, FileShare
+from daskdist.core.long_work import shown
 from daskdist.core.node import Facts, Node, Pieces
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
@@ -304,14 +305,20 @@ class FileSplits(Sequence[Split]):
             num_threads = min(len(files), self._num_threads)
             if num_threads > 1:
                 with ThreadPoolExecutor(num_threads) as pool:
-                    listed = list(pool.map(self._list_file, files))
+                    listed = _shown(pool.map(self._list_file, files), len(files))
             else:
-                listed = list(map(self._list_file, files))
+                listed = _shown(map(self._list_file, files), len(files))
             self._found.extend(split for splits in listed for split in splits)
             self._files = rest
 
     def __reduce__(self) -> tuple[Any, ...]:
         return tuple, (list(self),)
+
+
+def _shown(listed: Iterator[Sequence[Split]], number: int) -> list[Sequence[Split]]:
+    if number <= _LISTED_AT_ONCE:
+        return list(listed)
+    return list(shown(listed, "list files", lambda: number, lambda _: 1, "files"))
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,10 @@ def test_steps_of_unknown_number(terminal):
 
 def test_without_tqdm_a_line_is_redrawn(monkeypatch):
     stream = Terminal()
-    assert isinstance(step_display(3, "", stream), TqdmBar)
+    assert isinstance(step_display(3, "", stream=stream), TqdmBar)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("COLUMNS", "30")
-    line = step_display(3, "title", stream)
+    line = step_display(3, "title", stream=stream)
     assert isinstance(line, RedrawnLine)
     line.update(1, "first")
     line.update(2, "a text that is too long for the line")
@@ -171,3 +171,45 @@ def test_on_a_cluster_only_measurements_are_described(on_cluster):
 def test_values_that_are_not_iterators():
     with pytest.raises(errors.ArgumentError, match="got Dataset; give an iterator over a distributed dataset"):
         daskdist.explain_slow(Dataset.range(3))
+
+
+def last_line(terminal):
+    return re.split("[\r\n]", terminal.getvalue().rstrip())[-1]
+
+
+LONG_WORK = {
+    "save": lambda rows, path: rows.save(path),
+    "to_parquet": lambda rows, path: rows.to_parquet(path, rows_per_file=10),
+    "to_zarr": lambda rows, path: rows.to_zarr(path, chunk_rows=10),
+    "statistics": lambda rows, path: rows.describe(),
+    "cache": lambda rows, path: list(rows.cache()),
+}
+
+
+@pytest.mark.parametrize("title", LONG_WORK)
+def test_long_work_is_shown_where_asked_for(title, terminal, tmp_path):
+    rows = Dataset.range(40).map(lambda x: {"x": x})
+    terminal = terminal()
+    LONG_WORK[title](rows, str(tmp_path / "silent"))
+    assert terminal.getvalue() == ""
+    with daskdist.progress():
+        LONG_WORK[title](rows, str(tmp_path / "shown"))
+    assert re.search(rf"{title}: 100%.*40/40 elements \[.*, [\d,]+ elements/s\]", last_line(terminal))
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_listing_of_many_files_is_shown(terminal, tmp_path):
+    Dataset.range(70).to_parquet(tmp_path, rows_per_file=1)
+    terminal = terminal()
+    with daskdist.progress():
+        assert len(list(daskdist.read_parquet(tmp_path))) == 70
+    assert re.search(r"list files: 100%.*70/70 files", terminal.getvalue())
+    assert re.search(r"read_parquet: 100%.*70/70 elements", last_line(terminal))
+
+
+@pytest.mark.cluster
+def test_work_of_workers_is_shown(on_cluster, terminal, tmp_path):
+    terminal = terminal()
+    with daskdist.progress():
+        Dataset.range(40).to_npy(tmp_path, rows_per_file=10, strategy=on_cluster)
+    assert "40/40 elements" in last_line(terminal)

@@ -15,6 +15,7 @@ from daskdist.core.block import Block, Bundle, Rows, writable_element
 from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
+from daskdist.core.long_work import LongWork
 from daskdist.core.primitive import Epoch, Exhausted, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec
@@ -76,6 +77,8 @@ class ElementIterator(Iterator[Any]):
     told_spec
         Returns the ``element_spec`` that the program was told, which elements are checked against; None if the program
         did not ask for it.
+    work
+        Shows how many elements were handed out, if the program has asked for it.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class ElementIterator(Iterator[Any]):
         identity: Identity | None = None,
         is_writable: bool = False,
         told_spec: Callable[[], ElementSpec | None] = lambda: None,
+        work: LongWork | None = None,
     ) -> None:
         self._interpreter = Interpreter(caller, budget_bytes=budget_bytes)
         self._primitive = primitive
@@ -100,6 +104,7 @@ class ElementIterator(Iterator[Any]):
         self._empty = empty
         self._is_writable = is_writable
         self._told_spec = told_spec
+        self._work = work
         self._number = 0
         # The number of elements in the bundles before the current one, with those that failed.
         self._num_behind = 0
@@ -124,6 +129,8 @@ class ElementIterator(Iterator[Any]):
                 with suppress(StopIteration):
                     return current.take(interpreter.caller, self._empty, self._told_spec)
             self._num_behind += current.place
+            if self._work is not None:
+                self._work.add(current.place)
             current.end()
             try:
                 current.begin(builder.pull())
@@ -131,7 +138,7 @@ class ElementIterator(Iterator[Any]):
                 if interpreter.num_skipped and not self._is_over:
                     logger.warning("left out %d elements in all", interpreter.num_skipped)
                 self._is_over = True
-                interpreter.close()
+                self._close()
                 break
         raise StopIteration
 
@@ -141,8 +148,13 @@ class ElementIterator(Iterator[Any]):
 
         Waits for a thread that is taking an element.
         """
-        self._interpreter.close()
+        self._close()
         self._builder, self._current = None, _Current()
+
+    def _close(self) -> None:
+        self._interpreter.close()
+        if self._work is not None:
+            self._work.close()
 
     @property
     def num_skipped(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from daskdist.core.block import Rows
+from daskdist.core.long_work import LongWork
 from daskdist.core.primitive import Epoch, Exhausted, NotReady, Primitive
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.runs import Run, RunQueue
@@ -125,13 +126,14 @@ def run_to_end(
     budget_bytes: int | None = None,
     *,
     epoch: Epoch = (0,),
+    work: LongWork,
 ) -> None:
     """Run a stream to its end for its side effects; the parameters are those of `side_outputs_of`."""
     try:
         cursor = Interpreter(caller, workers, budget_bytes).open(primitive)(epoch)
-        with suppress(Exhausted):
+        with suppress(Exhausted), work:
             while True:
-                cursor.pull()
+                work.add(_num_rows(cursor.pull()))
     finally:
         caller.close()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from daskdist.core.long_work import ProgressDisplay
 from daskdist.core.node import upstream
-from daskdist.display.step_display import StepDisplay, figures_in_words, step_display
+from daskdist.display.step_display import figures_in_words, step_display
 from daskdist.ops.deal import Deal
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.pipeline import Pipeline
@@ -28,7 +29,7 @@ class ProgressSteps(Iterator[Any]):
 
     def __init__(self, steps: DistributedIterator, total: int | None, title: str) -> None:
         self._steps = steps
-        self._display: StepDisplay | None = step_display(total, title)
+        self._display: ProgressDisplay | None = step_display(total, title)
         self._num_steps = 0
         self._figures: dict[str, Any] = {}
         self._rows = _rows_of_step(steps.pipelines)
@@ -64,7 +65,7 @@ class ProgressSteps(Iterator[Any]):
         self._num_steps += 1
         return step
 
-    def _show(self, display: StepDisplay) -> None:
+    def _show(self, display: ProgressDisplay) -> None:
         times = self._steps.times
         words = [f"{times.rate(self._num_steps):,.1f} steps/s"]
         if self._rows is not None:
