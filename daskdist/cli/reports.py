@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from daskdist.dataset import Dataset
+from daskdist.display.step_display import progress
 from daskdist.errors import DaskdistError
 from daskdist.readers.files import read_files
 
@@ -39,9 +40,10 @@ def dataset_of(files: Sequence[str], format_name: str | None) -> Dataset:
 
 @contextlib.contextmanager
 def short_errors() -> Iterator[None]:
-    """Report errors of files and arguments in one line, and end the command with exit code 1."""
+    """Report errors of files and arguments in one line, and end the command with exit code 1; show progress."""
     try:
-        yield
+        with progress():
+            yield
     except BrokenPipeError:
         # The reader of the output is gone, which click handles.
         raise

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, count
+from itertools import chain, count, takewhile
 from math import prod
 from typing import Any, Final
 
@@ -35,6 +35,8 @@ from daskdist.tables.to_arrow import no_rows
 # The number of attempts to remove a directory to which abandoned calls may still write, and the seconds between them.
 _TRIES: Final = 5
 _AGAIN_AFTER_S: Final = 0.1
+# A complete file that a write with a key may continue after: its number, rows and bytes.
+_DONE: Final = re.compile(r"(\d+)-(\d+)-(\d+)-[0-9a-f]{32}\.done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +74,30 @@ class WriteFile:
         The directory to write to.
     storage
         The options with which files are opened.
+    finished
+        The first files, if a killed write has left them: ``number`` counts from there on.
+    is_kept
+        Whether complete files get names by which a later write finds them.
     """
 
     form: WritableFormat
     directory: str
     storage: Storage
+    finished: tuple[Written, ...] = ()
+    is_kept: bool = False
 
     def __call__(self, number: int, rows: Rows) -> Written:
         # A call may be repeated while the first attempt still runs somewhere.
-        name = f"{number}-{uuid.uuid4().hex}.tmp"
+        token = uuid.uuid4().hex
+        name = f"{number}-{token}.tmp"
         path = f"{self.directory}/{name}"
         with unwritable(path):
-            num_bytes = self._write(rows, path)
-        return Written(name, len(rows), max(rows.nbytes, num_bytes))
+            num_bytes = max(rows.nbytes, self._write(rows, path))
+            if self.is_kept:
+                name = f"{number + len(self.finished)}-{len(rows)}-{num_bytes}-{token}.done"
+                fs, inner = self.storage.located(path)
+                rename(fs, inner, f"{inner.rpartition('/')[0]}/{name}")
+        return Written(name, len(rows), num_bytes)
 
     def _write(self, rows: Rows, path: str) -> int:
         if not is_remote(path):
@@ -129,6 +142,9 @@ class DirectoryWriter:
         The options with which files are opened.
     overwrite
         Whether to replace existing files of the format.
+    key
+        Identifies what is written, in 32 hexadecimal digits. A write that ends early keeps its complete files, and the
+        next one with this key continues after them: see `WriteFile.finished`. None to begin from the start.
     """
 
     operation: str
@@ -136,8 +152,9 @@ class DirectoryWriter:
     path: str
     storage: Storage
     overwrite: bool
+    key: str | None = None
 
-    def write(self, spec: ElementSpec, calls: Callable[[Write], Iterable[Written]]) -> list[str]:
+    def write(self, spec: ElementSpec, calls: Callable[[WriteFile], Iterable[Written]]) -> list[str]:
         """Write the dataset.
 
         Parameters
@@ -145,7 +162,8 @@ class DirectoryWriter:
         spec
             The spec of the elements.
         calls
-            Runs ``write`` on all elements, in several calls, and returns the outcomes of the calls in order.
+            Runs ``write`` on all elements, in several calls, and returns the outcomes of the calls in order, with
+            ``write.finished`` before them.
 
         Returns
         -------
@@ -164,22 +182,40 @@ class DirectoryWriter:
         old, before = self._there()
         fs, root = self._located
         is_new = not fs.isdir(root)
-        waiting = f".{self.operation}-{uuid.uuid4().hex}.tmp"
+        waiting = f".{self.operation}-{self.key or uuid.uuid4().hex}.tmp"
         try:
             with unwritable(self.path):
                 fs.makedirs(f"{root}/{waiting}", exist_ok=True)
-            write = WriteFile(self.form, f"{self.path}/{waiting}", self.storage)
+                finished = () if self.key is None else self._finished(f"{root}/{waiting}")
+            write = WriteFile(self.form, f"{self.path}/{waiting}", self.storage, finished, self.key is not None)
             written = list(calls(write)) or [write(0, no_rows(spec))]
             with unwritable(self.path):
                 finals = self._named(f"{root}/{waiting}", [part.name for part in written], old, before)
         except BaseException:
-            _remove(fs, f"{root}/{waiting}")
+            if self.key is None:
+                _remove(fs, f"{root}/{waiting}")
             if is_new:
                 with suppress(Exception):
                     fs.rmdir(root)
             raise
         self._clean(waiting, list(old))
         return [fs.unstrip_protocol(final) for final in finals] if is_remote(self.path) else finals
+
+    def _finished(self, waiting: str) -> tuple[Written, ...]:
+        # Return the complete files up to the first that is missing, and delete the others.
+        fs, _ = self._located
+        fs.invalidate_cache(waiting)
+        finished: dict[int, Written] = {}
+        for entry in fs.ls(waiting, detail=False):
+            name = str(entry).rpartition("/")[2]
+            if match := _DONE.fullmatch(name):
+                finished[int(match[1])] = Written(name, int(match[2]), int(match[3]))
+        first = list(map(finished.__getitem__, takewhile(finished.__contains__, count())))
+        names = {part.name for part in first}
+        for entry in fs.ls(waiting, detail=False):
+            if str(entry).rpartition("/")[2] not in names:
+                fs.rm_file(entry)
+        return tuple(first)
 
     @cached_property
     def _located(self) -> tuple[Any, str]:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from conftest import eventually
 
 import daskdist
 from daskdist.cli import COMMANDS, main
@@ -129,6 +130,37 @@ def test_convert(parquet_files, tmp_path, target):
     again = run("convert", *paths, tmp_path / "new", "--to", target, code=1)
     assert again.startswith("Error: ")
     run("convert", *paths, tmp_path / "new", "--to", target, "--overwrite")
+
+
+def test_convert_continues_after_it_was_killed(tmp_path):
+    (tmp_path / "rows.csv").write_text("id\n" + "".join(f"{number}\n" for number in range(500)))
+    args = ["convert", str(tmp_path / "rows.csv"), str(tmp_path / "new"), "--rows-per-file", "1"]
+    with subprocess.Popen([sys.executable, "-m", "daskdist", *args]) as command:
+        eventually(lambda: sum(1 for _ in (tmp_path / "new").glob(".convert-*/*.done")) > 5, within_s=60)
+        command.kill()
+    kept = {path.name.split("-")[0]: path.stat().st_ino for path in (tmp_path / "new").glob(".convert-*/*.done")}
+    report = as_json(*args)
+    assert 5 < report["kept"] < 500
+    # The same files, and not others of the same content.
+    for number in range(report["kept"]):
+        assert Path(report["files"][number]).stat().st_ino == kept[str(number)]
+    assert [int(row) for row in daskdist.read_parquet(tmp_path / "new", columns="id")] == list(range(500))
+    assert not list((tmp_path / "new").glob(".convert-*"))
+
+
+def test_a_conversion_of_changed_files_begins_again(tmp_path):
+    rows = daskdist.Dataset.from_list([b"a", b"b", b"c"])
+    paths = rows.to_tfrecord(tmp_path / "old", rows_per_file=1)
+    whole = Path(paths[2]).read_bytes()
+    Path(paths[2]).write_bytes(whole[:-1])
+    args = ["convert", *paths, tmp_path / "new", "--rows-per-file", 1, "--to", "tfrecord"]
+    for _ in range(2):
+        assert run(*args, code=1).startswith(f"Error: {paths[2]} ")
+        assert list((tmp_path / "new").glob(".convert-*"))
+    Path(paths[2]).write_bytes(whole)
+    assert as_json(*args)["kept"] == 0
+    assert list(daskdist.read_tfrecord(tmp_path / "new")) == [b"a", b"b", b"c"]
+    assert not list((tmp_path / "new").glob(".convert-*"))
 
 
 @pytest.mark.parametrize("command", ["inspect", "explain", "bench"])
