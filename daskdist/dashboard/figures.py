@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -142,6 +142,8 @@ class DashboardFigures:
         By time of observation, the share of the programs' time in waiting for next steps.
     fill
         By time of observation, the shares in use of the bytes and of the steps that may be under way.
+    task_s
+        The seconds of all workers' tasks for datasets, by the names of the tasks.
     service
         The data service; None without one.
     """
@@ -155,6 +157,7 @@ class DashboardFigures:
         self.time_shares: deque[tuple[float, float, float, float]] = deque(maxlen=NUM_KEPT)
         self.program_shares: deque[tuple[float, float]] = deque(maxlen=NUM_KEPT)
         self.fill: deque[tuple[float, float, float]] = deque(maxlen=NUM_KEPT)
+        self.task_s: Counter[str] = Counter()
         self.service: ServiceView | None = None
         # The time of each worker's last report, by its own clock.
         self._reported_at: dict[str, float] = {}
@@ -162,10 +165,13 @@ class DashboardFigures:
     def observe(self, now: float, reports: Mapping[str, Mapping[str, Any]]) -> None:
         """Take the last reports of all workers, by address; called about once a second.
 
-        A report has the time ``at`` by the worker's clock, and ``replicas``: a list of token, number, device, steps,
-        rows, and seconds in steps and in waiting for input.
+        A report has the time ``at`` by the worker's clock, ``replicas``: a list of token, number, device, steps, rows,
+        and seconds in steps and in waiting for input; and ``tasks``: the seconds of tasks by their names.
         """
         self.observed_at = now
+        self.task_s = Counter()
+        for report in reports.values():
+            self.task_s.update(report["tasks"])
         present: set[tuple[str, int]] = set()
         places = {(known.strategy, known.worker, known.device): known for known in self.replicas.values()}
         for address, report in reports.items():

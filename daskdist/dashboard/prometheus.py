@@ -72,6 +72,13 @@ def _of_replicas(figures: DashboardFigures) -> Iterator[Any]:
         [(labels, replica.waiting_s) for labels, replica in replicas],
     )
     yield _family(
+        "counter",
+        "task_seconds",
+        "Time that tasks of datasets with a name have taken on all workers",
+        ("task",),
+        [((name,), seconds) for name, seconds in figures.task_s.items()],
+    )
+    yield _family(
         "counter", "lost_workers", "Workers that were lost while a strategy used them", (), [((), figures.num_lost)]
     )
 

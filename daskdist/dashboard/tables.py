@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from daskdist.dashboard.figures import DashboardFigures, ReplicaFigures
 from daskdist.display.html import Box, PageTable, Section, TimePart, page, texts
+from daskdist.display.pages import bars
 from daskdist.display.plan import count
 
 # The most rows of a table to show; further rows are only counted.
@@ -45,6 +46,10 @@ def details(figures: DashboardFigures) -> str:
     if figures.replicas:
         replicas = sorted(figures.replicas.values(), key=lambda replica: (replica.strategy, replica.number))
         sections.append(_limited("Replicas", _replicas(replicas[:_MOST_ROWS]), len(replicas)))
+    if figures.task_s:
+        tasks = figures.task_s.most_common(_MOST_ROWS)
+        table = bars("task", "all workers", dict(tasks))
+        sections.append(_limited("Work of tasks for input", table, len(figures.task_s)))
     if figures.lost:
         sections.append(_limited("Lost workers", _lost(figures), figures.num_lost))
     if jobs := figures.jobs():

@@ -165,11 +165,15 @@ def times_page(title: str, stats: dict[str, Any]) -> str | None:
         ]
         sections.append(Section("shares", parts))
     if stats.get("busy_s"):
-        longest = max(stats["busy_s"].values())
-        rows = [
-            [Box(name, is_code=True), Box(share=round(100 * seconds / longest, 1)), Box(f"{seconds:.3f} s", "number")]
-            for name, seconds in stats["busy_s"].items()
-        ]
-        heading = [*texts("work for input", ""), Box("all threads", "number")]
-        sections.append(Section("table", PageTable(heading, rows)))
+        sections.append(Section("table", bars("work for input", "all threads", stats["busy_s"])))
     return page(title, [times_in_words(stats)], sections)
+
+
+def bars(names: str, summed_over: str, seconds_by_name: dict[str, float]) -> PageTable:
+    """Return a table of seconds by name, with a bar for each; the first are the most."""
+    longest = max(seconds_by_name.values())
+    rows = [
+        [Box(name, is_code=True), Box(share=round(100 * seconds / longest, 1)), Box(f"{seconds:.3f} s", "number")]
+        for name, seconds in seconds_by_name.items()
+    ]
+    return PageTable([*texts(names, ""), Box(summed_over, "number")], rows)

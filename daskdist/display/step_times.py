@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -47,3 +49,36 @@ class StepTimes:
     def rate(self, number: float) -> float:
         """Return a number divided by the total time."""
         return number / self.total_s if self.total_s else 0.0
+
+
+@dataclass(frozen=True)
+class WorkerTimes:
+    """The time that workers of a cluster spend on the input of a pass, and replicas in their steps.
+
+    Parameters
+    ----------
+    busy_s
+        The seconds of the pass's tasks by their names, and in ``"transfer"`` those of copies between workers.
+    num_threads
+        The number of threads of the workers.
+    step_s, waiting_s
+        The seconds of all replicas in steps, and in waiting for the input of steps, in all passes.
+    """
+
+    busy_s: dict[str, float]
+    num_threads: int = 0
+    step_s: float = 0.0
+    waiting_s: float = 0.0
+
+    @classmethod
+    def of(cls, parts: Collection[WorkerTimes]) -> WorkerTimes:
+        """Return the sums over several workers; the tasks that took longest come first."""
+        busy_s: Counter[str] = Counter()
+        for part in parts:
+            busy_s.update(part.busy_s)
+        return cls(
+            dict(busy_s.most_common()),
+            sum(part.num_threads for part in parts),
+            sum(part.step_s for part in parts),
+            sum(part.waiting_s for part in parts),
+        )

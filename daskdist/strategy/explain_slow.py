@@ -69,10 +69,7 @@ def _sentences(iterator: DistributedIterator) -> Iterator[str]:
     if stats["num_skipped"]:
         yield f"{count(stats['num_skipped'], 'element')} left out because reading or computing them failed."
     if not iterator.is_here:
-        yield (
-            "On a cluster, steps are handed out before their data has arrived: the time in steps includes waiting for "
-            "data. See strategy.status() for the workers' calls, and Dask's dashboard for the time of their tasks."
-        )
+        yield from _on_cluster(iterator)
         return
     if times.waiting_share < _LITTLE_WAITING:
         yield (
@@ -83,12 +80,47 @@ def _sentences(iterator: DistributedIterator) -> Iterator[str]:
     yield from _of_input(iterator, stats)
 
 
+def _on_cluster(iterator: DistributedIterator) -> Iterator[str]:
+    yield (
+        "On a cluster, steps are handed out before their data has arrived: the time in steps includes waiting for data."
+    )
+    workers = iterator.worker_times()
+    if workers is None:
+        return
+    if replicas_s := workers.step_s + workers.waiting_s:
+        share = workers.waiting_s / replicas_s
+        yield (
+            f"Replicas have waited {workers.waiting_s:.2f} s for the input of steps, and taken {workers.step_s:.2f} s "
+            "for the steps, in all passes of the strategy."
+        )
+        if share < _LITTLE_WAITING:
+            yield f"The steps themselves take nearly all of that time: faster input would gain {share:.0%} at most."
+            return
+    all_s = sum(workers.busy_s.values())
+    if all_s:
+        yield _work(workers.busy_s)
+        busy_share = all_s / max(workers.num_threads * iterator.times.total_s, 1e-9)
+        threads = count(workers.num_threads, "thread")
+        yield (
+            f"The {threads} of the workers are always busy with it: add workers, or reduce the work."
+            if busy_share > _BUSY
+            else f"The {threads} of the workers are busy with it {busy_share:.0%} of the time: more workers would not "
+            "help, since these have too little work at a time."
+        )
+    yield from _of_plan(iterator)
+
+
+def _work(busy_s: dict[str, float]) -> str:
+    all_s = sum(busy_s.values())
+    parts = [f"{name} {seconds / all_s:.0%}" for name, seconds in busy_s.items() if seconds >= 0.01 * all_s]
+    return f"Work for input: {', '.join(parts)}."
+
+
 def _of_input(iterator: DistributedIterator, stats: dict[str, Any]) -> Iterator[str]:
     busy = stats["busy_s"]
     all_s, num_threads = sum(busy.values()), iterator.num_threads
     if all_s:
-        parts = [f"{name} {seconds / all_s:.0%}" for name, seconds in busy.items() if seconds >= 0.01 * all_s]
-        yield f"Work for input: {', '.join(parts)}."
+        yield _work(busy)
     if not num_threads:
         yield (
             "Input is computed by the program's own thread, when it asks for a step: add prefetch(2) at the end of the "

@@ -97,4 +97,4 @@ class MultiWorkerMirroredStrategy(Strategy):
             submit.missing()
             backend = ClusterBackend(self.client, live_workers, submit, CrossReplicaStrategy)
             backend.open(group, opened.pop_all())
-        super().__init__(group, backend, ClusterInput(submit, backend))
+        super().__init__(group, backend, ClusterInput(submit, backend, group.token))

@@ -17,7 +17,11 @@ from daskdist.strategy.replica.replica_times import ReplicaTimes, rows_in
 
 def report(at, *replicas):
     """Return the report of a worker: for each replica, its number, steps, rows, and seconds in steps and waiting."""
-    return {"at": at, "replicas": [("s", number, "CPU:0", *totals) for number, *totals in replicas]}
+    return {
+        "at": at,
+        "replicas": [("s", number, "CPU:0", *totals) for number, *totals in replicas],
+        "tasks": {"map": at},
+    }
 
 
 def program(waiting_s, step_s, **values):
@@ -38,6 +42,7 @@ def test_rates_and_shares_are_of_the_time_between_two_reports():
     other = figures.replicas["s", 1]
     assert (other.steps_per_s, other.step_share, other.waiting_share) == (2, 0.5, 0.5)
     assert figures.time_shares[-1] == (101.0, 0.5, 0.375, 0.125)
+    assert figures.task_s == {"map": 7.0 + 70.5}
     # A worker that has sent nothing new keeps its rates.
     figures.observe(102.0, {"a": report(7.0, (0, 30, 1920, 2.0, 1.0)), "b": report(71.5, (1, 9, 576, 1.25, 0.75))})
     assert (replica.steps_per_s, other.steps_per_s, other.idle_share) == (10, 0, 1)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from time import perf_counter
+from typing import Final
+
+# The most callers whose tasks a worker keeps the times of.
+_MOST_CALLERS: Final = 64
 
 
 class BusyTimes:
@@ -23,3 +28,21 @@ class BusyTimes:
         """Return the seconds of each name, the longest first."""
         with self._lock:
             return dict(sorted(self._seconds.items(), key=lambda item: -item[1]))
+
+
+# The times of tasks, by the worker's address and the token of the caller that submitted them; "" for all callers. One
+# process may have several workers.
+_of_tasks: OrderedDict[tuple[str, str], BusyTimes] = OrderedDict()
+_making: Final = threading.Lock()
+
+
+def task_times(worker: str, caller: str = "") -> BusyTimes:
+    """Return the times of the tasks of a caller that ran on a worker of this process; of all callers if not given."""
+    key = worker, caller
+    if key not in _of_tasks:
+        with _making:
+            _of_tasks.setdefault(key, BusyTimes())
+            callers = [kept for kept in _of_tasks if kept[0] == worker and kept[1]]
+            for kept in callers[:-_MOST_CALLERS]:
+                del _of_tasks[kept]
+    return _of_tasks[key]

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from dask.optimization import cull
-from distributed import Client, Future, default_client
+from distributed import Client, Future, default_client, get_worker
 from distributed.client import FutureCancelledError, FuturesCancelledError, _wait
 from distributed.protocol.pickle import dumps
 
@@ -27,6 +27,7 @@ from daskdist.core.primitive import Read, Split, payload_itself, value_itself
 from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Graph, Handle, Report, SplitLocations, report_of
+from daskdist.execute.callers.busy_times import task_times
 from daskdist.execute.callers.cluster_requests import ask_scheduler, closed_error, run_on_scheduler
 from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.execute.callers.data_locations import DataLocations
@@ -54,18 +55,24 @@ _KEY: Final = re.compile(r"-[0-9a-f]{12}-[0-9]+$")
 
 
 def call_sent(pickled: bytes, *results: Any) -> Any:
-    """Call a pickled function.
+    """Call a pickled function, and add its time to `task_times`.
 
     Parameters
     ----------
     pickled
-        The function and its arguments.
+        The function, its arguments, the token of the caller, and the name of the task.
     results
         One value per argument: the result of another task, or None if the argument is pickled.
     """
     _raise_in_program_only()
-    function, args = load_sent(pickled)
-    return function(*[arg if result is None else result for arg, result in zip(args, results, strict=True)])
+    function, args, caller, name = load_sent(pickled)
+    begun_at = time.perf_counter()
+    try:
+        return function(*[arg if result is None else result for arg, result in zip(args, results, strict=True)])
+    finally:
+        worker = get_worker().address
+        for times in (task_times(worker, caller), task_times(worker)):
+            times.add(name, begun_at)
 
 
 class _WithoutOurFailures(logging.Filter):
@@ -137,7 +144,8 @@ class Submit:
         self.futures: weakref.WeakSet[Future] = weakref.WeakSet() if futures is None else futures
         # Unlike a generator, `itertools.count` can be advanced by several threads at once.
         self._numbers = itertools.count()
-        self._token = uuid.uuid4().hex[:12]
+        # Part of the keys of its tasks.
+        self.token = uuid.uuid4().hex[:12]
         self._reports: dict[str, Future] = {}
         self._located = located
         # Workers of which it was logged that they are silent.
@@ -256,9 +264,10 @@ class Submit:
         # lacks, would stop the worker. So functions and their arguments are unpickled inside the task.
         has_futures = [_has_futures(arg) for arg in args]
         rest = [None if has else arg for arg, has in zip(args, has_futures, strict=True)]
+        sent = function, rest, self.token, name
         future = self.client.submit(
             call_sent,
-            dumps_on_host((function, rest), by_value=True) if are_loaded() else dumps((function, rest)),
+            dumps_on_host(sent, by_value=True) if are_loaded() else dumps(sent),
             *[arg if has else None for arg, has in zip(args, has_futures, strict=True)],
             key=self.key_of(name),
             workers=[worker] if worker else None,
@@ -270,7 +279,7 @@ class Submit:
 
     def key_of(self, name: str) -> str:
         """Return a unique key for a task."""
-        return f"{name}-{self._token}-{next(self._numbers)}"
+        return f"{name}-{self.token}-{next(self._numbers)}"
 
     def report(self, handle: Future, *, wait: bool) -> Report | None:
         # The report is computed on the worker that has the block, so that the block itself is not sent.

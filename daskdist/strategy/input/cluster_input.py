@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from dask.base import tokenize
 
 from daskdist.core.block import Block
 from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Node, walk
+from daskdist.dashboard.figures import TIMES_METRIC
 from daskdist.dataset import Dataset
 from daskdist.devices import named
+from daskdist.display.step_times import WorkerTimes
 from daskdist.execute.caller import Caller
+from daskdist.execute.callers.busy_times import task_times
 from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.execute.callers.fetch import WithRemoteResults, workers_with_data
 from daskdist.execute.callers.submit import Submit, workers_of
@@ -30,6 +33,9 @@ from daskdist.strategy.input.input_backend import PipelineDataset
 from daskdist.strategy.input.on_worker import DatasetSummary, OnWorker, make_on_worker, summary_on_worker
 from daskdist.strategy.input.options import InputContext
 
+# The latest copies between workers that are looked at.
+_MOST_TRANSFERS: Final = 10_000
+
 
 class ClusterInput:
     """Datasets that are read on the workers of a cluster.
@@ -40,11 +46,14 @@ class ClusterInput:
         Submits Dask tasks.
     backend
         Runs the strategy's calls.
+    token
+        The token of the strategy.
     """
 
-    def __init__(self, submit: Submit, backend: Backend) -> None:
+    def __init__(self, submit: Submit, backend: Backend, token: str) -> None:
         self._submit = submit
         self._backend = backend
+        self._token = token
 
     def check(self, dataset: Dataset) -> None:
         """Raise for functions that do not pickle, and for files whose named worker is not in the cluster."""
@@ -130,3 +139,28 @@ class ClusterInput:
         client = self._submit.client
         stats = run_on_workers(client, copy_stats_on_worker, names, workers=list(names)) if names else {}
         return CopyStats.of(stats.values()) if names else None
+
+    def worker_times(self, caller: Any) -> WorkerTimes | None:
+        """Return how the workers spend their time on the tasks of a caller; None if the connection is closed."""
+        client = self._submit.client
+        if client.status != "running":
+            return None
+        workers = [worker for worker in self._submit.workers if worker in workers_of(client)]
+        times = run_on_workers(client, times_on_worker, caller.token, self._token, workers=workers, on_error="ignore")
+        return WorkerTimes.of(times.values())
+
+
+def times_on_worker(caller: str, strategy: str, dask_worker: Any) -> WorkerTimes:
+    """Return the times of the tasks of a caller on a worker, and those of the replicas of a strategy there."""
+    transfer_s = sum(
+        entry["duration"]
+        for entry in itertools.islice(reversed(dask_worker.transfer_incoming_log), _MOST_TRANSFERS)
+        if any(f"-{caller}-" in str(key) for key in entry["keys"])
+    )
+    busy_s = task_times(dask_worker.address, caller).by_name()
+    if transfer_s:
+        busy_s["transfer"] = transfer_s
+    report = dask_worker.metrics[TIMES_METRIC](dask_worker)
+    replica_times = [times[-2:] for token, *times in report["replicas"] if token == strategy]
+    step_s, waiting_s = map(sum, zip(*replica_times, strict=True)) if replica_times else (0.0, 0.0)
+    return WorkerTimes(busy_s, dask_worker.state.nthreads, step_s, waiting_s)

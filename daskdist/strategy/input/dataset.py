@@ -181,6 +181,7 @@ class DistributedDataset:
             follow=self._after_loss,
             call_maps=feed.maps_on_replicas and partial(_mapped, self.strategy, feed.maps_on_replicas),
             copy_stats=partial(_copy_stats, self.strategy),
+            worker_times=self.strategy.internals.input.worker_times,
             raise_unseen=self.strategy.internals.raise_unseen,
             source=feed.source,
         )

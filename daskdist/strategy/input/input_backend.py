@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Node
 from daskdist.dataset import Dataset
+from daskdist.display.step_times import WorkerTimes
 from daskdist.execute.caller import Caller
 from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.callers.now import Now
@@ -78,6 +79,10 @@ class InputBackend(Protocol):
         """Return statistics of copies to (worker, device) pairs; None if no other process makes copies."""
         ...
 
+    def worker_times(self, caller: Caller) -> WorkerTimes | None:
+        """Return how workers spend their time on the tasks of a caller from `reader`; None without workers."""
+        ...
+
 
 class LocalInput:
     """Datasets that are read in this process."""
@@ -118,4 +123,8 @@ class LocalInput:
 
     def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> CopyStats | None:
         """Return None: iterators in this process count their own copies."""
+        return None
+
+    def worker_times(self, caller: Caller) -> WorkerTimes | None:
+        """Return None: callers of this process measure their own times."""
         return None

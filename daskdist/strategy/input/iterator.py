@@ -19,7 +19,7 @@ from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Leaves
 from daskdist.devices import Device
 from daskdist.display.pages import times_in_words, times_page
-from daskdist.display.step_times import StepTimes
+from daskdist.display.step_times import StepTimes, WorkerTimes
 from daskdist.errors import ArgumentError, OutOfRangeError, UserFunctionError
 from daskdist.execute.caller import Caller, Handle, LocalCaller
 from daskdist.execute.resume.position import StreamPosition
@@ -112,6 +112,7 @@ class DistributedIterator:
         follow: Callable[[], tuple[PassSource, Callable[[Any], Any] | None, Any]] | None = None,
         call_maps: Callable[[Any], Any] | None = None,
         copy_stats: Callable[[], CopyStats | None] | None = None,
+        worker_times: Callable[[Caller], WorkerTimes | None] = lambda caller: None,
         raise_unseen: Callable[[], None],
         source: PassSource,
     ) -> None:
@@ -123,6 +124,7 @@ class DistributedIterator:
         self._follow = follow
         # Returns statistics of copies that the replicas' workers make.
         self._copy_stats = copy_stats
+        self._worker_times = worker_times
         # Calls the device functions of `map` on the replicas with a step's elements; None if there are none.
         self._call_maps = call_maps
         # Raises the failures of calls whose results were never looked at.
@@ -263,7 +265,7 @@ class DistributedIterator:
             value = self._step()
             return value if self._call_maps is None else self._call_maps(value)
         except OutOfRangeError:
-            if num_skipped := self.stats()["num_skipped"]:
+            if num_skipped := self._own_stats()["num_skipped"]:
                 logger.warning("left out %d elements in all", num_skipped)
             self._is_over = True
             self._close()
@@ -302,15 +304,25 @@ class DistributedIterator:
             ``waiting_s`` is the time that the program waited for the next step, and ``step_s`` the time between steps,
             which the program spent itself. On a cluster, a step is handed out before its data has arrived, and waiting
             for the data is part of ``step_s``. ``steps_per_s`` counts the steps that were handed out in this time, not
-            those before a position that was loaded. In this process, ``busy_s`` has the time that reading, functions
-            and gathering took, by their names in `explain`, summed over all threads: it exceeds ``waiting_s`` if
-            threads work during steps.
+            those before a position that was loaded. ``busy_s`` has the time that reading, functions and gathering took,
+            by their names in `explain`, summed over all threads: it exceeds ``waiting_s`` if threads work during steps.
+
+            On a cluster, workers are asked for it: it is the time of their tasks, with ``"transfer"`` for copies
+            between workers. ``replicas`` then has the seconds that all replicas were in steps (``step_s``) and waited
+            for the input of a step (``waiting_s``), since the strategy was created.
         """
         stats = self._own_stats()
+        if (times := self.worker_times()) is not None:
+            stats["busy_s"] = times.busy_s
+            stats["replicas"] = {"step_s": times.step_s, "waiting_s": times.waiting_s}
         if self._puts_on_devices:
             return {**stats, "device": CopyStats().as_dict() if self._ahead is None else self._ahead.stats()}
         copied = None if self._copy_stats is None else self._copy_stats()
         return stats if copied is None else {**stats, "device": copied.as_dict()}
+
+    def worker_times(self) -> WorkerTimes | None:
+        """Ask workers how they spend their time on this pass; None in one process, or if they are not connected."""
+        return self._worker_times(self._caller)
 
     def _own_stats(self) -> dict[str, Any]:
         # The statistics that need no question to workers.

@@ -15,6 +15,7 @@ from distributed.core import Status
 
 from daskdist.config import seconds
 from daskdist.dashboard.figures import TIMES_METRIC
+from daskdist.execute.callers.busy_times import task_times
 from daskdist.execute.messages.outbox import can_be_framed
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.group import ReplicaGroup
@@ -90,7 +91,7 @@ class StreamsOfWorker:
             for token, steps in list(self.by_token.items())
             for slot in steps.slots
         ]
-        return {"at": time.monotonic(), "replicas": replicas}
+        return {"at": time.monotonic(), "replicas": replicas, "tasks": task_times(worker.address).by_name()}
 
     def _running(self, worker: Worker) -> str:
         running = [call for steps in self.by_token.values() for call in steps.running()]
