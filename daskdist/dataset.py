@@ -65,15 +65,7 @@ from daskdist.formats.saved.manifest import codec
 from daskdist.formats.saved.saved_format import Saved
 from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.formats.webdataset.webdataset_format import WebDataset
-from daskdist.formats.write import (
-    DirectoryWriter,
-    Write,
-    Written,
-    ZarrWriter,
-    compression_to_write,
-    npy_to_write,
-    rows_of_chunk,
-)
+from daskdist.formats.write import DirectoryWriter, ZarrWriter, compression_to_write, npy_to_write, rows_of_chunk
 from daskdist.ops.assert_cardinality import AssertCardinality
 from daskdist.ops.batch_by_size import BatchBySize
 from daskdist.ops.bucket_by_sequence_length import BucketBySequenceLength
@@ -2573,15 +2565,22 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     ) -> list[str]:
         portions = PortionSize(in_bytes("bundle-bytes"), num_rows)
         (epoch,) = begin_pass(self._node)
-
-        def calls(write: Write) -> Iterator[Written]:
-            callers = self._writers(strategy)
-            written = side_outputs_of(
-                self._current_primitive(), write, portions, *callers, epoch=epoch, name=target.operation
-            )
-            return shown(written, target.operation, self.cardinality, attrgetter("num_rows"))
-
-        return target.write(spec, calls)
+        return target.write(
+            spec,
+            lambda write: shown(
+                side_outputs_of(
+                    self._current_primitive(),
+                    write,
+                    portions,
+                    *self._writers(strategy),
+                    epoch=epoch,
+                    name=target.operation,
+                ),
+                target.operation,
+                self.cardinality,
+                attrgetter("num_rows"),
+            ),
+        )
 
     def _writers(self, strategy: WritingStrategy | None) -> tuple[Caller, tuple[str | None, ...], int | None]:
         # The caller, its workers, and the bytes that may be outstanding on each.

@@ -110,6 +110,17 @@ def test_bench(parquet_files):
     assert "read, shuffle, batch" in run("bench", *paths)
 
 
+@pytest.mark.cluster
+def test_bench_on_a_cluster(parquet_files, client):
+    report = as_json("bench", *parquet_files(rows=[500, 500]), "--scheduler", client.scheduler.address)
+    assert report["workers"] == len(client.scheduler_info(n_workers=-1)["workers"])
+    assert [stage["stage"] for stage in report["stages"]] == ["read", "read, batch", "read, shuffle, batch"]
+    assert [(stage["rows"], stage["num_bytes"], stage["is_all"]) for stage in report["stages"]] == [
+        (1000, 12_000, True)
+    ] * 3
+    run("bench", "x", "--workers", 2, "--scheduler", client.scheduler.address, code=2)
+
+
 def test_bench_ends_after_its_time(parquet_files):
     stages = as_json("bench", *parquet_files(rows=[500] * 4), "--seconds", 1e-9, "--batch-size", 10)["stages"]
     assert [stage["is_all"] for stage in stages] == [False] * 3

@@ -85,7 +85,7 @@ def test_metrics_are_those_of_the_loop(busy_client):
     assert all(number % 32 == 0 and number > 0 for number in later.values())
     eventually(lambda: metrics(busy_client, "daskdist_service_elements_total").get('{job="features"}', 0) >= 90)
     assert metrics(busy_client, "daskdist_service_consumers") == {'{job="features"}': 1.0}
-    for name in ("daskdist_replica_step_seconds_total", "daskdist_steps_in_flight", "daskdist_read_ahead_limit_bytes"):
+    for name in ("daskdist_replica_step_seconds_total", "daskdist_steps_in_flight", "daskdist_task_seconds_total"):
         eventually(lambda name=name: sum(metrics(busy_client, name).values()) > 0)
     # Each has its help and its type, and is there once.
     text = get(busy_client, "metrics")
@@ -125,6 +125,7 @@ def test_a_browser_shows_figures_while_a_loop_runs(busy_client, tmp_path):
         assert page.evaluate("document.body.scrollWidth") <= 800
         first = page.wait_for("Number(/([\\d,.]+) steps/.exec(" + TEXT.format("summary") + ")[1].replace(/,/g, ''))")
         assert first > 0
+        page.wait_for(f"{TEXT.format('details')}.includes('Work of tasks for input')")
         before = page.evaluate(TEXT.format("details"))
         page.wait_for(f"{TEXT.format('details')} !== {before!r}")
         assert all(name in before for name in ("tcp://127.0.0.1", "features #0", "steps/s"))
