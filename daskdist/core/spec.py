@@ -248,6 +248,8 @@ class PerReplicaSpec:
         return hash(self.specs)
 
     def __repr__(self) -> str:
+        if len(self.specs) > 4 and len(set(self.specs)) == 1:
+            return f"PerReplicaSpec({len(self.specs)} x {self.specs[0]})"
         return f"PerReplicaSpec({', '.join(map(repr, self.specs))})"
 
 

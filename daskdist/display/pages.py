@@ -120,12 +120,13 @@ def shares_drawn(shares: Sequence[Share]) -> PageTable:
     for number, share in enumerate(shares):
         bar = [] if measure is None else [Box(share=round(100 * measure[number] / max(measure), 1))]
         numbers = [Box(text, "number") for text in share_cells(share)]
-        rows.append([Box(str(number), "number"), Box(share.worker), Box(_some(share.devices)), *bar, *numbers])
+        rows.append([Box(str(number), "number"), Box(share.worker), Box(some_of(share.devices)), *bar, *numbers])
     names = [Box(name, "number") for name in ("files", "splits", "rows", "bytes")]
     return PageTable([*texts("", "worker", "replicas"), *texts("")[: measure is not None], *names], rows)
 
 
-def _some(names: Sequence[str]) -> str:
+def some_of(names: Sequence[str]) -> str:
+    """Return the names with commas between them; of many, the first and the last."""
     if len(names) > 4:
         return f"{len(names)}: {names[0]} to {names[-1]}"
     return ", ".join(names) or "-"

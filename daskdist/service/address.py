@@ -32,6 +32,9 @@ class ServiceAddress:
     address: str
     security: Security | None = field(default=None, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        return repr(self.address)
+
     def connection_args(self) -> dict[str, Any]:
         """Return the arguments of `distributed.comm.connect`."""
         args: dict[str, Any] = (self.security or Security()).get_connection_args("client")

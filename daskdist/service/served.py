@@ -79,10 +79,10 @@ class Served(CountingNode, Source):
         Why workers cannot each read a share of the files, if only the id is known; None if they can.
     """
 
-    request: ServiceRequest
+    request: ServiceRequest = field(repr=False)
     address: ServiceAddress
-    dataset_id: str
-    fingerprint: str
+    dataset_id: str = field(repr=False)
+    fingerprint: str = field(repr=False)
     known_spec: ElementSpec = field(repr=False)
     known_cardinality: int = field(repr=False)
     pipeline: Node | None = field(default=None, repr=False)

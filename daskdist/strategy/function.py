@@ -96,6 +96,9 @@ class Function:
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         return self if owner is None else MethodType(self, owner)
 
+    def __repr__(self) -> str:
+        return f"<daskdist.function {self._name}>"
+
     def explain(self) -> PlainText:
         """Describe the calls that the last call sent, and every place where it waited.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from daskdist.display.pages import state_page
+from daskdist.display.pages import some_of, state_page
 from daskdist.display.plan import count, size, table
 
 _HEADING: Final = ("worker", "replicas", "devices", "state", "steps sent", "in flight", "outstanding", "heartbeat")
@@ -86,8 +86,8 @@ class StrategyStatus:
         return [
             (
                 status.address or "this process",
-                ", ".join(map(str, status.replicas)) or "-",
-                ", ".join(status.devices) or "-",
+                some_of(list(map(str, status.replicas))),
+                some_of(status.devices),
                 _state(status),
                 f"{status.num_steps_sent:,}",
                 f"{status.num_steps_in_flight:,}",

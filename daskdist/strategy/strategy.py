@@ -12,6 +12,7 @@ import optree
 from daskdist.core.arguments import whole_number
 from daskdist.core.failing.short_traceback import with_short_traceback
 from daskdist.dataset import Dataset
+from daskdist.display.plan import count
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.caller import Caller, Handle
 from daskdist.ops.from_tensor_slices import FromTensorSlices
@@ -587,8 +588,8 @@ class Strategy(Viewed):
 
     def __repr__(self) -> str:
         workers = set(self._internals.group.now.worker_of)
-        where = "this process" if workers == {None} else f"{len(workers)} workers"
-        return f"<{type(self).__name__}: {len(self._internals.group.now.replicas)} replicas on {where}>"
+        where = "in this process" if workers == {None} else f"on {count(len(workers), 'worker')}"
+        return f"<{type(self).__name__}: {count(len(self._internals.group.now.replicas), 'replica')} {where}>"
 
 
 def _gather_values(backend: Backend, gather: Gather, values: Sequence[PerReplica], group: ReplicaGroup) -> Any:

@@ -142,6 +142,9 @@ class ElementIterator(Iterator[Any]):
                 break
         raise StopIteration
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._number:,} elements so far>"
+
     @locked
     def close(self) -> None:
         """Stop reading ahead and drop the elements that were read; a closed iterator has no elements and no position.

@@ -53,6 +53,9 @@ class ProgressSteps(Iterator[Any]):
         self._steps.close()
         self._end()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._steps!r}>"
+
     def __next__(self) -> Any:
         try:
             step = next(self._steps)
