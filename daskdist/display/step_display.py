@@ -111,7 +111,8 @@ class TqdmBar:
         else:
             from tqdm.std import tqdm
         # tqdm's own rate is an average of the latest steps; the text has the rate of the whole pass.
-        so_far = "{desc}: {n:,}" if total is None else "{l_bar}{bar}| {n:,}/{total:,}"
+        first = "{desc}: " if title else ""
+        so_far = first + "{n:,}" if total is None else "{l_bar}{bar}| {n:,}/{total:,}"
         self._bar = tqdm(
             total=total,
             desc=title or None,

@@ -143,7 +143,7 @@ class ElementIterator(Iterator[Any]):
         raise StopIteration
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self._number:,} elements so far>"
+        return f"<{type(self).__name__}: {self._number:,} element{'s' * (self._number != 1)} so far>"
 
     @locked
     def close(self) -> None:
