@@ -48,7 +48,9 @@ def short_errors() -> Iterator[None]:
         # The reader of the output is gone, which click handles.
         raise
     except (DaskdistError, OSError) as error:
-        raise click.ClickException(" ".join(str(error).split())) from error
+        # Messages name the options of methods.
+        text = " ".join(str(error).split()).replace("overwrite=True", "--overwrite")
+        raise click.ClickException(text) from error
 
 
 def write(report: dict[str, Any], text: str, *, as_json: bool) -> None:

@@ -140,6 +140,7 @@ def test_convert(parquet_files, tmp_path, target):
         assert as_json("inspect", tmp_path / "new", "--check")["rows"] == 10
     again = run("convert", *paths, tmp_path / "new", "--to", target, code=1)
     assert again.startswith("Error: ")
+    assert "--overwrite" in again
     run("convert", *paths, tmp_path / "new", "--to", target, "--overwrite")
 
 
