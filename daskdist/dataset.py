@@ -29,7 +29,6 @@ from daskdist.core.block import Rows, writable_element
 from daskdist.core.dataset_base import DatasetBase, node_of
 from daskdist.core.failing.failed_elements import is_of_element
 from daskdist.core.functions.user_function import UserFunction, code_of
-from daskdist.core.long_work import LongWork, shown
 from daskdist.core.node import Node, upstream, walk
 from daskdist.core.primitive import Primitive
 from daskdist.core.randomness.seed import SeedsInCall, fresh_seed
@@ -66,6 +65,7 @@ from daskdist.formats.saved.saved_format import Saved
 from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.formats.webdataset.webdataset_format import WebDataset
 from daskdist.formats.write import DirectoryWriter, ZarrWriter, compression_to_write, npy_to_write, rows_of_chunk
+from daskdist.long_work import LongWork, shown
 from daskdist.ops.assert_cardinality import AssertCardinality
 from daskdist.ops.batch_by_size import BatchBySize
 from daskdist.ops.bucket_by_sequence_length import BucketBySequenceLength

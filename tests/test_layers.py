@@ -40,6 +40,7 @@ RANKS = {
     "dashboard": 4,
     "dataset": 5,
     "waiting": 0,
+    "long_work": 0,
     # Only names of the public interface.
     "data": 7,
     "readers": 6,

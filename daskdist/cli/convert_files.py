@@ -13,7 +13,6 @@ from dask.base import tokenize
 from daskdist.cli.reports import dataset_of, of_files, short_errors, write
 from daskdist.config import in_bytes, num_threads
 from daskdist.core.dataset_base import element_spec_of, node_of, primitive_of
-from daskdist.core.long_work import shown
 from daskdist.core.node import Source, walk
 from daskdist.core.spec import ElementSpec
 from daskdist.dataset import Dataset
@@ -25,6 +24,7 @@ from daskdist.formats.parquet import Parquet
 from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.formats.webdataset.webdataset_format import WebDataset
 from daskdist.formats.write import DirectoryWriter, WriteFile, Written, npy_to_write
+from daskdist.long_work import shown
 from daskdist.passes.seed import fingerprint
 from daskdist.storage.filesystem import Storage, is_remote, local
 

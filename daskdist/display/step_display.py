@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TextIO
 
-from daskdist.core.long_work import ProgressDisplay, displays
+from daskdist.long_work import ProgressDisplay, displays
 
 # The least time between two redraws, in seconds.
 _REDRAW_S: Final = 0.1

@@ -15,7 +15,6 @@ from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.failing.skip_errors import SkipErrorsRead
 from daskdist.core.file_backed_source import FileBackedSource, FileShare
-from daskdist.core.long_work import shown
 from daskdist.core.node import Facts, Node, Pieces
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
@@ -23,6 +22,7 @@ from daskdist.core.structure import Nested
 from daskdist.errors import FileError
 from daskdist.formats import ChoosesColumns, DirectoryFormat, Format, GroupsFiles, OpensFiles, ReadsValidRows
 from daskdist.formats.saved.manifest import MANIFEST
+from daskdist.long_work import shown
 from daskdist.ops.skip import Skip
 from daskdist.ops.take import Take
 from daskdist.storage.compression import SUFFIXES

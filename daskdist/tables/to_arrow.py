@@ -19,6 +19,7 @@ structs. The column of an element that is a single leaf is called ``value``. NaT
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -209,6 +210,8 @@ def frame_of(parts: Iterable[Rows], spec: ElementSpec) -> Any:
     """Return elements as a pandas ``DataFrame`` with a row for each."""
     import pyarrow as pa
 
+    if importlib.util.find_spec("pandas") is None:
+        raise ImportError("to_pandas needs pandas; pip install pandas")
     tables = [table_of(rows, spec) for rows in parts if len(rows)] or [table_of(no_rows(spec), spec)]
     return pa.concat_tables(tables).to_pandas()
 

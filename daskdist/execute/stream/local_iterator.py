@@ -15,7 +15,6 @@ from daskdist.core.block import Block, Bundle, Rows, writable_element
 from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.long_work import LongWork
 from daskdist.core.primitive import Epoch, Exhausted, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec
@@ -27,6 +26,7 @@ from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, c
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, StepBundle
 from daskdist.execute.stream.interpreter import Interpreter, stats_of
 from daskdist.execute.stream.locked import locked
+from daskdist.long_work import LongWork
 
 logger: Final = logging.getLogger("daskdist")
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from daskdist.core.block import Rows
-from daskdist.core.long_work import LongWork
 from daskdist.core.primitive import Epoch, Exhausted, NotReady, Primitive
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.execute.caller import Caller, Handle
 from daskdist.execute.stream.gather import blocks_of, run_bytes
 from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.long_work import LongWork
 
 logger: Final = logging.getLogger("daskdist")
 

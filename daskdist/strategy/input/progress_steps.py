@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from daskdist.core.long_work import ProgressDisplay
 from daskdist.core.node import upstream
 from daskdist.display.step_display import figures_in_words, step_display
+from daskdist.long_work import ProgressDisplay
 from daskdist.ops.deal import Deal
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.pipeline import Pipeline
