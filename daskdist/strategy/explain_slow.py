@@ -99,7 +99,9 @@ def _on_cluster(iterator: DistributedIterator) -> Iterator[str]:
     all_s = sum(workers.busy_s.values())
     if all_s:
         yield _work(workers.busy_s)
-        busy_share = all_s / max(workers.num_threads * iterator.times.total_s, 1e-9)
+        # Copies between workers take no thread.
+        tasks_s = all_s - workers.busy_s.get("transfer", 0.0)
+        busy_share = tasks_s / max(workers.num_threads * iterator.times.total_s, 1e-9)
         threads = count(workers.num_threads, "thread")
         yield (
             f"The {threads} of the workers are always busy with it: add workers, or reduce the work."
