@@ -127,6 +127,7 @@ def test_slow_input_and_slow_steps_are_distinguished():
         pass
     stats = steps.stats()
     assert stats["waiting_s"] >= 0.08
+    assert stats["most_ahead_bytes"] >= stats["ahead_bytes"] == 0
     assert next(iter(stats["busy_s"])) == "range-map"
     assert 0.08 <= stats["busy_s"]["range-map"] <= stats["waiting_s"]
     told = daskdist.explain_slow(steps)

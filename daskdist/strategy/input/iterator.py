@@ -299,7 +299,8 @@ class DistributedIterator:
             not be read or computed, and ``skipped_by_file``: their number for each file. If values are copied to
             devices, ``device`` has the bytes, speed and overlap of the copies, see `CopyStats.as_dict`. On a cluster,
             workers copy the arguments of `run`; they are asked for these statistics, which takes some milliseconds and
-            covers all copies to the replicas' devices so far.
+            covers all copies to the replicas' devices so far. ``ahead_bytes`` and ``most_ahead_bytes`` are the bytes of
+            batches that are read ahead, and the most there may be.
 
             ``waiting_s`` is the time that the program waited for the next step, and ``step_s`` the time between steps,
             which the program spent itself. On a cluster, a step is handed out before its data has arrived, and waiting
@@ -332,7 +333,8 @@ class DistributedIterator:
             "steps_per_s": self.times.rate(self.times.num_steps),
         }
         busy = {"busy_s": self._caller.busy.by_name()} if isinstance(self._caller, LocalCaller) else {}
-        return {**stats_of(self._interpreters, self._num_steps), **times, **busy}
+        ahead = dict(zip(("ahead_bytes", "most_ahead_bytes"), self.ahead_bytes(), strict=True))
+        return {**stats_of(self._interpreters, self._num_steps), **times, **ahead, **busy}
 
     def ahead_bytes(self) -> tuple[int, int]:
         """Return the bytes of batches that are read ahead, and the most there may be."""
