@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from time import perf_counter
 from typing import Final
 
@@ -32,17 +31,18 @@ class BusyTimes:
 
 # The times of tasks, by the worker's address and the token of the caller that submitted them; "" for all callers. One
 # process may have several workers.
-_of_tasks: OrderedDict[tuple[str, str], BusyTimes] = OrderedDict()
+_of_tasks: dict[tuple[str, str], BusyTimes] = {}
 _making: Final = threading.Lock()
 
 
 def task_times(worker: str, caller: str = "") -> BusyTimes:
     """Return the times of the tasks of a caller that ran on a worker of this process; of all callers if not given."""
     key = worker, caller
-    if key not in _of_tasks:
+    times = _of_tasks.get(key)
+    if times is None:
         with _making:
-            _of_tasks.setdefault(key, BusyTimes())
+            times = _of_tasks.setdefault(key, BusyTimes())
             callers = [kept for kept in _of_tasks if kept[0] == worker and kept[1]]
             for kept in callers[:-_MOST_CALLERS]:
                 del _of_tasks[kept]
-    return _of_tasks[key]
+    return times
