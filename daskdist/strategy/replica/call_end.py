@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from daskdist.errors import ClusterError
+
+# Shared by all calls, as each step makes one.
+_lock: Final = threading.Lock()
 
 
 class CallEnd:
@@ -18,9 +22,7 @@ class CallEnd:
     def __init__(self) -> None:
         self._why: str | None = None
         self._refuses_saves = False
-        self._lock = threading.Lock()
-        self._numbers = itertools.count()
-        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._callbacks: list[Callable[[], None]] = []
 
     @property
     def is_over(self) -> bool:
@@ -32,12 +34,12 @@ class CallEnd:
 
         ``refuses_saves`` also refuses checkpoints that are being written.
         """
-        with self._lock:
+        with _lock:
             self._refuses_saves |= refuses_saves
             if self._why is not None:
                 return
             self._why = why
-            callbacks = list(self._callbacks.values())
+            callbacks = list(self._callbacks)
         if callbacks:
             # This may be an event loop, and what wakes those that wait takes locks.
             threading.Thread(target=_call_all, args=(callbacks,), name="daskdist end of call", daemon=True).start()
@@ -60,13 +62,12 @@ class CallEnd:
 
     def on_end(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call a function in a separate thread when the call is to end; return a function that cancels this."""
-        number = next(self._numbers)
-        with self._lock:
-            self._callbacks[number] = callback
+        with _lock:
+            self._callbacks.append(callback)
 
         def undo() -> None:
-            with self._lock:
-                self._callbacks.pop(number, None)
+            with _lock, contextlib.suppress(ValueError):
+                self._callbacks.remove(callback)
 
         return undo
 

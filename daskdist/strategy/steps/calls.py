@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from distributed import Future
 
 from daskdist.strategy.steps.outcomes import Failed
+
+
+_NONE: Final[frozenset[tuple[int, str]]] = frozenset()
 
 
 class Record:
@@ -72,8 +75,9 @@ class Record:
         self.outcomes: list[tuple[Any, Any] | None] = [None] * len(workers)
         self.num_left = len(workers)
         self.has_failed = False
-        # The workers that have or will have a result of it; more than `workers` if one was passed on.
-        self.holders: set[str] = set(workers)
+        # The workers that have or will have a result of it; more than `workers` if one was passed on. Not a set: most
+        # calls need no other, and the garbage collector looks at each object that the program's values keep.
+        self.holders: Sequence[str] = workers
         self.is_dropped = False
         # If it failed because of an argument: the number of the call whose error it has.
         self.told_with: int | None = None
@@ -103,7 +107,7 @@ class Call(Sequence["Result"]):
         # The logged calls of the step that it begins, if that is complete; see `CallLog`.
         self.step: Any = ()
         # Pairs of a result and a worker that it was sent on to.
-        self.passed_on: set[tuple[int, str]] = set()
+        self.passed_on = _NONE
 
     def become(self, other: Call) -> None:
         """Exchange the calls that both stand for."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
+from operator import itemgetter
 from typing import Any, Final
 
 import cloudpickle
@@ -133,29 +134,34 @@ class ClusterBackend(EndsCalls):
             A worker is lost.
         """
         function = self.objects(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
-        packed = [
-            (type(leaf) is PerReplica and leaf.reference)
-            or self.packed(leaf, partial(place_of_argument, operation, treespec, number))
-            for number, leaf in enumerate(leaves)
-        ]
-        here = [leaf.values for leaf in leaves if type(leaf) is PerReplica and not leaf.reference]
+        takes_batch = takes_results = is_loop = False
+        packed: list[Any] = []
         # Futures that have to stay on the cluster until the call has ended, since it refers to them by key.
-        kept = [part.futures for values in here for part in values if type(part) is WithRemoteResults]
-        is_loop = any(is_plan(values[0]) for values in here)
+        kept: list[Any] = []
+        for leaf in leaves:
+            reference = None
+            if type(leaf) is PerReplica:
+                takes_batch |= leaf.batch is not None
+                takes_results |= leaf.batch is None
+                reference = leaf.reference
+                if reference is None:
+                    kept += [part.futures for part in leaf.values if type(part) is WithRemoteResults]
+                    is_loop |= is_plan(leaf.values[0])
+            packed.append(reference or self.packed(leaf, partial(place_of_argument, operation, treespec, len(packed))))
         name = name_of_call(operation, getattr(fn, "__name__", type(fn).__name__), is_loop)
         is_step = operation == "run"
         replica_call = ReplicaCall(
             function, packed, pickled_structure(treespec), to_send(), kept, name, is_step=is_step, is_loop=is_loop
         )
-        takes_batch = [type(leaf) is PerReplica and leaf.batch is not None for leaf in leaves]
         log = self._log
-        replica_call.undo_from = None if operation == RECOVERY else log.begin_call(takes_batch=any(takes_batch))
+        replica_call.undo_from = None if operation == RECOVERY else log.begin_call(takes_batch=takes_batch)
         call = self._send(replica_call, group)
         if replica_call.undo_from is not None:
-            pairs = zip(leaves, packed, takes_batch, strict=True)
-            replica_call.leaves = [leaf if is_batch else as_now(arg) for leaf, arg, is_batch in pairs]
-            takes_results = [type(leaf) is PerReplica for leaf in leaves] != takes_batch
-            add = log.add_step if any(takes_batch) else log.add_call
+            replica_call.leaves = [
+                leaf if type(leaf) is PerReplica and leaf.batch is not None else as_now(arg)
+                for leaf, arg in zip(leaves, packed, strict=True)
+            ]
+            add = log.add_step if takes_batch else log.add_call
             add(call, partial(self._send_again, replica_call), takes_results=takes_results)
         return call
 
@@ -194,17 +200,14 @@ class ClusterBackend(EndsCalls):
                 for worker in group.workers:
                     members = group.members(worker)
                     # Before a message to another worker that tells the place of the one that needs them.
-                    streams.send_objects(worker, function, *chain.from_iterable([lanes[number] for number in members]))
+                    stream = streams.stream_with(worker, (function, *chain.from_iterable([lanes[k] for k in members])))
                     worker_lanes = [
-                        (
-                            number,
-                            [streams.reference(worker, need) for need in lanes[number] if need is not None],
-                            args[number],
-                        )
-                        for number in members
+                        (k, [streams.reference(worker, need) for need in lanes[k] if need is not None], args[k])
+                        for k in members
                     ]
-                    what = number, function.number, structure, worker_lanes, settings, name, replica_call.undo_from
-                    streams.append(worker, "run", *what)
+                    stream.append(
+                        "run", number, function.number, structure, worker_lanes, settings, name, replica_call.undo_from
+                    )
             except BaseException:
                 # Some workers have a part of the call.
                 streams.close()
@@ -238,10 +241,10 @@ class ClusterBackend(EndsCalls):
             try:
                 call = streams.new_call(workers, handles, name, kind=kind)
                 for place, worker in enumerate(workers):
-                    streams.send_objects(worker, prepared, *handles)
+                    stream = streams.stream_with(worker, (prepared, *handles))
                     reference = ("p", pickled) if prepared is None else streams.reference(worker, prepared)
                     what = reference, [streams.reference(worker, handle) for handle in handles], to_send(), name
-                    streams.append(worker, "call", call.record.number, place, len(workers) > 1, *what)
+                    stream.append("call", call.record.number, place, len(workers) > 1, *what)
                 if handles and all(isinstance(handle, Future) for handle in handles):
                     # Dask recomputes lost data.
                     call.record.again = partial(self.call, function, handles, *args, name=name)
@@ -254,10 +257,12 @@ class ClusterBackend(EndsCalls):
 
     def _workers_of(self, kind: Any, worker: str, handles: Sequence[Handle]) -> tuple[str, ...]:
         # The workers that make a call: one, or all if each has a part of its inputs.
-        workers = tuple({worker: None} | dict.fromkeys([handle.worker for handle in handles if type(handle) is Result]))
         num_workers = len(self.live_workers.present)
-        if self.streams.replicated.has(kind, num_workers) and len(workers) == num_workers:
-            return workers if all(map(self.streams.is_open, workers)) else (worker,)
+        if kind is not None and self.streams.replicated.has(kind, num_workers):
+            others = [handle.worker for handle in handles if type(handle) is Result]
+            workers = tuple({worker: None} | dict.fromkeys(others))
+            if len(workers) == num_workers and all(map(self.streams.is_open, workers)):
+                return workers
         return (worker,)
 
     def _prepared_object(self, function: Any) -> SentObject:
@@ -469,7 +474,7 @@ class ClusterBackend(EndsCalls):
     def _as_result(self, handle: Handle) -> Result:
         if type(handle) is Result and handle.call.streams is self.streams.identity:
             return reachable(checked(handle), self.streams.is_open)
-        return self.call(_whole, [handle], name="look")
+        return self.call(itemgetter(0), [handle], name="look")
 
     def _note_wait(self, handles: Sequence[Result], reason: str) -> None:
         self._num_unsent = 0
@@ -483,7 +488,7 @@ class ClusterBackend(EndsCalls):
         for handle in map(self._own, handles):
             if type(handle) is Result:
                 # Wait here: otherwise the task would block a thread of the worker.
-                self.results([self.call(_nothing, [handle], worker=handle.worker, name="see")])
+                self.results([self.call(len, [handle], worker=handle.worker, name="see")])
                 handle = self._submit.call(
                     result_in_memory,
                     [],
@@ -589,12 +594,3 @@ class ClusterBackend(EndsCalls):
         self._log.clear()
         self.streams.close()
         self._end()
-
-
-def _whole(results: Sequence[Any]) -> Any:
-    (result,) = results
-    return result
-
-
-def _nothing(results: Sequence[Any]) -> None:
-    """Give nothing: that it is over tells that there is a result."""

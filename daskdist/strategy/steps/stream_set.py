@@ -173,21 +173,18 @@ class StreamSet:
         self._under_way[record.number] = record
         if is_step:
             self.num_steps += 1
-            for holder in record.holders:
-                self._streams[holder].num_steps += 1
+            for worker in set(workers):
+                self._streams[worker].num_steps += 1
         return Call(record, self._dropped, self.identity)
 
-    def append(self, address: str, *message: Any) -> None:
-        """Add a message to the stream of a worker."""
-        self._streams[address].append(*message)
-
-    def send_objects(self, address: str, *needs: Any) -> None:
-        """Send the objects among what a call needs to a worker that has not got them."""
+    def stream_with(self, address: str, needs: Iterable[Any]) -> StepStream:
+        """Return the stream to a worker, which is sent the objects among what a call needs if it has not got them."""
         stream = self._streams[address]
         for need in needs:
             if type(need) is SentObject and need.number not in stream.objects:
                 stream.append("object", need.number, need.value, num_bytes=need.num_bytes)
                 stream.objects.add(need.number)
+        return stream
 
     def reference(self, address: str, handle: Handle) -> tuple[Any, ...]:
         """Return the reference by which a call on a worker names a result, or an object that was sent before."""
@@ -208,8 +205,8 @@ class StreamSet:
             stream = self._streams[origin]
             if not stream.is_open:
                 return self._last_reference(record, place)
-            call.passed_on.add((place, address))
-            record.holders.add(address)
+            call.passed_on |= {(place, address)}
+            record.holders = (*record.holders, address)
             stream.append("push", record.number, place, address, self._streams[address].num_messages + 1)
         return "r", record.number, place, origin
 
@@ -255,11 +252,13 @@ class StreamSet:
 
     def is_open(self, worker: str) -> bool:
         """Return whether the stream to a worker is open."""
-        return worker in self._streams and self._streams[worker].is_open
+        return (stream := self._streams.get(worker)) is not None and stream.is_open
 
     def lost(self) -> list[str]:
         """Return the workers that take part and whose streams are broken."""
-        return [address for address in self.live_workers.present if not self.is_open(address)]
+        # Looked at in each step.
+        opened = {address for address, stream in self._streams.items() if stream.is_open}
+        return [address for address in self.live_workers.present if address not in opened]
 
     def lost_error(self, lost: Sequence[str], why: str = "") -> ClusterError:
         """Return the error of workers that are lost."""
@@ -304,7 +303,7 @@ class StreamSet:
                 record.is_dropped = True
                 self._failures.drop(record)
                 self.replicated.note_dropped(record)
-                for address in record.holders:
+                for address in set(record.holders):
                     numbers.setdefault(address, []).append(record.number)
             objects = [self.dropped_objects.popleft() for _ in range(len(self.dropped_objects))]
             variables = [self.dropped_variables.popleft() for _ in range(len(self.dropped_variables))]
@@ -486,8 +485,8 @@ class StreamSet:
         if self.num_steps >= most:
             self.wait(lambda: self.num_steps <= most // 2)
             self.raise_unseen()
-        most_bytes = in_bytes("step-bytes")
-        if max([stream.outbox.num_bytes for stream in self._streams.values()]) > most_bytes:
+        unsent = [num_bytes for stream in self._streams.values() if (num_bytes := stream.outbox.num_bytes)]
+        if unsent and max(unsent) > (most_bytes := in_bytes("step-bytes")):
             self.wait(lambda: all(stream.outbox.num_bytes <= most_bytes for stream in self._streams.values()))
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.pickling import load_sent
+from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.waiting import stretches
 
@@ -24,12 +25,15 @@ class Cell:
     ----------
     origin
         The address of the worker that sends the value; None if it is computed here.
+    end
+        The end of the replicas' call on this worker; None for other calls.
     """
 
-    __slots__ = ("_callbacks", "_value", "origin")
+    __slots__ = ("_callbacks", "_value", "end", "origin")
 
-    def __init__(self, origin: str | None = None) -> None:
+    def __init__(self, origin: str | None = None, end: CallEnd | None = None) -> None:
         self.origin = origin
+        self.end = end
         self._value: Any = _UNSET
         self._callbacks: list[Callable[[], None]] = []
 

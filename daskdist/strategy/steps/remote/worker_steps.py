@@ -110,10 +110,8 @@ class StepsOnWorker:
         # By the place of the replica among those of this worker, which stays when others are lost.
         self._executors: list[Executor] = []
         self._slots: dict[int, tuple[ReplicaSlot, Executor]] = {}
-        # By call and replica, what is being called: the replica, the name, and since when.
-        self._running: dict[tuple[int, int], tuple[int, str, float]] = {}
-        # By call, what tells its replicas that it is to end; weak: it goes with the last replica of the call.
-        self._ends: WeakValueDictionary[int, CallEnd] = WeakValueDictionary()
+        # By call and replica, what is being called: the name, since when, and its end.
+        self._running: dict[tuple[int, int], tuple[str, float, CallEnd | None]] = {}
         self._combiner = Executor("daskdist combine", self._enter)
         self._handlers: dict[str, Callable[..., None]] = {
             "run": self._run,
@@ -157,9 +155,12 @@ class StepsOnWorker:
     def _close(self) -> None:
         # Others learn from the program that this worker is lost to it, not from here that the strategy is closed.
         self._is_closed = True
-        for end in list(self._ends.values()):
-            why = f"{self.worker.address}: the program that made this call is gone, or has closed the strategy"
-            end.end(why, refuses_saves=True)
+        why = f"{self.worker.address}: the program that made this call is gone, or has closed the strategy"
+        ends = [end for _, _, end in list(self._running.values())]
+        ends += [cell.end for cells in self._cells.values() for cell in cells.values()]
+        for end in ends:
+            if end is not None:
+                end.end(why, refuses_saves=True)
         self._mailbox.forget(self._token)
         closed = Failed(Failure.of(ClusterError("the strategy is closed")), None)
         for cells in self._cells.values():
@@ -198,9 +199,9 @@ class StepsOnWorker:
         undo_from: int | None,
     ) -> None:
         sent_function = self._objects[function]
-        end = self._ends[number] = CallEnd()
+        end = CallEnd()
         for replica, references, lane_args in lanes:
-            cell = self._new_cell(number, replica)
+            cell = self._new_cell(number, replica, end=end)
             if replica not in self._slots:
                 # A thread of the program had still the replicas before some were lost.
                 error = CollectiveError(
@@ -317,9 +318,9 @@ class StepsOnWorker:
             cell.set(why)
 
     def _end(self, number: int, why: str) -> None:
-        end = self._ends.get(number)
-        if end is not None:
-            end.end(why)
+        for cell in self._cells.get(number, {}).values():
+            if cell.end is not None:
+                cell.end.end(why)
 
     def _ping(self, asked_at: float) -> None:
         self._tell(("pong", asked_at, self.running()))
@@ -340,7 +341,7 @@ class StepsOnWorker:
     def running(self) -> list[tuple[int, str, float]]:
         """Return the calls that replicas are making: the replica, the name, and the seconds so far."""
         now = time.monotonic()
-        return [(replica, name, now - since) for replica, name, since in list(self._running.values())]
+        return [(replica, name, now - since) for (_, replica), (name, since, _) in list(self._running.items())]
 
     # --- results ---
 
@@ -407,8 +408,8 @@ class StepsOnWorker:
         known = self._cells.get(number, {}).get(replica)
         return self._new_cell(number, replica, origin) if known is None else known
 
-    def _new_cell(self, number: int, replica: int, origin: str | None = None) -> Cell:
-        cell = Cell(origin)
+    def _new_cell(self, number: int, replica: int, origin: str | None = None, end: CallEnd | None = None) -> Cell:
+        cell = Cell(origin, end)
         self._cells.setdefault(number, {})[replica] = cell
         return cell
 
@@ -436,11 +437,14 @@ class StepsOnWorker:
             slot.leave(self._mailbox, number, outcome.failure.error())
         else:
             call = (number, slot.number)
-            self._running[call] = slot.number, name, time.monotonic()
+            self._running[call] = name, time.monotonic(), end
             store = self._mailbox.store(self._token)
             structure, wired, undo_from = args
             undo_log = None if undo_from is None or store is None else store.undo_log(slot.number)
             try:
+                if self._is_closed:
+                    # It is not among those that are told to end.
+                    raise ClusterError("the strategy is closed")
                 if undo_log is not None and undo_from is not None:
                     undo_log.begin(number, undo_from)
                 treespec, _ = loaded_structure(structure)
@@ -466,7 +470,7 @@ class StepsOnWorker:
 
     @contextlib.contextmanager
     def _running_as(self, number: int, replica: int, name: str, settings: Any) -> Iterator[None]:
-        self._running[number, replica] = replica, name, time.monotonic()
+        self._running[number, replica] = name, time.monotonic(), None
         try:
             with _AS_THEY_ARE if settings is None else sent(settings):
                 yield

@@ -47,7 +47,8 @@ class LoggedCall:
     @property
     def is_complete(self) -> bool:
         """Return whether the call is over, and did not fail because of a lost worker."""
-        return not self.record.num_left and not self.is_lost
+        record = self.record
+        return not record.num_left and not (record.has_failed and self.is_lost)
 
     @property
     def is_lost(self) -> bool:
@@ -155,7 +156,10 @@ class CallLog:
     def _pop_complete(self) -> list[LoggedCall]:
         # Return the last step that was removed.
         step: list[LoggedCall] = []
-        while self._steps and all(logged.is_complete for logged in self._steps[0]):
+        while self._steps:
+            for logged in self._steps[0]:
+                if not logged.is_complete:
+                    return step
             step = self._steps.popleft()
         return step
 

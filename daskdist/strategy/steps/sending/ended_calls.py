@@ -37,7 +37,7 @@ class EndsCalls:
         with streams.lock:
             for result in handles:
                 if not result.is_over and streams.is_open(result.worker):
-                    streams.append(result.worker, "end", result.call.record.number, why)
+                    streams.stream_with(result.worker, ()).append("end", result.call.record.number, why)
         streams.wait(lambda: all(result.is_over for result in handles), most)
         if late := [result.worker for result in handles if not result.is_over]:
             raise ClusterError(
