@@ -176,6 +176,8 @@ class StrategyInternals:
             if isinstance(leaf, PerReplica):
                 if leaf.number() != size and leaf.batch is None:
                     raise self.group.wrong_size(operation, leaf.number())
+                if (reference := leaf.reference) is not None and reference.caller is self.backend:
+                    continue
             elif isinstance(leaf, Variable):
                 leaf.check_is_of(self.token, operation)
                 continue

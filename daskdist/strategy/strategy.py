@@ -267,7 +267,7 @@ class Strategy(Viewed):
             backend = self._internals.backend
             handles, leaves = call_with_restarts(backend, lambda: self._call(fn, args, kwargs), most)
         results = self._internals.returned.of_run(fn, handles)
-        if any(type(leaf) is PerReplica and leaf.is_uneven for leaf in leaves):
+        if True in [type(leaf) is PerReplica and leaf.is_uneven for leaf in leaves]:
             for result in optree.tree_leaves(results):
                 if type(result) is PerReplica:
                     result.is_uneven = True

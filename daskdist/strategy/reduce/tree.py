@@ -475,12 +475,12 @@ def _chunks(
         handles = [values.handles[number] for number in numbers]
         make = _fold_chunks if isinstance(fold.op, ReduceOp) else FoldChunks
         return caller.call(make(fold, values.picks), handles, worker=worker, name="reduce-chunk")
+    is_reference = isinstance(values, PerReplicaRef)
+    rows = [[values.part(number)] if isinstance(values, PerReplicaRef) else values[number] for number in numbers]
+    if _HERE.issuperset(map(type, itertools.chain.from_iterable(rows))):
+        return caller.call(fold.chunks, (), (), rows, worker=worker, name="reduce-chunk")
     wiring = Wiring()
-    if isinstance(values, PerReplicaRef):
-        wired = [[wiring.wire_leaf(values.part(number))] for number in numbers]
-    else:
-        rows = [values[number] for number in numbers]
-        wired = [row if _HERE.issuperset(map(type, row)) else wiring.wire(row) for row in rows]
+    wired = [list(map(wiring.wire_leaf, row)) if is_reference else wiring.wire(row) for row in rows]
     return caller.call(fold.chunks, wiring.handles, wiring.picks, wired, worker=worker, name="reduce-chunk")
 
 

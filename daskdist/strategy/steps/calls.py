@@ -10,7 +10,6 @@ from distributed import Future
 
 from daskdist.strategy.steps.outcomes import Failed
 
-
 _NONE: Final[frozenset[tuple[int, str]]] = frozenset()
 
 

@@ -174,7 +174,7 @@ class Calls:
         replica_leaves = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in self._leaves]
         error: BaseException | str | None = None
         try:
-            if any(leaf is ABSENT for leaf in replica_leaves):
+            if True in [leaf is ABSENT for leaf in replica_leaves]:
                 self._results[number], error = ABSENT, SKIPPED
             elif not self._streams and ReplicaPlan not in map(type, replica_leaves):
                 # Without device streams and iterators, nothing has to be closed.

@@ -131,15 +131,15 @@ class PerReplica(ValueCollection, DistributedValues):
     def number(self) -> int:
         """Return the number of values."""
         reference = self.reference
-        return len(self.values if reference is None else reference.handles)
+        return len(self._values if reference is None else reference.handles)  # type: ignore[arg-type]
 
     def can_be_given_to(self, caller: ResultSource) -> bool:
         """Return whether a call of this caller can use the values, which have one source."""
         reference = self.reference
         if reference is not None:
             return are_on_one_cluster(reference.caller, caller)
-        first = self.values[0] if self.values else None
-        return first.can_be_given_to(caller) if isinstance(first, AsyncValue) else True
+        values = self.values
+        return not values or not isinstance(values[0], AsyncValue) or values[0].can_be_given_to(caller)
 
     def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
         return PerReplica, ()

@@ -54,6 +54,8 @@ def _is_one_object(column: Sequence[Any]) -> bool:
     # Equal small numbers are one object in Python: `len(batch)` must not be per replica for some batches and a single
     # value for others.
     first = column[0]
+    if isinstance(first, (int, float, complex, np.generic)):
+        return False
     if any(value is ABSENT for value in column):
         return all(value is None or value is ABSENT for value in column)
-    return not isinstance(first, (int, float, complex, np.generic)) and all(value is first for value in column)
+    return all(value is first for value in column)

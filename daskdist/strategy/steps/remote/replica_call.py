@@ -131,7 +131,7 @@ def call_replica(
             results = list(map(staging_of(slot.replica.device), results))
         results = [result.on(device) if type(result) is ForDevices else _for_reading(result) for result in results]
         arguments = filled(results[1:], picks, leaves)
-        if any(argument is ABSENT for argument in arguments):
+        if True in [argument is ABSENT for argument in arguments]:
             slot.leave(mailbox, step, SKIPPED)
             return FlatResult([ABSENT], None)
         if is_step:
@@ -165,7 +165,7 @@ def _batch_of(arguments: Sequence[Any], leaves: Sequence[Any], picks: Sequence[t
 
 def _for_reading(result: Any) -> Any:
     # The array may be reduced, sent or read at the same time.
-    if type(result) is not FlatResult or not any(isinstance(leaf, np.ndarray) for leaf in result.leaves):
+    if type(result) is not FlatResult or True not in [isinstance(leaf, np.ndarray) for leaf in result.leaves]:
         return result
     return FlatResult(list(map(read_only, result.leaves)), result.treespec)
 
