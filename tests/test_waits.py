@@ -30,7 +30,6 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "checkpoint/numbered_checkpoints.py": {"writing.result"},
         "execute/callers/compute_key.py": {"task.result"},
         "execute/callers/fetch.py": {"future.result", "task.result"},
-        "execute/callers/process_pool.py": {"future.result"},
         "execute/callers/submit.py": {"future.result", "handle.result", "task.result"},
         "execute/callers/threads.py": {"handle.result"},
         "service/consumer/consumer.py": {"sending.exception"},

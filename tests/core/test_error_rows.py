@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+
+import numpy as np
 import pytest
 
 from daskdist import Dataset, errors
+from daskdist.core.failing.origin import JoinedOrigin, Origin, SelectedOrigins
 from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.now import Now
 from daskdist.execute.callers.threads import Threads
@@ -73,3 +77,29 @@ def test_the_row_is_named_on_a_cluster(on_cluster):
     distributed = on_cluster.distribute_dataset(ds)
     with pytest.raises(errors.UserFunctionError, match=r"row 4 of range"):
         list(map(on_cluster.local_results, distributed))
+
+
+def test_pickled_origins_have_no_rows_but_their_own():
+    random = np.random.default_rng(0)
+
+    def origin(depth, num_rows):
+        kind = random.integers(4) if depth else 0
+        if kind == 0:
+            return Origin(f"file {random.integers(1000)}", bool(random.integers(2)))
+        if kind == 1:
+            return JoinedOrigin([origin(depth - 1, num_rows) for _ in range(random.integers(1, 3))])
+        size, num_blocks = random.integers(1, 9), random.integers(1, 5)
+        if kind == 2:
+            rows = range(num_rows) if size >= num_rows else random.integers(0, size, num_rows)
+            return SelectedOrigins([origin(depth - 1, size)], rows)
+        blocks = [origin(depth - 1, size) for _ in range(num_blocks)]
+        return SelectedOrigins(blocks, random.integers(0, size, num_rows), random.integers(0, num_blocks, num_rows))
+
+    for _ in range(300):
+        num_rows = int(random.integers(9))
+        whole = origin(4, num_rows)
+        part = pickle.loads(pickle.dumps(whole))
+        assert [part.where(row) for row in range(num_rows)] == [whole.where(row) for row in range(num_rows)]
+    files = [SelectedOrigins([Origin(f"file {k} {n}") for n in range(64)], range(64), range(64)) for k in range(64)]
+    row = pickle.loads(pickle.dumps(SelectedOrigins(files, [7], [3])))
+    assert row.origins == [Origin("file 3 7")]

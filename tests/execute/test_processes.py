@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 from conftest import mirrored
 
 import daskdist
 from daskdist import Dataset, Options, errors
-from daskdist.execute.callers.process_pool import PackedArrays, close_pools, process_pool, remove_abandoned_folders
+from daskdist.execute.callers.process_pool import (
+    PackedArrays,
+    ProcessPool,
+    close_pools,
+    process_pool,
+    remove_abandoned_folders,
+)
 from daskdist.testing import same_elements
 
 PROCESSES = Options(num_processes=2)
@@ -84,6 +94,39 @@ def test_a_killed_process_loses_nothing(tmp_path):
     ds = Dataset.range(100).map(kills_once).batch(8).with_options(PROCESSES)
     assert [int(x) for batch in ds for x in batch] == [2 * k for k in range(100)]
     assert marker.exists()
+
+
+def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "import numpy as np\n"
+        "from daskdist import Dataset, Options\n"
+        "class Item:\n"
+        "    def __init__(self, x):\n"
+        "        self.x = int(x)\n"
+        "ds = Dataset.range(4).map(lambda x: np.array(Item(x), object)).with_options(Options(num_processes=1))\n"
+        "print([item.x for item in ds if type(item) is Item], sys.argv[1:])\n"
+    )
+    done = subprocess.run([sys.executable, script, "given"], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("[0, 1, 2, 3] ['given']\n", "")
+
+
+def test_processes_end_after_the_calls_that_they_have(tmp_path):
+    pool, gate = ProcessPool(1), tmp_path / "gate"
+    os.mkfifo(gate)
+    function = pool.add(cloudpickle.dumps(lambda path: Path(path).read_text()))
+    with ThreadPoolExecutor(2) as threads:
+        # The gate opens once the call reads from it.
+        answer = threads.submit(pool.call, function, [str(gate)])
+        with open(gate, "w") as file:
+            closing = threads.submit(pool.close)
+            assert not answer.done()
+            file.write("open")
+        assert answer.result(timeout=60) == "open"
+        closing.result(timeout=60)
+    with pytest.raises(errors.ClusterError, match="were ended"):
+        pool.call(function, [str(gate)])
 
 
 def test_distributed_passes_and_positions():

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -25,6 +27,9 @@ class Origin:
     def where(self, index: int) -> str:
         """Return the name of a row in messages."""
         return f"{f'row {index}' if self.is_exact else 'a row'} of {self.label or 'a block'}"
+
+    def __reduce__(self) -> Any:
+        return Origin, (self.label, self.is_exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,10 @@ class SelectedOrigins:
         block = 0 if self.block_index is None else int(self.block_index[index])
         return self.origins[block].where(int(self.rows[index]))
 
+    def __reduce__(self) -> Any:
+        # Rows that are few of many blocks would otherwise take the origins of all rows of those blocks along.
+        return SelectedOrigins, _selected(self, range(len(self.rows)))
+
 
 def origin_from(label: str, start: int, num_rows: int) -> SelectedOrigins:
     """Return the origin of rows ``start`` to ``start + num_rows`` of the source that ``label`` names."""
@@ -93,3 +102,32 @@ class JoinedOrigin:
     def where(self, index: int) -> str:
         """Return the name of a row in messages."""
         return ", ".join(dict.fromkeys(origin.where(index) for origin in self.origins))
+
+
+def _selected(origin: Origin | SelectedOrigins | JoinedOrigin, rows: Any) -> tuple[list[Any], Any, Any]:
+    # Return the arguments of a `SelectedOrigins` of rows that has no origins of other rows.
+    if isinstance(origin, JoinedOrigin):
+        parts = [SelectedOrigins(*_selected(part, rows)) for part in origin.origins]
+        return [JoinedOrigin(parts)], range(len(rows)), None
+    if isinstance(origin, Origin):
+        return [origin], rows, None
+    rows_there = _at(origin.rows, rows)
+    if origin.block_index is None:
+        return _selected(origin.origins[0], rows_there)
+    blocks, rows_there = np.asarray(_at(origin.block_index, rows)), np.asarray(rows_there)
+    origins: list[Any] = []
+    places, block_index = np.empty((2, len(blocks)), np.intp)
+    order = np.argsort(blocks, kind="stable")
+    for at in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1) if len(order) else ():
+        parts, part_rows, part_index = _selected(origin.origins[int(blocks[at[0]])], rows_there[at])
+        places[at] = part_rows
+        block_index[at] = len(origins) + (0 if part_index is None else part_index)
+        origins += parts
+    return origins, places, block_index
+
+
+def _at(values: Any, rows: Any) -> Any:
+    # Ranges stay ranges.
+    if isinstance(rows, range):
+        return values[rows.start : rows.stop : rows.step]
+    return np.asarray(values)[rows]

@@ -5,26 +5,27 @@ from __future__ import annotations
 import atexit
 import contextlib
 import mmap
-import multiprocessing
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from concurrent.futures import wait as futures_wait
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, Final
 
 import cloudpickle
 import dask
 
-from daskdist.config import all_settings
+from daskdist.config import all_settings, seconds
 from daskdist.errors import ClusterError, WaitTimeoutError
+from daskdist.execute.messages.failure import Failure, pickle_with_buffers
 from daskdist.waiting import stretches
 
 # Arrays of fewer bytes in all travel with the message.
@@ -37,8 +38,10 @@ _PREFIX: Final = "daskdist-processes-"
 _MOST_FUNCTIONS: Final = 64
 # Attempts of a call whose processes end.
 _MOST_ATTEMPTS: Final = 3
-# Functions that this process loaded, by the file of their pickle.
-_loaded: Final[OrderedDict[str, Any]] = OrderedDict()
+# Until a killed process has ended.
+_KILLED_WITHIN_S: Final = 60.0
+# Libraries of several processes beside each other are to use one thread each, as in Dask's workers.
+_ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,7 @@ class PackedArrays:
     @classmethod
     def of(cls, value: Any, folder: str) -> PackedArrays:
         """Pickle a value; its arrays go to a new file in a folder if they are large."""
-        buffers: list[pickle.PickleBuffer] = []
-        try:
-            pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            buffers.clear()
-            pickled = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        pickled, buffers = pickle_with_buffers(value)
         views = [buffer.raw() for buffer in buffers]
         if sum(view.nbytes for view in views) < _SMALL_BYTES:
             return cls(pickled, list(map(bytearray, views)))
@@ -100,15 +98,81 @@ class PackedArrays:
         )
 
 
-def call_there(function: str, arguments: PackedArrays, folder: str, settings: dict[str, Any]) -> PackedArrays:
-    """Call a function, given the file of its pickle, in a worker process and pack its result."""
-    loaded = _loaded.get(function)
-    if loaded is None:
-        loaded = _loaded[function] = cloudpickle.loads(Path(function).read_bytes())
-        while len(_loaded) > _MOST_FUNCTIONS:
-            _loaded.popitem(last=False)
-    with dask.config.set({"daskdist": settings}):
-        return PackedArrays.of(loaded(*arguments.value()), folder)
+def serve(connections: Sequence[Connection]) -> None:
+    """Make calls, in a process of their own, until all connections are closed.
+
+    Parameters
+    ----------
+    connections
+        Each brings one call at a time: the file of a pickled function, its arguments, the folder for results and the
+        settings.
+    """
+    functions: OrderedDict[str, Any] = OrderedDict()
+    connections = list(connections)
+    applied = b""
+    while connections:
+        try:
+            # An interrupt from the terminal reaches this process too; the program decides what ends.
+            ready: Any = wait(connections)
+        except KeyboardInterrupt:
+            continue
+        for connection in ready:
+            try:
+                settings = connection.recv_bytes()
+                call = connection.recv_bytes() if settings else b""
+            except (EOFError, OSError):
+                call = b""
+            if not call:
+                connections.remove(connection)
+                continue
+            try:
+                if settings != applied:
+                    dask.config.set({"daskdist": pickle.loads(settings)})
+                    applied = settings
+                path, arguments, folder = pickle.loads(call)
+                if path not in functions:
+                    functions[path] = cloudpickle.loads(Path(path).read_bytes())
+                    while len(functions) > _MOST_FUNCTIONS:
+                        functions.popitem(last=False)
+                reply: Any = PackedArrays.of(functions[path](*arguments.value()), folder)
+            except BaseException as error:
+                reply = Failure.of(error)
+            with contextlib.suppress(OSError):
+                connection.send_bytes(pickle.dumps(reply, protocol=5))
+
+
+class _Process:
+    # A process with a connection for the call that it makes, and one for the next, which is on the way meanwhile.
+    def __init__(self) -> None:
+        pairs = [Pipe() for _ in range(2)]
+        # Not by `multiprocessing`, which would run the program's main module again.
+        code = (
+            f"import sys; sys.path[:], sys.argv = {sys.path!r}, {sys.argv!r}; "
+            "from multiprocessing.connection import Connection; from daskdist.execute.callers import process_pool; "
+            f"process_pool.serve([Connection(number) for number in {[there.fileno() for _, there in pairs]!r}])"
+        )
+        self.free = [here for here, _ in pairs]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            env={**_ONE_THREAD, **os.environ},
+            pass_fds=[there.fileno() for _, there in pairs],
+        )
+        for _, there in pairs:
+            there.close()
+
+    def end(self, within_s: float) -> None:
+        """Wait for the end of the process, and kill it if that takes longer."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(within_s)
+        self._process.kill()
+        self._process.wait(_KILLED_WITHIN_S)
+
+
+def _dismiss(connection: Connection) -> None:
+    with connection, contextlib.suppress(OSError):
+        # Forked processes may have the connection too, so that closing it is not enough.
+        connection.send_bytes(b"")
 
 
 class ProcessPool:
@@ -122,15 +186,11 @@ class ProcessPool:
 
     def __init__(self, num_processes: int) -> None:
         remove_abandoned_folders()
-        self._num_processes = num_processes
         # The directory of the files of shared memory.
         self.folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_MEMORY if _MEMORY.is_dir() else None)
-        self._restarting = threading.Lock()
-        self._executor = self._started()
-        self._is_late = False
-
-    def _started(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(self._num_processes, multiprocessing.get_context("spawn"))
+        self._processes = [_Process() for _ in range(num_processes)]
+        self._changed = threading.Condition()
+        self._is_closed = False
 
     def add(self, function: bytes) -> str:
         """Return a file with a pickled function, which the processes read once; a read may list many files."""
@@ -148,57 +208,96 @@ class ProcessPool:
         ClusterError
             The processes end again and again.
         """
-        settings = all_settings()
-        num_attempts = 0
-        while True:
-            executor = self._executor
+        settings = pickle.dumps(all_settings())
+        for _ in range(_MOST_ATTEMPTS):
             packed = PackedArrays.of(tuple(arguments), self.folder)
+            call = pickle.dumps((function, packed, self.folder), protocol=5)
+            process, connection = self._taken()
             try:
-                future = executor.submit(call_there, function, packed, self.folder, settings)
+                connection.send_bytes(settings)
+                connection.send_bytes(call)
                 for within_s in stretches("a call in a local process", "timeouts.data"):
-                    if futures_wait([future], within_s).done:
+                    if connection.poll(within_s):
                         break
-                return future.result().value()
+                answer = connection.recv_bytes()
             except WaitTimeoutError:
-                # Closing is not to wait for it either.
-                self._is_late = True
+                connection.close()
+                self._replace(process)
                 raise
-            except BrokenExecutor as error:
-                num_attempts += 1
-                if num_attempts == _MOST_ATTEMPTS:
-                    raise ClusterError(
-                        f"local processes ended in {num_attempts} attempts of one call; they may have too little memory"
-                    ) from error
-                with self._restarting:
-                    if self._executor is executor:
-                        self._executor = self._started()
+            except (EOFError, OSError):
+                connection.close()
+                self._replace(process)
+                continue
+            self._give_back(process, connection)
+            reply = pickle.loads(answer)
+            if isinstance(reply, Failure):
+                raise reply.error()
+            return reply.value()
+        raise ClusterError(
+            f"local processes ended in {_MOST_ATTEMPTS} attempts of one call; they may have too little memory"
+        )
+
+    def _taken(self) -> tuple[_Process, Connection]:
+        # Take a connection of the process that has the fewest calls.
+        with self._changed:
+            for within_s in stretches("a local process that is free", "timeouts.data"):
+                if self._is_closed:
+                    break
+                process = max(self._processes, key=lambda process: len(process.free))
+                if process.free:
+                    return process, process.free.pop()
+                self._changed.wait(within_s)
+        raise ClusterError("the local processes were ended while a pass needed them")
+
+    def _give_back(self, process: _Process, connection: Connection) -> None:
+        with self._changed:
+            if self._is_closed:
+                _dismiss(connection)
+            process.free.append(connection)
+            self._changed.notify()
+
+    def _replace(self, process: _Process) -> None:
+        with self._changed:
+            if process not in self._processes or self._is_closed:
+                return
+            self._processes[self._processes.index(process)] = _Process()
+            self._changed.notify_all()
+        process.end(0)
 
     def close(self) -> None:
-        """End the processes and remove their files."""
-        self._executor.shutdown(wait=not self._is_late, cancel_futures=True)
+        """End the processes, once they have made the calls that they have, and remove their files."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            for process in self._processes:
+                for connection in process.free:
+                    _dismiss(connection)
+        for process in self._processes:
+            process.end(seconds("timeouts.data"))
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-_pools: Final[dict[int, ProcessPool]] = {}
+# By the process that started them, of which a forked process has a copy, and the number of processes.
+_pools: Final[dict[tuple[int, int], ProcessPool]] = {}
 _opening: Final = threading.Lock()
 
 
 def process_pool(num_processes: int) -> ProcessPool:
     """Return this program's pool of so many processes, which is started at first and kept until the program ends."""
+    key = (os.getpid(), num_processes)
     with _opening:
-        pool = _pools.get(num_processes)
-        if pool is None:
+        if key not in _pools:
             if not _pools:
                 atexit.register(close_pools)
-            pool = _pools[num_processes] = ProcessPool(num_processes)
-        return pool
+            _pools[key] = ProcessPool(num_processes)
+        return _pools[key]
 
 
 def close_pools() -> None:
-    """End all processes; the next pass that needs some starts them again."""
+    """End all processes that this one started; the next pass that needs some starts them again."""
     with _opening:
-        while _pools:
-            _pools.popitem()[1].close()
+        for key in [key for key in _pools if key[0] == os.getpid()]:
+            _pools.pop(key).close()
 
 
 def remove_abandoned_folders() -> None:

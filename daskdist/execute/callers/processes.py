@@ -14,7 +14,7 @@ import numpy as np
 
 from daskdist.core.block import Rows
 from daskdist.core.functions.by_value import modules_by_value
-from daskdist.core.primitive import Split
+from daskdist.core.primitive import Split, same
 from daskdist.execute.caller import Handle
 from daskdist.execute.callers.compute_key import Fetch
 from daskdist.execute.callers.process_pool import process_pool
@@ -48,13 +48,13 @@ class Processes(Threads):
     def call(
         self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, name: str, **options: Any
     ) -> Handle:
-        if function is gather and len(args) > 1 and args[1] is not None:
+        if function is gather and len(args) > 1 and args[1] not in (None, same):
             picks, user_function, *rest = args
             return super().call(partial(self._gathered, user_function), handles, picks, *rest, name=name, **options)
         return super().call(function, handles, *args, name=name, **options)
 
     def _gathered(self, function: Callable[..., Any], blocks: Sequence[Rows], picks: Any, *rest: Any) -> Any:
-        return self._called_there(function, gather(blocks, picks, _same, *rest))
+        return self._called_there(function, gather(blocks, picks, same, *rest))
 
     def _called_there(self, function: Callable[..., Any], *args: Any) -> Any:
         return self._processes.call(self._file_of(function), args)
@@ -73,10 +73,6 @@ class Processes(Threads):
         while self._files:
             with contextlib.suppress(OSError):
                 os.unlink(self._files.popitem()[1])
-
-
-def _same(rows: Rows) -> Rows:
-    return rows
 
 
 def _has_arrays(argument: Any) -> bool:
