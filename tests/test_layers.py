@@ -465,7 +465,7 @@ OF_ARRAYS_AND_LIBRARIES = {
         "nbytes",
         "origin",
     ),
-    *("shape", "stream", "to_delayed", "tolist"),
+    *("shape", "status", "stream", "strides", "to_delayed", "tolist"),
 }
 # User's objects may lack these: a format, the view of a replica, and what a node of a law has.
 OF_USERS = {"count", "list_splits", "view_elsewhere"}

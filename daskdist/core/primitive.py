@@ -77,6 +77,20 @@ class KeepingElements(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadingToDevices(Protocol):
+    """A function of a `Read` that can leave columns on the device where it finds them."""
+
+    @property
+    def is_on_device(self) -> bool:
+        """Return whether the columns are known to be on a device."""
+        ...
+
+    def kept_on_device(self) -> Callable[..., Rows]:
+        """Return the function that does."""
+        ...
+
+
 # The pass of a stream: first the pass numbers of the operations that count their passes, in the order of their places,
 # or one number for all of them; then the number of each enclosing repetition, the outermost first.
 Epoch = tuple[Any, ...]

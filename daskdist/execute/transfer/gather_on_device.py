@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Rows
-from daskdist.core.primitive import Arrange, Primitive, Read
+from daskdist.core.primitive import Arrange, Primitive, Read, ReadingToDevices
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.permutation import Permutation
@@ -496,16 +496,20 @@ def is_on_devices(primitive: Primitive) -> bool:
     """Return whether the rows of a source are known to be on devices, and are only picked afterwards."""
     if isinstance(primitive, Arrange):
         return any(map(is_on_devices, primitive.inputs))
-    return isinstance(primitive, Read) and bool(getattr(primitive.function, "is_on_device", False))
+    function: Any = primitive.function if isinstance(primitive, Read) else None
+    return isinstance(function, ReadingToDevices) and function.is_on_device
 
 
 def _kept_on_devices(primitive: Primitive) -> Primitive:
     # Columns that are on a device when they are read stay there.
     if isinstance(primitive, Arrange):
         return replace(primitive, inputs=tuple(map(_kept_on_devices, primitive.inputs)))
-    if isinstance(primitive, Read) and hasattr(primitive.function, "kept_on_device"):
-        return replace(primitive, function=primitive.function.kept_on_device())
-    return primitive
+    if not isinstance(primitive, Read):
+        return primitive
+    function: Any = primitive.function
+    return replace(
+        primitive, function=function.kept_on_device() if isinstance(function, ReadingToDevices) else function
+    )
 
 
 def describe_row_order(primitive: Primitive, spec: ElementSpec) -> str:
