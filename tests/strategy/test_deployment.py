@@ -70,13 +70,15 @@ class Started:
 
     def end(self) -> None:
         # The scheduler last: a worker that ends takes its leave of it.
-        for process in reversed(self.processes):
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        for processes in (self.processes[1:], self.processes[:1]):
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
 
 @pytest.fixture
