@@ -104,7 +104,7 @@ def test_one_that_has_ended_is_waited_for_while_it_sends(on_cluster):
             send = mailbox._send
 
             async def slowly(address, message):
-                await asyncio.sleep(2)
+                await asyncio.sleep(1)
                 await send(address, message)
 
             mailbox._send = slowly
