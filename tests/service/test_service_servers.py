@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import inspect
+import logging
 import time
 
 import dask
 import numpy as np
 import pytest
-from conftest import eventually
+from conftest import eventually, kept_port
 
 import daskdist
 import daskdist.data.experimental.service
@@ -125,7 +126,8 @@ def test_programs_with_servers_of_their_own(server):
 
 # Tornado leaves the socket open that it cannot bind.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_servers_are_started_later_and_again():
+def test_servers_are_started_later_and_again(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("distributed"), "propagate", True)
     first = DispatchServer(DispatcherConfig(host=HOST), start=False)
     with pytest.raises(errors.ClusterError, match="was not started"):
         _ = first.target
@@ -135,6 +137,7 @@ def test_servers_are_started_later_and_again():
     assert first.target == target
     with pytest.raises(errors.ClusterError, match="cannot be started"):
         dispatcher(port=int(target.rpartition(":")[2]))
+    assert "Traceback" not in caplog.text
     gc.collect()
     first.stop()
     first.stop()
@@ -161,8 +164,8 @@ def test_configurations_that_do_not_do():
 
 
 def test_another_dispatcher_goes_on_with_the_jobs(tmp_path):
-    first = dispatcher(work_dir=str(tmp_path), fault_tolerant_mode=True)
-    port = int(first.target.rpartition(":")[2])
+    port = kept_port()
+    first = dispatcher(port=port, work_dir=str(tmp_path), fault_tolerant_mode=True)
     workers = [worker(first) for _ in range(2)]
     dataset = Dataset.range(4000).batch(10)
     one, other = (iter(dataset.apply(distribute("distributed_epoch", first.target, "job"))) for _ in range(2))

@@ -70,6 +70,7 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
     def __init__(self, work_dir: str | None = None, gc_timeout_s: float | None = None) -> None:
         self._work_dir = work_dir
         self._gc_timeout_s = gc_timeout_s
+        self._background: list[asyncio.Task[None]] = []
 
     async def start(self, scheduler: Scheduler) -> None:
         """Accept connections of consumers, and set up all present and future workers to produce elements.
@@ -107,6 +108,9 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
 
     async def before_close(self) -> None:
         """Write the state before the scheduler closes the connections of consumers and workers."""
+        if not self._background:
+            # The scheduler could not start, or has the service of another plugin.
+            return
         self._is_closing = True
         for task in self._background:
             task.cancel()
