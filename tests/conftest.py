@@ -278,6 +278,15 @@ def threads_of_passes() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name.startswith("daskdist") and each.name not in others}
 
 
+# Outside of the range that the system uses for connections, one of which might take a port in between.
+_kept_ports = itertools.count(30_000 + os.getpid() % 200 * 10)
+
+
+def kept_port() -> int:
+    """Return a port for a server that is started again."""
+    return next(_kept_ports)
+
+
 def eventually(is_so, within_s=20.0):
     """Wait until a function returns something true, and return that."""
     until = time.monotonic() + within_s

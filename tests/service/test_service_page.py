@@ -15,7 +15,7 @@ from collections import Counter
 import dask
 import numpy as np
 import pytest
-from conftest import eventually
+from conftest import eventually, kept_port
 from distributed import Client, LocalCluster
 
 import daskdist
@@ -247,9 +247,7 @@ def test_an_encrypted_service():
 
 
 def test_a_scheduler_that_is_killed_and_started_again(tmp_path):
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port = free.getsockname()[1]
+    port = kept_port()
     command = [sys.executable, "-m", "dask", "scheduler", "--host", HOST, "--port", str(port), "--preload"]
     command += ["daskdist.preload", "--dashboard-address", f"{HOST}:0"]
     environment = {**os.environ, "DASK_DASKDIST__SERVICE__WORK_DIR": str(tmp_path)}
