@@ -108,8 +108,12 @@ class ShuffleCursor:
         if num_elements <= 0:
             return 0
         occupants = self._occupants(num_elements)
-        order = np.argsort(occupants)
-        self.buffer = buffer_of(self._pull_numbers(occupants[order], size + num_elements).take(_inverse(order)))
+        # In ascending order, with the slot of each: one sort of both together takes half as long as `argsort`. There is
+        # one draw for each number, so they are far from overflowing.
+        bits = size.bit_length()
+        keys = np.sort(occupants << bits | np.arange(size))
+        self.buffer = buffer_of(self._pull_numbers(keys >> bits, size + num_elements))
+        self.buffer.move(keys & ((1 << bits) - 1))
         return num_elements
 
     def _occupants(self, num_draws: int) -> Index:
@@ -205,12 +209,6 @@ class ShuffleCursor:
             buffer.tidy(lambda run: self.context.compact(run, self.waiting.runs))
             self.num_untidy = 0
         return output
-
-
-def _inverse(order: Index) -> Index:
-    inverse = np.empty(len(order), np.intp)
-    inverse[order] = np.arange(len(order))
-    return inverse
 
 
 def _numbers_of(state: Any) -> tuple[int, ...]:

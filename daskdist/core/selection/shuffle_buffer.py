@@ -77,10 +77,20 @@ class RowBuffer:
     def __len__(self) -> int:
         return len(self._codes if self._rows is None else self._rows)
 
-    def exchange(self, draws: Draws, incoming: Selection) -> Selection:
-        """Return the elements that draws select from the buffer and the incoming rows; the rest stays."""
+    def move(self, slots: Index) -> None:
+        """Move the elements to these slots, one for each."""
+        codes = self._all_codes()
+        self._codes = np.empty_like(codes)
+        self._codes[slots] = codes
+
+    def _all_codes(self) -> Index:
         if self._rows is not None:
             self._codes, self._rows = self._coded(self._rows), None
+        return self._codes
+
+    def exchange(self, draws: Draws, incoming: Selection) -> Selection:
+        """Return the elements that draws select from the buffer and the incoming rows; the rest stays."""
+        self._all_codes()
         new = self._coded(incoming)
         is_new = draws.output >= len(self)
         output = self._codes.take(np.where(is_new, 0, draws.output))
@@ -137,6 +147,12 @@ class BatchBuffer:
 
     def __len__(self) -> int:
         return len(self._batches)
+
+    def move(self, slots: Index) -> None:
+        """Move the elements to these slots, one for each."""
+        places = np.empty(len(slots), np.intp)
+        places[slots] = np.arange(len(slots))
+        self._batches = self._batches.take(places)
 
     def exchange(self, draws: Draws, incoming: Groups) -> Groups:
         """Return the elements that draws select from the buffer and the incoming batches; the rest stays."""
