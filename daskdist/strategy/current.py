@@ -7,6 +7,7 @@ from functools import cache
 from daskdist.core.functions.current_context import current_context
 from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.replica.context import CrossReplicaScope, ReplicaContext
+from daskdist.strategy.replica.threads import check_thread
 from daskdist.strategy.strategy import Strategy
 
 
@@ -27,11 +28,17 @@ def get_replica_context() -> ReplicaContext | None:
         and in a function called by `ReplicaContext.merge_call`. Anywhere else, the context of the default single
         replica.
 
+    Raises
+    ------
+    RuntimeError
+        It is called in a thread that a replica's function started without giving it the replica's context.
+
     >>> get_replica_context().num_replicas_in_sync
     1
     """
     context = current_context.get()
     if context is None:
+        check_thread("get_replica_context")
         return _default()
     return context if type(context) is ReplicaContext else None
 
@@ -60,5 +67,8 @@ def get_strategy() -> Strategy:
     >>> get_strategy().num_replicas_in_sync
     1
     """
-    strategy: Strategy = (current_context.get() or _default()).strategy
+    context = current_context.get()
+    if context is None:
+        check_thread("get_strategy")
+    strategy: Strategy = (context or _default()).strategy
     return strategy

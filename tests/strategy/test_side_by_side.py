@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -212,3 +213,41 @@ def test_loops_on_the_replicas_go_on_together(tmp_path):
 
     first, second = strategy.run(loop, args=(batches,)).values
     assert first + second == sum(range(40))
+
+
+def in_threads(variable):
+    """Use a replica in threads of its function, of which one has its context."""
+    outcomes, replica = [], number_here()
+
+    def use(operation):
+        try:
+            outcomes.append(operation())
+        except RuntimeError as error:
+            outcomes.append(f"replica {replica} started" in str(error) or str(error))
+
+    def add_up():
+        return float(get_replica_context().all_reduce("SUM", np.float64(1 + number_here())))
+
+    def uses():
+        use(add_up)
+        use(daskdist.get_strategy)
+        use(lambda: variable.assign_add(1.0))
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(uses).result(TIMEOUT_S)
+        pool.submit(contextvars.copy_context().run, use, add_up).result(TIMEOUT_S)
+    thread = threading.Thread(target=uses)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    return str(outcomes)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("is_cluster", [False, True])
+def test_threads_of_a_replica_are_refused_unless_they_have_its_context(request, is_cluster):
+    strategy = request.getfixturevalue("on_cluster") if is_cluster else mirrored(2)
+    with strategy.scope():
+        variable = daskdist.Variable(0.0, aggregation="SUM")
+    outcome = str([True, True, True, 3.0, True, True, True])
+    assert strategy.local_results(strategy.run(in_threads, args=(variable,))) == (outcome, outcome)
+    assert float(variable) == 0.0

@@ -18,6 +18,7 @@ from daskdist.strategy.reduce.device_reduction import cast
 from daskdist.strategy.reduce.reductions import ReduceOp
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.context import ReplicaContext, current_replica
+from daskdist.strategy.replica.threads import check_thread
 from daskdist.strategy.values.device_arrays import host_array, host_nest, moved
 from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.variables.aggregation import VariableAggregation, VariableSynchronization
@@ -156,6 +157,7 @@ def copy_on_replica(variable: VariableRecord) -> ReplicaCopy | None:
     """
     replica = current_replica()
     if replica is None:
+        check_thread("a variable")
         return None
     store = replica.store()
     if store is None:
