@@ -360,6 +360,16 @@ SIZES = {
         2_000,
     ),
     "repeat": (lambda: Dataset.range(1000).filter(lambda x: x % 3 > 0).repeat(900).batch(1000), 10_000),
+    "interleave": (
+        lambda: Dataset.range(800).interleave(lambda x: Dataset.range(200 + x % 7), 8, 3).batch(500),
+        1_000,
+    ),
+    "sample_from_datasets": (
+        lambda: Dataset.sample_from_datasets(
+            [Dataset.range(200_000), Dataset.range(200_000).filter(lambda x: x % 3 > 0)], [0.3, 0.7], seed=1
+        ).batch(500),
+        1_000,
+    ),
     "generator": (lambda: generated(100_000).shuffle(10_000, seed=1).batch(100), 1_000),
     "group_by_window": (
         lambda: Dataset.range(40_000).group_by_window(lambda x: x % 3, lambda k, w: w.batch(100), 100),

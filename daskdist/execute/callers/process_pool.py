@@ -53,7 +53,7 @@ class PackedArrays:
     pickled
         The pickle without its buffers.
     buffers
-        The buffers, if they are small; None if they are in the file.
+        The buffers, if they are small or the file has no room; None if they are in the file.
     path
         The file, which its reader removes.
     spans
@@ -67,19 +67,25 @@ class PackedArrays:
 
     @classmethod
     def of(cls, value: Any, folder: str) -> PackedArrays:
-        """Pickle a value; its arrays go to a new file in a folder if they are large."""
+        """Pickle a value; its arrays go to a new file in a folder if they are large and it has room."""
         pickled, buffers = pickle_with_buffers(value)
         views = [buffer.raw() for buffer in buffers]
         if sum(view.nbytes for view in views) < _SMALL_BYTES:
             return cls(pickled, list(map(bytearray, views)))
         path = f"{folder}/{uuid.uuid4().hex}"
         spans = []
-        with open(path, "wb") as file:
-            for view in views:
-                start = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
-                file.seek(start)
-                file.write(view)
-                spans.append((start, start + view.nbytes, not view.readonly))
+        try:
+            with open(path, "wb") as file:
+                for view in views:
+                    start = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
+                    file.seek(start)
+                    file.write(view)
+                    spans.append((start, start + view.nbytes, not view.readonly))
+        except OSError:
+            # There is no room left, such as in the 64 MB of shared memory of most containers.
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            return cls(pickled, list(map(bytearray, views)))
         return cls(pickled, None, path, tuple(spans))
 
     def value(self) -> Any:
