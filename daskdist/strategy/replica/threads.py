@@ -28,7 +28,7 @@ def _start(thread: threading.Thread) -> None:
     _start_thread(thread)
 
 
-threading.Thread.start = _start  # type: ignore[method-assign]
+threading.Thread.start = _start  # type: ignore[assignment, method-assign]
 
 
 def check_thread(operation: str) -> None:
