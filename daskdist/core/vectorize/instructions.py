@@ -127,14 +127,14 @@ class Machine:
             self._checked[id(value)] = value
         return value
 
-    def _operand(self, value: Any, name: str = "") -> Any:
+    def _operand(self, value: Any) -> Any:
         """Check that Python and NumPy run no user code when they compute with a value."""
         kind = type(value)
         if kind is type and value in allowlist.TYPES:
             return value
         if kind not in allowlist.OPERANDS and not allowlist.is_named_tuple(kind):
             what = f"a {kind.__name__}" if not isinstance(value, type) else value.__name__
-            raise self._refuse(f"it uses {name or what}, which is not plain data")
+            raise self._refuse(f"it uses {what}, which is not plain data")
         return value
 
     def _item(self, value: Any) -> Any:

@@ -246,9 +246,7 @@ class Fields:
             return pa.table({name: pa.array([], kind) for name, kind in types.items()})
         return self._read(data, column_types=types, include_columns=list(types))
 
-    def _read(
-        self, data: bytes, on_invalid: Callable[[Any], str] | None = None, *, is_header: bool = True, **conversion: Any
-    ) -> Any:
+    def _read(self, data: bytes, on_invalid: Callable[[Any], str] | None = None, **conversion: Any) -> Any:
         # Without names, they are those of the first row.
         import pyarrow as pa
         import pyarrow.csv as pc
@@ -263,7 +261,6 @@ class Fields:
                 use_threads=False,
                 block_size=len(data) + 1,
                 column_names=list(self.names),
-                autogenerate_column_names=not is_header,
             ),
             pc.ParseOptions(
                 delimiter=self.delimiter,
