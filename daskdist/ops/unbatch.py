@@ -11,7 +11,7 @@ import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows, from_items
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.node import Facts, Transformation
+from daskdist.core.node import Facts, Node, Transformation
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Opener, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection.groups import Groups
@@ -50,10 +50,20 @@ class Unbatch(Transformation):
         number, factor = self.source.cardinality, self._factor
         if number <= 0:
             return number
-        return UNKNOWN if factor is None else number * factor
+        return num_in_groups(self.source) if factor is None else number * factor
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return ungrouped(inputs[0], self._factor)
+
+
+def num_in_groups(node: Node) -> int:
+    """Return the number of elements in all groups of a pipeline that ends with making them; else it is unknown."""
+    while node.facts.keeps_rows:
+        (node,) = node.inputs
+    if node.group_size is None:
+        return UNKNOWN
+    number = node.inputs[0].cardinality
+    return number - number % node.group_size if number >= 0 and node.drops_remainder else number
 
 
 def ungrouped(primitive: Primitive, factor: int | None = None) -> Primitive:

@@ -9,6 +9,7 @@ from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Node, walk
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import FileError
+from daskdist.ops.unbatch import num_in_groups
 from daskdist.sharding import Remainder
 
 _ROWS: Final = "rows"
@@ -141,13 +142,7 @@ def _come_and_kept(node: Node) -> tuple[int, int] | None:
 
 def _num_rows(node: Node) -> int:
     # Return the number of rows of all batches together.
-    while node.facts.keeps_rows:
-        node = node.inputs[0]
-    size = node.group_size
-    if size is None or level(node) > 1:
-        return UNKNOWN
-    number = node.inputs[0].cardinality
-    return number - number % size if number >= 0 and node.drops_remainder else number
+    return UNKNOWN if level(node) > 1 else num_in_groups(node)
 
 
 def _has_plain_groups(node: Node) -> bool:

@@ -257,11 +257,8 @@ class StrategyInternals:
     def _reduce_weighted(self, op: Op, value: Any, axis: Axis, weights: Any) -> Any:
         if not isinstance(op, ReduceOp) or NAMED[op].weighted is None:
             raise ArgumentError(f"reduce: {name_of(op)} takes no weights; MEAN and SUM do")
-        if axis is not None:
-            raise ArgumentError(
-                f"reduce: weights are of replicas and axis is {axis}; along an axis each row counts once. "
-                "Give axis=None"
-            )
+        if axis not in (None, 0, (0,)):
+            raise ArgumentError(f"reduce: weights are of replicas or rows, but axis is {axis}; give axis=None or 0")
         leaves, treespec = with_copies("reduce", self.token, (value, weights))
         num_weights = treespec.child(1).num_leaves
         self.recover()
@@ -270,14 +267,14 @@ class StrategyInternals:
         if num_weights != 1 or not isinstance(leaves[-1], PerReplica):
             raise ArgumentError(
                 f"reduce: weights is {weights!r:.80}; give a PerReplica with a number for each replica, as "
-                "run(len, args=(batch,)) returns"
+                "run(len, args=(batch,)) returns, or with axis=0 an array of numbers, one for each row"
             )
         if not all(isinstance(leaf, PerReplica) for leaf in leaves):
             raise ArgumentError(
                 "reduce: weights are given for a value that is not per replica; reduce what run returns"
             )
         self.check_values("reduce", leaves)
-        results = self._fold(op, None, leaves, None, is_weighted=True)
+        results = self._fold(op, axis, leaves, None, is_weighted=True)
         return optree.tree_unflatten(treespec.child(0), results)
 
     def _fold(

@@ -142,7 +142,9 @@ def predictions_of(strategy: Any, function: Callable[..., Any], dataset: Dataset
         finally:
             iterator.close()
 
-    return Dataset(Predictions(GeneratorFunction(batches, "predict"))).unbatch()
+    predictions = Dataset(Predictions(GeneratorFunction(batches, "predict"))).unbatch()
+    number = dataset.unbatch().cardinality()
+    return predictions if number == UNKNOWN else predictions.assert_cardinality(number)
 
 
 def _of_replicas(strategy: StrategyContract, step: Any) -> Iterator[Any]:

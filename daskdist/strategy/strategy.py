@@ -459,9 +459,9 @@ class Strategy(Viewed):
             The axis or axes of each replica's value to reduce along as well, 0 for its rows; None to reduce over the
             replicas only.
         weights
-            For MEAN and SUM with ``axis=None``: a `PerReplica` with a number for each replica, by which its value is
-            multiplied, such as the number of its rows. MEAN is divided by the sum of the weights, and is NaN if that is
-            0. A value of weight 0 is left out, even if it is NaN.
+            For MEAN and SUM: a `PerReplica` with a number for each replica, by which its value is multiplied, such as
+            the number of its rows; with ``axis=0`` an array of each replica with a number for each row. MEAN is divided
+            by the sum of the weights, and is NaN if that is 0. What has weight 0 is left out, even if it is NaN.
 
         Returns
         -------
@@ -480,7 +480,7 @@ class Strategy(Viewed):
             Shapes differ between replicas and no axis is given; a value lacks the axis; no replica has rows and the
             operation has no result without rows (SUM has 0, PROD 1, MEAN NaN); or a plain value is reduced by SUM, PROD
             or a function over several replicas. A weight is negative or no number. On a cluster, all but a plain value
-            are raised when the result is read. Or weights are given with an axis or for another operation.
+            are raised when the result is read. Or weights are given with another axis or for another operation.
 
         Notes
         -----

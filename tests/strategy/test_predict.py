@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import daskdist
 from daskdist import Dataset, Options, errors
+from daskdist.core.cardinality import INFINITE, UNKNOWN
 
 
 @pytest.fixture(params=["embedded", "one replica", pytest.param("cluster", marks=pytest.mark.cluster)])
@@ -46,6 +47,17 @@ def test_any_number_of_replicas_gives_the_same(num_rows, batch_size, num_replica
     predictions = mirrored(num_replicas).predict(scaled, rows(num_rows).batch(batch_size), args=(1,))
     assert [int(row["key"]) for row in predictions.take(num)] == list(range(min(num, num_rows)))
     assert [int(row["key"]) for row in predictions] == list(range(num_rows))
+
+
+def test_the_number_of_predictions_is_known_where_that_of_the_rows_is(strategy):
+    numbers = [
+        len(strategy.predict(scaled, ds, args=(1,)))
+        for ds in (rows(11).batch(4), rows(11).batch(4, drop_remainder=True), rows(11).shuffle(3).batch(4).prefetch(1))
+    ]
+    assert numbers == [11, 8, 11]
+    for ds in (rows(11).filter(lambda row: row["x"] > 1).batch(4), rows(11).batch(4).map(lambda row: row)):
+        assert strategy.predict(scaled, ds, args=(1,)).cardinality() == UNKNOWN
+    assert strategy.predict(scaled, rows(3).batch(2).repeat(), args=(1,)).cardinality() == INFINITE
 
 
 def test_predictions_are_written(strategy, tmp_path):

@@ -259,6 +259,37 @@ def test_weights_are_those_of_numpys_average(values, dtype, weighing, data):
     np.testing.assert_allclose(mean, average, rtol=2 * np.finfo(mean.dtype).eps)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    dtype=st.sampled_from(["bool", "uint64", "int8", "int64", "float16", "float32", "float64", "complex64"]),
+    of_weights=st.sampled_from(["bool", "int32", "float32", "float64"]),
+    seed=st.integers(0, 99),
+)
+def test_weights_of_rows_are_those_of_numpys_average(lengths, dtype, of_weights, seed):
+    random = np.random.default_rng(seed)
+    rows = [random.integers(0, 9, (length, 2)).astype(dtype) for length in lengths]
+    weights = [random.integers(0, 4, length).astype(of_weights) for length in lengths]
+    strategy, given_weights = mirrored(len(rows)), PerReplica(weights)
+    total = strategy.reduce("SUM", PerReplica(rows), axis=0, weights=given_weights)
+    mean = strategy.reduce("MEAN", PerReplica(rows), axis=0, weights=given_weights)
+    wide = np.concatenate(rows).astype(np.result_type(dtype, np.float64))
+    joined = np.concatenate(weights).astype(float)
+    np.testing.assert_array_equal(total, joined @ wide)
+    assert mean.dtype == strategy.reduce("MEAN", PerReplica(rows), axis=0).dtype
+    if not joined.sum():
+        assert np.isnan(mean).all()
+        return
+    average = np.average(wide, axis=0, weights=joined).astype(mean.dtype)
+    np.testing.assert_allclose(mean, average, rtol=2 * np.finfo(mean.dtype).eps)
+
+
+def test_rows_without_weight_are_left_out_whatever_they_are(strategy):
+    values, weights = arrays([np.nan, 1.0], [4.0, np.inf]), arrays([0, 1], [0.5, 0])
+    assert float(strategy.reduce("MEAN", values, axis=0, weights=weights)) == 2
+    assert float(strategy.reduce("SUM", values, axis=0, weights=weights)) == 3
+
+
 def test_means_weighted_by_rows_are_the_mean_of_all_rows(strategy):
     rows = np.random.default_rng(0).random(997)
     batches = strategy.distribute_dataset(daskdist.Dataset.from_tensor_slices(rows).batch(100))
@@ -308,7 +339,10 @@ def test_one_replica_is_weighted_by_a_plain_number():
     [
         ("MAX", None, arrays(1, 2), "MAX takes no weights; MEAN and SUM do"),
         (np.logaddexp, None, arrays(1, 2), "logaddexp takes no weights"),
-        ("MEAN", 0, arrays(1, 2), "axis is 0; along an axis each row counts once. Give axis=None"),
+        ("MEAN", 1, arrays([1], [2]), "axis is 1; give axis=None or 0"),
+        ("MEAN", 0, arrays(1, 2), r"weights of the 1 rows of a replica are .*1.*; give an array"),
+        ("MEAN", 0, arrays([1], [1, 2]), r"weights of the 1 rows of a replica are .*1, 2.*; give an array"),
+        ("SUM", 0, arrays([1], [-2]), "that is at least 0"),
         ("MEAN", None, [1, 2], r"weights is \[1, 2\]; give a PerReplica with a number for each replica"),
         ("MEAN", None, 2, "weights is 2; give a PerReplica"),
         ("MEAN", None, arrays(1, -2), "a weight is .*-2.*; give each replica a number that is at least 0"),

@@ -11,6 +11,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +37,7 @@ from daskdist.strategy.reduce.reductions import (
     reduction_of,
     without,
 )
-from daskdist.strategy.reduce.weights import weight_of, weighted
+from daskdist.strategy.reduce.weights import weight_of, weighted, weighted_rows
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.device_arrays import Placed, home_of, in_stream_of, moved_nest
 from daskdist.strategy.values.error_context import add_context
@@ -70,7 +71,7 @@ class Fold:
     operation
         The name of the operation in messages.
     is_weighted
-        Whether the last leaf of each replica is the weight of its other leaves.
+        Whether the last leaf of each replica is the weight of its other leaves, or with an axis those of their rows.
     """
 
     op: Op
@@ -93,6 +94,9 @@ class Fold:
         chunk = self._chunk
         if self.is_weighted:
             *columns, weights = columns
+            if self.axis is not None:
+                of_rows = partial(weighted_rows, self.op, partial(chunk, reduction), self._checked)
+                return self._fold(reduction, [list(map(of_rows, column, weights)) for column in columns])
             weights = list(map(weight_of, weights))
             return self._fold(
                 reduction,
@@ -512,7 +516,7 @@ def fold_tree(
     on
         The worker to place the result on; None for the first.
     is_weighted
-        Whether the last leaf of each replica is the weight of its other leaves.
+        Whether the last leaf of each replica is the weight of its other leaves, or with an axis those of their rows.
 
     Returns
     -------
