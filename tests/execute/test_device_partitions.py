@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import pickle
 import threading
@@ -14,7 +15,7 @@ import pandas as pd
 import pytest
 import strict_device
 from conftest import TESTS
-from distributed import Client
+from distributed import Client, wait
 from strict_device import StrictDevice, StrictEvent, StrictStream
 from test_shuffle_on_device import _register
 
@@ -242,4 +243,50 @@ def test_loops_on_workers_read_persisted_partitions_there(client: Client) -> Non
         dataset = Dataset.from_dask(array).shuffle(100, seed=4).batch(16).with_options(ON)
         found.append(list(strategy.run(_sums, args=(strategy.distribute_dataset(dataset),)).values))
     assert list(map(str, found[0])) == list(map(str, found[1]))
+    strategy.close()
+
+
+def _chunk(number: int) -> Any:
+    return StrictDevice(0).put(X[number * 50 : number * 50 + 50])
+
+
+def _refuse_host(is_refused: bool, dask_worker: Any) -> set[str]:
+    """Make columns on devices refuse to come to the host; return the keys of what the worker got from others."""
+    host = DeviceColumn.__dict__["host"]
+    if is_refused:
+        DeviceColumn.kept_host, DeviceColumn.host = host, property(lambda self: 1 // 0)  # type: ignore[attr-defined]
+    else:
+        DeviceColumn.host = DeviceColumn.kept_host  # type: ignore[attr-defined]
+        del DeviceColumn.kept_host  # type: ignore[attr-defined]
+    return {str(key) for each in dask_worker.transfer_incoming_log for key in each["keys"]}
+
+
+@pytest.mark.cluster
+def test_each_worker_reads_its_own_partitions(client: Client) -> None:
+    client.run(_register, str(TESTS), 0.0)
+    workers = list(client.scheduler_info(n_workers=-1)["workers"])
+    strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(each, "STRICT:0") for each in workers]))
+    num_workers = len(strategy.workers)
+    futures = [
+        client.submit(_chunk, number, workers=[strategy.workers[number % num_workers]], pure=False)
+        for number in range(8)
+    ]
+    with client.as_current():
+        wait(futures)
+
+    def own_partitions(context: Any) -> Dataset:
+        chunks = futures[context.input_pipeline_id :: num_workers]
+        array = da.concatenate([da.from_delayed(chunk, (50, 3), X.dtype) for chunk in chunks])
+        return Dataset.from_dask(array).shuffle(100, seed=4).batch(10).with_options(ON)
+
+    client.run(_refuse_host, True)
+    try:
+        distributed = strategy.distribute_datasets_from_function(own_partitions)
+        found = [ast.literal_eval(str(rows)) for rows in strategy.run(_sums, args=(distributed,)).values]
+    finally:
+        moved = client.run(_refuse_host, False)
+    for number, batches in enumerate(found):
+        own = np.concatenate([X[k * 50 : k * 50 + 50] for k in range(number, 8, num_workers)])
+        np.testing.assert_array_equal(np.sort(np.concatenate(batches), axis=0), np.sort(own, axis=0))
+    assert not {future.key for future in futures} & set().union(*moved.values())
     strategy.close()
