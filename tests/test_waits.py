@@ -65,7 +65,6 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "strategy/steps/returned_values.py": {"capture.wait_for"},
         "strategy/variables/variable.py": {"leaf.result"},
     },
-    "the program, which waits for the call, has the limit": {"strategy/steps/remote/inbound.py": {"gate.get"}},
     "threads copy memory, or end at once": {
         "execute/transfer/copier.py": {"packed.exception", "packed.result"},
         "execute/transfer/prefetch.py": {"self._threads.shutdown"},

@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from distributed.comm import Comm
@@ -27,6 +27,7 @@ from tornado.iostream import StreamClosedError
 
 from daskdist.execute.messages.outbox import BatchReader, framed
 from daskdist.strategy.steps.remote.cells import Cell
+from daskdist.waiting import stretches
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -190,17 +191,26 @@ class Inbound:
             return
         gate: SimpleQueue[None] = SimpleQueue()
         cell.when_set(partial(self._when_set, threading.get_ident(), gate))
-        while not cell.is_set:
+        for within_s in stretches(f"a result of {cell.origin or 'an earlier call'}", None):
+            if cell.is_set:
+                return
             self._waiting.append(gate)
             if self._lock.acquire(blocking=False):
                 try:
-                    with contextlib.suppress(ValueError):
-                        self._waiting.remove(gate)
-                    self._read_until_set(cell)
+                    self._stop_waiting(gate)
+                    self._read_until_set(cell, within_s)
                 finally:
                     self._release()
             else:
-                gate.get()
+                try:
+                    gate.get(timeout=within_s)
+                except Empty:
+                    self._stop_waiting(gate)
+
+    def _stop_waiting(self, gate: SimpleQueue[None]) -> None:
+        # It is not there any more if another thread has woken this one.
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(gate)
 
     def _when_set(self, thread: int, gate: SimpleQueue[None]) -> None:
         if thread != threading.get_ident():
@@ -213,13 +223,14 @@ class Inbound:
         with contextlib.suppress(OSError):
             self._waker.send(b"w")
 
-    def _read_until_set(self, cell: Cell) -> None:
+    def _read_until_set(self, cell: Cell, within_s: float) -> None:
         self.reading_thread = threading.get_ident()
         self._num_waits += 1
-        while not cell.is_set:
+        until = time.monotonic() + within_s
+        while not cell.is_set and (left_s := until - time.monotonic()) > 0:
             connections = list(self._connections.values())
             is_acknowledging = any(connection.last != connection.acknowledged for connection in connections)
-            ready = self._poll.poll(1e3 * ACKNOWLEDGED_WITHIN_S if is_acknowledging else None)
+            ready = self._poll.poll(1e3 * min(left_s, ACKNOWLEDGED_WITHIN_S if is_acknowledging else left_s))
             for fd, _ in ready:
                 self._read(fd)
             if not ready:
