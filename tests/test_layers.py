@@ -103,6 +103,7 @@ HEAVY = {
 HOMES = {
     "distributed": (
         "execute/callers/submit.py",
+        "execute/callers/sent_blocks.py",
         "execute/callers/fetch.py",
         "execute/messages/outbox.py",
         "strategy/placement/cluster_resolver.py",

@@ -26,7 +26,7 @@ from daskdist.core.block import Rows
 from daskdist.core.failing.failed_elements import FailedElement, failed_of, raw_item
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Read, Split
-from daskdist.execute.callers.busy_times import BusyTimes
+from daskdist.execute.busy_times import BusyTimes
 
 Handle = Any
 Graph = dict[Any, Any]

@@ -218,6 +218,13 @@ class Backend(ResultSource, Protocol):
         """
         ...
 
+    def with_replacements(self, group: ReplicaGroup) -> ReplicaGroup:
+        """Return the replicas with those of workers that take the places of lost ones, or the group itself.
+
+        Earlier calls have finished by then.
+        """
+        ...
+
     def status(self, group: ReplicaGroup, *, asks: bool = True) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, lost ones included; the others are asked, for a second at most.
 

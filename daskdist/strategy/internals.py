@@ -30,7 +30,7 @@ from daskdist.strategy.values.extract import PerReplicaRef
 from daskdist.strategy.values.flat import LEAVES, flattened_call
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.variables.read_copies import has_variables, with_copies
-from daskdist.strategy.variables.replica_copy import align_on_replica, undo_on_replica
+from daskdist.strategy.variables.replica_copy import align_on_replica, join_on_replica, undo_on_replica
 from daskdist.strategy.variables.variable import Variable
 
 logger: Final = logging.getLogger("daskdist")
@@ -91,6 +91,29 @@ class StrategyInternals:
         """Continue with the remaining replicas if some are known to be lost."""
         self.backend.note_losses()
         self.recover()
+
+    def take_replacements(self) -> None:
+        """Give replicas to workers that can take the places of lost ones, before a pass."""
+        if not self.group.has_changed:
+            return
+        self.recover_soon()
+        variables = list(self._variables.values())
+        # Objects of a replica may have parts in common, and cannot be copied one by one.
+        if any(variable.layout.treespec is None for variable in variables) or not self.group.grow():
+            return
+        strategy: Any = self._strategy()
+        while True:
+            group = self.group.now
+            try:
+                with cross_replica_scope(strategy):
+                    joined = [self.call_each(1, RECOVERY, join_on_replica, variable) for variable in variables]
+                    for (outcome,) in joined:
+                        strategy.local_results(outcome)
+                return
+            except (ClusterError, CollectiveError):
+                self.recover_soon()
+                if self.group.now is group:
+                    raise
 
     def replicas_left(self) -> tuple[Replica, ...]:
         """Return the replicas, without those that are known to be lost."""
@@ -198,7 +221,7 @@ class StrategyInternals:
             self.recover_soon()
         while True:
             group = self.group.now
-            if self.group.has_shrunk:
+            if self.group.has_changed:
                 for leaf in batches:
                     self.backend.cut_for(leaf, group)
                 for leaf in leaves:

@@ -6,12 +6,13 @@ import contextlib
 from typing import Any
 
 from daskdist.execute.callers.live_workers import LiveWorkers
-from daskdist.execute.callers.submit import Submit
+from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.strategy.cross_replica import CrossReplicaStrategy
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.cluster_input import ClusterInput
 from daskdist.strategy.placement.cluster_resolver import ClusterResolver, connect
 from daskdist.strategy.placement.device_assignment import DeviceAssignment, checked_share, placing
+from daskdist.strategy.placement.replacements import Replacements
 from daskdist.strategy.placement.replica_counts import ReplicasPerWorker
 from daskdist.strategy.steps.cluster_backend import ClusterBackend
 from daskdist.strategy.strategy import Strategy
@@ -63,7 +64,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     unfinished calls on the remaining workers, and continues with fewer replicas, renumbered in order; a warning says
     so. Variables keep the remaining copies, and those that are the same on all replicas get the value of the first. A
     `PerReplica` with the former number of values is an error, except for `local_results`. A pass over a distributed
-    dataset goes on without an error, see `Strategy.distribute_dataset`.
+    dataset goes on without an error, and at the next one restarted workers take part again, see
+    `Strategy.distribute_dataset`.
 
     `status` shows what workers are doing. Dask shows it too: the workers page of its dashboard has the columns
     ``daskdist_replicas`` and ``daskdist_running``, and ``client.scheduler_info()`` lists them in a worker's metrics.
@@ -93,8 +95,11 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
             live_workers = LiveWorkers(group.workers)
             submit = Submit(self.client, live_workers)
+            connected = workers_of(self.client)
             # Remember the identities of the workers, as others may later get their addresses.
-            submit.missing()
-            backend = ClusterBackend(self.client, live_workers, submit, CrossReplicaStrategy)
+            live_workers.missing(connected)
+            takes_any = device_assignment is None and num_replicas_per_worker is None
+            replacements = Replacements(group, connected, takes_any=takes_any)
+            backend = ClusterBackend(self.client, live_workers, submit, CrossReplicaStrategy, replacements)
             backend.open(group, opened.pop_all())
         super().__init__(group, backend, ClusterInput(submit, backend, group.token))

@@ -126,11 +126,13 @@ class Strategy(Viewed):
         replicas: the rest of the rows is shared out among them, and every row is in exactly one completed step. A step
         that failed because of the loss is made again on its rows, as are the steps after it, and values that the
         program has of them become those of the new calls. Mirrored variables are set back to their values before it.
-        What else a failed step did, such as writing a file, it may do twice.
+        What else a failed step did, such as writing a file, it may do twice. Generators have to yield the same again.
 
         A step is not made again, and its values raise `ClusterError`, if it needs values that only a lost replica had
         (of an earlier `run`, or ``ON_READ`` variables of the strategy), if it used an object in a `Variable`, or if
-        batches cannot be cut again. Workers that are added or restarted take part in a new strategy.
+        batches cannot be cut again. At the next pass, restarted workers take the places of lost ones, by name. If no
+        workers were named, others may take places without GPUs. New replicas come last, with the others' values of
+        variables (zero for ``ON_READ`` with SUM). Strategies with objects in a `Variable` stay as they are.
         """
         if not isinstance(dataset, Dataset):
             raise ArgumentError(f"distribute_dataset: expected a daskdist Dataset, got {type(dataset).__name__}")

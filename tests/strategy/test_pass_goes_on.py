@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,9 +105,47 @@ def test_every_row_is_in_one_completed_step(strategy, policy, looks, tmp_path):
     parts = parts if looks else [strategy.local_results(rows) for rows in parts]
     assert sorted(np.concatenate([part for step in parts for part in step]).tolist()) == sorted(ROWS * num_passes)
     assert int(total) == sum(ROWS) * num_passes
-    # The next pass is shared out over those that are left.
+    # The next pass is shared out over those that are there by then.
     num_rows = [strategy.reduce("SUM", strategy.run(len, args=(batch,)), axis=None) for batch in steps]
-    assert sum(map(int, num_rows)) == len(ROWS) * (num_passes - 1 or 1)
+    assert sum(map(int, num_rows)) == len(ROWS) * (strategy.num_replicas_in_sync if policy == "OFF" else 1)
+
+
+def wide_rows(numbers):
+    return np.repeat(numbers[:, None], 2_000, axis=1)
+
+
+def yielded():
+    for number in range(3_000):
+        yield number, np.full(2_000, number)
+
+
+IN_PROGRAM = {
+    "an array": lambda: Dataset.from_tensor_slices((np.arange(3_000), wide_rows(np.arange(3_000)))),
+    "a generator": lambda: Dataset.from_generator(
+        yielded, output_signature=(daskdist.TensorSpec((), np.int64), daskdist.TensorSpec((2_000,), np.int64))
+    ),
+}
+
+
+@pytest.mark.parametrize("source", IN_PROGRAM)
+@pytest.mark.parametrize("looks", [False, True])
+def test_rows_that_only_a_lost_worker_had_are_sent_again(strategy, source, looks):
+    def visited():
+        rows = []
+        for number, (numbers, wide) in enumerate(strategy.distribute_dataset(dataset)):
+            is_right = strategy.run(lambda x, y: bool((y == x[:, None]).all()), args=(numbers, wide))
+            rows.append(strategy.gather(strategy.run(lambda x: x, args=(numbers,)), 0))
+            if looks:
+                assert all(strategy.local_results(is_right))
+            if number in (10, 40):
+                kill(strategy, number // 40)
+        return np.concatenate(list(map(np.asarray, rows))).tolist()
+
+    dataset = IN_PROGRAM[source]().shuffle(200, seed=3).batch(30)
+    assert sorted(visited()) == list(range(3_000))
+    # The program keeps no rows that nobody needs.
+    gc.collect()
+    eventually(lambda: not len(strategy.internals.backend._submit.sent_blocks))
 
 
 def test_two_workers_are_lost_one_after_the_other(strategy):
@@ -229,3 +269,95 @@ def test_an_error_of_a_function_is_raised_once_and_not_made_again(strategy):
             kill(strategy, 0)
     assert len(failures) == 1
     assert num_rows == 594
+
+
+def test_restarted_workers_take_part_in_the_next_pass(strategy, killable_workers):
+    with strategy.scope():
+        count = daskdist.Variable(0, aggregation="SUM")
+    steps = strategy.distribute_dataset(Dataset.range(600).batch(6))
+    for number, batch in enumerate(steps):
+        strategy.run(lambda x: count.assign_add(np.int64(len(x))), args=(batch,))
+        if number == 10:
+            kill(strategy, 0)
+    assert (strategy.num_replicas_in_sync, int(count)) == (2, 600)
+    with strategy.scope():
+        seen = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
+    strategy.run(lambda: seen.assign_add(3))
+    eventually(lambda: len(killable_workers.client.scheduler_info(n_workers=-1)["workers"]) == 3)
+    rows = [strategy.local_results(batch) for batch in steps]
+    assert strategy.num_replicas_in_sync == 3
+    assert {len(parts) for parts in rows} == {3}
+    assert sorted(np.concatenate([part for parts in rows for part in parts]).tolist()) == list(range(600))
+    assert [int(value) for value in strategy.local_results(count.values)] == [600] * 3
+    assert [int(value) for value in strategy.local_results(seen.values)] == [3, 3, 0]
+    strategy.run(lambda: (count.assign_add(np.int64(1)), seen.assign_add(1)))
+    assert (int(count), int(seen)) == (603, 9)
+
+
+def test_rows_that_are_read_slowly_when_a_worker_is_lost(strategy):
+    def slow(x):
+        time.sleep(0.005)
+        return x + 0
+
+    rows = []
+    for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(1_200).map(slow).batch(30))):
+        rows.append(strategy.gather(batch, 0))
+        if number == 2:
+            kill(strategy, 0)
+    assert np.concatenate(list(map(np.asarray, rows))).tolist() == list(range(1_200))
+
+
+def test_steps_that_cannot_be_made_again_and_whose_results_nobody_has_are_told_of(strategy):
+    with strategy.scope():
+        seen = daskdist.Variable(lambda: SimpleNamespace(number=0))
+
+    def step(x):
+        seen.read_value().number += len(x)
+        return len(x)
+
+    def train():
+        for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(600).batch(6))):
+            strategy.run(step, args=(batch,))
+            if number == 50:
+                kill(strategy, 0)
+        eventually(lambda: len(strategy.internals.replicas_left()) == 2)
+        strategy.run(len, args=([],))
+
+    with pytest.raises(errors.ClusterError, match="steps that failed with a lost worker are not made again"):
+        train()
+
+
+def test_a_worker_is_retired_in_a_pass(strategy, killable_workers):
+    client, leaving = killable_workers.client, strategy.workers[0]
+    rows, total = [], 0
+    for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(1_800).shuffle(100, seed=1).batch(30))):
+        result = strategy.run(rows_and_sum, args=(batch,))
+        total += strategy.reduce("SUM", result["sum"], axis=None)
+        rows.append(strategy.gather(result["rows"], 0))
+        if number == 10:
+            assert list(client.retire_workers([leaving])) == [leaving]
+    assert sorted(np.concatenate(list(map(np.asarray, rows))).tolist()) == list(range(1_800))
+    assert int(total) == sum(range(1_800))
+    assert leaving not in strategy.workers
+    # No step was cut short.
+    assert strategy.internals.backend.num_made_again == 0
+
+
+def test_a_pass_over_datasets_of_a_function_ends_with_an_error_that_names_the_lost_worker(strategy):
+    def share(context):
+        rows = Dataset.range(6_000).shard(context.num_input_pipelines, context.input_pipeline_id)
+        return rows.map(lambda x: x + 0).batch(10)
+
+    steps, lost = strategy.distribute_datasets_from_function(share), strategy.workers[0]
+
+    def visit():
+        for number, batch in enumerate(steps):
+            np.asarray(strategy.gather(strategy.run(lambda x: x, args=(batch,)), 0))
+            if number == 10:
+                kill(strategy, 0)
+
+    with pytest.raises(errors.ClusterError, match=f"lost {lost}"):
+        visit()
+    # The next pass is made of datasets of the workers that are there.
+    rows = [part for batch in steps for part in strategy.local_results(batch)]
+    assert sorted(np.concatenate(rows).tolist()) == list(range(6_000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import is_
@@ -68,8 +69,8 @@ class KeptBlocks:
         with self._changing:
             kept = self._by_owner.pop(owner, None)
             if kept is None or not self._is_available(kept.handle) or not _is_same(kept.block, block):
-                copied = Block(block.structure, [_copy(leaf) for leaf in block.leaves], block.label, block.origin)
-                kept = _KeptBlock(send(copied), copied, num_bytes)
+                block_copy = copied(block)
+                kept = _KeptBlock(send(block_copy), block_copy, num_bytes)
             # Inserted at the end: the dict is in order of last use.
             self._by_owner[owner] = kept
             self._make_room()
@@ -93,6 +94,11 @@ class KeptBlocks:
         return len(self._by_owner)
 
 
+def copied(block: Block) -> Block:
+    """Return a copy of a block, in separate memory."""
+    return Block(block.structure, [_copy(leaf) for leaf in block.leaves], block.label, block.origin)
+
+
 def _size(leaf: Any) -> int | None:
     # Return the size in bytes, approximate for text; None if the array holds objects that can change in place.
     if type(leaf) is Ragged:
@@ -112,7 +118,9 @@ def _size(leaf: Any) -> int | None:
 
 def _copy(leaf: Any) -> Any:
     # Copy into separate memory, in C order.
-    return Ragged(_copy(leaf.values), leaf.row_splits.copy()) if type(leaf) is Ragged else leaf.copy("C")
+    if type(leaf) is Ragged:
+        return Ragged(_copy(leaf.values), leaf.row_splits.copy())
+    return leaf.copy("C") if isinstance(leaf, np.ndarray) else copy.copy(leaf)
 
 
 def _is_same(block: Block, other: Block) -> bool:

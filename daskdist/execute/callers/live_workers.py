@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +18,7 @@ TOLD_AFTER_S: Final = 5.0
 STILL_WAITED_FOR: Final = "%s has not answered for %.0f s, and is waited for up to %g s (daskdist.timeouts.silence)"
 # Seconds for a nanny to end a worker that is given up.
 _RESTART_S: Final = 5.0
+_LOOK_EVERY_S: Final = 0.01
 _OVER: Final = frozenset({"memory", "erred"})
 
 
@@ -35,6 +38,8 @@ class LiveWorkers:
         self._directories: dict[str, str] = {}
         # By address the last heartbeat that the scheduler knew of, and the time here at which it was new.
         self._heartbeats: dict[str, tuple[float, float]] = {}
+        # Workers that have said that they are going to end, for example as they are retired.
+        self._leaving: set[str] = set()
         # True if something failed since the workers were last checked.
         self.in_doubt = False
         # True if the program connects to the workers directly.
@@ -108,6 +113,27 @@ class LiveWorkers:
             (*lost, *(address for address in present if address in addresses)),
         )
 
+    def note_leaving(self, address: str) -> None:
+        """Record that a worker is going to end, and completes the calls that were sent to it."""
+        self._leaving.add(address)
+        self.in_doubt = True
+
+    @property
+    def leaving(self) -> list[str]:
+        """The workers that take part and are going to end."""
+        return [address for address in self.present if address in self._leaving]
+
+    def add(self, addresses: Sequence[str]) -> None:
+        """Continue with further workers, at addresses that no worker had that took part before.
+
+        >>> live_workers = LiveWorkers(["tcp://a:1"])
+        >>> live_workers.add(["tcp://b:1"])
+        >>> live_workers.present
+        ('tcp://a:1', 'tcp://b:1')
+        """
+        present, lost = self._present_and_lost
+        self._present_and_lost = (*present, *addresses), lost
+
 
 async def give_up(client: Any, silent: Sequence[str]) -> None:
     """Make the scheduler restart or remove silent workers, so that others get their tasks."""
@@ -121,8 +147,16 @@ async def give_up(client: Any, silent: Sequence[str]) -> None:
     )
 
 
-def cancel_lost_tasks(addresses: Sequence[str], client: str, *, dask_scheduler: Scheduler) -> None:
-    """Cancel the tasks that only lost workers may run, and their dependents: Dask would wait for them forever."""
+async def cancel_lost_tasks(
+    addresses: Sequence[str], client: str, within_s: float = 0.0, *, dask_scheduler: Scheduler
+) -> None:
+    """Cancel the tasks that only lost workers may run, and their dependents: Dask would wait for them forever.
+
+    The scheduler may hear of the end of a worker some seconds after the program.
+    """
+    until = time.monotonic() + within_s
+    while set(addresses) & set(dask_scheduler.workers) and time.monotonic() < until:
+        await asyncio.sleep(_LOOK_EVERY_S)
     # A worker restarted at the same address runs the tasks that are restricted to it.
     lost = set(addresses) - set(dask_scheduler.workers)
     unvisited: list[Any] = [

@@ -23,15 +23,15 @@ from distributed.protocol.pickle import dumps
 
 from daskdist.config import in_bytes, seconds
 from daskdist.core.block import Block, Rows
-from daskdist.core.primitive import Read, Split, payload_itself, value_itself
+from daskdist.core.primitive import Read, Split, payload_itself, same, value_itself
 from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError
+from daskdist.execute.busy_times import task_times
 from daskdist.execute.caller import Graph, Handle, Report, SplitLocations, report_of
-from daskdist.execute.callers.busy_times import task_times
 from daskdist.execute.callers.cluster_requests import ask_scheduler, closed_error, run_on_scheduler
 from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.execute.callers.data_locations import DataLocations
-from daskdist.execute.callers.kept_blocks import MOST_BYTES, KeptBlocks
+from daskdist.execute.callers.kept_blocks import MOST_BYTES, KeptBlocks, copied
 from daskdist.execute.callers.live_workers import (
     STILL_WAITED_FOR,
     TOLD_AFTER_S,
@@ -39,6 +39,7 @@ from daskdist.execute.callers.live_workers import (
     cancel_lost_tasks,
     give_up,
 )
+from daskdist.execute.callers.sent_blocks import SentBlock, SentBlocks
 from daskdist.execute.messages.pickling import dumps_on_host, load_sent
 from daskdist.waiting import stretches
 
@@ -62,10 +63,12 @@ def call_sent(pickled: bytes, *results: Any) -> Any:
     pickled
         The function, its arguments, the token of the caller, and the name of the task.
     results
-        One value per argument: the result of another task, or None if the argument is pickled.
+        One value per argument: the result of another task, or None if the argument is pickled. A pickled `SentBlock`
+        stands for data that the program sends.
     """
     _raise_in_program_only()
     function, args, caller, name = load_sent(pickled)
+    args = [arg.fetch() if type(arg) is SentBlock else arg for arg in args]
     begun_at = time.perf_counter()
     try:
         return function(*[arg if result is None else result for arg, result in zip(args, results, strict=True)])
@@ -115,6 +118,8 @@ class Submit:
         The object that fetches results, if a strategy has a faster way than tasks; the caller itself if None.
     kept
         The blocks kept for later passes, shared by callers with the same ``home``; new ones if None.
+    sent
+        The data that was sent to workers for tasks, shared by these callers too; none yet if None.
     """
 
     # Expressions over its results are evaluated in the program.
@@ -134,6 +139,7 @@ class Submit:
         home: Hashable | None = None,
         backend: Any = None,
         kept: KeptBlocks | None = None,
+        sent: SentBlocks | None = None,
     ) -> None:
         self.client = client
         self.backend = self if backend is None else backend
@@ -151,6 +157,7 @@ class Submit:
         # Workers of which it was logged that they are silent.
         self._told_silent: set[str] = set()
         self.kept_blocks = KeptBlocks(_is_available) if kept is None else kept
+        self.sent_blocks = SentBlocks(client) if sent is None else sent
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -172,10 +179,33 @@ class Submit:
     def source(self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str) -> Handle:
         # Large data is sent directly to its worker: inside a task it would pass through the scheduler. Sending waits
         # for the transfer, and so is slower than a task for small data.
-        sent_args = [self.place(arg, worker) if _has_much_data(arg) else arg for arg in args]
+        if len(args) == 1 and _has_much_data(args[0]):
+            # The program may write into its arrays before the data is sent again.
+            block = copied(args[0].payload)
+            return self._send(name, worker, function, replace(args[0], payload=block), block.nbytes)
         splits = [arg for arg in args if isinstance(arg, Split)]
         is_local = worker is not None and any(worker in self._locations_of(split) for split in splits)
-        return self._submit(name, worker, function, *sent_args, is_pinned=is_local)
+        return self._submit(name, worker, function, *args, is_pinned=is_local)
+
+    def _placed_on_one(self, data: Any, worker: str | None) -> tuple[Future, str]:
+        # On a worker, or on another if it was lost a moment ago.
+        failed: Exception | None = None
+        wanted = worker or self.workers[next(self._numbers) % len(self.workers)]
+        for address in dict.fromkeys((wanted, *self.workers)):
+            try:
+                return self.place(data, address), address
+            except ClusterError:
+                raise
+            except (OSError, TimeoutError) as error:
+                failed = error
+        raise ClusterError(f"no worker can be sent data: {failed}") from failed
+
+    def _send(self, name: str, worker: str | None, function: Callable[..., Any], data: Any, num_bytes: int) -> Future:
+        arrival, worker = self._placed_on_one(data, worker)
+        sent = self.sent_blocks.reference(arrival, is_direct=self.live_workers.is_direct)
+        future = self._submit(name, worker, function, sent)
+        self.sent_blocks.keep(data, num_bytes, arrival, future)
+        return future
 
     def split_locations(self, read: Read) -> SplitLocations | None:
         self._check_open()
@@ -236,7 +266,10 @@ class Submit:
         return future
 
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
-        return self.place(take(), worker)
+        rows = take()
+        if rows.nbytes <= _IN_TASK_BYTES:
+            return self._submit(name, worker, same, rows)
+        return self._send(name, worker, same, rows, rows.nbytes)
 
     def made_again_since(self, number: int) -> bool:
         """Return False: Dask itself computes lost results again."""
@@ -460,6 +493,7 @@ class Submit:
         """Release every result, including those still referenced, for example by a traceback."""
         self._reports.clear()
         self.kept_blocks.clear()
+        self.sent_blocks.clear()
         if self.client.status == "running":
             for future in list(self.futures):
                 future.release()

@@ -209,8 +209,11 @@ class BundleBuilder:
         failure, self.failure = self.failure, None
         if failure is None:
             raise Exhausted
+        if isinstance(failure, ClusterError):
+            # No element failed: another cluster, or the workers that are left, may have them.
+            raise failure
         self.num_errors += 1
-        raise failure if isinstance(failure, ClusterError) else of_element(failure)
+        raise of_element(failure)
 
     def _drop_answers_behind(self) -> None:
         if self._epoch is not None and not self.num_errors:

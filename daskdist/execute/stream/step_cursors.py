@@ -76,6 +76,10 @@ class PipelineCursor:
         self.position += 1
         return step
 
+    def step_back(self) -> None:
+        """Take back the last step, which was not handed out; there is none at the end."""
+        self.position -= self.length > 0
+
     def _without_empty(self, lane: Lane) -> Lane:
         if lane.lengths is None:
             return lane
@@ -111,8 +115,14 @@ class JointCursor:
             is_over = True
             places: list[tuple[Lane, int]] = []
             num_rows: set[int] = set()
-            for feed, num_lanes in zip(self.feeds, self._num_lanes, strict=False):
-                step = feed.next()
+            for number, (feed, num_lanes) in enumerate(zip(self.feeds, self._num_lanes, strict=False)):
+                try:
+                    step = feed.next()
+                except Exception:
+                    # Their elements were not handed out.
+                    for earlier in self.feeds[:number]:
+                        earlier.step_back()
+                    raise
                 if step is None:
                     places += [_NO_ROWS] * num_lanes
                 else:

@@ -16,8 +16,8 @@ from daskdist.dashboard.figures import TIMES_METRIC
 from daskdist.dataset import Dataset
 from daskdist.devices import named
 from daskdist.display.step_times import WorkerTimes
+from daskdist.execute.busy_times import task_times
 from daskdist.execute.caller import Caller
-from daskdist.execute.callers.busy_times import task_times
 from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.execute.callers.fetch import WithRemoteResults, workers_with_data
 from daskdist.execute.callers.submit import Submit, workers_of
@@ -77,7 +77,14 @@ class ClusterInput:
     def _reader(self, located: Addresses | None = None) -> Submit:
         submit = self._submit
         return Submit(
-            submit.client, submit.live_workers, submit.futures, located, submit.home, self._backend, submit.kept_blocks
+            submit.client,
+            submit.live_workers,
+            submit.futures,
+            located,
+            submit.home,
+            self._backend,
+            submit.kept_blocks,
+            submit.sent_blocks,
         )
 
     def make_datasets(

@@ -158,7 +158,11 @@ class DistributedDataset:
         return self._last_feed
 
     def feed_for_pass(self) -> ReplicaFeed:
-        """Return the feed for a pass that begins now, with functions as they are defined now."""
+        """Return the feed for a pass that begins now, with functions as they are defined now.
+
+        Workers that were added or restarted take the places of lost ones.
+        """
+        self.strategy.internals.take_replacements()
         if self._code_tokens() != self._code_of_feed:
             # Cached data of the old functions must not mix with new data.
             self._fed_replicas = ()

@@ -20,7 +20,7 @@ from daskdist.core.structure import Leaves
 from daskdist.devices import Device
 from daskdist.display.pages import times_in_words, times_page
 from daskdist.display.step_times import StepTimes, WorkerTimes
-from daskdist.errors import ArgumentError, OutOfRangeError, UserFunctionError
+from daskdist.errors import ArgumentError, ClusterError, OutOfRangeError, UserFunctionError
 from daskdist.execute.caller import Caller, Handle, LocalCaller
 from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
@@ -276,6 +276,12 @@ class DistributedIterator:
                 # Only this step failed; others follow it.
                 if self._reported.is_new(error):
                     raise
+                return self._next()
+            replicas = self._replicas
+            if isinstance(error, ClusterError) and not self._puts_on_devices:
+                self._go_on_with_replicas()
+            if self._replicas is not replicas:
+                # A worker was lost while its data was waited for.
                 return self._next()
             # Keep no reference to the error: its traceback refers to this iterator.
             self._failure = type_and_arguments(error)

@@ -39,6 +39,10 @@ class Internals(Protocol):
         """Return the replicas, without those that are known to be lost."""
         ...
 
+    def take_replacements(self) -> None:
+        """Give replicas to workers that can take the places of lost ones, before a pass."""
+        ...
+
     def raise_unseen(self) -> None:
         """Raise a known error that can no longer be seen otherwise; make calls again that need lost workers."""
         ...

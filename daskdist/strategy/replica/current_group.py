@@ -62,6 +62,14 @@ class CurrentGroup:
             finally:
                 self._is_recovering = False
 
+    def grow(self) -> bool:
+        """Continue with further replicas on workers that take the places of lost ones; return whether there are any."""
+        with self._lock:
+            before, self.now = self.now, self._backend.with_replacements(self.now)
+            if self.now is not before:
+                self._sizes_before += (len(before.replicas),)
+            return self.now is not before
+
     def _replace(self, group: ReplicaGroup) -> None:
         before = self.now
         lost = [worker for worker in before.workers if worker not in group.workers]
@@ -74,12 +82,12 @@ class CurrentGroup:
         logger.warning("%s; %d of %d replicas are left", "; ".join(told), len(group.replicas), len(before.replicas))
 
     @property
-    def has_shrunk(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether replicas were lost."""
         return bool(self._sizes_before)
 
     def had(self, size: int | None) -> bool:
-        """Return whether there were this many replicas before some were lost."""
+        """Return whether there were this many replicas before some were lost or added."""
         return size in self._sizes_before
 
     def wrong_size(self, operation: str, size: int) -> Exception:
@@ -88,7 +96,7 @@ class CurrentGroup:
         if self.had(size):
             return ClusterError(
                 f"{operation}: lost {', '.join(map(str, self._lost))}, and a PerReplica of {size} values is for the "
-                f"{size} replicas there were, of which {now} {'is' if now == 1 else 'are'} left; create it again: a "
+                f"{size} replicas there were, and now there {'is' if now == 1 else 'are'} {now}; create it again: a "
                 "distributed dataset that is iterated over again gives each of them its part"
             )
         return ArgumentError(

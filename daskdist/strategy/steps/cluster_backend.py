@@ -28,6 +28,7 @@ from daskdist.execute.callers.submit import Picks, Submit
 from daskdist.strategy.backend import RECOVERY
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.iterator import DistributedIterator
+from daskdist.strategy.placement.replacements import Replacements
 from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Result
@@ -50,8 +51,8 @@ from daskdist.strategy.steps.sending.call_arguments import (
     wired_arguments,
 )
 from daskdist.strategy.steps.sending.call_log import LOST, CallLog
+from daskdist.strategy.steps.sending.changing_workers import ChangesWorkers
 from daskdist.strategy.steps.sending.cut_again import cut_again
-from daskdist.strategy.steps.sending.ended_calls import EndsCalls
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
@@ -66,7 +67,7 @@ _SOON_S: Final = 0.5
 _MOST_UNSENT: Final = 64
 
 
-class ClusterBackend(EndsCalls):
+class ClusterBackend(ChangesWorkers):
     """Calls on the replicas and workers of a cluster.
 
     Parameters
@@ -79,13 +80,23 @@ class ClusterBackend(EndsCalls):
         Makes tasks of Dask's own.
     cross_replica
         Makes the strategy for functions between replicas, on a worker.
+    replacements
+        Finds workers that take the places of lost ones.
     """
 
     defers = True
 
-    def __init__(self, client: Client, live_workers: LiveWorkers, submit: Submit, cross_replica: CrossReplica) -> None:
+    def __init__(
+        self,
+        client: Client,
+        live_workers: LiveWorkers,
+        submit: Submit,
+        cross_replica: CrossReplica,
+        replacements: Replacements,
+    ) -> None:
         self.client = client
-        self._cross_replica = cross_replica
+        self.cross_replica = cross_replica
+        self.replacements = replacements
         self.live_workers = live_workers
         self.futures = submit.futures
         self._log = CallLog()
@@ -96,6 +107,8 @@ class ClusterBackend(EndsCalls):
         self._num_unsent = 0
         self._token = ""
         self.num_made_again = 0
+        # Raised by the next call: nobody can look at the results of the steps that failed.
+        self._not_made_again: ClusterError | None = None
         self._recover: Callable[[], Callable[[], None] | None] = lambda: None
 
     # --- calls ---
@@ -133,6 +146,8 @@ class ClusterBackend(EndsCalls):
         ClusterError
             A worker is lost.
         """
+        if operation != RECOVERY:
+            self._raise_not_made_again()
         function = self.objects(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
         takes_batch = takes_results = is_loop = False
         packed: list[Any] = []
@@ -226,16 +241,16 @@ class ClusterBackend(EndsCalls):
         """Call ``function(results of the handles, *args)`` on a worker, or on another if that is lost."""
         streams = self.streams
         handles = list(map(self._own, handles))
-        if worker is None or not streams.is_open(worker):
-            worker = self._worker_of(handles)
         prepared = pickled = kind = None
         if not args and isinstance(function, Prepared):
             prepared = self._prepared_object(function)
             kind = function if function.is_same_everywhere else None
         else:
             pickled = pickled_value((function, args), lambda: f"{name}: a value")
-        workers = self._workers_of(kind, worker, handles)
         with streams.lock:
+            if worker is None or not streams.is_open(worker):
+                worker = self._worker_of(handles)
+            workers = self._workers_of(kind, worker, handles)
             streams.check_open((worker,))
             streams.check_there(handles)
             try:
@@ -366,7 +381,14 @@ class ClusterBackend(EndsCalls):
     def give_up(self, why: str) -> None:
         """Make no calls again, and log the reason."""
         logger.warning("calls that failed with a lost worker are not made again: %s", why)
+        if self._log.has_lost_without_trace():
+            self._not_made_again = ClusterError(f"steps that failed with a lost worker are not made again: {why}")
         self._log.clear()
+
+    def _raise_not_made_again(self) -> None:
+        error, self._not_made_again = self._not_made_again, None
+        if error is not None:
+            raise error
 
     # --- arguments ---
 
@@ -521,9 +543,9 @@ class ClusterBackend(EndsCalls):
         self._token = group.token
         self._end = Finalizer(self, end_unused, ClusterUse(self.streams, self._submit, group.token, opened))
         try:
-            run_on_workers(self.client, install, self._cross_replica, workers=group.workers)
+            run_on_workers(self.client, install, self.cross_replica, workers=group.workers)
             is_told = note_in_use(self.client, group.token, group.workers)
-            self.streams.open(group)
+            self.streams.open(group, group.workers)
             self._report = ProgramReport(self.streams, group.token)
             if is_told:
                 self._report.start()
@@ -536,34 +558,9 @@ class ClusterBackend(EndsCalls):
         """Return whether something failed since the workers were last checked."""
         return self.live_workers.in_doubt and self.client.status == "running"
 
-    def recover(self, group: ReplicaGroup) -> ReplicaGroup:
-        """Continue with the remaining workers, once earlier calls have ended; return the remaining replicas."""
-        live_workers = self.live_workers
-        while len(lost := self.missing()) < len(live_workers.present):
-            live_workers.drop(lost)
-            left = replace(
-                group, replicas=tuple([replica for replica in group.replicas if replica.worker in live_workers.present])
-            )
-            if left == group:
-                break
-            try:
-                self.streams.end_waiting_for(live_workers.lost)
-                # Calls in flight change variables.
-                self.streams.become(left)
-                self.objects.clear()
-                note_in_use(self.client, group.token, left.workers)
-                return left
-            except (ClusterError, OSError):
-                if not self.missing():
-                    raise
-                # Another worker was lost meanwhile.
-        # No worker is lost; or none is left, and calls will raise.
-        live_workers.in_doubt = False
-        return group
-
     def missing(self) -> list[str]:
         """Return the strategy's workers that are lost or were restarted."""
-        return list(dict.fromkeys((*self.streams.lost(), *self._submit.missing())))
+        return list(dict.fromkeys((*self.streams.lost(), *self.live_workers.leaving, *self._submit.missing())))
 
     def note_iterator(self, iterator: DistributedIterator) -> None:
         """Include an iterator over a distributed dataset in what the program reports to the dashboard."""
@@ -580,11 +577,11 @@ class ClusterBackend(EndsCalls):
     def finish(self) -> None:
         """Send the pending calls, and wait until all calls have ended."""
         self.streams.finish()
-        self.streams.raise_unseen()
-        self._log.rest()
+        self.raise_unseen()
 
     def raise_unseen(self) -> None:
         """Raise a known error that was not read and can no longer be read."""
+        self._raise_not_made_again()
         self.streams.raise_unseen()
         self._log.rest()
 

@@ -161,6 +161,10 @@ class LocalBackend:
         """Return the group, as replicas of this process cannot be lost."""
         return group
 
+    def with_replacements(self, group: ReplicaGroup) -> ReplicaGroup:
+        """Return the group."""
+        return group
+
     def status(self, group: ReplicaGroup, *, asks: bool = True) -> tuple[WorkerStatus, ...]:
         """Return the status of this process."""
         under_way = list(self._under_way.items())

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from distributed import Client
@@ -189,13 +189,13 @@ class StepStream:
             self._task.cancel()
 
 
-def close_all(streams: Sequence[StepStream]) -> None:
+def close_all(streams: Iterable[StepStream]) -> None:
     """Close streams, in the event loop."""
     for stream in streams:
         stream.close()
 
 
-def close_all_soon(streams: Sequence[StepStream], beat: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
+def close_all_soon(streams: Iterable[StepStream], beat: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
     """Close streams, and end the task that looks after them; called by the garbage collector, in any thread."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(close_all, streams)

@@ -81,8 +81,7 @@ class StreamSet:
         self.replicated = ReplicatedKinds()
         self._changed = threading.Condition()
         self._waiting: list[Callable[[], bool]] = []
-        self._is_kicked = self._is_kicked_later = False
-        self._is_closed = False
+        self._is_kicked = self._is_kicked_later = self._is_closed = False
         self._beat_at = self._ended_at = time.monotonic()
         self._loop: Any = client.loop.asyncio_loop
         # By it calls of these streams are told from those of another strategy.
@@ -90,17 +89,17 @@ class StreamSet:
 
     # --- open and close ---
 
-    def open(self, group: ReplicaGroup) -> None:
-        """Open a stream to each worker of a group.
+    def open(self, group: ReplicaGroup, workers: Sequence[str]) -> None:
+        """Open streams to workers of a group, all or those that were added.
 
         Raises
         ------
         OSError
             A worker cannot be reached, or does not answer.
         """
-        ask_workers(self.client, self._open, group, workers=group.workers)
+        ask_workers(self.client, self._open, group, workers, workers=workers)
 
-    async def _open(self, group: ReplicaGroup) -> None:
+    async def _open(self, group: ReplicaGroup, workers: Sequence[str]) -> None:
         reference = weakref.ref(self)
 
         def receive(stream: StepStream, messages: list[Any]) -> None:
@@ -113,21 +112,22 @@ class StreamSet:
             if streams is not None:
                 streams._broken(stream, why)
 
-        opening = [StepStream.open(address, group, self.client, receive, broken) for address in group.workers]
+        opening = [StepStream.open(address, group, self.client, receive, broken) for address in workers]
         results = await asyncio.gather(*opening, return_exceptions=True)
         opened = [result for result in results if isinstance(result, StepStream)]
         for result in results:
             if isinstance(result, BaseException):
                 close_all(opened)
                 raise result
+        if not self._streams:
+            beat = asyncio.ensure_future(_beat(reference))
+            # When nobody has them any more, nor anything that came of them.
+            weakref.finalize(self, close_all_soon, self._streams.values(), beat, self._loop).atexit = False
         self._streams.update({stream.address: stream for stream in opened})
         relayed = [stream.address for stream in opened if stream.is_relayed]
         if relayed:
             self.live_workers.is_direct = False
             logger.info("steps go by way of the scheduler to %s", ", ".join(relayed))
-        beat = asyncio.ensure_future(_beat(reference))
-        # When nobody has them any more, nor anything that came of them.
-        weakref.finalize(self, close_all_soon, opened, beat, self._loop).atexit = False
 
     def close(self) -> None:
         """Close all streams: the workers free everything of the strategy."""
@@ -345,6 +345,8 @@ class StreamSet:
             elif kind == "key":
                 task = asyncio.ensure_future(self._tell_of_key(stream, rest[0]))
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            elif kind == "leaving":
+                self.live_workers.note_leaving(stream.address)
             elif kind == "unsent":
                 number, place, target, why = rest
                 failed = Failed(Failure.of(ClusterError(f"{stream.address} cannot reach {target}: {why}")), None)
@@ -367,7 +369,7 @@ class StreamSet:
         if future.status == "error":
             error = await future._exception()
         elif future.cancelled():
-            error = lost_data_error(key)
+            error = self.lost_data_error(key)
         else:
             return
         with self.lock:
@@ -399,7 +401,7 @@ class StreamSet:
         with self.lock:
             self._fail_calls(stream.address, failed)
             for other in self._streams.values():
-                if other.is_open:
+                if other.is_open and stream.address in self.live_workers.present:
                     # Nobody is to wait for what that worker was to send.
                     other.append("lost", [stream.address], failed, why)
         self._wake()
@@ -468,9 +470,7 @@ class StreamSet:
                 stream.append("ping", now)
         with contextlib.suppress(ClusterError):
             if asked:
-                self.wait(
-                    lambda: all(stream.running_at >= now or not stream.is_open for stream in asked), _LOOK_EVERY_S
-                )
+                self.wait(lambda: all(one.running_at >= now or not one.is_open for one in asked), _LOOK_EVERY_S)
         return worker_statuses(
             self._streams.values(),
             list(self._under_way.values()),

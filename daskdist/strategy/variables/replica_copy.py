@@ -261,6 +261,31 @@ def align_on_replica(variable: VariableRecord) -> FlatResult:
     return _listed([True])
 
 
+def join_on_replica(variable: VariableRecord) -> FlatResult:
+    """Give a replica that was added a value; all replicas call it.
+
+    It is that of the first replica; for values that replicas have of their own (``ON_READ``) and that are summed, zero,
+    and for those of which the mean is read, the mean of the others.
+    """
+    if variable.is_mirrored:
+        return align_on_replica(variable)
+    copy = _required_copy(variable)
+    try:
+        leaves = copy.host_leaves
+    except ArgumentError:
+        leaves = None
+    collected = copy.replica.meet(Collect(f"{variable.name}, joined"), leaves)
+    of_all = [values for values in collected if values is not None]
+    if leaves is None and of_all:
+        leaves = of_all[0]
+        if variable.aggregation is VariableAggregation.SUM:
+            leaves = [np.zeros_like(leaf) for leaf in leaves]
+        elif variable.aggregation is VariableAggregation.MEAN:
+            leaves = [np.mean(column, axis=0, dtype=column[0].dtype) for column in zip(*of_all, strict=True)]
+        copy.write("put", leaves)
+    return _listed([True])
+
+
 def undo_on_replica(call: int) -> FlatResult:
     """Restore the variables of a replica as they were before a call; return whether they are known."""
     replica = current_replica()

@@ -330,13 +330,15 @@ class StepsOnWorker:
         """The replicas on this worker."""
         return [slot for slot, _ in self._slots.values()]
 
-    def calls_being_made(self) -> set[tuple[int, int]]:
-        """Return the calls that are being made, each with its replica."""
-        return set(self._running)
+    def tell_leaving(self) -> None:
+        """Tell the program that this worker is going to end, so that it sends no more calls."""
+        self._outbox.append(("leaving",))
+        self._outbox.kick()
 
-    def has_told_of(self, calls: set[tuple[int, int]]) -> bool:
-        """Return whether calls are over and the program was told."""
-        return calls.isdisjoint(self._running) and self._outbox.is_empty
+    @property
+    def is_at_rest(self) -> bool:
+        """Return whether no call is being made or waits, and the program was told of all."""
+        return not self._running and self._outbox.is_empty and not any(lane.has_more for lane in self._executors)
 
     def running(self) -> list[tuple[int, str, float]]:
         """Return the calls that replicas are making: the replica, the name, and the seconds so far."""

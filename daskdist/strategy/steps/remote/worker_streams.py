@@ -15,7 +15,7 @@ from distributed.core import Status
 
 from daskdist.config import seconds
 from daskdist.dashboard.figures import TIMES_METRIC
-from daskdist.execute.callers.busy_times import task_times
+from daskdist.execute.busy_times import task_times
 from daskdist.execute.messages.outbox import can_be_framed
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.group import ReplicaGroup
@@ -26,8 +26,11 @@ from daskdist.strategy.steps.remote.worker_steps import StepsOnWorker
 from daskdist.strategy.steps.stream import OPERATION
 
 _PLUGIN: Final = "daskdist-steps"
-# The interval at which an ending worker checks whether its calls have ended.
+# The interval at which an ending worker checks whether its calls have ended, and one that heard of the end of another
+# whether its connections to that have.
 _LOOK_EVERY_S: Final = 0.01
+# Seconds without calls after which an ending worker ends.
+_AT_REST_S: Final = 0.1
 
 
 class StreamsOfWorker:
@@ -69,16 +72,17 @@ class StreamsOfWorker:
         return Status.dont_reply
 
     async def teardown(self, worker: Worker) -> None:
-        """Wait for running calls, while their programs are connected; Dask calls it before a worker ends.
+        """Wait for the calls that were sent, while their programs are connected; Dask calls it before a worker ends.
 
-        So a worker that is retired ends after its current step.
+        So a worker that is retired loses none: the programs are told, and continue without it.
         """
-        until = time.monotonic() + seconds("timeouts.step")
-        calls = {steps: steps.calls_being_made() for steps in self.by_token.values()}
-        while time.monotonic() < until and any(
-            steps in self.by_token.values() and not steps.has_told_of(running_calls)
-            for steps, running_calls in calls.items()
-        ):
+        for steps in self.by_token.values():
+            steps.tell_leaving()
+        busy_at = time.monotonic()
+        until = busy_at + seconds("timeouts.step")
+        while self.by_token and busy_at + _AT_REST_S > time.monotonic() < until:
+            if not all(steps.is_at_rest for steps in self.by_token.values()):
+                busy_at = time.monotonic()
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _num_replicas(self, worker: Worker) -> int:
@@ -111,6 +115,28 @@ def install(cross_replica: CrossReplica, dask_worker: Worker) -> None:
     """Register the handler of streams of steps on a worker; called in its event loop."""
     if dask_worker not in _streams:
         _streams[dask_worker] = StreamsOfWorker(dask_worker, cross_replica)
+        _end_late_connections(dask_worker)
+
+
+def _end_late_connections(worker: Worker) -> None:
+    # Dask ends a worker's connections to another that has left, those being made included, when it hears of that. A
+    # transfer that it decided on in the same batch of messages connects only after that, and would try for 30 s
+    # (``distributed.comm.timeouts.connect``) before the data is sought elsewhere.
+    handle, loop = worker.stream_handlers["remove-worker"], asyncio.get_running_loop()
+    pool = worker.rpc
+
+    def remove_worker(worker: str, stimulus_id: str) -> None:
+        handle(worker=worker, stimulus_id=stimulus_id)
+        loop.call_later(_LOOK_EVERY_S, end, worker)
+
+    def end(address: str) -> None:
+        try:
+            pool.remove(address)
+        except RuntimeError:
+            # A connection is being ended already, and the pool has not looked at the others.
+            loop.call_later(_LOOK_EVERY_S, end, address)
+
+    worker.stream_handlers["remove-worker"] = remove_worker
 
 
 def steps_of(worker: Worker, token: str) -> StepsOnWorker:

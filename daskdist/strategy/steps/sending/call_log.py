@@ -163,6 +163,12 @@ class CallLog:
             step = self._steps.popleft()
         return step
 
+    def has_lost_without_trace(self) -> bool:
+        """Return whether a call on replicas failed because of a lost worker, and nobody has its result."""
+        with self._lock:
+            calls = list(chain.from_iterable(self._steps))
+        return any(logged.is_on_replicas and logged.is_lost and logged.call() is None for logged in calls)
+
     def clear(self) -> None:
         """Remove all calls."""
         with self._lock:

@@ -1,0 +1,95 @@
+"""The workers of a strategy on a cluster, some of which are lost and replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import replace
+from typing import Final
+
+from distributed import Client
+
+from daskdist.errors import ClusterError
+from daskdist.execute.callers.cluster_requests import run_on_scheduler, run_on_workers
+from daskdist.execute.callers.live_workers import cancel_lost_tasks
+from daskdist.execute.callers.submit import workers_of
+from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.placement.replacements import Replacements
+from daskdist.strategy.steps.remote.on_scheduler import note_in_use
+from daskdist.strategy.steps.remote.replica_call import CrossReplica
+from daskdist.strategy.steps.remote.worker_streams import install
+from daskdist.strategy.steps.sending.ended_calls import EndsCalls
+from daskdist.strategy.steps.sent_objects import SentObjects
+
+logger: Final = logging.getLogger("daskdist")
+
+# Seconds within which the scheduler hears of the loss of a worker after the program.
+_KNOWN_WITHIN_S: Final = 1.0
+
+
+class ChangesWorkers(EndsCalls):
+    """The part of a backend that continues with other workers, once earlier calls have ended."""
+
+    client: Client
+    cross_replica: CrossReplica
+    replacements: Replacements
+    objects: SentObjects
+
+    def recover(self, group: ReplicaGroup) -> ReplicaGroup:
+        """Continue with the remaining workers, once earlier calls have ended; return the remaining replicas."""
+        live_workers = self.live_workers
+        while len(lost := self.missing()) < len(live_workers.present):
+            if live_workers.leaving:
+                # They complete the calls that were sent to them.
+                self.streams.finish()
+            live_workers.drop(lost)
+            left = replace(
+                group, replicas=tuple([replica for replica in group.replicas if replica.worker in live_workers.present])
+            )
+            if left == group:
+                break
+            # The scheduler may lack this package.
+            with contextlib.suppress(Exception):
+                run_on_scheduler(self.client, cancel_lost_tasks, lost, self.client.id, _KNOWN_WITHIN_S)
+            try:
+                self.streams.end_waiting_for(live_workers.lost)
+                # Calls in flight change variables.
+                self.streams.become(left)
+                self.objects.clear()
+                note_in_use(self.client, group.token, left.workers)
+                return left
+            except (ClusterError, OSError):
+                if not self.missing():
+                    raise
+                # Another worker was lost meanwhile.
+        # No worker is lost; or none is left, and calls will raise.
+        live_workers.in_doubt = False
+        return group
+
+    def with_replacements(self, group: ReplicaGroup) -> ReplicaGroup:
+        """Continue with further workers in the places of lost ones, if there are any; return the replicas."""
+        live_workers, streams, client = self.live_workers, self.streams, self.client
+        if live_workers.present != group.workers or not self.replacements.are_needed(group.workers):
+            return group
+        connected = workers_of(client)
+        added = self.replacements.take(group.workers, connected)
+        if not added:
+            return group
+        more = replace(group, replicas=(*group.replicas, *added))
+        workers = list(dict.fromkeys(str(replica.worker) for replica in added))
+        try:
+            streams.finish()
+            run_on_workers(client, install, self.cross_replica, workers=workers)
+            streams.open(more, workers)
+        except (ClusterError, OSError) as error:
+            logger.warning("%s cannot take part: %s", ", ".join(workers), error)
+            return group
+        live_workers.add(workers)
+        # Remember their identities, as others may later get their addresses.
+        live_workers.missing(connected)
+        with streams.lock:
+            for worker in group.workers:
+                streams.stream_with(worker, ()).append("group", more)
+        note_in_use(client, group.token, more.workers)
+        logger.warning("%s takes part; there are %d replicas now", ", ".join(workers), len(more.replicas))
+        return more
