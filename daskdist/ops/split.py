@@ -14,6 +14,7 @@ import numpy as np
 from daskdist.core.arguments import numbers, whole_number
 from daskdist.core.block import Block, Rows
 from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.failing.failed_elements import check_any_is_there
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Node, Transformation, counting, walk
 from daskdist.core.primitive import (
@@ -281,6 +282,7 @@ class HashesOf:
     labels: Callable[[Rows], Rows]
 
     def __call__(self, rows: Rows) -> Index:
+        check_any_is_there(rows)
         return hashes(self.labels(rows), rows)
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import optree
 
 from daskdist.core.block import Batches, Block, Rows
+from daskdist.core.failing.failed_elements import check_any_is_there
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, Shape, TensorSpec
 from daskdist.errors import ArgumentError
@@ -187,6 +188,7 @@ def table_of(rows: Rows, spec: ElementSpec | None = None) -> Any:
     """
     import pyarrow as pa
 
+    check_any_is_there(rows)
     if spec is None:
         spec = _spec_of(rows)
         check_columns(spec)

@@ -2,8 +2,11 @@
 
 import pickle
 
+import pandas as pd
 import pytest
 
+import daskdist
+from daskdist import errors
 from daskdist.strategy.values.error_context import add_context
 
 
@@ -33,3 +36,24 @@ def test_what_is_told(error, message):
     if "on replica 1" not in message:
         assert (error.args, error.__notes__) == (arguments, ["on replica 1"])
     assert str(pickle.loads(pickle.dumps(error))) == message
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda ds, path: ds.to_parquet(path),
+        lambda ds, path: ds.to_tfrecord(path),
+        lambda ds, path: ds.save(path),
+        lambda ds, path: ds.to_pandas(),
+        lambda ds, path: ds.describe(),
+        lambda ds, path: list(ds.split(0.5, seed=0, by="text")[0]),
+        lambda ds, path: list(ds.split(0.5, seed=0, stratify="text")[0]),
+        lambda ds, path: list(ds.kfold(2, seed=0, stratify="text")[0][0]),
+        lambda ds, path: list(ds.select("text")),
+        lambda ds, path: list(ds.rename({"text": "words"})),
+    ],
+)
+def test_what_looks_at_columns_tells_that_reading_failed(use, tmp_path):
+    pd.DataFrame({"text": ["a", None], "x": [1, 2]}).to_parquet(tmp_path / "in.parquet")
+    with pytest.raises(errors.FileError, match="column 'text' of type large_string has 1 null"):
+        use(daskdist.read_parquet(tmp_path / "in.parquet"), tmp_path / "out")

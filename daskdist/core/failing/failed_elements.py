@@ -155,6 +155,12 @@ class PartlyFailed(Bundle):
         return bundle(self.structure, self._items[start:stop], self.label)
 
 
+def check_any_is_there(rows: Rows) -> None:
+    """Raise the error of the first element if all failed: their structure is unknown, and is not to be looked at."""
+    if isinstance(rows, PartlyFailed) and len(rows) and rows.is_all:
+        rows.item(0)
+
+
 def _partly_failed(structure: Structure, items: Sequence[Any], label: str, skipped: tuple[Any, ...]) -> PartlyFailed:
     rows = PartlyFailed(structure, items, label)
     rows.skipped = skipped
