@@ -30,6 +30,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "checkpoint/numbered_checkpoints.py": {"writing.result"},
         "execute/callers/compute_key.py": {"task.result"},
         "execute/callers/fetch.py": {"future.result", "task.result"},
+        "execute/callers/sent_blocks.py": {"done.exception"},
         "execute/callers/submit.py": {"future.result", "handle.result", "task.result"},
         "execute/callers/threads.py": {"handle.result"},
         "service/consumer/consumer.py": {"sending.exception"},
@@ -43,6 +44,9 @@ LISTED: dict[str, dict[str, set[str]]] = {
     "the coroutine has a limit, or waits for nothing": {
         "execute/callers/compute_key.py": {"client.gather"},
         "execute/callers/submit.py": {"self.client.gather"},
+        "execute/callers/sent_blocks.py": {
+            "asyncio.run_coroutine_threadsafe(fetching, worker.loop.asyncio_loop).result"
+        },
         "service/consumer/connection.py": {
             "asyncio.run_coroutine_threadsafe(_asked(address, request), event_loop()).result"
         },
