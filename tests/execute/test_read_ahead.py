@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -318,3 +319,17 @@ def test_a_small_dataset_repeated_makes_few_tasks(on_cluster):
     num_tasks = len({future.key for future in it._caller.futures})
     it.close()
     assert num_tasks <= 150
+
+
+@pytest.mark.cluster
+def test_slow_rows_do_not_hold_up_the_first_batch(on_cluster):
+    def slow(number):
+        time.sleep(0.001)
+        return np.int64(bin(number).count("1"))
+
+    begun_at = time.monotonic()
+    it = iter(on_cluster.distribute_dataset(Dataset.range(100_000).map(slow).shuffle(500, seed=0).batch(64)))
+    lists(on_cluster.gather(next(it), axis=0))
+    it.close()
+    # All rows take 50 s on two workers.
+    assert time.monotonic() - begun_at < 15

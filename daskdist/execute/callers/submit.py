@@ -94,6 +94,14 @@ def _has_futures(value: Any) -> bool:
     return isinstance(value, Future) or (isinstance(value, list) and any(map(_has_futures, value)))
 
 
+def _futures_of(values: Any) -> Iterator[Future]:
+    for value in values:
+        if isinstance(value, Future):
+            yield value
+        elif isinstance(value, list):
+            yield from _futures_of(value)
+
+
 class Submit:
     """A caller that submits each call as a task of a cluster; a handle is a Dask future.
 
@@ -153,6 +161,8 @@ class Submit:
         # Part of the keys of its tasks.
         self.token = uuid.uuid4().hex[:12]
         self._reports: dict[str, Future] = {}
+        # The number of tasks of which each needs the one before it, up to a task.
+        self._depths: weakref.WeakKeyDictionary[Future, int] = weakref.WeakKeyDictionary()
         self._located = located
         # Workers of which it was logged that they are silent.
         self._told_silent: set[str] = set()
@@ -298,6 +308,7 @@ class Submit:
         has_futures = [_has_futures(arg) for arg in args]
         rest = [None if has else arg for arg, has in zip(args, has_futures, strict=True)]
         sent = function, rest, self.token, name
+        depth = max((self._depths.get(value, 0) + 1 for value in _futures_of(args)), default=0)
         future = self.client.submit(
             call_sent,
             dumps_on_host(sent, by_value=True) if are_loaded() else dumps(sent),
@@ -306,8 +317,13 @@ class Submit:
             workers=[worker] if worker else None,
             allow_other_workers=bool(worker) and not is_pinned,
             pure=False,
+            # Workers run first what is nearest to the program, and of tasks at the same depth the oldest; without
+            # `fifo_timeout` they would run the newest of those that are submitted within 100 ms.
+            priority=depth,
+            fifo_timeout=0,
         )
         self.futures.add(future)
+        self._depths[future] = depth
         return future
 
     def key_of(self, name: str) -> str:

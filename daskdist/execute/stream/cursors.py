@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Final
 
 from daskdist.config import in_bytes
 from daskdist.core.failing.failed_elements import FailedElement, TryEach, TryEachCarried, TryEachRead
@@ -35,6 +35,9 @@ from daskdist.execute.resume.deferring import Deferred
 from daskdist.execute.stream.calls import CallWithCarry, GetItem, ReadGraphValue, ReadKeptSplit
 from daskdist.execute.stream.gather import bundle_size, run_bytes
 from daskdist.execute.stream.runtime import Sizes, StreamRuntime
+
+# Parts of this many rows are read from a divisible split before they grow with the progress of the pass.
+_FEW_ROWS: Final = 1024
 
 
 class BlockCursor:
@@ -385,7 +388,8 @@ class ReadCursor(BlockCursor):
             return None
         row_bytes = (split.num_bytes or 0) / split.num_rows * self._sizes.growth
         num_rows = max(min(self.num_rows, int(in_bytes("split-bytes") / max(row_bytes, 1))), 1)
-        self.num_rows = 2 * num_rows
+        # Parts grow with the progress of the pass, so that those of slow functions do not hold up the first elements.
+        self.num_rows = max(num_rows, min(2 * num_rows, max(_FEW_ROWS, self.offset // 4)))
         if not self.runtime.caller.reports_freely:
             # Each part costs tasks, so that repetitions start with parts as large as this pass has reached.
             self._sizes.num_rows = self.num_rows
