@@ -66,6 +66,8 @@ class BlockCursor:
         self._is_lasting = not any(isinstance(step, PathKey) for step in path)
         self._sizes = runtime.sizes.setdefault(path, Sizes()) if self._is_lasting else Sizes()
         self.failure: FailedElement | None = None
+        # The number of calls since the one whose report is awaited.
+        self._num_unknown = 0
         # The elements of the current block that were not handed out yet, and its failed elements with their places.
         self.rest: Any = None
         self.failed: deque[tuple[int, FailedElement]] = deque()
@@ -206,10 +208,16 @@ class BlockCursor:
             ref, expected = sizes.sample[0](), sizes.sample[1]
             if ref is None:
                 sizes.sample = None
-            elif (report := caller.report(ref.handle, wait=False)) is not None:
+            elif (report := caller.report(ref.handle, wait=self._is_far_ahead())) is not None:
                 self._resize(ref, report.nbytes)
                 sizes.growth *= max(report.nbytes, 1) / max(expected, 1)
                 sizes.sample, sizes.are_known = None, True
+
+    def _is_far_ahead(self) -> bool:
+        # Elements may be far larger than the rows that they come from: until the size of the first ones is known, only
+        # as many calls are made as keep the workers busy.
+        self._num_unknown += not self._sizes.are_known
+        return self._num_unknown > self.runtime.caller.num_ahead and self.runtime.waits
 
     def _refer(self, handle: Any, num_rows: int | None, num_bytes: int, worker: str | None) -> BlockRef:
         runtime = self.runtime
@@ -389,7 +397,8 @@ class ReadCursor(BlockCursor):
         row_bytes = (split.num_bytes or 0) / split.num_rows * self._sizes.growth
         num_rows = max(min(self.num_rows, int(in_bytes("split-bytes") / max(row_bytes, 1))), 1)
         # Parts grow with the progress of the pass, so that those of slow functions do not hold up the first elements.
-        self.num_rows = max(num_rows, min(2 * num_rows, max(_FEW_ROWS, self.offset // 4)))
+        if self.runtime.caller.reports_freely or self._sizes.are_known:
+            self.num_rows = max(num_rows, min(2 * num_rows, max(_FEW_ROWS, self.offset // 4)))
         if not self.runtime.caller.reports_freely:
             # Each part costs tasks, so that repetitions start with parts as large as this pass has reached.
             self._sizes.num_rows = self.num_rows
