@@ -378,7 +378,7 @@ def test_parts_that_a_function_is_called_with_grow_over_the_ends_of_repetitions(
     assert np.array_equal(found, np.concatenate([ROWS + 1] * 20))
     # Parts that begin small each time would be seven in each of 20 repetitions, 140. Their number depends on how far is
     # read ahead, and so on time.
-    assert tasks["from_tensor_slices"] <= 4 * 20
+    assert tasks["from_tensor_slices"] <= 3 * 20
     assert tasks["report"] < 20
 
 

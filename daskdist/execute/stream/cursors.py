@@ -66,8 +66,6 @@ class BlockCursor:
         self._is_lasting = not any(isinstance(step, PathKey) for step in path)
         self._sizes = runtime.sizes.setdefault(path, Sizes()) if self._is_lasting else Sizes()
         self.failure: FailedElement | None = None
-        # The number of calls since the one whose report is awaited.
-        self._num_unknown = 0
         # The elements of the current block that were not handed out yet, and its failed elements with their places.
         self.rest: Any = None
         self.failed: deque[tuple[int, FailedElement]] = deque()
@@ -180,6 +178,10 @@ class BlockCursor:
         while not self.is_over and self.failure is None and len(self.pending) <= caller.num_ahead:
             if self.pending and not windows[self.pending[-1].worker].has_room(self.pending[-1].nbytes):
                 return
+            if self._is_far_ahead():
+                if not self.pending:
+                    raise NotReady
+                return
             try:
                 with self.runtime.waiting(not self.pending):
                     ref = self._ask()
@@ -195,29 +197,37 @@ class BlockCursor:
                 self.is_over = not self.goes_on
             else:
                 self._push(ref)
-                self._learn(ref)
+                self._note_sample(ref)
 
-    def _learn(self, latest: BlockRef) -> None:
+    def _note_sample(self, latest: BlockRef) -> None:
         # Learn from one block at a time; if a report costs a call, only from the first one.
         if latest.is_kept or isinstance(latest.handle, Deferred):
             return
-        caller, sizes = self.runtime.caller, self._sizes
-        if sizes.sample is None and (caller.reports_freely or not sizes.are_known):
+        sizes = self._sizes
+        sizes.num_calls += 1
+        if sizes.sample is None and (self.runtime.caller.reports_freely or not sizes.are_known):
             sizes.sample = weakref.ref(latest), latest.nbytes
-        if sizes.sample is not None:
-            ref, expected = sizes.sample[0](), sizes.sample[1]
-            if ref is None:
-                sizes.sample = None
-            elif (report := caller.report(ref.handle, wait=self._is_far_ahead())) is not None:
-                self._resize(ref, report.nbytes)
-                sizes.growth *= max(report.nbytes, 1) / max(expected, 1)
-                sizes.sample, sizes.are_known = None, True
+        self._learn(wait=False)
 
     def _is_far_ahead(self) -> bool:
         # Elements may be far larger than the rows that they come from: until the size of the first ones is known, only
         # as many calls are made as keep the workers busy.
-        self._num_unknown += not self._sizes.are_known
-        return self._num_unknown > self.runtime.caller.num_ahead and self.runtime.waits
+        caller, sizes = self.runtime.caller, self._sizes
+        if caller.reports_freely or sizes.are_known or sizes.num_calls <= caller.num_ahead:
+            return False
+        self._learn(wait=self.runtime.waits and not self.pending)
+        return sizes.sample is not None
+
+    def _learn(self, *, wait: bool) -> None:
+        caller, sizes = self.runtime.caller, self._sizes
+        if sizes.sample is not None:
+            ref, expected = sizes.sample[0](), sizes.sample[1]
+            if ref is None:
+                sizes.sample = None
+            elif (report := caller.report(ref.handle, wait=wait)) is not None:
+                self._resize(ref, report.nbytes)
+                sizes.growth *= max(report.nbytes, 1) / max(expected, 1)
+                sizes.sample, sizes.are_known = None, True
 
     def _refer(self, handle: Any, num_rows: int | None, num_bytes: int, worker: str | None) -> BlockRef:
         runtime = self.runtime
@@ -396,9 +406,10 @@ class ReadCursor(BlockCursor):
             return None
         row_bytes = (split.num_bytes or 0) / split.num_rows * self._sizes.growth
         num_rows = max(min(self.num_rows, int(in_bytes("split-bytes") / max(row_bytes, 1))), 1)
+        self._sizes.num_read += num_rows
         # Parts grow with the progress of the pass, so that those of slow functions do not hold up the first elements.
         if self.runtime.caller.reports_freely or self._sizes.are_known:
-            self.num_rows = max(num_rows, min(2 * num_rows, max(_FEW_ROWS, self.offset // 4)))
+            self.num_rows = max(num_rows, min(2 * num_rows, max(_FEW_ROWS, self._sizes.num_read // 4)))
         if not self.runtime.caller.reports_freely:
             # Each part costs tasks, so that repetitions start with parts as large as this pass has reached.
             self._sizes.num_rows = self.num_rows

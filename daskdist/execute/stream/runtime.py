@@ -57,6 +57,10 @@ class Sizes:
         The actual size of blocks as a multiple of the expected size, learned from reports.
     are_known
         Whether a report has arrived.
+    num_calls
+        The number of calls for blocks whose size is not known beforehand, so far.
+    num_read
+        The number of rows of divisible splits that were requested, so far.
     sample
         The block whose report is awaited, and its expected size. The reference is weak, so as not to keep the block.
     """
@@ -64,6 +68,8 @@ class Sizes:
     num_rows: int = 64
     growth: float = 1.0
     are_known: bool = False
+    num_calls: int = 0
+    num_read: int = 0
     sample: tuple[weakref.ref[BlockRef], int] | None = None
 
 
