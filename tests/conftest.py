@@ -28,6 +28,9 @@ import daskdist
 from daskdist.core.finalizer import Finalizer
 
 TESTS = Path(__file__).parent
+# Where modules are searched for doctests, its folder would be put on the path, and its module be taken for CuPy.
+collect_ignore = ["cupy_stand_in"]
+
 StartCluster = Callable[[int, int], Client]
 ParquetFiles = Callable[..., list[str]]
 

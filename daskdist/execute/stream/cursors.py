@@ -213,7 +213,8 @@ class BlockCursor:
         # Elements may be far larger than the rows that they come from: until the size of the first ones is known, only
         # as many calls are made as keep the workers busy.
         caller, sizes = self.runtime.caller, self._sizes
-        if caller.reports_freely or sizes.are_known or sizes.num_calls <= caller.num_ahead:
+        are_few = sizes.num_calls <= caller.num_ahead
+        if caller.reports_freely or not caller.divides or sizes.are_known or are_few:
             return False
         self._learn(wait=self.runtime.waits and not self.pending)
         return sizes.sample is not None
