@@ -30,7 +30,7 @@ def lengths(*numbers):
         (lambda ds: ds.ignore_errors(), UNKNOWN),
         (lambda ds: Dataset.sample_from_datasets([ds, ds]), UNKNOWN),
         (lambda ds: Dataset.choose_from_datasets([ds, ds], ds), UNKNOWN),
-        (lambda ds: ds.batch(2).unbatch(), UNKNOWN),
+        (lambda ds: ds.batch(2).unbatch(), 5),
         (lambda ds: ds.batch(2, drop_remainder=True).unbatch(), 4),
         (lambda ds: Dataset.from_tensor_slices(np.ones((3, 4))).unbatch(), 12),
         (lambda ds: ds.batch(2).rebatch(3), UNKNOWN),
