@@ -36,7 +36,7 @@ from daskdist.execute.stream.calls import CallWithCarry, GetItem, ReadGraphValue
 from daskdist.execute.stream.gather import bundle_size, run_bytes
 from daskdist.execute.stream.runtime import Sizes, StreamRuntime
 
-# Parts of this many rows are read from a divisible split before they grow with the progress of the pass.
+# On a cluster, parts of this many rows are read from a divisible split before they grow with the progress of the pass.
 _FEW_ROWS: Final = 1024
 
 
@@ -50,6 +50,8 @@ class BlockCursor:
     in_order = True
     # True if the cursor continues after its input raised an error; a source ends there.
     goes_on = False
+    # True if blocks are data as it is, so that their size and the time that they take are known beforehand.
+    is_plain = False
 
     def __init__(self, runtime: StreamRuntime, factor: int | None, path: Path, epoch: Epoch) -> None:
         self.runtime = runtime
@@ -214,7 +216,7 @@ class BlockCursor:
         # as many calls are made as keep the workers busy.
         caller, sizes = self.runtime.caller, self._sizes
         are_few = sizes.num_calls <= caller.num_ahead
-        if caller.reports_freely or not caller.divides or sizes.are_known or are_few:
+        if self.is_plain or caller.reports_freely or not caller.divides or sizes.are_known or are_few:
             return False
         self._learn(wait=self.runtime.waits and not self.pending)
         return sizes.sample is not None
@@ -257,6 +259,7 @@ class ReadCursor(BlockCursor):
         super().__init__(runtime, read.factor, path, epoch)
         self.in_order = read.in_order
         self.read = read
+        self.is_plain = read.function in (payload_itself, value_itself)
         # The number of the next split, and the number of its rows that were requested already.
         self.number = 0
         self.offset = 0
@@ -408,8 +411,11 @@ class ReadCursor(BlockCursor):
         row_bytes = (split.num_bytes or 0) / split.num_rows * self._sizes.growth
         num_rows = max(min(self.num_rows, int(in_bytes("split-bytes") / max(row_bytes, 1))), 1)
         self._sizes.num_read += num_rows
-        # Parts grow with the progress of the pass, so that those of slow functions do not hold up the first elements.
-        if self.runtime.caller.reports_freely or self._sizes.are_known:
+        if self.is_plain or self.runtime.caller.reports_freely:
+            self.num_rows = 2 * num_rows
+        elif self._sizes.are_known:
+            # Parts grow with the progress of the pass, so that those of slow functions hold up neither the first
+            # elements nor the next pass.
             self.num_rows = max(num_rows, min(2 * num_rows, max(_FEW_ROWS, self._sizes.num_read // 4)))
         if not self.runtime.caller.reports_freely:
             # Each part costs tasks, so that repetitions start with parts as large as this pass has reached.
