@@ -90,10 +90,6 @@ def _raise_in_program_only() -> None:
     logging.getLogger("distributed.worker").addFilter(_WithoutOurFailures())
 
 
-def _has_futures(value: Any) -> bool:
-    return isinstance(value, Future) or (isinstance(value, list) and any(map(_has_futures, value)))
-
-
 def _futures_of(values: Any) -> Iterator[Future]:
     for value in values:
         if isinstance(value, Future):
@@ -305,14 +301,14 @@ class Submit:
         self._check_open()
         # Dask unpickles a task while it reads a worker's messages: an error there, such as a module that the worker
         # lacks, would stop the worker. So functions and their arguments are unpickled inside the task.
-        has_futures = [_has_futures(arg) for arg in args]
-        rest = [None if has else arg for arg, has in zip(args, has_futures, strict=True)]
+        futures = [list(_futures_of([arg])) for arg in args]
+        rest = [None if inside else arg for arg, inside in zip(args, futures, strict=True)]
         sent = function, rest, self.token, name
-        depth = max((self._depths.get(value, 0) + 1 for value in _futures_of(args)), default=0)
+        depth = max((self._depths.get(value, 0) + 1 for value in itertools.chain(*futures)), default=0)
         future = self.client.submit(
             call_sent,
             dumps_on_host(sent, by_value=True) if are_loaded() else dumps(sent),
-            *[arg if has else None for arg, has in zip(args, has_futures, strict=True)],
+            *[arg if inside else None for arg, inside in zip(args, futures, strict=True)],
             key=self.key_of(name),
             workers=[worker] if worker else None,
             allow_other_workers=bool(worker) and not is_pinned,
