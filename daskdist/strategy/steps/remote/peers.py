@@ -227,6 +227,8 @@ class Peers:
         if number <= last:
             return
         self._last[link] = number
+        # Those that send are kept.
+        self._last.move_to_end(link)
         if not last and len(self._last) > _MOST_SENDERS:
             self._last.popitem(last=False)
         self._receive(message)
