@@ -27,6 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+import dask
 import numpy as np
 from distributed import Client, LocalCluster
 from measure import Figure, arguments, measured, report
@@ -66,6 +67,9 @@ _NUM_FILES: Final = 6
 _SAVE_EVERY: Final = 5
 # A pass that takes longer hangs.
 _HANGS_AFTER_S: Final = 60.0
+# After this time since the end of a worker, a local cluster of Dask gives up the worker of its name if there is none
+# just then, also if it was started again meanwhile and killed again.
+_RESTARTS_WORKERS: Final = {"distributed.deploy.lost-worker-timeout": "1h"}
 _LOOPS: Final = ("plain", "function", "replicas")
 _POLICIES: Final = ("FILE", "DATA", "OFF")
 
@@ -132,13 +136,16 @@ def workers(size: Size) -> Iterator[Figure]:
         for _, num_workers in itertools.product(turns, dict.fromkeys(each[0] for each in combinations)):
             if time.monotonic() > end:
                 break
-            with LocalCluster(
-                n_workers=num_workers,
-                threads_per_worker=1,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",
-                silence_logs=50,
-            ) as cluster:
+            with (
+                dask.config.set(_RESTARTS_WORKERS),
+                LocalCluster(
+                    n_workers=num_workers,
+                    threads_per_worker=1,
+                    host="127.0.0.1",
+                    dashboard_address="127.0.0.1:0",
+                    silence_logs=50,
+                ) as cluster,
+            ):
                 client = Client(cluster, set_as_default=False)
                 for combination in [each for each in combinations if each[0] == num_workers]:
                     _, policy, loop = combination

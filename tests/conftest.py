@@ -142,6 +142,8 @@ _FRUGAL_CLUSTERS = {
     "distributed.worker.multiprocessing-method": "forkserver",
     "distributed.admin.system-monitor.interval": "5s",
     "distributed.admin.tick.interval": "500 ms",
+    # They would give up a worker that is killed 15 seconds after another of its name, while it is started again.
+    "distributed.deploy.lost-worker-timeout": "1h",
 }
 _USED_BY_MOST = (2, 1)
 _LOGGERS_OF_DASK = ["distributed", "distributed.client", "distributed.gc", "tornado", "tornado.application"]
