@@ -83,7 +83,7 @@ class CurrentGroup:
 
     @property
     def has_changed(self) -> bool:
-        """Return whether replicas were lost."""
+        """Return whether replicas were lost or added."""
         return bool(self._sizes_before)
 
     def had(self, size: int | None) -> bool:
