@@ -474,9 +474,7 @@ OF_USERS = {"count", "list_splits", "view_elsewhere"}
 
 @each_file
 def test_interfaces_are_declared(path):
-    # An optional method of our own objects is a protocol, so that types and readers know it. Not yet in `strategy`.
-    if unit_of(path) in ("strategy", "service", "checkpoint"):
-        return
+    # An optional method of our own objects is a protocol, so that types and readers know it.
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr") and len(node.args) > 1:
             name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""

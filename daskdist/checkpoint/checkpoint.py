@@ -28,11 +28,16 @@ _IN_PROGRAM: Final = (
 
 
 @runtime_checkable
-class Stateful(Protocol):
-    """An object whose state can be saved and restored."""
+class HasState(Protocol):
+    """An object whose state can be read."""
 
     def state_dict(self) -> Any:
         """Return the current state: dicts, lists and tuples of arrays, numbers, text, bytes and None."""
+
+
+@runtime_checkable
+class Stateful(HasState, Protocol):
+    """An object whose state can be saved and restored."""
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Set the state to one that this object, or one like it, had."""

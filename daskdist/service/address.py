@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from distributed import Client, Security, get_worker
 from distributed.client import _get_global_client
@@ -15,6 +15,15 @@ from daskdist.errors import ArgumentError, ClusterError
 
 # The scheme in addresses of TensorFlow's data service; taken as tcp.
 _PROTOCOLS: Final = {"grpc": "tcp", "grpc+local": "tcp"}
+
+
+@runtime_checkable
+class HasTarget(Protocol):
+    """A server that knows its address as text, such as a `DispatchServer`."""
+
+    @property
+    def target(self) -> str:
+        """Return the address, such as ``"tcp://10.0.0.1:8786"``."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +84,8 @@ def service_address(service: Any) -> ServiceAddress:
         return service_address(rest if "://" in rest else f"{protocol}://{rest}")
     if isinstance(service, str):
         return _of_text(service)
-    target = getattr(service, "target", None)
-    if isinstance(target, str):
-        # A `DispatchServer`.
-        return _of_text(target)
+    if isinstance(service, HasTarget):
+        return _of_text(service.target)
     raise ArgumentError(
         f"service is of type {type(service).__name__}; give a Dask client or cluster, an address such as "
         "'tcp://host:8786', or the path of a scheduler file"

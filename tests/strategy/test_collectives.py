@@ -364,25 +364,6 @@ def test_merge_call_with_variables_of_some_replicas_and_values_of_others(strateg
         assert found.tolist() == [sum(range(size))] * 2
 
 
-class LikeAVariable:
-    """A variable of another framework."""
-
-    def read_value(self):
-        return np.full(2, daskdist.get_replica_context().replica_id_in_sync_group)
-
-
-def test_merge_call_with_variable_like_objects(strategy):
-    def merged(strategy, x):
-        return strategy.reduce("SUM", x, axis=None)
-
-    def step():
-        return daskdist.get_replica_context().merge_call(merged, args=(LikeAVariable(),))
-
-    expected = [sum(range(strategy.num_replicas_in_sync))] * 2
-    for found in strategy.local_results(strategy.run(step)):
-        assert found.tolist() == expected
-
-
 def test_in_the_program_a_variable_for_each_replica_is_that_ones_copy(strategy):
     made = own_variable(strategy)
     size = strategy.num_replicas_in_sync

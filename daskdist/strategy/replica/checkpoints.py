@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +17,15 @@ from daskdist.strategy.collectives.rendezvous import Collective
 from daskdist.strategy.replica.call_end import CallEnd
 
 _PLAIN: Final = (*PLAIN, np.generic, type(None))
+
+
+@runtime_checkable
+class StatefulOfReplicas(Stateful, Protocol):
+    """An object whose replicas work out its state together: all call ``state_dict``, if its field says so."""
+
+    @property
+    def is_of_all_replicas(self) -> bool:
+        """Return whether the state is of the values of all replicas, rather than that of any."""
 
 
 class ReplicaCheckpoints:
@@ -57,7 +66,7 @@ class ReplicaCheckpoints:
         states = {}
         for name, value in objects.items():
             is_stateful = isinstance(value, Stateful)
-            if self._number and not (is_stateful and getattr(value, "is_of_all_replicas", False)):
+            if self._number and not (isinstance(value, StatefulOfReplicas) and value.is_of_all_replicas):
                 continue
             try:
                 states[name] = as_numpy(value.state_dict() if is_stateful else value)
@@ -133,7 +142,7 @@ def _state_for(value: Any, saved: Any) -> Any:
     if not isinstance(value, Stateful):
         # A copy for each replica, which may change it.
         return as_numpy(saved)
-    if hasattr(value, "is_of_all_replicas"):
+    if isinstance(value, StatefulOfReplicas):
         return saved
     return like(value.state_dict(), saved, owner=value)
 

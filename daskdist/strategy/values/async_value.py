@@ -113,7 +113,7 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
             return super().__add__(other)
         source = self.source
         if type(source) is Applied and source.function is _added_up:
-            more = other.source.num_operations if type(getattr(other, "source", None)) is Applied else 0
+            more = other.source.num_operations if isinstance(other, AsyncValue) and type(other.source) is Applied else 0
             operations = source.num_operations + 1 + more
             return AsyncValue(self.caller, Applied(_added_up, (*source.args, other), {}, operations))
         return self._apply(_added_up, self, other)

@@ -13,6 +13,7 @@ from daskdist.checkpoint.nests import as_numpy
 from daskdist.core.spec import TensorSpec
 from daskdist.devices import adopted, dtype_of, is_on_device
 from daskdist.errors import ArgumentError
+from daskdist.strategy.values.variable_contract import VariableContract
 
 NUMBERS: Final = (bool, int, float, complex)
 
@@ -128,7 +129,7 @@ def as_arrays(leaves: Sequence[Any]) -> list[Any]:
 def _as_array(leaf: Any) -> Any:
     if is_array(leaf):
         return leaf
-    if hasattr(leaf, "read_value"):
+    if isinstance(leaf, VariableContract):
         # Another variable, whose value may be device arrays.
         leaf = leaf.read_value()
     leaf = adopted(leaf)

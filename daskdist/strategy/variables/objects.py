@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import optree
 
+from daskdist.checkpoint.checkpoint import HasState
 from daskdist.checkpoint.nests import PLAIN, as_numpy, like
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
@@ -126,7 +127,7 @@ class AgreedObjects(Agreed):
 
 def _digest(value: Any, what: str) -> bytes:
     kind = type(value)
-    has_state = hasattr(value, "state_dict") and not isinstance(value, type)
+    has_state = isinstance(value, HasState) and not isinstance(value, type)
     try:
         state = as_numpy(value.state_dict() if has_state else value, copied=False)
     except ArgumentError:

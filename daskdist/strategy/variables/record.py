@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from daskdist.errors import ArgumentError
-from daskdist.execute.messages.by_reference import VariableKey
+from daskdist.strategy.values.variable_contract import VariableContract
 from daskdist.strategy.variables.aggregation import VariableAggregation, VariableSynchronization
 from daskdist.strategy.variables.layout import CopyLayout
 
 
-class VariableRecord:
+class VariableRecord(VariableContract):
     """The identity of a variable and the options of its synchronization.
 
     Attributes
     ----------
-    key
-        The key by which workers look up their copies.
-    token
-        The token of the strategy.
     name
         The name in messages.
     synchronization, aggregation
@@ -27,16 +21,10 @@ class VariableRecord:
         The structure, shapes and dtypes of the value.
     """
 
-    key: VariableKey
-    token: str
     name: str
     synchronization: VariableSynchronization
     aggregation: VariableAggregation
     layout: CopyLayout
-
-    def read_value(self) -> Any:
-        """Return the current value."""
-        raise NotImplementedError
 
     @property
     def is_mirrored(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import optree
 
+from daskdist.checkpoint.checkpoint import Stateful
 from daskdist.checkpoint.nests import as_numpy, like
 from daskdist.devices import Device, dtype_of, is_on_device, named
 from daskdist.errors import ArgumentError
@@ -297,7 +298,7 @@ def state_on_replica(variable: VariableRecord) -> FlatResult:
     """Return a replica's value in arrays that can be saved."""
     value = variable.layout.packed(_required_copy(variable).host_leaves)
     if variable.layout.treespec is None:
-        value = value.state_dict() if hasattr(value, "state_dict") else value
+        value = value.state_dict() if isinstance(value, Stateful) else value
         try:
             value = as_numpy(value)
         except ArgumentError as error:
@@ -313,7 +314,7 @@ def restore_on_replica(variable: VariableRecord, state: FlatResult) -> FlatResul
     copy = _required_copy(variable)
     value = variable.layout.packed(copy.host_leaves)
     (saved,) = state.leaves
-    if hasattr(value, "load_state_dict"):
+    if isinstance(value, Stateful):
         value = variable.layout.packed(copy.lent)
         value.load_state_dict(like(value.state_dict(), saved, owner=value))
         return FlatResult([True], list_spec(1))
