@@ -122,7 +122,7 @@ from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn, with_new_
 from daskdist.passes.simplify import simplify
 from daskdist.service.request import ServiceRequest
 from daskdist.storage.filesystem import Paths, Storage, is_remote, local
-from daskdist.tables.describe import PartStatistics, count_rows, describe_rows
+from daskdist.tables.describe import PartStatistics, count_rows, describe_nothing, describe_rows
 from daskdist.tables.to_arrow import check_columns, frame_of
 
 if TYPE_CHECKING:
@@ -2119,7 +2119,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Description
             For each leaf the ``count`` of values, ``nulls`` (NaN and NaT, which the others ignore), ``mean``, ``std``
             (of a sample, as in pandas), ``min``, ``25%``, ``50%``, ``75%``, ``max`` and ``distinct``. The values of an
-            array are its items. Text, bytes and times have no mean and no quantiles.
+            array are its items. Text, bytes and times have no mean and no quantiles. Without elements, all columns
+            have the count 0.
 
         Raises
         ------
@@ -2140,6 +2141,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("describe: the dataset is endless; use take(n) first")
         statistics = self._statistics(self._current_node(), describe_rows, strategy)
+        if not statistics.columns and isinstance(spec := self._known_spec(), ElementSpec):
+            statistics = statistics.with_other(describe_nothing(spec))
         return Description(statistics.num_elements, statistics.columns)
 
     def get_single_element(self, name: str | None = None) -> Any:

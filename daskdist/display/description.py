@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from daskdist.core.spec import ElementSpec
-from daskdist.display.plan import table
+from daskdist.display.plan import count, table
 from daskdist.display.preview import Preview
 from daskdist.display.values import Summary
 from daskdist.tables.describe import ColumnStatistics, column_name
@@ -36,12 +36,16 @@ class Description:
         return {name: dict(values) for name, values in self._columns.items()}
 
     def __getitem__(self, column: str) -> dict[str, Any]:
-        return self.to_dict()[column]
+        if column not in self._columns:
+            raise KeyError(f"no column {column!r}; there are {', '.join(map(repr, self._columns)) or 'none'}")
+        return dict(self._columns[column])
 
     def __repr__(self) -> str:
+        if not self._columns:
+            return count(self.num_elements, "element")
         heading = ("", *(name for values in list(self._columns.values())[:1] for name in values))
         rows = [(name, *map(_number, values.values())) for name, values in self._columns.items()]
-        return f"{self.num_elements:,} elements\n{table([heading, *rows])}"
+        return f"{count(self.num_elements, 'element')}\n{table([heading, *rows])}"
 
 
 class Head(list[Any]):

@@ -50,7 +50,7 @@ class Preview:
             self._columns = self._columns or tuple(map(column_name, structure.paths))
             self._rows.append(list(leaves))
         number = count(len(elements), "element")
-        self._extent = f"all {number}" if is_all else f"the first {number}"
+        self._extent = "no elements" if not elements else f"all {number}" if is_all else f"the first {number}"
 
     def _repr_html_(self) -> str | None:
         heading = [Box(_ELEMENT, "number"), *texts(*self._columns)]

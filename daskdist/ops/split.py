@@ -34,13 +34,14 @@ from daskdist.core.randomness.seed import generator
 from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.permutation import Permutation
 from daskdist.core.selection.runs import Run
+from daskdist.core.spec import known_spec
 from daskdist.core.vectorize.apply import Vectorised
 from daskdist.errors import ArgumentError, CardinalityError, UserFunctionError
 from daskdist.ops.map import MapColumns, MapRows
 from daskdist.ops.map_with_rng import MapWithRng
 from daskdist.ops.rejection_resample import RejectionResample
 from daskdist.ops.repeat import Repeat
-from daskdist.ops.select import RegroupRows, picked
+from daskdist.ops.select import RegroupRows, picked, regrouped
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -408,16 +409,17 @@ def splitter(
     Raises
     ------
     ArgumentError
-        An argument is none of these, a part would be empty, or elements are endless or repeated.
+        An argument is none of these, a part would be empty, elements are endless or repeated, or there is no such
+        column; the last not where columns are known only when data is read.
     """
     if by is not None and stratify is not None:
         raise ArgumentError(f"{operation}: by keeps elements together that stratify spreads; give one of them")
     if by is not None:
-        keys = _keys_of(operation, "by", by, make)
+        keys = _keys_of(node, operation, "by", by, make)
         return lambda parts: SplitByKey(node, shares, tuple(parts), seed, keys, label=label)
     _check_numbered(operation, node)
     if stratify is not None:
-        labels = _keys_of(operation, "stratify", stratify, make)
+        labels = _keys_of(node, operation, "stratify", stratify, make)
         return lambda parts: SplitByLabel(node, shares, tuple(parts), seed, labels, label=label)
     num_rows = None if node.cardinality < 0 else node.cardinality
     by_row = SplitByRow(node, shares, (0,), seed, num_rows, label=label)
@@ -453,7 +455,7 @@ def _draws_anew(node: Any) -> bool:
 
 
 def _keys_of(
-    operation: str, argument: str, by: Any, make: Callable[[Any, str], UserFunction]
+    node: Node, operation: str, argument: str, by: Any, make: Callable[[Any, str], UserFunction]
 ) -> Callable[[Rows], Rows]:
     # Return the function that gives the keys of rows: columns of theirs, or what a function makes of each.
     if callable(by):
@@ -462,4 +464,14 @@ def _keys_of(
     columns = tuple(by) if isinstance(by, list) else (by,)
     if not columns or not all(isinstance(name, (str, int)) and not isinstance(name, bool) for name in columns):
         raise ArgumentError(f"{operation}: {argument} is {by!r:.80}; give the name of a column, or a function")
-    return RegroupRows(partial(picked, operation, columns))
+    regroup = partial(picked, operation, columns)
+    spec = known_spec(node)
+    if spec is not None:
+        places, _ = regrouped(spec.structure, regroup)
+        several = next((place for place in places if getattr(spec.leaves[place], "shape", None) != ()), None)
+        if several is not None:
+            raise ArgumentError(
+                f"{operation}: {argument} is {by!r:.80}, which holds {spec.leaves[several]}; a key is a number or "
+                "text, or several of these"
+            )
+    return RegroupRows(regroup)

@@ -10,6 +10,7 @@ import numpy as np
 from daskdist.core.block import Block, Rows
 from daskdist.core.ragged import Ragged
 from daskdist.core.randomness.hashes import NUMBERS, as_shares, hash_words, mixed
+from daskdist.core.spec import DatasetSpec, ElementSpec
 from daskdist.core.structure import Nested
 
 Array = np.ndarray[Any, Any]
@@ -182,6 +183,16 @@ def describe_rows(number: int, rows: Rows) -> PartStatistics:
         if values is not None:
             columns[column_name(path)] = ColumnStatistics.of(values)
     return PartStatistics(len(rows), rows.nbytes, columns)
+
+
+def describe_nothing(spec: ElementSpec) -> PartStatistics:
+    """Return the statistics of no elements of a spec."""
+    columns = {
+        column_name(path): ColumnStatistics.of(np.empty(0, leaf.dtype))
+        for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True)
+        if not isinstance(leaf, DatasetSpec)
+    }
+    return PartStatistics(0, 0, columns)
 
 
 def column_name(path: str) -> str:

@@ -27,7 +27,7 @@ def test_rows_are_printed(capsys):
     )
     assert len(printed(dataset, capsys).splitlines()) == 10
     assert "all 20 elements" in printed(dataset, capsys, 20)
-    assert printed(dataset.take(0), capsys) == "all 0 elements\n"
+    assert printed(dataset.take(0), capsys) == "no elements\n"
 
 
 def test_lone_values_and_batches(capsys):

@@ -120,7 +120,19 @@ def test_statistics_of_much_data_are_approximate():
 def test_no_elements():
     described = numbers().filter(lambda row: row["y"] < 0).describe()
     assert described.num_elements == 0
-    assert "0 elements" in repr(described)
+    assert repr(described).splitlines()[0] == "0 elements"
+    for nothing in (numbers().take(0), numbers().filter(lambda row: row["y"] < 0), numbers().batch(3).take(0)):
+        described = nothing.describe()
+        assert list(described.to_dict()) == ["x", "y"]
+        assert (described["y"]["count"], described["y"]["nulls"], described["y"]["max"]) == (0, 0, None)
+        assert all(np.isnan(described["x"][name]) for name in ("mean", "std", "25%"))
+    words = Dataset.from_tensor_slices({"t": ["a", "b"], "r": Ragged([1, 2], [0, 0, 2])}).take(0).describe()
+    assert (words["t"]["count"], words["r"]["count"], words["t"]["min"]) == (0, 0, None)
+    assert Dataset.range(4).window(2).take(0).describe().to_dict() == {}
+    assert repr(Dataset.range(0).map(lambda k: {str(k): k}).describe()) == "0 elements"
+    with pytest.raises(KeyError, match="no column 'z'; there are 'x', 'y'"):
+        described["z"]
+    assert repr(numbers().take(0).head()) == repr(Dataset.range(0).head()) == "no elements"
     nothing = Dataset.from_tensor_slices(np.full(3, np.nan)).describe()["value"]
     assert (nothing["count"], nothing["nulls"], nothing["min"]) == (0, 3, None)
 

@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import chain
 
 import dask
+import dask.bag
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,10 @@ from daskdist.ops.split import SplitByLabel, parts_in_turns
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 NUMBER = 200
+
+
+def rows():
+    return Dataset.from_tensor_slices({"a": np.arange(6), "b": np.zeros((6, 2))})
 
 
 def numbers(number=NUMBER):
@@ -219,6 +224,14 @@ def test_a_warning_about_a_shuffle_before_a_split(caplog):
         (lambda: numbers().split(0.5, by="a", stratify="b"), ["by", "stratify"]),
         (lambda: numbers().split(0.5, by=1.5), ["by is 1.5"]),
         (lambda: numbers().split(0.5, stratify=[]), ["stratify is []"]),
+        (lambda: rows().split(0.5, by="c"), ["split: there is no column 'c'; there are 'a', 'b'"]),
+        (lambda: rows().split(0.5, by=["a", "c"]), ["no column 'c'"]),
+        (lambda: rows().split(0.5, stratify="c"), ["split: there is no column 'c'; there are 'a', 'b'"]),
+        (lambda: rows().kfold(2, by="c"), ["kfold: there is no column 'c'; there are 'a', 'b'"]),
+        (lambda: rows().map(lambda row: {"c": row["a"]}).kfold(2, stratify="a"), ["kfold: there is no column 'a'"]),
+        (lambda: numbers().split(0.5, by="b"), ["no column 'b'", "lone values"]),
+        (lambda: rows().split(0.5, by="b"), ["by is 'b', which holds", "shape=(2,)", "a key is a number or text"]),
+        (lambda: rows().split(0.5, stratify="b"), ["stratify is 'b', which holds", "a key is a number or text"]),
         (lambda: numbers().repeat(2).split(0.5), ["repeated", "repeat the parts"]),
         (lambda: Dataset.counter().split(0.5), ["endless"]),
         (lambda: numbers(3).split(0.9), ["3 elements", "too few"]),
@@ -234,14 +247,15 @@ def test_datasets_that_cannot_be_split(build, says):
 
 
 def test_keys_that_are_none():
-    rows = Dataset.from_tensor_slices({"a": np.zeros((6, 2))})
-    for part in (rows.split(0.5, by="a")[0], rows.split(0.5, stratify="a")[0]):
+    # The columns are known only when elements are computed.
+    unknown = Dataset.from_dask(dask.bag.from_sequence([{"a": np.zeros(2)}] * 6, npartitions=2))
+    parts = [unknown.split(0.5, by="a")[0], unknown.split(0.5, stratify="a")[0]]
+    parts.append(rows().split(0.5, by=lambda row: row["b"])[0])
+    for part in parts:
         with pytest.raises(errors.UserFunctionError, match="is an array; a key is a number or text"):
             list(part)
     with pytest.raises(errors.ArgumentError, match="no column 'b'; there are 'a'"):
-        list(rows.split(0.5, by="b")[0])
-    with pytest.raises(errors.ArgumentError, match="no column 'b'; elements are lone"):
-        list(numbers().split(0.5, by="b")[0])
+        list(unknown.split(0.5, by="b")[0])
 
 
 @pytest.mark.cluster
