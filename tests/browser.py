@@ -35,7 +35,7 @@ class Browser:
     def __init__(self, address: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._numbers = itertools.count()
-        # The emulation ends with the connection.
+        # Emulated settings last as long as the connection, so it stays open.
         self._connection = self._loop.run_until_complete(_connected(address))
 
     def evaluate(self, expression: str) -> Any:
@@ -50,7 +50,7 @@ class Browser:
         until = time.monotonic() + within_s
         value = None
         while time.monotonic() < until:
-            # A page that is being loaded has not got everything.
+            # While a page is loading, names in the expression may not exist yet.
             with contextlib.suppress(RuntimeError):
                 if value := self.evaluate(expression):
                     return value

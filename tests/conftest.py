@@ -28,7 +28,7 @@ import daskdist
 from daskdist.core.finalizer import Finalizer
 
 TESTS = Path(__file__).parent
-# Where modules are searched for doctests, its folder would be put on the path, and its module be taken for CuPy.
+# Collecting doctests would put this folder on the path, and its module would then be imported instead of CuPy.
 collect_ignore = ["cupy_stand_in"]
 
 StartCluster = Callable[[int, int], Client]
@@ -36,7 +36,7 @@ ParquetFiles = Callable[..., list[str]]
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    # A machine with a GPU need not have the plugins that pyproject.toml has options of.
+    # Machines with GPUs may lack the pytest plugins whose options pyproject.toml sets.
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds that a test may take, where pytest-timeout is installed")
 
@@ -79,7 +79,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    # The libraries that the other files import need not be installed.
+    # Runs of the GPU tests skip all other files, since the libraries that those import may not be installed.
     if collection_path.suffix == ".py" and _is_for_gpus(config) and "mark.gpu" not in collection_path.read_text():
         return True
     return None
@@ -98,7 +98,7 @@ _num_ended = itertools.count()
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    # Done in this hook, since an error in another one would end the whole run.
+    # An error in another hook would end the whole run.
     if next(_num_ended) % _FREEZE_EVERY == 0:
         gc.collect()
         gc.freeze()
@@ -142,7 +142,8 @@ _FRUGAL_CLUSTERS = {
     "distributed.worker.multiprocessing-method": "forkserver",
     "distributed.admin.system-monitor.interval": "5s",
     "distributed.admin.tick.interval": "500 ms",
-    # They would give up a worker that is killed 15 seconds after another of its name, while it is started again.
+    # After this time (15 s by default) since a worker ended, Dask gives the worker up if it is not running at that
+    # moment, even if it was started again meanwhile and killed once more.
     "distributed.deploy.lost-worker-timeout": "1h",
 }
 _USED_BY_MOST = (2, 1)
@@ -152,7 +153,7 @@ _IMPORTED_BY_WORKERS = ["daskdist.readers.parquet", "daskdist.strategy.multi_wor
 
 @pytest.fixture(scope="session", autouse=True)
 def _frugal_clusters() -> Iterator[None]:
-    # Do not log to a file of pytest, which is closed while Dask's threads may still log.
+    # Do not log to pytest's file, which is closed while Dask's threads may still log.
     for handler in itertools.chain.from_iterable(logging.getLogger(name).handlers for name in _LOGGERS_OF_DASK):
         if type(handler) is logging.StreamHandler:
             handler.setStream(sys.__stderr__)
@@ -160,7 +161,7 @@ def _frugal_clusters() -> Iterator[None]:
         # The first call returns Dask's list of imports, which is replaced.
         get_mp_context().set_forkserver_preload(["distributed", *_IMPORTED_BY_WORKERS])
         yield
-    # Otherwise they would be closed at the end of the process, where errors are not reported.
+    # Close clusters that tests left open: at the end of the process, errors would not be reported.
     left_open = [cluster for cluster in SpecCluster._instances if cluster.status is Status.running]
     for cluster in left_open:
         cluster.close(timeout=10)
@@ -179,7 +180,7 @@ def start_cluster() -> Iterator[StartCluster]:
         def start(num_workers: int, num_threads: int = 1) -> Client:
             shape = (num_workers, num_threads)
             if shape not in started:
-                # Idle workers take a two-hundredth of a core each.
+                # Keep few clusters: an idle worker takes 0.5 % of a core.
                 others = [other for other in started if other != _USED_BY_MOST]
                 for other in others[:-1] if shape != _USED_BY_MOST else []:
                     started.pop(other)[1].close()
@@ -283,7 +284,8 @@ def threads_of_passes() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name.startswith("daskdist") and each.name not in others}
 
 
-# Outside of the range that the system uses for connections, one of which might take a port in between.
+# These ports are outside of the range that the system uses for connections, one of which might take a port while its
+# server is down.
 _kept_ports = itertools.count(30_000 + os.getpid() % 200 * 10)
 
 

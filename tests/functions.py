@@ -49,12 +49,12 @@ def renamed(d):
 
 
 def count_up(x):
-    # Results have different shapes: they stack only if those of a batch happen to be equal.
+    # Results have different shapes: a batch of them stacks only if their shapes happen to be equal.
     return np.arange(np.sum(x) % 3)
 
 
 def grow(x):
-    # Results whose shapes change now and then, as in files that were written over time.
+    # The shapes of results change now and then, as in files that were written over time.
     return np.zeros(int(np.sum(x)) // 3 % 4, np.float32)
 
 
@@ -79,7 +79,7 @@ def is_nothing(*args):
     return False
 
 
-# Functions of elements of any kind, by a number that is computed from the element.
+# These functions take elements of any kind; their results depend on a number that is computed from the element.
 
 
 def number(*args):

@@ -83,7 +83,7 @@ class NcclCommunicator:
         current.calls.append((self, sendbuf, recvbuf, (count, datatype, op, root)))
 
 
-# By address: the bytes of the arrays whose addresses were requested.
+# Address -> number of bytes, of the arrays whose addresses were requested.
 _EXTENTS = {}
 
 
@@ -121,7 +121,7 @@ class _Entered:
         self._stack.pop()
 
 
-# By address, the GPUs of streams.
+# Address of a stream -> its GPU.
 _STREAMS = {}
 
 

@@ -42,7 +42,7 @@ class Kind:
     num_axes: int = 0
 
 
-# Kind of the argument -> functions, and the kind of their results; also the number of axes if it changes.
+# Kind of the argument -> functions, each with the kind of its results, and their number of axes if it changes.
 MAPS: dict[str, list[tuple[Any, ...]]] = {
     "lone": [
         (f.triple, "lone"),
@@ -54,7 +54,7 @@ MAPS: dict[str, list[tuple[Any, ...]]] = {
         (f.count_up, "uneven", 1),
     ],
     "tuple": [(f.first, "lone"), (f.swap, "tuple")],
-    # Returns one number: not a batch any more if it is called after batching.
+    # The result is one number, so a batch is no batch any more afterwards.
     "constants": [(f.first, "any", 0)],
     "dict": [(f.by_name, "lone"), (f.renamed, "renamed")],
     "renamed": [(f.by_name, "lone")],
@@ -74,7 +74,7 @@ _OF_NUMBERS = ("lone", "tuple", "constants", "dict", "renamed")
 
 # --- files ---
 
-# The rows of each file and of its row groups; labels are counted through all files.
+# The number of rows of each file and of its row groups; labels are numbered through all files.
 _FILES = ((7, 3), (5, 5), (0, 1), (4, 1))
 
 
@@ -297,7 +297,8 @@ def _of_a_generator_batched(number):
     return _of_a_generator(number).then("batch", 2, True)
 
 
-# The kind of the elements of the returned datasets. Some are in memory and read where elements are; others are not.
+# Functions that return datasets, and the kind of the datasets' elements. Some datasets are in memory and are read where
+# the outer elements are; others are not.
 _INNERS = [
     (Inner(_few), Kind("lone")),
     (Inner(_few_shuffled), Kind("lone")),
@@ -374,7 +375,7 @@ _plain = st.one_of(
     st.tuples(st.just("filter"), st.tuples(st.sampled_from([f.is_not_third, f.is_small, f.is_nothing]))),
     *(st.tuples(st.just(name), args) for name, args in _ARRANGING.items()),
 )
-# Operations whose passes may differ in their number of elements, so that it cannot be asserted afterwards.
+# The number of elements may differ between passes of these operations, so it cannot be asserted after them.
 _DRAWN = {"random", "shuffle", "sample", "rejection_resample"}
 
 
@@ -445,7 +446,7 @@ def _grow_cardinality(draw, made, fixed):
 
 def _grow_batch(draw, made, fixed):
     if made.kind.name in ("windows", "ragged", "uneven nest") and draw(st.integers(0, 3)):
-        # Elements that do not stack: generate only a few of these.
+        # These elements do not stack: generate only a few batches of them.
         return None
     return made.then("batch", *draw(_batch), num_axes=made.kind.num_axes + 1)
 

@@ -221,7 +221,7 @@ class Reference:
         if not any(isinstance(each, Unmade) for each in group):
             columns = list(zip(*[Structure.flatten(each)[0] for each in group], strict=True))
             if any(isinstance(leaf, RaggedRow | daskdist.Ragged) for column in columns for leaf in column):
-                # Batches of these are ragged; the tests of `Ragged` check them.
+                # Batches of ragged rows are ragged; the tests of `Ragged` check them.
                 reject()
             if all(map(_stacks, columns)):
                 return Structure.flatten(group[0])[1].pack([np.stack(column) for column in columns])
@@ -293,7 +293,7 @@ class Reference:
         return [each for element in elements for each in inner.elements(self, element)]
 
     def _interleave(self, elements, inner, cycle_length=None, block_length=1):
-        # The documented rule, one element at a time.
+        # Follow the documented rule, one element at a time.
         slots: list[Any] = [None] * (cycle_length or 2)
         waiting, output, position = list(elements), [], 0
         while waiting or any(slot is not None for slot in slots):

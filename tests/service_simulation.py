@@ -42,7 +42,7 @@ class Link:
         self.worker = worker
         self.up: deque[Any] = deque([("connect",)])
         self.down: deque[Any] = deque()
-        # Messages that either end writes after that are lost.
+        # Messages that either end writes after the cut are lost.
         self.is_cut = False
 
     def cut(self, num_kept: int = 0) -> None:
@@ -63,7 +63,7 @@ class SimulatedWorker:
         self.address = address
         self.producers = Producers(self._producer)
         self.links: dict[str, Link] = {}
-        # By task and attempt: the number of elements that were produced.
+        # (task, attempt) -> the number of elements that were produced.
         self.positions: dict[tuple[str, int], int] = {}
         self.commands: deque[Any] = deque()
         self.events: deque[Any] = deque([("ready",)])

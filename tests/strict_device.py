@@ -35,7 +35,7 @@ TAKEN: dict[int, int] = {}
 LINKS: Any = None
 # The ids of arrays whose memory was made pinned.
 LOCKED: set[int] = set()
-# Returned memory, which is lent again at once to a request of the same size, with its old contents.
+# Returned memory. It is lent again at once, with its old contents, to the next request of the same size.
 _BACK: dict[tuple[int, int], list[np.ndarray[Any, Any]]] = {}
 _TOTAL = 2**30
 _lock = threading.RLock()
@@ -118,9 +118,9 @@ class StrictStream:
     def give(self, task: Any) -> None:
         self._tasks.put(task)
 
-    # Set by tests: work is captured as a graph, and waiting for it is an error.
+    # Tests set this: work is captured as a graph, and waiting for it is an error.
     is_captured = False
-    # Set by tests: the library that created the stream has destroyed it.
+    # Tests set this: the library that created the stream has destroyed it.
     is_destroyed = False
 
     @property

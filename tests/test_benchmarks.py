@@ -69,7 +69,7 @@ def test_it_gives_figures(run, name: str) -> None:
 
 
 def test_the_table_has_a_line_for_each_figure() -> None:
-    # It runs as a separate program, like in use.
+    # Run the benchmark as a separate program, as users do.
     done = start(SPINE, "--only", "memory")
     assert done.returncode == 0, done.stderr
     header, *lines = done.stdout.splitlines()
@@ -142,7 +142,7 @@ def test_steps_give_figures(run) -> None:
         assert any(word in what for what in whats), word
     assert all(figure["holds"] for figure in figures if figure["unit"] == "tasks")
     (captured,) = [figure for figure in figures if figure["what"] == "cluster: functions of 100"]
-    # Each of the 100 steps has a reduction, and the time adds up.
+    # The other calls are a reduction for each of the 100 steps, and those that add up their results.
     assert "100 steps and 10" in captured["note"]
     assert captured["note"].endswith("waited nowhere")
 
@@ -164,7 +164,7 @@ def test_loops_give_figures(run) -> None:
     figures = run(LOOPS)
     assert [figure["unit"] for figure in figures] == ["batches/s"] * 10 + ["transitions"]
     assert all(figure["ours"] > 0 for figure in figures[:-1])
-    # A loop costs the scheduler nothing, however many its batches are.
+    # The scheduler's work for a loop does not depend on the number of batches.
     assert figures[-1]["holds"]
 
 
@@ -248,7 +248,7 @@ def test_without_cupy_it_says_what_it_needs(tmp_path: Path) -> None:
 def test_a_gpu_gives_figures(run, name: str, num_figures: int) -> None:
     figures = run(GPU, "--only", name)
     assert len(figures) >= num_figures
-    # The last two are of memory, which small sizes may not move.
+    # The last two figures are of memory, which may not change with such small sizes.
     assert all(figure["ours"] > 0 for figure in figures[:-2] if not figure["what"].startswith("share"))
 
 
@@ -279,7 +279,7 @@ def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
 def test_an_unknown_benchmark_is_refused(
     script: Path, known: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # In this process: to start another takes longer than all the rest.
+    # Run in this process, since starting another one takes longer than the whole test.
     monkeypatch.syspath_prepend(BENCHMARKS)
     monkeypatch.setattr(sys, "argv", [str(script), "--only", "nothing"])
     with pytest.raises(SystemExit) as ended:

@@ -28,7 +28,7 @@ from daskdist.display.progress import Progress
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "daskdist", "demo"]
-# The output of matplotlib at its first run on a machine.
+# Matplotlib prints this at its first run on a machine.
 FONT_CACHE = "building the font cache"
 
 
@@ -83,7 +83,7 @@ def busy_s() -> float:
 def test_as_a_newcomer_runs_it(tmp_path, env):
     start_s, start_busy_s = time.perf_counter(), busy_s()
     done = subprocess.run(COMMAND, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=100)
-    # Within a minute. With other tests beside it, what the processors took for it tells the same.
+    # The demo takes less than a minute. Beside other tests, only its CPU time can be checked.
     assert busy_s() - start_busy_s < 40
     assert "PYTEST_XDIST_WORKER" in os.environ or time.perf_counter() - start_s < 60
     assert done.returncode == 0, done.stderr

@@ -88,13 +88,13 @@ def number(request):
         (example(a=integers(1, -2)), TWO, [1, -2]),
         (example(a=integers(-(2**63), 2**63 - 1)), TWO, [-(2**63), 2**63 - 1]),
         (example(a=message(3, varint(8) + varint(5) + varint(8) + varint(-6))), TWO, [5, -6]),
-        # Longer than need be, and of more bits than there are.
+        # These varints have more bytes than needed, and more than 64 bits.
         (example(a=message(3, message(1, b"\x81\x80\x80\x00\x02"))), TWO, [1, 2]),
         (example(a=message(3, message(1, b"\xff" * 9 + b"\x7f"))), INTEGER, -1),
         (example(a=strings(b"x", b"")), FixedLenFeature((2,), bytes), [b"x", b""]),
         (example(a=strings("ü".encode())), FixedLenFeature((), str), "ü"),
         (example(a=floats()), FixedLenFeature((0,), "float32"), []),
-        # Not there.
+        # The feature is missing or empty.
         (example(b=floats(1)), FixedLenFeature((2,), "float32", [1, 2]), [1, 2]),
         (example(b=floats(1)), FixedLenFeature((2, 2), "float32", 7), [[7, 7], [7, 7]]),
         (example(a=b""), FixedLenFeature((), "float32", 3), 3),
@@ -110,7 +110,7 @@ def number(request):
         (example(a=floats(1, 2, 3, 4)), SEQUENCE, [[1, 2], [3, 4]]),
         (example(a=floats(1, 2, 3)), VarLenFeature("float32"), [1, 2, 3]),
         (example(a=strings(b"x", b"")), VarLenFeature(bytes), [b"x", b""]),
-        # There twice.
+        # The feature appears twice: the last one counts.
         (example(entry("a", floats(1, 2)), entry("a", floats(3, 4))), PAIR, [3, 4]),
         (example(entry("a", integers(1)), entry("a", floats(3, 4))), PAIR, [3, 4]),
         (example(entry("a", floats(1, 2)), entry("a", floats(3))), VarLenFeature("float32"), [3]),
@@ -121,7 +121,7 @@ def number(request):
         ),
         (example(a=floats(1, 2)) + example(a=floats(3, 4)), PAIR, [3, 4]),
         (example(b=floats(1)) + example(a=floats(3, 4)), PAIR, [3, 4]),
-        # In another order, or with unknown features.
+        # Fields are in another order, or unknown fields and features are in between.
         (message(1, message(1, message(2, floats(1, 2)) + message(1, b"a"))), PAIR, [1, 2]),
         (varint(9 << 3) + varint(5) + example(a=floats(1, 2)), PAIR, [1, 2]),
         (example(a=floats(1, 2) + varint(9 << 3) + varint(5)), PAIR, [1, 2]),
@@ -235,7 +235,7 @@ def test_at_once_is_as_one_by_one(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_records_of_one_length_are_as_one_by_one(seed):
-    # Most records have the layout of the first; in some, bits of the layout or of values are flipped.
+    # Most records have the layout of the first; bits of some are flipped, in the layout or in values.
     draws = random.Random(seed)
     records = []
     for number in range(200):
@@ -263,7 +263,7 @@ def test_records_of_one_length_are_as_one_by_one(seed):
 
 
 def test_records_are_read_at_once(monkeypatch):
-    # Whatever their lengths are; only odd ones are read one by one.
+    # Records of different lengths are read at once too; only irregular ones are read one by one.
     draws = random.Random(0)
     records = [drawn(draws, 0) for _ in range(500)]
     monkeypatch.setattr(Examples, "parse_one", lambda *args: pytest.fail("a record was read alone"))
@@ -371,7 +371,7 @@ class TestExamples(FormatLaws):
 
 
 class TestExamplesUnchecked(TestExamples):
-    # So that what reads examples is tried on garbage.
+    # Without checksums, damaged bytes reach the parser of examples.
     check_crc = False
 
 
@@ -393,7 +393,7 @@ def test_a_record_without_a_requested_feature(tmp_path):
 
 
 def test_files_that_tensorflow_reads(tmp_path):
-    # TensorFlow 2.21 made the same of these features, and parsed what is written here to the same values.
+    # TensorFlow 2.21 writes the same bytes for these features, and reads the same values from them.
     leaves, structure = Structure.of(
         {"f": np.float32([[1.5, 2]]), "i": np.array([[300, -1]]), "s": np.array([[b"x", b""]], object)}
     )

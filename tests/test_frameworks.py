@@ -25,7 +25,7 @@ import daskdist
 from daskdist import Dataset, PerReplica, Ragged, devices
 from daskdist.errors import ArgumentError, UnknownLengthError
 
-# Keras itself does this to tensors of PyTorch.
+# Keras itself causes this warning for tensors of PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
 README = Path(__file__).parent.parent / "README.md"
@@ -140,7 +140,7 @@ def test_torch_shares_memory_of_any_layout(torch, array):
     assert tensor.tolist() == array.tolist()
 
 
-# The first two would end the process.
+# PyTorch would end the process for the first two.
 @pytest.mark.parametrize(
     "array",
     [
@@ -359,7 +359,7 @@ def test_replicas_share_what_was_gathered_for_them_alone(torch, on_cluster):
 
     ds = on_cluster.distribute_dataset(Dataset.from_tensor_slices(np.ones((8, 3))).shuffle(8).batch(4))
     assert on_cluster.local_results(on_cluster.run(is_shared_in_a_loop, args=(ds,))) == ({True}, {True})
-    # The program has the batch too, and may give it to another function.
+    # The program has these batches too and may pass them to other functions, so replicas get copies.
     for batch in ds:
         assert on_cluster.local_results(on_cluster.run(is_shared, args=(batch,))) == (False, False)
 
@@ -411,7 +411,7 @@ def test_replicas_reduce_losses(torch):
     assert [float(part) for part in mean.values] == [15.0, 15.0]
     assert [part.tolist() for part in each.values] == [[6.0, 24.0]] * 2
     assert strategy.reduce("SUM", losses, axis=None) == 30
-    # To who asks for them they are as they were given.
+    # The program gets the values as the replicas returned them, with gradients.
     assert all(part.requires_grad for part in strategy.local_results(losses))
 
 
@@ -684,7 +684,7 @@ def test_keras_trains(keras):
     losses = history.history["loss"]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] / 20
-    # Keras takes a batch to build what is not built; then a pass an epoch, in another order each.
+    # Keras takes one batch to build the model; then each epoch is a pass, with another order.
     assert [len(each) for each in recorded.passes] == [1, 4, 4, 4, 4]
     orders = [np.concatenate([x for x, _ in each]).tolist() for each in recorded.passes[1:]]
     assert orders[0] != orders[1]
@@ -835,7 +835,7 @@ def test_a_process_group_on_an_encrypted_cluster_has_to_be_allowed(torch):
             strategy.local_results(strategy.run(join))
         for total, addresses in strategy.local_results(strategy.run(join, kwargs={"insecure": True})):
             assert total == 2
-            # Nothing listens beyond what Dask listens on.
+            # No socket listens on an address that Dask does not listen on.
             assert addresses == {"127.0.0.1"}
         assert listening_addresses() <= {"127.0.0.1"}
 

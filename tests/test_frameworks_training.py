@@ -12,7 +12,7 @@ import daskdist
 from daskdist import Dataset, PerReplica
 from daskdist.errors import ArgumentError
 
-# Keras itself does this to tensors of PyTorch.
+# Keras itself causes this warning for tensors of PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 ROWS = 240
 WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
@@ -86,9 +86,9 @@ def test_replicas_train_as_one(torch, on_cluster):
     for number, found in enumerate(results):
         assert (found["rank"], found["size"]) == (number, 2)
         assert found["num_batches"] == 18
-        # Halves of equal size: the mean of their gradients is that of the whole.
+        # Both replicas have equally many rows, so the mean of their gradients is the gradient of the whole batch.
         np.testing.assert_allclose(found["weights"], expected, rtol=1e-12)
-    # The group is gone with its block: another one can be made.
+    # The process group ends with its block, so that another one can be made.
     again = on_cluster.local_results(on_cluster.run(train, args=(batches, 1)))
     assert [found["rank"] for found in again] == [0, 1]
 
@@ -104,7 +104,7 @@ def test_a_model_is_freed_with_its_function_without_waiting(torch, on_cluster):
                 line(torch.ones(4, 3)).sum().backward()
         return 1
 
-    # If it can hang, it does so within a few calls.
+    # If freeing the model can hang, it does so within a few calls.
     for _ in range(15):
         assert on_cluster.local_results(on_cluster.run(train)) == (1, 1)
 
@@ -121,7 +121,7 @@ def test_groups_in_flight_are_made_in_the_order_of_the_program(torch, on_cluster
 
     totals = [on_cluster.run(total, args=(number,)) for number in range(3)]
     assert on_cluster.local_results(totals[::-1]) == ([4.0, 2.0, 0.0], [4.0, 2.0, 0.0])
-    # Processes that have a group of another strategy are waited for.
+    # A strategy waits for processes that are in a group of another strategy.
     with daskdist.MultiWorkerMirroredStrategy(client) as other:
         both = [(on_cluster.run(total, args=(number,)), other.run(total, args=(10 + number,))) for number in range(3)]
         for number, (here, there) in enumerate(both):
@@ -333,7 +333,7 @@ def test_a_nest_of_jax_arrays_is_kept_trained_and_restored(jax, two, tmp_path, h
 
     batches = two.distribute_dataset(Dataset.from_tensor_slices(points()).batch(40))
     once = train()
-    # Halves of equal size: the mean of their gradients is that of the whole.
+    # Both replicas have equally many rows, so the mean of their gradients is the gradient of the whole batch.
     np.testing.assert_allclose(once["w"], jax_trained_alone(1, 40)["w"], rtol=1e-5)
     checkpoint = daskdist.Checkpoint(weights=weights)
     checkpoint.save(tmp_path / "weights.npz")

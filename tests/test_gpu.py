@@ -32,7 +32,7 @@ from daskdist.tables.device_column import DeviceColumn
 from daskdist.testing import DeviceLaws
 
 with warnings.catch_warnings():
-    # CuPy warns where several versions are installed, and it is loaded here first.
+    # CuPy is first loaded here, and warns if several versions are installed.
     warnings.simplefilter("ignore")
     WHY_NOT = CupyDevice(0).missing()
 
@@ -46,7 +46,7 @@ def cupy():
     return pytest.importorskip("cupy")
 
 
-# A kernel that takes so many turns of the GPU's clock.
+# A kernel that runs for a number of cycles of the GPU's clock.
 SPIN = """
 extern "C" __global__ void spin(long long turns) {
     long long start = clock64();
@@ -110,7 +110,7 @@ def test_new_streams_do_not_wait_for_the_default_one(cupy):
         source, target = device.pinned(1000), device.empty((1000,), np.uint8)
         source[:] = 7
         with cupy.cuda.Device(0), cupy.cuda.Stream.null:
-            # Compiled and loaded first, which waits for everything.
+            # Compiling and loading the kernel waits for all streams, so do it first.
             spin(1)
             cupy.cuda.Stream.null.synchronize()
             spin(1_000_000_000)
@@ -134,7 +134,7 @@ def test_nccl_reduces_between_gpus(dtype):
             catch_up(device)
         found = CupyDevice(0).combined("SUM", arrays)
     assert device_of(found) == CupyDevice(0)
-    # Small whole numbers, which add up to the same in any order.
+    # Sums of small whole numbers are the same in any order.
     assert np.array_equal(CupyDevice(0).get(found), np.sum(values, axis=0, dtype=values[0].dtype))
 
 
@@ -144,7 +144,7 @@ def test_nccl_is_as_its_stand_in_has_it():
         pytest.skip("CuPy finds no NCCL")
     for name in (name for name in vars(nccl_stand_in) if name.startswith("NCCL_")):
         assert getattr(library, name) == getattr(nccl_stand_in, name), name
-    # Its first line has the arguments, each after its type.
+    # The first line of the docstring has the arguments, each after its type.
     said = library.NcclCommunicator.reduce.__doc__.splitlines()[0].partition("(")[2].rstrip(")").split(", ")
     assert [each.split()[-1] for each in said] == list(signature(nccl_stand_in.NcclCommunicator.reduce).parameters)
     said = library.NcclCommunicator.broadcast.__doc__.splitlines()[0].partition("(")[2].rstrip(")").split(", ")
@@ -186,7 +186,7 @@ def test_memory_is_told_without_a_context(cupy):
     assert nvidia.is_in_use(0)
     told = nvidia.memory_of(CupyDevice(0).uuid)
     _, total = CupyDevice(0).memory_info()
-    # The driver uses some of the memory.
+    # The driver uses some of the memory, so the numbers differ.
     assert told is None or 0.9 * total < told[1] < 1.2 * total
 
 
@@ -208,7 +208,7 @@ def test_put_does_not_wait_for_what_the_stream_computes(cupy):
         found = device.put(array)
         array[:] = 0
         assert not device.current_stream().record().is_over
-        # From pinned memory there is no copy in between: the caller may write to it only when it has been read.
+        # Pinned memory is read without a copy in between, so `put` returns only after it has been read.
         pinned = device.pinned(8000).view(np.float64)
         pinned[:] = 7
         other = device.put(pinned)
@@ -275,7 +275,7 @@ def test_tall_and_narrow_arrays_are_reduced_by_the_whole_gpu(cupy):
             end.synchronize()
             times.append(end.seconds_since(start))
     assert device.get(total).tolist() == [2**22] * 16
-    # 256 MB in one block of threads take some 60 ms.
+    # A single block of threads would take some 60 ms for 256 MB.
     assert min(times) < 0.01
 
 
@@ -314,11 +314,11 @@ def test_an_array_of_another_gpu_is_copied(cupy):
         moved = second.put(array)
     assert moved.device.id == 1
     assert np.array_equal(second.get(moved), np.arange(1000.0) + 100)
-    # CuPy itself copies none that is not in one piece.
+    # CuPy itself does not copy arrays between GPUs that are not contiguous.
     assert np.array_equal(second.get(second.put(first.put(np.arange(1000.0))[::2])), np.arange(0.0, 1000, 2))
 
 
-# A training loop, on a GPU and on a processor.
+# --- a training loop, on a GPU and on a processor ---
 
 X = np.random.default_rng(0).normal(size=(96, 4)).astype(np.float32)
 LABELS = np.arange(96) % 3
@@ -378,7 +378,7 @@ def test_a_distributed_dataset_gives_cupy_arrays_that_stay_as_they_are(cupy):
     for each in kept:
         assert isinstance(each["x"], cupy.ndarray)
         assert isinstance(each["label"], cupy.ndarray)
-        # No GPU has text.
+        # Text stays on the host.
         assert isinstance(each["name"], np.ndarray)
     assert np.array_equal(np.concatenate([each["x"].get() for each in kept]), X)
     assert np.array_equal(np.concatenate([each["label"].get() for each in kept]), LABELS)
@@ -459,7 +459,7 @@ def test_memory_is_not_used_again_before_torch_is_done(cupy, torch):
     stream, found = torch.cuda.Stream(), []
     with torch.cuda.stream(stream):
         for batch in dataset:
-            # So long the stream has other things to do.
+            # Keep the stream busy, so that it reads the batch late.
             torch.cuda._sleep(2_000_000)
             found.append(daskdist.to_torch(batch["x"]).double().sum())
             del batch
@@ -495,7 +495,7 @@ def test_torch_captures_a_graph_in_the_middle_of_an_epoch(cupy, torch):
     for number, batch in enumerate(steps, 1):
         static.copy_(daskdist.to_torch(batch))
         if number % 40 == 1:
-            # In its strictest mode, which is the default.
+            # This captures in the strictest mode, which is the default.
             with torch.cuda.graph(graph):
                 total = static.double().sum()
         graph.replay()

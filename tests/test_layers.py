@@ -138,7 +138,7 @@ LONG = {"dataset.py"}
 
 # Underscored names of other libraries that have no public equivalent.
 OF_LIBRARIES = {"_asdict", "_fields", "_meta", "_replace", "_strip_protocol"}
-# Those that not every version of a library has.
+# Underscored names that not every version of a library has.
 OPTIONAL_OF_LIBRARIES = {"_collectors", "_inst", "_rand", "_register_atexit"}
 OF_DASK_AND_PYTHON = {
     "Scheduler._instances",
@@ -247,7 +247,8 @@ def test_imports_point_down(path):
         )
 
 
-# Rooms of strategy, and modules beside them that rooms may use, from the lowest up; other modules there are faces.
+# Folders of strategy/, and the modules beside them that folders may import, from the lowest up. The other modules of
+# strategy/ may import all of these.
 STRATEGY_ROOMS = (
     "group",
     "status",
@@ -261,7 +262,7 @@ STRATEGY_ROOMS = (
     "input",
     "steps",
 )
-# Rooms in which nobody uses a private name of another object.
+# In these folders no code uses a private name of another object.
 ROOMS_WITHOUT_PRIVATE_ACCESS = (
     "strategy/placement",
     "strategy/values",
@@ -328,7 +329,7 @@ def test_libraries_are_imported_at_home(path):
 
 @each_file
 def test_libraries_of_names_are_known(path):
-    # A name, such as in importlib.import_module("cupy"), is no way round.
+    # The name of a module in a call, such as importlib.import_module("cupy"), would evade the test before.
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
             for argument in node.args:
@@ -387,7 +388,7 @@ def test_variables_say_what_they_hold(path):
             assert not OLD_WORDS.search(node.value), f"{name_of(path)}:{node.lineno}: {node.value!r:.80}"
 
 
-# A sentence that begins so is half a sentence: its noun or verb is missing.
+# A sentence that begins with one of these words usually lacks its noun or its verb.
 RIDDLES = re.compile(r"^(What|Whether|Who|Whose|That|Have|Of|Where|How|Those|As|Which|To whom)\b")
 
 
@@ -468,7 +469,7 @@ OF_ARRAYS_AND_LIBRARIES = {
     ),
     *("shape", "status", "stream", "strides", "to_delayed", "tolist"),
 }
-# User's objects may lack these: a format, the view of a replica, and what a node of a law has.
+# Objects of users may lack these methods.
 OF_USERS = {"count", "list_splits", "view_elsewhere"}
 
 
@@ -543,7 +544,7 @@ def _names_of_own(tree):
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            # In __slots__.
+            # The names in __slots__ are strings.
             yield node.value
 
 

@@ -20,7 +20,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # The extras that a notebook needs besides those of the tests.
 NEEDS = {"04-training": ("jax", "torch")}
 
-# The logs that a notebook shows.
+# The only logs that a notebook is meant to show.
 LOGS = {"03-a-cluster": r"lost tcp://\S+, and with it replica 0; 2 of 3 replicas are left\n(made|making) .*\n"}
 
 
@@ -92,7 +92,7 @@ def test_is_kept_with_outputs(path):
     found = outputs(notebook)
     assert any("image/png" in output.get("data", {}) for output in found)
     assert not any(output.output_type == "error" for output in found)
-    # Logs are kept where they are what the notebook shows.
+    # A notebook has no logs other than those that it is meant to show.
     logs = "".join(output.text for output in found if output.get("name") == "stderr")
     assert re.fullmatch(LOGS.get(path.stem, ""), logs)
     # A notebook shows no path of the machine on which it was run.

@@ -94,6 +94,6 @@ def test_a_save_that_is_not_written_is_an_error(tmp_path):
             manager.wait()
     finally:
         gate.set()
-    # It goes on in the background.
+    # The save goes on in the background.
     manager.wait()
     assert manager.steps == [0]

@@ -90,7 +90,7 @@ def waits_of(tree: ast.Module):
             continue
         name, keywords = node.func.attr, {keyword.arg for keyword in node.keywords}
         if name == "get" and not has_queues:
-            # Of a context variable, for example.
+            # This `get` is of a context variable, for example.
             continue
         if name in BLOCKING:
             is_limited = bool(node.args or keywords & {"timeout", "blocking"})

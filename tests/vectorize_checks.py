@@ -41,7 +41,7 @@ def is_same(given, expected):
     for leaf, other in zip(given.leaves, expected.leaves, strict=True):
         assert (leaf.dtype, leaf.shape) == (other.dtype, other.shape)
         if leaf.dtype.kind in "fmM":
-            # Compare bits, so that -0.0 differs from 0.0; the bits of NaN do not matter.
+            # Compare bits, so that -0.0 differs from 0.0; all NaN are equal.
             is_nan = np.isnan(leaf)
             assert (is_nan == np.isnan(other)).all()
             assert leaf[~is_nan].tobytes() == other[~is_nan].tobytes()

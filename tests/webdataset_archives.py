@@ -29,7 +29,7 @@ def archive(members, form=tarfile.PAX_FORMAT, mode="w"):
             member = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    # Without the padding to whole records, which would be most of it.
+    # Padding to whole records would be most of the archive.
     return trimmed(file.getvalue())
 
 

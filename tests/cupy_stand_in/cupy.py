@@ -22,7 +22,7 @@ _TOTAL = 2**34
 _BYTES_PER_S = 50e9
 _lock = threading.RLock()
 _local = threading.local()
-# Streams whose work is captured in the strictest mode.
+# The streams that are being captured in the strictest mode.
 _captures = set()
 _pinned = {}
 
@@ -643,7 +643,7 @@ def _exchange(mode):
 
 
 def _be_driver():
-    # The driver's library, which is asked directly.
+    # The package calls the driver's library directly, so these functions are replaced too.
     from daskdist.devices import cuda_streams, nvidia
 
     cuda_streams._capture_mode = lambda: _exchange
