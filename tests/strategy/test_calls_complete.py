@@ -19,7 +19,7 @@ import daskdist
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(100)]
 NUM_CALLS = 20
-# Workers are forked from one process that has imported what they need: twice as fast as two that are started anew.
+# Workers are forked from a process that has the imports done, which is twice as fast as starting two new processes.
 FORKED_WORKERS = {**os.environ, "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"}
 
 
@@ -71,7 +71,7 @@ def test_calls_of_an_abandoned_strategy(client, tmp_path, how):
         assert [len(each) for each in lines_of(tmp_path).values()] == [NUM_CALLS + 4] * 2
     expected = [["first", own, "gate", *map(str, range(NUM_CALLS)), other] for own, other in (("1", "9"), ("5", "13"))]
     eventually(lambda: list(lines_of(tmp_path).values()) == expected)
-    # It leaves nothing behind.
+    # The scheduler keeps nothing of the strategy.
     eventually(lambda: token not in client.run_on_scheduler(tokens_in_use, client.id))
 
 

@@ -86,7 +86,7 @@ def test_every_kind_of_cluster(start_cluster, tmp_path, kind, is_resolver):
         assert strategy.client.scheduler.address == client.scheduler.address
         assert strategy.num_replicas_in_sync == 2
         assert (strategy.client is client) == (kind == "client")
-    # A client from before stays open; one that was opened for the strategy is closed.
+    # The user's client stays open; a client that the strategy opened is closed.
     assert client.status == "running"
     assert strategy.client is client or strategy.client.status == "closed"
     assert client.submit(int, "7", pure=False).result() == 7
@@ -99,7 +99,7 @@ def test_the_setting_of_dask(start_cluster, tmp_path, is_file):
     for given in (None, ClusterResolver(), ClusterResolver(num_workers=2)):
         with dask.config.set({"scheduler-address": where}), MultiWorkerMirroredStrategy(given) as strategy:
             assert strategy.client.scheduler.address == client.scheduler.address
-            # It is not this strategy's.
+            # The strategy did not start the cluster.
             assert strategy.client.cluster is None
 
 
@@ -130,14 +130,14 @@ def test_an_empty_address():
 
 
 def test_a_cluster_of_its_own_closes_with_it():
-    # An empty setting names nothing.
+    # An empty setting counts as no setting.
     with dask.config.set({"scheduler-address": ""}):
         strategy = MultiWorkerMirroredStrategy(num_replicas_per_worker=[2, 1])
     cluster, pids = strategy.client.cluster, pids_of(strategy)
     assert [replica.device for replica in strategy.replicas] == ["CPU:0", "CPU:1", "CPU:0"]
     assert len(pids) == 2
     assert all(psutil.pid_exists(pid) for pid in pids)
-    # Nobody else can connect, to the scheduler, a worker or the dashboard.
+    # Other machines cannot connect to the scheduler, a worker or the dashboard.
     listening = [
         each.laddr.ip
         for pid in [os.getpid(), *pids, *(psutil.Process(pid).ppid() for pid in pids)]
@@ -156,7 +156,7 @@ def test_a_created_cluster_is_closed_when_construction_fails():
     with pytest.raises(errors.ArgumentError, match="replica 0 is on worker 'nobody'"):
         MultiWorkerMirroredStrategy(device_assignment=DeviceAssignment([("nobody", "CPU:0")]))
     left = set(psutil.Process().children(recursive=True)) - before
-    # Python's own server of forks stays.
+    # Python's own fork server stays.
     workers = [each.pid for each in left if "spawn_main" in " ".join(each.cmdline())]
     wait_until_gone(workers)
 
@@ -207,7 +207,7 @@ def test_closing_with_a_cluster_of_threads():
 
 
 def test_in_an_event_loop(start_cluster):
-    # Like a notebook.
+    # Code in a notebook also runs in an event loop.
     address = start_cluster(2, 2).scheduler.address
 
     async def cell() -> int:
@@ -347,7 +347,7 @@ def test_everything_works_on_tls(on_tls, security, parquet_files):
         pieces = [[piece.tolist() for piece in strategy.local_results(step)] for step in made]
         assert pieces == [[[0, 2], [1, 3]], [[4, 6], [5, 7]]]
 
-        # A number goes from worker to worker whole, an array of so many elements in parts.
+        # A number is sent from worker to worker as a whole, such a large array in parts.
         for value in (np.float64(1), np.ones(2**17)):
             reduced = strategy.run(lambda value: daskdist.get_replica_context().all_reduce("SUM", value), args=(value,))
             assert all((np.asarray(each) == 2).all() for each in strategy.local_results(reduced))
@@ -416,7 +416,7 @@ def test_replicas_sit_where_they_are_to(start_cluster, parquet_files, names):
         assert [int(value[0]) for value in strategy.local_results(numbered)] == list(range(len(names)))
         assert strategy.gather(numbered, axis=0).tolist() == list(range(len(names)))
 
-        # Dealt to all, it is what replicas in this process get.
+        # With DATA, the replicas get the same rows as replicas in this process.
         dealt = dataset.with_options(daskdist.Options(auto_shard_policy="DATA"))
         here = daskdist.MirroredStrategy([f"CPU:{k}" for k in range(len(names))])
         expected = [[piece.tolist() for piece in here.local_results(step)] for step in here.distribute_dataset(dealt)]
@@ -426,7 +426,7 @@ def test_replicas_sit_where_they_are_to(start_cluster, parquet_files, names):
         assert [strategy.gather(step, axis=0).tolist() for step in steps] == rows_of
         assert [int(strategy.reduce("SUM", step, axis=0)) for step in steps] == list(map(sum, rows_of))
 
-        # With FILE, the worker of the first replica has the first input pipeline.
+        # With FILE, the worker of the first replica gets the files of the first input pipeline.
         by_file = dataset.with_options(daskdist.Options(auto_shard_policy="FILE"))
         rows: list[set[int]] = [set() for _ in names]
         for step in strategy.distribute_dataset(by_file):
@@ -492,7 +492,7 @@ def test_assignments_that_do_not_fit_the_cluster(start_cluster):
     ]:
         with pytest.raises(errors.ArgumentError, match=words):
             MultiWorkerMirroredStrategy(client, DeviceAssignment(replicas))
-    # One worker named in two ways is one worker.
+    # The name and the address of a worker denote the same worker.
     with MultiWorkerMirroredStrategy(client, DeviceAssignment([("0", "CPU:0"), (addresses["0"], "CPU:1")])) as strategy:
         assert strategy.workers == (addresses["0"],)
 
@@ -524,13 +524,13 @@ def test_workers_forget_an_unreferenced_strategy(start_cluster, tmp_path):
                 time.sleep(0.02)
             return total.assign_add(np.ones(2))
 
-        # The first call is waited for.
+        # `run` waits for the first call of a function.
         strategy.run(step, args=(False,))
         return strategy.internals.token, strategy.run(step, args=(True,))
 
     token, values = begun()
     gc.collect()
-    # It exists as long as a result of it is referenced.
+    # The strategy exists as long as one of its results is referenced.
     until_known(client, token, is_known=True)
     (tmp_path / "go").touch()
     assert [value.result().tolist() for value in values.values] == [[4, 4]] * 2
@@ -557,7 +557,7 @@ os._exit(0) if {is_killed} else None
     closable, token = done.stdout.splitlines()
     assert done.stderr == ""
     until_known(client, token, is_known=False)
-    # Adaptive scaling may close its workers now.
+    # Adaptive scaling may now close the workers that the strategy used.
     assert closable == "[]"
     workers = sorted(client.nthreads())
     eventually(lambda: sorted(client.run_on_scheduler(workers_to_close)) == workers)

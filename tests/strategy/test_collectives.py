@@ -24,7 +24,7 @@ from daskdist import PerReplica, Reduction, errors
 from daskdist.strategy import current
 
 pytestmark = pytest.mark.timeout(120)
-# On a machine that has other things to do all takes long.
+# Examples are slow on a busy machine.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -222,7 +222,7 @@ def test_all_reduce_of_numbers_gives_the_bits_and_types_that_reduce_gives(data, 
 @pytest.mark.parametrize("op", ["SUM", "MEAN", "MAX"])
 def test_large_values_are_reduced_in_parts(start_cluster, op):
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(3, 1)) as strategy:
-        # A length that is not a multiple of three.
+        # The length is not a multiple of the number of replicas.
         draws = [np.random.default_rng(k).random((250_001, 2), np.float32) for k in range(3)]
 
         def step(number):
@@ -505,7 +505,7 @@ def test_a_replica_that_raises_before_anybody_waits_releases_the_others(strategy
         if number == last:
             open(f"{folder}/raised", "w").close()
             raise KeyError("no such thing")
-        # Operations that can wait until the other has called.
+        # Wait up to a second, so that the other replica raises before this one calls.
         for _ in range(20 if number == last - 1 else 0):
             if os.path.exists(f"{folder}/raised"):
                 break
@@ -540,7 +540,7 @@ def test_errors_of_other_replicas_name_the_one_that_raised(on_cluster):
 
     found = on_cluster.local_results(on_cluster.run(told))
     assert "by some replicas only: replica 1 raised" in found[0] or "has ended" in found[0]
-    # The error of the replica is raised, and not that another replica misses the call.
+    # The program gets the replica's own error, and not that another replica waits for its call.
     with pytest.raises(KeyError, match="no such thing"):
         on_cluster.run(step).values[0].result()
 
@@ -761,7 +761,7 @@ def test_a_strategy_calls_nothing_on_a_worker(on_cluster):
     def step():
         kept = []
         daskdist.get_replica_context().merge_call(kept.append)
-        # The strategy works inside of `merge_call`, but not when it is kept for later.
+        # The strategy can be used inside of `merge_call`, but not afterwards.
         for strategy in kept:
             contextvars.Context().run(strategy.run, len, ("a",))
         return 0
@@ -783,7 +783,7 @@ def test_a_worker_lost_in_a_collective_releases_the_others(tmp_path):
             context = daskdist.get_replica_context()
             begin = time.monotonic()
             try:
-                # The message of the lost replica for this collective may not have been sent either.
+                # Do one collective first; even its message from the lost replica may not have been sent.
                 context.all_reduce("SUM", 1)
                 if context.replica_id_in_sync_group == 1:
                     os.kill(os.getpid(), signal.SIGKILL)

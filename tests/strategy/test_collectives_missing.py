@@ -138,7 +138,7 @@ def with_some_missing(folder, missing, late, kind):
         until(lambda: sum(each.startswith(what) for each in os.listdir(folder)) == num_replicas)
 
     open(f"{folder}/begun {number}", "w").close()
-    # Each replica counts its wait for the others from its own call on.
+    # Each replica's wait for the others begins with its own call, so let them call at about the same time.
     until_there_are(size, "begun")
     if number in missing:
         until_there_are(size - len(missing), "told")
@@ -173,11 +173,11 @@ def test_exactly_the_missing_replicas_are_named(start_cluster, tmp_path, kind, m
     client = start_cluster(2, 2)
     with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2) as strategy:
         args = (str(tmp_path), daskdist.PerReplica([missing] * 4), None, kind)
-        # Not in the function: of two in one process that do so, one may leave what the other set for good.
+        # Set this in the program: two functions in one process that set it may not restore the value from before.
         with dask.config.set({"daskdist.timeouts.collective": 0.5}):
             values = strategy.run(with_some_missing, args=args)
         assert_told(strategy.local_results(values), missing, 0.5)
-    # Others have the workers next.
+    # The workers have the default again, for other tests.
     assert set(client.run(collective_s).values()) == {300}
 
 
@@ -210,7 +210,7 @@ def test_replicas_that_called_and_ended_are_not_missing_while_messages_are_under
         try:
             return with_some_missing(folder, missing, 2, "merge_call")
         finally:
-            # Messages that are on their way are not affected.
+            # Messages that are already on their way are still late.
             mailbox._send = send
 
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
@@ -238,7 +238,7 @@ def test_in_a_tree_missing_replicas_are_named(nine, tmp_path, kind, missing):
             return with_some_missing(*args)
 
     with daskdist.MultiWorkerMirroredStrategy(nine) as strategy:
-        # Others lead to the first, which comes later than they do.
+        # Replica 0 is the root of the tree, and calls later than the others.
         args = (str(tmp_path), daskdist.PerReplica([missing] * 9), 0, kind)
         assert_told(strategy.local_results(strategy.run(step, args=args)), missing, 1)
 
@@ -248,7 +248,7 @@ def test_a_replica_that_arrives_during_a_question_has_arrived(on_cluster):
         if not context().replica_id_in_sync_group:
             with dask.config.set({"daskdist.timeouts.collective": 0.2}):
                 return context().all_reduce("SUM", 1)
-        # Hold the worker's answer back, so that it is outdated when it arrives.
+        # Delay the worker's answer, so that it is outdated when it arrives.
         worker = get_worker()
         answer, asked, given = worker.handlers["daskdist_step_status"], threading.Event(), threading.Event()
 
@@ -449,14 +449,14 @@ def unwatched():
                 process.wait()
 
 
-# With two replicas a worker, the first waits for the other one of its process, and only then for the silent worker.
+# With two replicas a worker, replica 0 first waits for the other replica in its process, then for the silent worker.
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_each", "comes_after_s"), [(1, None), (2, None), (2, 0.75)])
 def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path, num_each, comes_after_s):
     client, processes = unwatched
 
     def step(folder, is_last):
-        # Not None: `run` waits for functions that give that.
+        # Return a value, since `run` waits for functions that return None.
         if not is_last:
             return 0
         number = context().replica_id_in_sync_group
@@ -494,27 +494,27 @@ def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path, num_ea
 def dies(number, killed, kind):
     """Make a call in which one replica's process is killed."""
     own = get_worker()
-    # The message of the lost replica for this collective may not have been sent either.
+    # Do one collective first; even its message from the lost replica may not have been sent.
     context().all_reduce("SUM", 1)
 
     async def kill(*args):
         os.kill(os.getpid(), signal.SIGKILL)
 
     if kind == "merge_call":
-        # In the process of the first replica.
+        # The function runs in the process of the first replica.
         return context().merge_call(lambda strategy: os.kill(os.getpid(), signal.SIGKILL))
     if number in killed:
         mailbox = mailbox_of(own)
         send = mailbox._send
 
         async def send_most(address, message):
-            # The others have its value, and wait for its part of the result.
+            # For large values, the others then have its value, and wait for its part of the result.
             await (kill() if message["part"] == "part" or kind == "small" else send(address, message))
 
         mailbox._send = send_most
     result = context().all_reduce("SUM", np.ones(100_000 if kind == "large" else 1))
     if number in killed:
-        # It has what the others sent, and would return before the event loop's thread kills the process.
+        # This replica has what the others sent, and would return before the event loop's thread kills the process.
         threading.Event().wait(20)
     return result
 
@@ -544,7 +544,7 @@ def test_a_worker_that_is_killed_in_a_call_releases_the_others(breakable, tmp_pa
         who = f"replica{'s' * (per_worker > 1)} {', '.join(map(str, killed))}"
         assert f"lost {lost}, and with it {who} (" in words
     strategy.close()
-    # Replicas that remain or return continue.
+    # The remaining and the restarted workers can be used.
     with daskdist.MultiWorkerMirroredStrategy(breakable) as left:
         found = left.local_results(left.run(lambda: context().all_reduce("SUM", 1)))
         assert found == (len(left.workers),) * len(left.workers)

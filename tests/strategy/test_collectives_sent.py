@@ -99,7 +99,7 @@ def test_one_that_has_ended_is_waited_for_while_it_sends(on_cluster):
         worker = get_worker()
         context = daskdist.get_replica_context()
         if context.replica_id_in_sync_group == 0:
-            # Make its messages arrive late.
+            # Delay the messages of this worker.
             mailbox = mailbox_of(worker)
             send = mailbox._send
 
@@ -145,7 +145,7 @@ def test_nothing_is_kept_of_finished_steps(on_cluster):
         on_cluster.local_results(on_cluster.run(reduced, args=(1.0,)))
         on_cluster.local_results(on_cluster.run(abs, args=(1.0,)))
     sizes = on_cluster.client.run(sizes_of_mailbox, on_cluster.internals.group.now.token)
-    # The last one of each replica.
+    # Only the record of the last step of each replica is kept.
     assert list(sizes.values()) == [(0, 1, 0)] * 2
 
 

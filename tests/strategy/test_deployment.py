@@ -69,7 +69,7 @@ class Started:
         raise AssertionError(f"no {text!r} in {path.name} within 30 s: {found}")
 
     def end(self) -> None:
-        # The scheduler last: a worker that ends takes its leave of it.
+        # End the scheduler last, since workers that end tell it so.
         for processes in (self.processes[1:], self.processes[:1]):
             for process in processes:
                 process.terminate()
@@ -134,7 +134,7 @@ def test_a_cluster_started_from_the_command_line(started, parquet_files, tmp_pat
         assert found["replicas"] == 2
         assert found["policy"] == "FILE"
         assert sorted(row for step in found["steps"] for piece in step for row in piece) == list(range(25))
-        # Files 0 and 2, and files 1 and 3.
+        # The first replica has files 0 and 2, the second has files 1 and 3.
         first, second = ({row for step in found["steps"] for row in step[replica]} for replica in (0, 1))
         assert first == {*range(9), *range(13, 20)}
         assert second == {*range(9, 13), *range(20, 25)}

@@ -19,7 +19,7 @@ from daskdist.core.structure import Structure, as_array
 from daskdist.errors import ArgumentError, UserFunctionError
 from daskdist.testing import same_elements
 
-# Not the first: an array of that becomes NumPy's by accident too.
+# Arrays of the first device can be converted to NumPy's by accident, so use the second one.
 HERE = StrictDevice(1)
 
 
@@ -178,7 +178,7 @@ def test_others_are_refused_as_they_are() -> None:
 
 
 def test_a_process_that_has_an_operation_knows_how() -> None:
-    # Workers that received only a pickled operation are in this state.
+    # A worker that received a pickled operation has imported only this much.
     program = (
         "import daskdist.ops.map; from daskdist import devices; from daskdist.core.to_numpy import HOST_CONVERTERS;"
         "print(HOST_CONVERTERS.known is devices.on_host)"

@@ -21,7 +21,7 @@ from daskdist.strategy.collectives import transport
 
 pytestmark = pytest.mark.cluster
 
-# Enough elements to be worth it.
+# Reductions of this many elements use connections between devices.
 SIZE = 2**17
 
 
@@ -176,7 +176,7 @@ def test_workers_that_are_not_connected_go_through_the_hosts(
         for one in reduced(strategy, "SUM", "f4"):
             np.testing.assert_array_equal(one, np.sum([values(number) for number in range(3)], axis=0))
     assert not links.num_reduced
-    # It is tried once, and told.
+    # Each of the two workers tries to connect once, and logs it.
     assert caplog.text.count("devices of workers are not connected directly") == 2
     assert "unhandled system error" in caplog.text
 
@@ -197,7 +197,7 @@ def test_a_device_that_does_not_take_part_is_an_error_within_the_limit(strategy:
     ):
         reduced(strategy, "SUM", "f4")
     links.is_stuck = False
-    # Afterwards all go through the hosts.
+    # Later reductions go through the hosts.
     for one in reduced(strategy, "SUM", "f4"):
         np.testing.assert_array_equal(one, np.sum([values(number) for number in range(3)], axis=0))
     assert not links.num_reduced

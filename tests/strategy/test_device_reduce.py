@@ -315,7 +315,7 @@ def test_results_of_another_library_are_waited_for(monkeypatch):
         assert may_compute.wait(30)
         value[...] = 5
 
-    # The library computes the array in its own stream, some time after it handed it over.
+    # The library computes the array in its own stream, some time after it returned the array.
     other.give(compute)
     threading.Timer(0.05, may_compute.set).start()
     total = daskdist.MirroredStrategy(NAMES[:2]).reduce("SUM", PerReplica([value, on(NAMES[1], np.ones(3))]), axis=None)
@@ -338,7 +338,7 @@ def test_memory_that_a_library_still_reads_is_not_reused(monkeypatch):
     given = placed([np.full(3, k, np.float32) for k in range(3)])
     daskdist.MirroredStrategy(NAMES).reduce("SUM", given, axis=None)
     for name in NAMES:
-        # Released memory is used again in this stream.
+        # The copies that overwrite released memory are in this stream.
         named(name).current_stream().synchronize()
     assert sorted(read) == sorted(here(each).tobytes() for each in given.values)
 
@@ -482,7 +482,7 @@ def test_variables_stay_on_the_device(no_copies):
         return before, where(kept), where(total + x), where(total * 2.0), float(total[0])
 
     found = strategy.local_results(strategy.run(step, args=(placed([np.ones(3, np.float32)] * 2),)))
-    # A value that all replicas have to agree on is compared on the host; nothing else is copied.
+    # Only the value that has to be equal on all replicas is copied, since the host compares it.
     assert found[0][0] == []
     assert [each[1:] for each in found] == [("STRICT:0",) * 3 + (2.0,), ("STRICT:1",) * 3 + (2.0,)]
     for variable, wanted in [(total, 2), (own, 2), (same, 2), (first, 1)]:
@@ -585,7 +585,7 @@ def test_copies_between_devices_are_in_the_computing_stream(monkeypatch):
     array, streams = one.put(np.arange(3)), []
 
     def seen(self, array):
-        # Called where an array is made contiguous.
+        # `put` is called to make the array contiguous.
         streams.append(one.current_stream())
         return put(self, array)
 
@@ -846,7 +846,7 @@ def test_arrays_in_functions_and_objects_come_to_each_replicas_device(leaving, s
             assert places == [["STRICT:0", "STRICT:1", "STRICT:0"][number]] * 3
             assert of_the_host == "ndarray"
             np.testing.assert_array_equal(total, np.full(size, 2.0 * number + 4))
-    # Unchanged arrays are sent once.
+    # Arrays that stay unchanged are sent once.
     assert [each[3] for each in given[0]] == [each[3] for each in given[1]]
     # Arrays that changed since are sent again.
     weights[...] = 3.0

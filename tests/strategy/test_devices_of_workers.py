@@ -160,7 +160,7 @@ def _imports_dask_cuda():
 
 
 def _is_dask_cudas(dask_worker):
-    # One plugin besides Dask's, as on its own workers.
+    # The workers of dask-cuda have this plugin besides Dask's.
     kind = type("CPUAffinity", (WorkerPlugin,), {"__module__": "dask_cuda.plugins"})
     dask_worker.plugins["CPUAffinity-0"] = kind()
 
@@ -190,7 +190,7 @@ def test_a_gpu_that_a_worker_lacks_is_named(client):
         MultiWorkerMirroredStrategy(client, DeviceAssignment([("1", "GPU:0")]))
 
 
-# The list of all devices.
+# --- the list of all devices ---
 
 
 @pytest.mark.usefixtures("_strict")

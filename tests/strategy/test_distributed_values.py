@@ -84,7 +84,7 @@ def test_a_function_that_makes_no_such_values(strategy):
 
     with pytest.raises(KeyError, match="not there") as failed:
         strategy.distribute_values_from_function(fail)
-    # On a cluster that of the first to raise.
+    # On a cluster, the error of the replica that raises first is reported.
     assert re.search(f"raised by replica [{'01' if strategy.workers[0] else '0'}]", str(failed.value.__notes__))
 
 
@@ -180,7 +180,7 @@ def test_results_come_straight_from_the_workers(on_cluster, client):
         with messages_sent(on_cluster) as messages:
             found = on_cluster.local_results(pieces)
         assert not asked
-        # The count does count.
+        # Check that the counter works.
         client.gather(client.submit(int), direct=False)
         assert len(asked) == 1
     finally:
@@ -194,7 +194,7 @@ def test_a_cluster_knows_how_large_batches_are(on_cluster, client):
     (step,) = on_cluster.distribute_dataset(Dataset.from_tensor_slices(np.zeros((1000, 100))).batch(1000))
     keys = [each.source.handle.key for each in step.values]
     on_cluster.local_results(on_cluster.run(len, args=(step,)))
-    # The workers tell the scheduler of their tasks and the program of its calls, each in its time.
+    # Workers report sizes to the scheduler some time after they report results to the program.
     eventually(lambda: all(size >= 400_000 for size in client.nbytes(keys, summary=False).values()))
 
 
@@ -349,7 +349,7 @@ def test_arrays_of_a_worker_that_is_lost():
 
 @pytest.mark.cluster
 def test_workers_in_this_process_have_arrays_of_their_own():
-    # Fewer rows would be sent inside the task.
+    # An array with fewer rows would be sent as a part of its task.
     rows = np.zeros(200_000)
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
@@ -491,7 +491,7 @@ def test_html_waits_for_nothing(on_cluster, tmp_path):
         return 4
 
     go_on = tmp_path / "go on"
-    # The first call of a function is waited for.
+    # `run` waits for the first call of a function.
     on_cluster.run(wait_for, args=(tmp_path,))
     large = on_cluster.run(lambda: np.random.default_rng(0).random(300_000))
     small = on_cluster.run(lambda: 3)

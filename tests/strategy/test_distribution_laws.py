@@ -95,7 +95,7 @@ def sources(files: Files, rows: list[int]) -> dict[str, Dataset]:
 
 
 FILE_SOURCES = {"parquet", "text"}
-# 21 rows: an uneven tail for every batch size and number of replicas below.
+# 21 rows have an incomplete last batch for every batch size and number of replicas below.
 ROWS = [7, 3, 6, 5]
 
 
@@ -138,7 +138,7 @@ class TestEveryTail(Laws):
             rows.map(lambda x: np.arange(x % 3)).ragged_batch(5),
             rows.batch(4).prefetch(2).rebatch(3),
         ]
-        # On a worker's share these make other rows.
+        # These operations give other elements for a worker's share of the rows, so they cannot be sharded by file.
         batches = rows.batch(3).batch(2)
         windows = rows.group_by_window(lambda x: x % 2, lambda key, window: window.batch(3), window_size=4)
         return [
@@ -166,7 +166,7 @@ class TestBadShares(Laws):
         return [mirrored(4), SimulatedWorkers([1, 1]), SimulatedWorkers([2, 1]), SimulatedWorkers([1, 1, 1])]
 
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 some = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
@@ -257,7 +257,7 @@ def first_steps(strategy, ds, number):
 
 ENDLESS = {
     "data": [[[0, 1], [2, 3]], [[4, 5], [6]], [[0, 1], [2, 3]], [[4, 5], [6]], [[0, 1], [2, 3]]],
-    # A worker's files again and again: 0 to 3, and 4 to 6.
+    # Each worker repeats its own file: rows 0 to 3, and rows 4 to 6.
     "file": [[[0, 1], [4, 5]], [[2, 3], [6]], [[0, 1], [4, 5]], [[2, 3], [6]], [[0, 1], [4, 5]]],
     "off": [[[0, 1], [0, 1]], [[2, 3], [2, 3]], [[4, 5], [4, 5]], [[6], [6]], [[0, 1], [0, 1]]],
 }

@@ -76,7 +76,7 @@ def test_a_reduced_value_is_where_it_is_wanted(on_cluster):
     for name, worker in zip(on_cluster.extended.worker_devices, on_cluster.workers, strict=True):
         with messages_sent(on_cluster) as messages:
             assert on_cluster.extended.reduce_to("SUM", values, name).tolist() == [3.0]
-        # No further call takes it there.
+        # The last call of the reduction is made on that worker, so no further call moves the result.
         assert [where for where, *_ in of_kind(messages, "call")] == [worker]
 
 
@@ -170,7 +170,7 @@ def test_a_value_is_sent_once(on_cluster, num_rows):
     with messages_sent(on_cluster) as later:
         for _ in range(3):
             assert on_cluster.local_results(on_cluster.run(np.sum, args=(found,))) == (expected, expected)
-    # It is the result of one call, which its worker passes on to the other one.
+    # One call creates the value on a worker, which sends it to the other worker.
     one, other = on_cluster.workers
     (call,) = of_kind(messages, "call")
     assert call[0] == one

@@ -52,8 +52,8 @@ def strategy_of() -> Iterator[StrategyOf]:
 
 @pytest.fixture
 def at_their_addresses() -> str:
-    """Ports of workers, which are started anew at the same ones."""
-    # These are outside of the range that the system uses for connections, one of which might take such a port.
+    """Return a range of ports, for workers that are started again at the same ports."""
+    # The ports are outside of the range that the system uses for connections, one of which might take a port meanwhile.
     port = 20_000 + os.getpid() % 10_000
     return f"{port}:{port + 20}"
 
@@ -186,7 +186,7 @@ def test_mirrored_values_stay_equal_on_the_remaining_replicas(strategy_of, tmp_p
     def part_way(folder):
         number = own_number()
         if number == 2:
-            # Not before the others have begun: they would refuse the call.
+            # Wait until the others have assigned; calls that begin after the loss would be refused.
             for other in range(2):
                 wait_for(folder / f"assigned {other}")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -249,7 +249,7 @@ def test_a_distributed_dataset_is_divided_again(strategy_of):
     first = strategy.local_results(next(iterator))
     assert [len(part) for part in first] == [4, 4, 4]
     lost = lose(strategy, 1)
-    # The steps of the iterator are given to its end, each row once.
+    # The iterator goes on to the end of its pass, with each row once.
     rest = [row for batch in iterator for part in strategy.local_results(batch) for row in part.tolist()]
     assert sorted([*np.concatenate(first).tolist(), *rest]) == list(range(48))
     batches = [strategy.local_results(batch) for batch in steps]
@@ -309,8 +309,8 @@ def test_steps_under_way_and_a_function_of_several(strategy_of):
 
     def step(victim):
         count.assign_add(1)
-        # Where the worker dies, the others have made the call as well. Without it, the worker might end while they
-        # still wait for its messages of the call before.
+        # This collective makes sure that the others have begun this call too. Otherwise the worker might die while they
+        # still wait for its messages of the previous call.
         total(1.0)
         if own_number() == victim:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -338,7 +338,7 @@ def test_data_that_was_on_the_lost_worker_only(strategy_of):
     large = np.ones(2**18)
     assert strategy.local_results(strategy.run(np.sum, args=(large,))) == (2.0**18,) * 2
     lost = lose(strategy, 0)
-    # It is sent again.
+    # The program sends the array again.
     assert float(strategy.run(np.sum, args=(large,))) == 2.0**18
     with pytest.raises(errors.ClusterError, match=f"lost {lost}|no longer on the cluster"):
         list(strategy.distribute_dataset(dataset.batch(2)))
@@ -356,7 +356,7 @@ def test_calls_are_not_made_again_for_a_result_that_is_lost(strategy_of):
         return np.ones(3)
 
     strategy.local_results(strategy.run(step))
-    # Nobody has what replicas gave, which the sums are made of.
+    # Nothing refers to the replicas' results that were summed, so they are gone.
     sums = [strategy.reduce("SUM", strategy.run(step), axis=None) for _ in range(4)]
     assert int(count) == 15
     lost = lose(strategy, 0)
@@ -393,7 +393,7 @@ def test_two_workers_lost_with_steps_under_way(strategy_of):
     assert strategy.num_replicas_in_sync == 2
     before = int(count), float(state)
     run_all([])
-    # Workers that were restarted by then took part.
+    # Lost workers that had restarted before the second pass took part in it.
     assert int(count) == before[0] + 100 * strategy.num_replicas_in_sync
     assert float(state) == before[1] + sum(range(4000))
 
@@ -491,7 +491,7 @@ def test_calls_of_others_on_a_restarted_worker_are_kept(strategy_of, at_their_ad
         under_way = other.run(step, args=(tmp_path, "second"))
         for number in range(2):
             wait_for(tmp_path / f"second-{number}")
-        # Cancel while the first strategy waits for something.
+        # Cancel the lost tasks of the first strategy while the other one has a call under way.
         strategy.client.run_on_scheduler(cancel_lost_tasks, [worker], strategy.client.id)
         (tmp_path / "second").touch()
         assert other.local_results(under_way) == (0, 1)
@@ -506,7 +506,7 @@ def test_status_of_lost_workers_and_of_a_closed_strategy(strategy_of):
     assert strategy.status().workers[0].replicas == (0,)
     with pytest.raises(LOST):
         strategy.local_results(strategy.run(float, args=(1,)))
-    # The next use goes on with the other one.
+    # The next call uses the remaining worker.
     assert strategy.local_results(strategy.run(float, args=(1,))) == (1.0,)
     gone, left = strategy.status().workers
     assert (gone.address, gone.state, gone.replicas) == (lost, "lost", ())

@@ -158,7 +158,7 @@ def test_or_all_end_with_the_first(on_cluster):
     distributed = on_cluster.distribute_datasets_from_function(dataset_fn)
     assert steps_of(on_cluster, distributed) == [[[0, 0], [0, 0]], [[1, 1], [1, 1]]]
     assert distributed.cardinality() == 2
-    # No replica has fewer rows.
+    # No replica ever has fewer rows, so the spec has the number of rows.
     assert distributed.element_spec == PerReplicaSpec(*[TensorSpec((2,), np.int64)] * 2)
 
 
@@ -166,7 +166,7 @@ def test_or_all_end_with_the_first(on_cluster):
 def test_all_end_with_the_first_where_workers_read_files(on_cluster, parquet_files):
     ds = daskdist.read_parquet(parquet_files([8, 2]), "id").batch(2)
     given = on_cluster.distribute_dataset(ds)
-    # Six of ten elements are dropped, which is not done unasked.
+    # With drop_uneven, six of ten elements are dropped; without, none is.
     options = Options(drop_uneven=True, auto_shard_policy=AutoShardPolicy.FILE)
     dropped = on_cluster.distribute_dataset(ds.with_options(options))
     assert given.sharding.policy.name == dropped.sharding.policy.name == "FILE"
@@ -204,7 +204,7 @@ def test_batches_of_no_rows_keep_their_turn(on_cluster):
     )
     assert expected == [[[0, 1], []], [[2], [3, 4]], [[], [5]]]
     distributed = on_cluster.distribute_datasets_from_function(lambda _: Dataset.range(6).batch(4).rebatch(sizes))
-    # A step of none on either is no step.
+    # A step in which neither replica has a row is left out.
     assert steps_of(on_cluster, distributed) == [[each, each] for each in ([0, 1], [2], [3, 4], [5])]
 
 
@@ -212,7 +212,7 @@ def test_batches_of_no_rows_keep_their_turn(on_cluster):
 def test_explain(on_cluster):
     explained = on_cluster.distribute_datasets_from_function(in_pairs).explain()
     assert "sharding: by in_pairs (called once for each input pipeline, of which there are 2)" in explained
-    # Data on a worker is not searched.
+    # Numbers of files and rows are unknown here, since the datasets are on workers.
     rows = [line.split() for line in explained.splitlines()]
     for number, worker in enumerate(on_cluster.workers):
         assert [f"{number}", worker, "1", "-", "?", "?", "?"] in rows
@@ -252,7 +252,7 @@ def test_elements_of_a_worker_are_those_of_its_dataset(on_cluster, dataset_fn):
         columns = list(zip(*steps_of(on_cluster, distributed), strict=True))
         assert [[piece for piece in column if piece] for column in columns] == expected
         if dataset_fn is of_shuffled:
-            # The next pass has another order.
+            # The second pass has another order, so only the first one is checked.
             break
 
 
@@ -339,7 +339,7 @@ def test_nothing_is_left_on_the_workers(on_cluster, client):
     def there(dask_worker):
         return [key for key in dask_worker.data if str(key).startswith(("dataset_fn", "summary"))]
 
-    # A released value is dropped when the message about it arrives, after a call that is sent later.
+    # Workers drop a value when they are told that it was released, which may be after a later call.
     for _ in range(100):
         client.gather([client.submit(os.getpid, workers=[worker], pure=False) for worker in on_cluster.workers])
         left = client.run(there)
@@ -486,6 +486,6 @@ def test_values_are_made_ahead_of_use():
         iterator.close()
         return len(made) - before
 
-    # Elements that are computed in one call are computed together in any case.
+    # All elements of one call are computed, also if fewer are asked for.
     assert 1 <= num_made(0) <= num_made(1) < 100
     assert 100 <= num_made(100) < 400

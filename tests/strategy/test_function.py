@@ -87,7 +87,7 @@ def test_steps_are_no_tasks_of_the_scheduler(on_cluster, client):
         assert float(found) == sum(range(30 * 8))
     assert keys
     assert not [key for key in keys if key.startswith(("run-", "reduce", "apply"))]
-    # A reduction each, and the sum of them.
+    # The other calls are one reduction for each step, and the sum of the results.
     assert epoch.explain().endswith("epoch: 30 steps and 31 other calls\n  waited nowhere")
 
 

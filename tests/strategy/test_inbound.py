@@ -64,7 +64,7 @@ async def connected(protocol, exchange):
     try:
         await asyncio.wait_for(exchange(receiver, outbox, acknowledged), WITHIN_S)
     finally:
-        # No thread is to wait after a test that failed.
+        # Release threads that still wait if the test failed.
         for cell in receiver.cells:
             cell.set(None)
         for task in tasks:
@@ -76,7 +76,7 @@ async def connected(protocol, exchange):
 
 
 def send(outbox, number):
-    # Some are larger than what is read at once.
+    # Every seventh message is larger than the buffer of one read.
     outbox.append((number, np.full(2**18 if number % 7 == 0 else 10, number)))
     outbox.kick()
 
@@ -110,7 +110,7 @@ def test_a_thread_that_reads_wakes_up_when_another_thread_sets_what_it_waits_for
             await asyncio.sleep(0.001)
         receiver.cells[2].set(np.full(1, 2))
         await asyncio.gather(*waiting[:2])
-        # The connection that nobody waited for is read by the one that is left.
+        # The thread that still waits takes over reading the connection.
         send(outbox, 3)
         assert await waiting[2] == receiver.threads[-1]
 

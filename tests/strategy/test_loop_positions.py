@@ -15,7 +15,7 @@ import daskdist
 from daskdist import Dataset, Options, errors, read_parquet
 from daskdist.testing import SimulatedWorkers
 
-# Steps in which no replica has a row are none; and where one lacks rows the pass may end.
+# Steps in which no replica has rows are left out; with drop_uneven, the pass ends when one replica lacks rows.
 EMPTIED = {
     "whole batches without rows": lambda: Dataset.range(48).batch(4).map(lambda x: x[x % 12 < 4]),
     "drop_uneven": lambda: Dataset.range(30).batch(6).map(lambda x: x[x < 20]).with_options(Options(drop_uneven=True)),
@@ -23,7 +23,7 @@ EMPTIED = {
 
 
 def taken(iterator, num_steps, state):
-    """The elements of some steps of a replica from a state on, or of all steps that are left, and the next state."""
+    """Return a replica's elements of the next steps from a state on, or of all remaining steps, and the state after."""
     if state is not None:
         iterator.load_state_dict(state)
     elements = []
@@ -35,14 +35,14 @@ def taken(iterator, num_steps, state):
 
 
 def by_loop(strategy, dataset, num_steps=None, state=None):
-    """Steps that replicas take in one call, as in `parts_of` each, and the state after them."""
+    """Return the steps that replicas take in one call, each as in `parts_of`, and the state after them."""
     rows, states = strategy.run(taken, args=(strategy.distribute_dataset(dataset), num_steps, state))
     columns = [json.loads(str(text)) for text in strategy.local_results(rows)]
     return list(map(list, zip(*columns, strict=True))), pickle.loads(strategy.local_results(states)[0])
 
 
 def all_of(strategy, dataset):
-    """All steps in order, and a state before each and at the end, from a chain of loops of one step each."""
+    """Return all steps, and the states before each of them and at the end, from a sequence of loops of one step."""
     steps, state = by_loop(strategy, dataset, 0)
     states = [state]
     whole, _ = by_loop(strategy, dataset, None, state)
@@ -61,7 +61,7 @@ def test_from_every_step_the_rest(files, policy, workers):  # noqa: F811
         strategy = SimulatedWorkers(workers)
         steps, states = all_of(strategy, dataset)
         for number, state in enumerate(states):
-            # The iterator of the program takes the same states.
+            # An iterator of the program can load the same states.
             assert gone_on(strategy, dataset, state) == steps[number:], f"{name}: gone on from {number}"
         iterator = iter(strategy.distribute_dataset(dataset))
         next(iterator)
@@ -127,7 +127,7 @@ def test_datasets_of_a_function(on_cluster):
 
 
 def passes(iterator, num_passes, states, at):
-    """Some passes, with the state at a step of each added to a list by replica 0."""
+    """Take some passes; replica 0 adds the state at one step of each pass to a list."""
     found = []
     for _ in range(num_passes):
         found.append([])
@@ -159,7 +159,7 @@ def test_passes_that_follow_have_the_orders_they_would_have_had():
         return [json.loads(text) for text in strategy.local_results(strategy.run(loop, args=(distributed,)))], states
 
     whole, states = in_passes(3, None)
-    # After two steps of the second of three passes, and at its end.
+    # Continue after two steps of the second of three passes, and at the end of the second pass.
     again, _ = in_passes(2, states[2])
     assert [replica[0] for replica in again] == [replica[1][2:] for replica in whole]
     assert [replica[1] for replica in again] == [replica[2] for replica in whole]
@@ -229,7 +229,7 @@ def test_threads_save_states_while_others_take_steps(kind):
     assert sorted(row for step in steps for row in step) == list(range(600))
     by_number = {state["number"]: state for state in states}
     longest: list = []
-    # From the last state to the first: each goes on with its own step, and then as the ones after it.
+    # Try states from the last to the first: the steps after each of them end with the steps after the one tried before.
     for number in sorted(by_number, reverse=True)[:: max(len(by_number) // 8, 1)]:
         again = iter(iterable)
         again.load_state_dict(by_number[number])

@@ -70,7 +70,7 @@ def test_a_loop_begins_again_from_its_last_checkpoint(own_client, tmp_path):
     distributed = strategy.distribute_dataset(Dataset.range(100).shuffle(100).batch(4))
     with pytest.raises(KeyError, match="mine"):
         strategy.run(failing, args=(distributed, tmp_path / "calls"), restart=3)
-    # A function that fails is not called again.
+    # Each replica has called the function once: its own errors cause no restart.
     assert (tmp_path / "calls").read_text().split() == ["called"] * 2
     manager = CheckpointManager(tmp_path / "run")
     rows = strategy.run(loop, args=(distributed, manager, tmp_path, [13]), restart=1)
@@ -86,7 +86,7 @@ def test_restarts_are_counted():
     assert strategy.local_results(strategy.run(lambda: 1, restart=2)) == (1, 1)
 
 
-# A loop without an end, each replica of which notes its steps; it saves a checkpoint at every second step.
+# A program with an endless loop, in which each replica records its steps and every second step saves a checkpoint.
 PROGRAM = """
 import sys, time
 from pathlib import Path
@@ -137,7 +137,7 @@ def test_loops_of_a_killed_program_end(client, tmp_path):
         assert time.monotonic() < killed_at + 2, "loops go on after their program"
         time.sleep(0.02)
     steps, noted = manager.steps, [path.read_text() for path in sorted(tmp_path.glob("steps-*"))]
-    # The next program does not wait, and no checkpoint of the one before comes.
+    # The next program can start at once, and the killed program's loop saves no more checkpoints.
     with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
         batches = strategy.distribute_dataset(Dataset.range(10**9).batch(4))
         saved = strategy.run(restored_step, args=(batches, manager))

@@ -25,7 +25,7 @@ def as_lists(element):
         return {name: as_lists(value) for name, value in element.items()}
     if isinstance(element, tuple):
         return [as_lists(value) for value in element]
-    # An array without rows is described by its shape and dtype only.
+    # Dtype and shape tell arrays without rows apart.
     array = np.asarray(element)
     return [str(array.dtype), list(array.shape[1:]), array.tolist()]
 
@@ -103,7 +103,7 @@ def test_several_replicas_on_a_worker(start_cluster, name):
         assert by_loops(strategy, strategy.distribute_dataset(afresh(dataset)), 2) == expected
 
 
-# Rows of each file; on two workers, of which the second has no more to read long before the first.
+# Pipelines over files, and their options. Of two workers, the second has far fewer rows than the first.
 OF_FILES = {
     "even": (lambda ds: ds.batch(4), {"auto_shard_policy": AutoShardPolicy.FILE}),
     "data": (lambda ds: ds.batch(4), {"auto_shard_policy": AutoShardPolicy.DATA}),
@@ -271,7 +271,7 @@ def in_threads(strategy, distributed, loops):
     found = {}
 
     def loop(it, number):
-        # Taken part in by all before any goes on.
+        # All replicas begin the pass before any of them goes on.
         next(it)
         daskdist.get_replica_context().all_reduce("SUM", 1)
         go.wait(10)
@@ -285,7 +285,7 @@ def in_threads(strategy, distributed, loops):
 
 def test_a_replica_ahead_waits_for_the_slowest():
     strategy = mirrored(2)
-    # A batch has 64 KiB for each replica; some 16 of them fit into the bundles' share of the window.
+    # A batch has 64 KiB for each replica; about 16 batches fit into the window's share for bundles.
     dataset = Dataset.from_tensor_slices(np.zeros((400, 2**14), np.float32)).batch(2)
     distributed = strategy.distribute_dataset(with_options(dataset, memory_budget_bytes=2**21))
     is_slow, taken = threading.Event(), []
@@ -296,7 +296,7 @@ def test_a_replica_ahead_waits_for_the_slowest():
         return len(taken)
 
     def slow(it):
-        # Until the other stands still.
+        # Wait until the fast replica makes no more progress.
         while True:
             before = len(taken)
             if is_slow.wait(0.3) or (taken and len(taken) == before):
@@ -320,7 +320,7 @@ def test_a_replica_that_leaves_does_not_block_others(how, monkeypatch):
     def early(it):
         if how == "closes":
             it.close()
-            # Its call goes on for as long as the other's loop.
+            # The call of this replica lasts as long as the other replica's loop.
             assert over.wait(20)
         return True
 
@@ -375,7 +375,7 @@ def test_no_message_a_batch(on_cluster, client):
         return client.run_on_scheduler(num_transitions) - before
 
     run(1)
-    # Values released meanwhile belong to the call before.
+    # Values of the previous call may be released during a call, so take the smallest of three counts.
     counts = {num_steps: min(run(num_steps) for _ in range(3)) for num_steps in (10, 1000)}
     assert counts[1000] <= counts[10] + 4
     assert counts[1000] < 100
@@ -401,7 +401,7 @@ def test_nothing_is_left(client, parquet_files):
     with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
         distributed = strategy.distribute_dataset(daskdist.read_parquet(parquet_files(40, 4)).repeat().batch(4))
         strategy.local_results(strategy.run(loop, args=(distributed,)))
-        # The thread of a replica tells of the result before it lets go of the arguments.
+        # The thread of a replica reports the result before it drops the arguments.
         eventually(lambda: set(client.run(num_iterators).values()) == {0})
 
     def threads_more():
@@ -466,7 +466,7 @@ def steps_before_it_fails(distributed):
 def test_an_error_is_raised_at_its_step(parquet_files):
     paths = parquet_files(800, 3)
     strategy = mirrored(2)
-    # Each file is read by itself.
+    # Splits are so small that each file is read in calls of its own.
     with dask.config.set({"daskdist.split-bytes": 1000}):
         distributed = strategy.distribute_dataset(daskdist.read_parquet(paths).batch(40))
         with open(paths[2], "r+b") as file:

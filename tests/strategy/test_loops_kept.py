@@ -120,7 +120,7 @@ def test_of_several_pipelines_and_passes(on_cluster):
 
 def test_data_is_sent_from_worker_to_worker(client, on_cluster):
     def sent_there(dask_worker):
-        # The log has room for so many, and forgets the first.
+        # The log has a limited length and forgets the oldest transfers, so compare sets of them and not their numbers.
         return {(each["start"], each["who"]) for each in dask_worker.transfer_outgoing_log if each["keys"]}
 
     def num_transitions(dask_scheduler):
@@ -134,7 +134,7 @@ def test_data_is_sent_from_worker_to_worker(client, on_cluster):
     def total(it):
         return sum(float(x.sum()) for x in it)
 
-    # To the end, on each replica.
+    # Reading results waits until the loop has ended on each replica.
     list(map(float, on_cluster.local_results(on_cluster.run(total, args=(distributed,)))))
     before = client.run(sent_there)
     first = client.run_on_scheduler(num_transitions)
@@ -143,7 +143,7 @@ def test_data_is_sent_from_worker_to_worker(client, on_cluster):
     after = client.run(sent_there)
     sent = {worker: Counter(who for _, who in after[worker] - before[worker]) for worker in after}
     one, other = on_cluster.workers
-    # Two of the four blocks each.
+    # Each worker sends two of its four blocks to the other one.
     assert sent[one][other] == 2
     assert sent[other][one] == 2
     assert client.run_on_scheduler(num_transitions) - first < 40

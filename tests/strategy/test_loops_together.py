@@ -99,7 +99,7 @@ def test_one_that_leaves_early_is_missed_in_collectives(strategy):
     with pytest.raises(errors.CollectiveError, match=r"by some replicas only: replica 0 has ended"):
         strategy.local_results(strategy.run(loop, args=(batches(strategy, 40),)))
     assert time.monotonic() - begin < 10
-    # All goes on after it.
+    # The strategy can be used afterwards.
     found = strategy.local_results(strategy.run(sum_of_all, args=(batches(strategy, 2),)))
     assert len(set(map(int, found))) == 1
 
@@ -112,14 +112,14 @@ def sum_of_all(it):
 
 
 def refuse_large(x):
-    # 31 is of the last replica, whether there are two, three or four of them.
+    # The row 31 is on the last replica, whether there are two, three or four of them.
     if x == 31:
         raise ValueError("too much for it")
     return x
 
 
 def numbers_of_batches(strategy):
-    # Batches of a row for each replica, and the one that cannot be read in the middle for the last.
+    # Each batch has one row for each replica; in the middle of the pass, the last replica's row cannot be read.
     size = strategy.num_replicas_in_sync
     ids = np.where(np.arange(20 * size) == 10 * size - 1, 31, 0)
     return strategy.distribute_dataset(Dataset.from_tensor_slices(ids).map(refuse_large).batch(size))
@@ -171,7 +171,7 @@ def words_told(folder, number):
 def test_a_step_with_an_unreadable_batch_releases_other_replicas(start_cluster, tmp_path, per_worker):
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 1), num_replicas_per_worker=per_worker) as strategy:
         size = strategy.num_replicas_in_sync
-        # One block per worker.
+        # Splits are as small as a worker's rows of one batch.
         with dask.config.set({"daskdist.split-bytes": 8 * per_worker}):
             good = strategy.experimental_make_numpy_dataset(np.arange(2 * size))
         batch, _ = strategy.distribute_dataset(good.batch(size))
@@ -194,7 +194,7 @@ def test_a_step_with_a_failed_argument_releases_other_replicas(on_cluster, tmp_p
         return on_cluster.run(reduced, args=(made, tmp_path))
 
     called = daskdist.function(both) if is_captured else both
-    # The structure of the results is learned.
+    # The first call learns the structure of the results.
     on_cluster.local_results(called(2))
     begin = time.monotonic()
     with pytest.raises((ValueError, errors.CollectiveError), match="one is too much"):

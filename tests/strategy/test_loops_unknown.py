@@ -27,7 +27,7 @@ def lengths_of(numbers, drop_uneven=False):
 
 def with_rowless(context):
     own = Dataset.range(8 + 4 * context.input_pipeline_id).filter(lambda x: x % 7 != 5).batch(2)
-    # Some elements have no rows, the others' among them.
+    # Some elements have no rows, other ones on each worker.
     return own.map(lambda x: x[x % 4 != 2 * context.input_pipeline_id])
 
 
@@ -95,7 +95,7 @@ def test_one_that_leaves_is_not_waited_for(on_cluster):
     distributed = on_cluster.distribute_datasets_from_function(lengths_of([4, 50]))
     begin = time.monotonic()
     few, left = on_cluster.local_results(on_cluster.run(loop, args=(distributed,)))
-    # The steps that were read before still count.
+    # The other replica still gets the steps that were read before this one left.
     assert 4 <= int(few) < 50
     assert int(left) == 2
     assert time.monotonic() - begin < 10

@@ -66,7 +66,7 @@ def test_values_of_a_killed_worker_are_not_waited_for(own_client, monkeypatch):
         ):
             with pytest.raises(errors.ClusterError, match=f"lost {lost}"):
                 look()
-        # New datasets are for the replicas that are there.
+        # Datasets that are distributed now go to the remaining replicas.
         parts = [part for batch in strategy.distribute_dataset(rows) for part in strategy.local_results(batch)]
         assert np.concatenate(parts).tolist() == list(range(10))
 
@@ -77,7 +77,7 @@ def test_a_transfer_from_a_worker_that_has_just_left_ends_soon(on_cluster, clien
         key, nowhere, named = "rows-of-a-lost-worker", "tcp://127.0.0.1:1", {"stimulus_id": "test"}
         handle, tasks = dask_worker.handle_stimulus, dask_worker.state.tasks
         begun_at = time.monotonic()
-        # As in one batch of the scheduler's messages: the transfer is decided on, and the worker has left.
+        # Act as if one batch of the scheduler's messages asked for a transfer and told that its source has left.
         handle(AcquireReplicasEvent(who_has={key: [nowhere]}, nbytes={key: 1}, **named))
         dask_worker.stream_handlers["remove-worker"](worker=nowhere, **named)
         while tasks[key].state == "flight" and time.monotonic() < begun_at + 8:

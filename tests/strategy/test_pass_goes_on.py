@@ -105,7 +105,7 @@ def test_every_row_is_in_one_completed_step(strategy, policy, looks, tmp_path):
     parts = parts if looks else [strategy.local_results(rows) for rows in parts]
     assert sorted(np.concatenate([part for step in parts for part in step]).tolist()) == sorted(ROWS * num_passes)
     assert int(total) == sum(ROWS) * num_passes
-    # The next pass is shared out over those that are there by then.
+    # The next pass is divided among the replicas that exist by then.
     num_rows = [strategy.reduce("SUM", strategy.run(len, args=(batch,)), axis=None) for batch in steps]
     assert sum(map(int, num_rows)) == len(ROWS) * (strategy.num_replicas_in_sync if policy == "OFF" else 1)
 
@@ -143,7 +143,7 @@ def test_rows_that_only_a_lost_worker_had_are_sent_again(strategy, source, looks
 
     dataset = IN_PROGRAM[source]().shuffle(200, seed=3).batch(30)
     assert sorted(visited()) == list(range(3_000))
-    # The program keeps no rows that nobody needs.
+    # The program drops the rows that it kept to send them again.
     gc.collect()
     eventually(lambda: not len(strategy.internals.backend._submit.sent_blocks))
 
@@ -210,7 +210,7 @@ def test_variables_are_those_of_complete_steps(strategy, looks):
         history = daskdist.Variable(np.zeros(2))
 
     def step(x):
-        # Before a replica knows that another one is lost, and after it has all of their rows.
+        # A replica may make the first assignment before it knows that another one is lost; the second needs all values.
         history.assign(history.read_value() * 0.5 + [1, count.read_value()])
         count.assign_add(np.int64(len(x)))
         return count.read_value()
@@ -279,7 +279,7 @@ def test_restarted_workers_take_part_in_the_next_pass(strategy, killable_workers
         strategy.run(lambda x: count.assign_add(np.int64(len(x))), args=(batch,))
         if number == 10:
             kill(strategy, 0)
-    # Looking at the value waits for all steps, and so for the news of the lost worker.
+    # Reading the value waits for all steps, so the program knows that the worker is lost.
     assert int(count) == 600
     assert strategy.num_replicas_in_sync == 2
     with strategy.scope():
@@ -341,7 +341,7 @@ def test_a_worker_is_retired_in_a_pass(strategy, killable_workers):
     assert sorted(np.concatenate(list(map(np.asarray, rows))).tolist()) == list(range(1_800))
     assert int(total) == sum(range(1_800))
     assert leaving not in strategy.workers
-    # No step was cut short.
+    # No step was interrupted.
     assert strategy.internals.backend.num_made_again == 0
 
 
@@ -360,6 +360,6 @@ def test_a_pass_over_datasets_of_a_function_ends_with_an_error_that_names_the_lo
 
     with pytest.raises(errors.ClusterError, match=f"lost {lost}"):
         visit()
-    # The next pass is made of datasets of the workers that are there.
+    # The next pass uses datasets of the remaining workers.
     rows = [part for batch in steps for part in strategy.local_results(batch)]
     assert sorted(np.concatenate(rows).tolist()) == list(range(6_000))

@@ -83,7 +83,7 @@ def test_weights_that_are_variables(strategy):
     given_weights = strategy.predict(lambda batch, factor: batch * factor, Dataset.range(5).batch(2), args=(factor,))
     for found in (predictions, given_weights):
         assert [float(x) for x in found] == [0, 3, 6, 9, 12]
-    # Each pass predicts with the weights of its time.
+    # Each pass uses the weights at the time of that pass.
     factor.assign(np.float64(2))
     assert [float(x) for x in given_weights] == [0, 2, 4, 6, 8]
 

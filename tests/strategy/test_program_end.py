@@ -78,10 +78,10 @@ for iterator in iterators:
 STEPS = "results = [strategy.run(step, args=(next(iterators[0]),)) for _ in range(20)]"
 
 
-# Python drops an interrupt that comes while the main thread finalizes an object, such as a future of Dask, or runs a
-# callback of the garbage collector: then the program would go on. So that thread waits nearly all of the time.
+# Python drops an interrupt that arrives while the main thread finalizes an object, such as a future of Dask, or runs a
+# callback of the garbage collector, and the program would go on. So the main thread waits nearly all of the time.
 def interrupted(kill):
-    """Steps under way, and an interrupt by a call."""
+    """Return a program that a call interrupts while steps are under way."""
     waiting = "for x in iterators[0]:\n    strategy.local_results(strategy.run(slow_step, args=(x,)))"
     return f"{STEPS}\nthreading.Timer(0.3, lambda: {kill}).start()\n{waiting}"
 
@@ -145,7 +145,7 @@ def ended(name, folder):
     return done.returncode, printed.read_text()
 
 
-# Logged by a worker whose heartbeat is under way when Dask closes the cluster on a slow machine, even an idle one.
+# On a slow machine, a worker logs this if Dask closes the cluster during the worker's heartbeat, even when idle.
 HEARTBEAT = re.compile(
     r"^\S+ \S+ - distributed\.worker - ERROR - [^\n]* during heartbeat.*?(?=^\d{4}-|\Z)", re.M | re.S
 )
@@ -162,7 +162,7 @@ def test_nothing_but_its_own_is_printed(name, tmp_path):
     if last is None:
         assert lines == []
     else:
-        # One traceback, of the program's own.
+        # There is one traceback, that of the program's own error.
         assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", last), printed
         assert printed.count("Traceback") == 1, printed
         assert "distributed." not in printed.replace("site-packages/distributed", ""), printed

@@ -202,7 +202,7 @@ def joined(a, b):
     ("op", "values", "expected"),
     [
         (operator.add, ["a", "bc"], "abc"),
-        # NumPy's bytes lose zeros at their end.
+        # NumPy's dtype for bytes would drop the zero at the end.
         (operator.add, [b"a\0", b"b"], b"a\0b"),
         (joined, [pd.DataFrame({"a": ["x", "y"]}), pd.DataFrame({"a": ["z"]})], pd.DataFrame({"a": ["x", "y", "z"]})),
     ],
@@ -371,7 +371,7 @@ def test_it_is_told_once_that_replicas_are_counted_and_not_rows(strategy, caplog
     # Steps of 2 and 2 rows; then one of 2 and 1, and one of 1 and 0.
     assert told(8, mean) == []
     assert len(told(7, mean)) == len(told(9, mean)) == 1
-    # Also in a later call, given what the first one returned.
+    # The warning also comes for results of a later call that uses the first call's results.
     assert len(told(7, lambda replicas, value, _: mean(replicas, replicas.run(abs, args=(value,)), None))) == 1
     assert told(7, lambda replicas, value, _: replicas.reduce("SUM", value, axis=None)) == []
     assert told(7, lambda replicas, _, batch: replicas.reduce("MEAN", batch, axis=0)) == []
@@ -452,7 +452,7 @@ def test_the_error_of_many_rows_is_that_of_few():
         assert np.max(np.abs(found - exact) / exact) < 8 * eps
         mean = strategy.reduce("MEAN", PerReplica(pieces), axis=0)
         assert np.max(np.abs(mean * 1e6 - exact) / exact) < 8 * eps
-    # NumPy's own, row by row, is far from that: the test would see it.
+    # Check that the test can fail: NumPy's own sum, which adds row by row, has a far larger error.
     assert np.max(np.abs(rows.sum(axis=0) - exact) / exact) > 40 * eps
 
 
@@ -505,7 +505,7 @@ def askew(array):
 
 def test_where_an_array_begins_makes_no_difference_to_the_bits(strategy):
     arrays_there = [np.random.default_rng(seed).random((200, 100), dtype=np.float32) for seed in range(12)]
-    # NumPy's own sum does depend on it, so that the test would notice.
+    # Check that the test can fail: NumPy's own sum depends on where the array begins.
     assert any(askew(each).sum().tobytes() != each.sum().tobytes() for each in arrays_there)
     totals = Reduction(lambda x, axis: np.sum(x, axis=axis), np.add)
     for op in ("SUM", "MEAN", totals):
@@ -567,7 +567,7 @@ def test_depth_and_transfers(num_workers, split_every, per_worker, axis, op):
     assert made.depth == depth
     assert caller.num_transfers == num_workers - 1
     assert made.worker == "w0"
-    # A call a worker, where there is something to do with its own values alone, and one for each that is combined.
+    # There is a call on each worker that has several values or rows to combine, and one for each inner node of a tree.
     inner = math.ceil((num_workers - 1) / (split_every - 1)) if num_workers > 1 else 0
     own = num_workers if axis == 0 or per_worker > 1 else (1 if num_workers == 1 else 0)
     assert caller.num_calls <= own + inner + depth
@@ -591,13 +591,13 @@ def test_depth_and_bytes_on_a_cluster(start_cluster, axis, split_every):
             result = strategy.reduce("SUM", values, axis=axis)
         made_by = [where for where, *_ in of_kind(messages, "call")]
         first, second, third = strategy.workers
-        # Each of the other workers sends one part, and to one worker only.
+        # Each of the other two workers sends one partial result, to one worker.
         assert [(where, target) for where, _, _, _, target, _ in of_kind(messages, "push")] == [
             (second, first),
             (third, first),
         ]
         if axis == 0:
-            # A call for the own rows of each, and one or two that combine those of several.
+            # Each worker has a call for its own rows; one or two further calls combine the partial results.
             assert made_by[:3] == [first, second, third]
             assert made_by[3:] == [first] * {2: 2, 8: 1}[split_every]
         else:
@@ -610,7 +610,7 @@ def test_a_nest_is_one_tree(on_cluster):
     nest = {"a": arrays([1, 2], [3]), "b": [arrays([1.0], [2.0]), arrays([5], [6])]}
     with messages_sent(on_cluster) as messages:
         found = on_cluster.reduce("SUM", nest, axis=0)
-    # One for each worker's own, and one for both.
+    # There is one call for each worker's own values, and one that combines both.
     assert len(of_kind(messages, "call")) == 3
     assert (int(found["a"]), float(found["b"][0]), int(found["b"][1])) == (6, 3, 11)
 

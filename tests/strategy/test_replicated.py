@@ -43,7 +43,8 @@ def places_of_calls(sent):
 
 
 def test_a_result_that_goes_into_the_next_step_is_computed_by_each_worker(on_cluster):
-    # From the second reduction on: by then it is known that the result of the first went to the other worker.
+    # Each worker computes the result from the second reduction on, when it is known that both workers needed the result
+    # of the first one.
     before = trained(on_cluster, 2)
     with messages_sent(on_cluster) as sent:
         weights = trained(on_cluster, 5)
@@ -112,7 +113,7 @@ def test_a_result_outlives_the_worker_that_would_send_it():
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):
         weights = trained(strategy, 4)
-        # It waits for the result, which so does not come here.
+        # Wait for the weights without fetching them to the program.
         strategy.local_results(strategy.run(np.sum, args=(weights,)))
         root = strategy.workers[0]
         os.kill(client.run(os.getpid)[root], signal.SIGKILL)

@@ -18,7 +18,7 @@ import daskdist
 from daskdist import Dataset, Options, errors, read_parquet
 from daskdist.testing import SimulatedWorkers
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 
@@ -51,12 +51,12 @@ def steps_and_states(strategy, dataset):
     for step in iterator:
         steps.append(parts_of(strategy, step))
         states.append(iterator.state_dict())
-    # Once more where it is known that nothing comes any more.
+    # Take a second state at the end, when the iterator knows that it is at the end.
     return steps, states, iterator.state_dict()
 
 
 def gone_on(strategy, dataset, state):
-    """The steps from a position on."""
+    """Return the steps from a position on."""
     iterator = iter(strategy.distribute_dataset(dataset))
     iterator.load_state_dict(state)
     return [parts_of(strategy, step) for step in iterator]
@@ -66,7 +66,7 @@ def lengths(n):
     return Dataset.range(n).map(lambda x: np.full(x % 5, x))
 
 
-# Datasets of batches by whether their rows stack again; each is made of a dataset of numbers below 20.
+# Pipelines of a dataset of numbers below 20. The rows of these two groups can be cut into other batches.
 PIPELINES = {
     "batch": lambda ds: ds.batch(6),
     "drop_remainder": lambda ds: ds.batch(6, drop_remainder=True),
@@ -82,7 +82,7 @@ PIPELINES = {
     "unbatch": lambda ds: ds.batch(3).unbatch().batch(4).prefetch(2),
     "cache": lambda ds: ds.shuffle(5, seed=1).cache().repeat(2).batch(6),
 }
-# Not sharded by file, as each worker's would come to something else.
+# These cannot be sharded by file, since they give other elements for each worker's share.
 OF_ALL = {
     "group_by_window": lambda ds: ds.group_by_window(lambda x: x % 2, lambda key, window: window.batch(3), 3),
     "rebatch": lambda ds: ds.batch(5).rebatch(3),
@@ -177,7 +177,7 @@ def test_another_batch_size_continues_and_the_next_pass_is_divided_as_usual():
     rest = [parts_of(other, step) for step in iterator]
     assert rows_of(rest) == rows_of(steps[3:])
     assert [len(part) for part in rest[0]] == [3, 3, 3]
-    # Another order than that of the pass that went on.
+    # The next pass has another order than the resumed one.
     following = rows_of(parts_of(other, step) for step in distributed)
     assert sorted(following) == list(range(50))
     assert following != rows_of(steps)

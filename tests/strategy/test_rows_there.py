@@ -52,12 +52,12 @@ def test_some_are_copied_together_and_the_next_ones_ahead(monkeypatch):
     arrived = DeviceStaging(device)
     for place in range(len(rows)):
         (leaf,) = arrived(rows).item(place)
-        # The next 64 are on their way once the first of these is asked for.
+        # Up to 64 batches are copied together; asking for the first of them also starts the next copy.
         assert len(copies) == 2
         assert device.holds(leaf)
         assert on_host(leaf).tolist() == rows.item(place)[0].tolist()
-    # Steps are aligned at multiples of 256 bytes.
-    assert copies == [64 * 48, 6 * 256 + 192]
+    # The 100 batches have 48 bytes each.
+    assert copies == [64 * 48, 36 * 48]
 
 
 def test_threads_that_are_the_first_to_ask_share_what_has_arrived(monkeypatch):
@@ -102,7 +102,7 @@ def test_kept_copies_stay_valid_and_others_are_freed():
         kept += arrived(rows).item(5)
         expected.append(rows.item(5)[0].tolist())
     assert [on_host(leaf).tolist() for leaf in kept] == expected
-    # Each row keeps the rows that were copied with it, and others are copied ahead of the last ones.
+    # Each kept row keeps the memory of the rows that were copied with it; up to two more groups were copied ahead.
     assert device.held_bytes() - before <= 12 * 64 * 48 + 2 * 64 * 48
     del kept, rows
     # Let copies that are under way arrive first.
@@ -116,7 +116,7 @@ def test_with_little_memory_elements_are_copied_on_request(caplog, monkeypatch):
     monkeypatch.setattr(StrictDevice, "free_unused", lambda self: tries.append(1))
     device, rows = StrictDevice(0), batches()
     gc.collect()
-    # Room for one and a half groups of rows that are copied together, and for one and a half batches.
+    # There is memory for one and a half of the copies of 64 batches, and then only for a few single batches.
     for num_bytes in (64 * 48 * 3 // 2, 3 * 256):
         strict_device.LIMITS[0] = device.held_bytes() + num_bytes
         caplog.clear()
@@ -132,7 +132,7 @@ def test_with_little_memory_elements_are_copied_on_request(caplog, monkeypatch):
             del strict_device.LIMITS[0]
         (record,) = caplog.records
         assert re.search(r"STRICT:0 has no memory for another \d+ bytes: .* when they are used", record.message)
-        # A lack of memory for several rows is not tried again for each of them.
+        # After memory was short, it is not requested again for every row.
         assert 1 <= len(tries) <= len(rows) // 16
         del leaf, arrived
 
@@ -206,7 +206,7 @@ def test_statistics_of_copies_on_workers(on_workers):
     found = iterator.stats()
     assert found["num_elements"] == 32
     found = {name: value - before[name] for name, value in found["device"].items()}
-    # Each half, and what there is between pieces of a multiple of 256 bytes.
+    # All rows are copied; pieces may be padded to multiples of 256 bytes.
     assert rows.nbytes <= found["num_bytes"] <= rows.nbytes + 2 * 256 * 32
     assert found["copy_s"] > 0
     assert found["num_stalls"] >= 2

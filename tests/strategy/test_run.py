@@ -36,7 +36,7 @@ def num_tasks(client):
 
 
 class Counted:
-    """Counts, in each process, how often it was made of a pickle."""
+    """An object that counts how often it was unpickled in a process."""
 
     num_made = 0
 
@@ -58,7 +58,7 @@ def test_an_object_is_sent_to_a_worker_once_however_many_steps_use_it(on_cluster
     for step in range(12):
         values, counts = on_cluster.run(scaled, args=(x,), kwargs={"by": given})
         assert on_cluster.local_results(values) == (3.0, 6.0)
-        # Made of a pickle on the worker the step before last, if at all: never once a step.
+        # The object is unpickled on the workers at most in the first steps, and not in each step.
         if step == 0:
             first = on_cluster.local_results(counts)
     assert on_cluster.local_results(counts) == first
@@ -300,7 +300,7 @@ def test_objects_that_do_not_pickle_are_named(on_cluster):
             call()
         for word in words:
             caught.match(word)
-    # Nothing is half sent.
+    # Nothing was sent in part, so that the strategy still works.
     assert on_cluster.local_results(on_cluster.run(lambda: 1)) == (1, 1)
 
 
@@ -387,7 +387,7 @@ def test_state_carried_from_step_to_step_keeps_no_ancestors(on_cluster, client):
             on_cluster.local_results(state.values[0] + 0)
             most = max(most, num_tasks(client))
     assert on_cluster.local_results(state) == (500.0, 510.0)
-    # 500 steps are 1,000 tasks; of the last 200 each Dask keeps note.
+    # 500 steps are 1,000 tasks; the scheduler may know those of the last 200 steps, and some more.
     assert most < 700
 
 
@@ -408,7 +408,8 @@ def test_a_call_is_made_without_its_result_being_kept(on_cluster, client):
 def test_an_unreferenced_strategy_is_freed(client):
     strategy = daskdist.MultiWorkerMirroredStrategy(client)
     strategy.run(np.sum, args=(np.ones(2_000),))
-    # Not when garbage is collected: that may be in the client's thread, where it cannot close its cluster.
+    # The last reference frees the strategy at once. The garbage collector may run in the client's thread, which cannot
+    # close the cluster.
     there = weakref.ref(strategy)
     del strategy
     assert there() is None

@@ -84,7 +84,7 @@ def test_short_calls_take_turns_in_the_thread_of_the_caller():
     strategy = mirrored(2)
     for _ in range(20):
         found = strategy.run(threading.get_ident)
-        # One of them may be held up by the machine for as long as a long one takes.
+        # On a busy machine a short call may take long, so try several times.
         if found.values == (threading.get_ident(),) * 2:
             return
     pytest.fail("a thread for each of 20 calls that take no time")
@@ -156,7 +156,7 @@ def test_arguments_are_freed_without_the_garbage_collector():
     try:
         strategy.run(lambda x: get_replica_context().all_reduce("SUM", float(x.sum())), args=(PerReplica([x, x]),))
         del x
-        # Nobody looks at a call for longer than a moment.
+        # The thread that watches calls may refer to a call for a moment.
         deadline = time.monotonic() + TIMEOUT_S
         while gone() is not None and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -173,7 +173,7 @@ def test_replicas_on_devices_begin_at_once_in_threads_that_are_kept():
         threads = []
 
         def step():
-            # Neither would come back if they were called one after the other.
+            # Replicas that were called one after the other would time out here.
             together.wait()
             threads.append(threading.current_thread())
             return number_here()
@@ -182,7 +182,7 @@ def test_replicas_on_devices_begin_at_once_in_threads_that_are_kept():
             assert strategy.run(step).values == (0, 1)
         assert len(set(threads)) == 2
         assert threading.current_thread() not in threads
-        # They end when they have nothing to do, and others take their place.
+        # Idle threads end; a later call starts others.
         eventually(lambda: not any(each.is_alive() for each in threads))
         assert strategy.run(step).values == (0, 1)
     finally:
@@ -195,7 +195,7 @@ def test_no_checks_without_calls():
     while any(each.name == "daskdist watch" for each in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not [each for each in threading.enumerate() if each.name == "daskdist watch"]
-    # And again for another.
+    # A later call starts the checks again.
     assert mirrored(2).run(number_here).values == (0, 1)
 
 

@@ -34,7 +34,7 @@ def test_a_replica_without_rows_is_not_called(strategy):
 
     found = strategy.run(mean, args=(last_batch(strategy),))
     assert strategy.local_results(found) == ({"mean": 8.0, "num_rows": 1}, {"mean": None, "num_rows": None})
-    # Given what it returned, a later call is skipped as well.
+    # A later call that is given these results is skipped on the same replica.
     later = strategy.run(lambda value, x: value + x, args=(found["mean"], 1))
     assert strategy.local_results(later) == (9.0, None)
     with pytest.raises(ValueError, match=r"called without rows"):

@@ -107,7 +107,7 @@ def test_workers_in_use_are_among_the_metrics_of_workers(client):
         Event("metrics-begun").set()
         assert Event("metrics-go-on").wait(30)
 
-    # The metrics come by heartbeats: those of strategies that were closed before may still be shown.
+    # Metrics arrive with heartbeats, so those of strategies that were just closed may still be shown.
     eventually(lambda: metrics_of(client) == client.run(metrics_on))
     before = metrics_of(client)
     first, second = client.nthreads()

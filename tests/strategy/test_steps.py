@@ -174,7 +174,7 @@ def test_results_and_objects_are_dropped_on_the_workers(on_cluster, client):
     kept.clear()
     del total
     on_cluster.internals.backend.objects.clear()
-    # The records of functions by identity go with the functions.
+    # Records of a function are dropped together with the function.
     del ones
 
     def is_gone():
@@ -240,7 +240,7 @@ def test_many_unread_failures_are_raised_together(on_cluster):
     on_cluster.local_results(on_cluster.run(fail_from_2, args=(1,)))
     for number in range(20):
         on_cluster.run(fail_from_2, args=(number,))
-    # A call of one replica, by which the calls before are over on both.
+    # When this call has ended, all earlier calls have ended on both workers.
     last = on_cluster.reduce("SUM", on_cluster.run(fail_from_2, args=(1,)), axis=None)
     with pytest.raises(ValueError, match="2 is too much") as raised:
         last.result()
@@ -267,7 +267,7 @@ def test_an_unread_failure_is_raised_at_the_end_of(on_cluster, where):
 
     def fail_and_wait():
         fail()
-        # The failure is known then.
+        # The program knows of the failure once no call is under way.
         eventually(lambda: not on_cluster.internals.backend.streams.is_busy)
 
     def fail_in_pass():
@@ -277,7 +277,7 @@ def test_an_unread_failure_is_raised_at_the_end_of(on_cluster, where):
     ways = {"pass": fail_in_pass, "function": fail_in_function, "back-pressure": fail_many}
     with dask.config.set({"daskdist.max-steps-in-flight": 4}), pytest.raises(ValueError, match="2 is too much"):
         ways[where]()
-    # The calls that failed afterwards.
+    # Raise failures of later calls now, so that no other test gets them.
     with contextlib.suppress(ValueError):
         on_cluster.internals.backend.finish()
 
@@ -324,7 +324,7 @@ def test_a_reduction_that_fails_on_both_workers_is_raised_once(on_cluster):
     values = on_cluster.run(rows_of_different_lengths, args=(PerReplica([0, 1]),))
     numbers = on_cluster.run(slowly, args=(PerReplica([0, 1]),))
     for value in ([values, numbers], values):
-        # Each worker's own part of it fails by itself.
+        # The reduction fails on each of the two workers.
         with pytest.raises(errors.ArgumentError, match="rows of different lengths"):
             on_cluster.local_results(on_cluster.reduce("SUM", value, axis=0))
         for _ in range(5):
@@ -403,7 +403,7 @@ def test_reading_continues_while_a_step_is_computed(on_cluster, client):
     on_cluster.local_results(on_cluster.run(wait, args=("reading",)))
     gate.clear()
     waiting = on_cluster.run(wait, args=("reading",))
-    # Each worker has one thread, which is not the step's.
+    # Workers have one thread for tasks, which steps do not occupy.
     steps = list(on_cluster.distribute_dataset(Dataset.range(8).map(lambda x: x + 1).batch(4)))
     assert [np.concatenate(on_cluster.local_results(step)).tolist() for step in steps] == [[1, 2, 3, 4], [5, 6, 7, 8]]
     gate.set()
@@ -444,7 +444,7 @@ def test_one_batch_that_cannot_be_read_fails_its_own_step(on_cluster):
         losses = [step(x) for x in on_cluster.distribute_dataset(ds)]
     with pytest.raises(errors.UserFunctionError, match="no such row"):
         float(losses[8])
-    # Distant values are of other blocks.
+    # Steps that are far from the failed one have their rows in other blocks.
     for number in (*range(4), *range(14, 24)):
         assert float(losses[number]) == rows[2 * number : 2 * number + 2].sum()
 

@@ -95,7 +95,7 @@ def test_messages_between_workers_arrive_once_and_in_order(own_client):
 
         failures = []
         for number in range(num_messages):
-            # Some are more than the buffers of sockets hold.
+            # Every fiftieth message is larger than the buffers of a socket.
             size = 2**20 if number % 50 == 0 else 2**10
             _streams[dask_worker]._peers.send(address, (number, np.full(size, number)), failures.append)
             await asyncio.sleep(0.001)
@@ -138,7 +138,7 @@ def test_a_message_that_was_being_written_is_sent_again(own_client, is_connected
             assert float(strategy.reduce("SUM", strategy.run(np.sum, args=(values,)), axis=None)) == 2**23
         os.kill(pids[first], signal.SIGSTOP)
         try:
-            # It is written into buffers that are never read to the end.
+            # The message is written into buffers that the stopped worker does not read to the end.
             total = strategy.reduce("SUM", values, axis=None)
             time.sleep(0.5)
             assert own_client.run(cut_to, first, workers=[second])[second]
@@ -194,7 +194,7 @@ def test_a_worker_is_lost_at_once_when_its_stream_is_cut(relay):
             float(waiting)
         assert time.monotonic() - since < 3
         gate.set()
-        # It is there, and another strategy has it.
+        # The worker still exists, and another strategy can use it.
         assert strategy.local_results(strategy.run(float, args=(1,))) == (1.0,)
         with daskdist.MultiWorkerMirroredStrategy(client) as other:
             assert other.local_results(other.run(float, args=(1,))) == (1.0, 1.0)

@@ -170,7 +170,7 @@ def test_values_of_another_strategy_on_the_cluster_are_usable(on_cluster, client
         return np.full(2**17, float(x))
 
     with daskdist.MultiWorkerMirroredStrategy(client) as other:
-        # Calls of the same numbers.
+        # Calls of both strategies have the same numbers.
         mine = [on_cluster.run(number, args=(k,)) for k in range(8)]
         theirs = [other.run(number, args=(10 + k,)) for k in range(8)]
         added = on_cluster.run(np.add, args=(mine[3], theirs[3]))

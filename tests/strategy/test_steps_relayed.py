@@ -63,7 +63,7 @@ def no_way_to_workers(client):
 def far_client():
     """A client of a scheduler and two workers, each in a process of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        # There functions of this file are unpickled.
+        # The scheduler and workers unpickle functions of this file, so they must be able to import it.
         patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), *sys.path]))
         cluster = SubprocessCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=50)
         with cluster, Client(cluster, set_as_default=False) as client:
@@ -96,7 +96,7 @@ def test_a_program_that_reaches_no_worker(far):
         assert are_relayed(strategy) == [True, True]
         assert {f"tcp://{address}" for address in refused} == set(strategy.workers)
         refused.clear()
-        # Small and large values, both ways.
+        # Send small and large values in both directions.
         assert strategy.local_results(strategy.run(float, args=(2,))) == (2.0, 2.0)
         for each in strategy.local_results(strategy.run(np.add, args=(rows, 1))):
             np.testing.assert_array_equal(each, rows + 1)
@@ -110,7 +110,7 @@ def test_a_program_that_reaches_no_worker(far):
         assert float(strategy.reduce("SUM", strategy.run(np.sum, args=(batches[0],)), axis=None)) == rows[:4].sum()
         with pytest.raises(ValueError, match="this cannot be done"):
             strategy.local_results(strategy.run(fail, args=(batches[0],)))
-        # Data of tasks, to workers and back.
+        # Send data for tasks to workers, and back.
         placed = strategy.internals.backend._submit.place(rows, strategy.workers[1])
         np.testing.assert_array_equal(strategy.internals.backend._submit.result(placed), rows)
         placed.release()
@@ -197,7 +197,7 @@ def test_a_worker_that_takes_nothing_holds_the_program_up(far, relay):
             sender.start()
             eventually(lambda: num_sent >= 4)
             time.sleep(1)
-            # 40 calls have 320 MiB.
+            # The arguments of all 40 calls have 320 MiB.
             assert 4 <= num_sent < 16
             assert scheduler.memory_info().rss - before < 128 * 2**20
         finally:

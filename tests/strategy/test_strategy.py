@@ -115,7 +115,7 @@ def test_mean_of_a_plain_value_is_the_value(strategy):
 
 
 def test_counts_of_a_function_are_summed(strategy):
-    # Numbers that happen to be one object are still each replica's own.
+    # Values of replicas count separately, even if they happen to be the same object.
     pieces = arrays([1, 2, 3, 4], [5, 6, 7, 8])
     for count in (len, lambda x: 4, lambda x: float(len(x)) * 0 + 4.0, lambda x: bool(len(x)) * 4):
         assert int(strategy.reduce("SUM", strategy.run(count, args=(pieces,)), axis=None)) == 8
@@ -289,7 +289,7 @@ def test_one_replica_has_plain_values():
     assert strategy.reduce("SUM", 5, axis=None) == 5
     assert strategy.local_results(batch) == (batch,)
     assert strategy.distribute_dataset(Dataset.range(3).batch(3)).element_spec == TensorSpec((None,), "int64")
-    # Scalars need no batch where nothing is split.
+    # With one replica nothing is split, so elements may be scalars.
     assert [int(x) for x in strategy.distribute_dataset(Dataset.range(3))] == [0, 1, 2]
 
 
@@ -411,13 +411,13 @@ def test_input_signature(strategy):
 
 
 def tasks_of(client) -> set[str]:
-    # Functions and other plain values stay for later steps.
+    # Functions and other plain values are kept for later steps.
     keys = client.run_on_scheduler(lambda dask_scheduler: set(map(str, dask_scheduler.tasks)))
     return {key for key in keys if not key.startswith("value-")}
 
 
 def left_behind(client, before: set[str], within_s: float = 4) -> set[str]:
-    """The tasks that there were not before, once they are gone or the time is up."""
+    """Return new tasks that are still there when the time is up; return at once when there are none."""
     deadline = time.monotonic() + within_s
     while (found := tasks_of(client) - before) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -543,5 +543,5 @@ def test_elements_before_an_error_are_handed_out(strategy):
         assert [value.tolist() for value in strategy.local_results(next(iterator))] == [[row] for row in expected]
     with pytest.raises(RuntimeError, match="at five"):
         next(iterator)
-    # A generator that raised is over.
+    # A generator that raised has ended.
     assert next(iterator, None) is None

@@ -212,7 +212,7 @@ def test_asynchronous_values_are_arguments(on_cluster):
 
 def test_values_do_not_travel_when_they_are_arguments(on_cluster, client):
     pieces = on_cluster.run(lambda: np.zeros(4))
-    # They are there, and so are their tasks.
+    # Wait until the values and their tasks exist.
     assert [len(each) for each in on_cluster.local_results(pieces)] == [4, 4]
     on_cluster.run(np.sum, args=(pieces,))
 

@@ -56,7 +56,7 @@ def test_between_replicas_it_is_read_and_assigned(strategy):
         before = own.read_value()
         own.assign({"w": before["w"] + strategy.reduce("SUM", x, axis=None), "n": 1})
         own.assign_add({"w": np.ones(2), "n": 2})
-        # The current value.
+        # `numpy` gives the value after both assignments.
         return own.numpy()["w"]
 
     def step(x):
@@ -225,7 +225,7 @@ def test_between_replicas_each_may_give_another_one(strategy, synchronization):
         return str(strategy.local_results(given))
 
     given = PerReplica(made) if size > 1 else made[0]
-    # In the program it is the same.
+    # The program sees the same values as the function in cross-replica context.
     expected = str(strategy.local_results(given))
     assert expected.startswith("({'n': np.float64(2.0)}")
     assert set(strategy.local_results(strategy.run(lambda own: between(merged, own), args=(given,)))) == {expected}
@@ -254,7 +254,7 @@ def test_cross_replica_calls_on_a_cluster_see_only_their_arguments(on_cluster):
     for function in (lambda _: float(made), lambda _: made.assign_add(1.0), lambda _: kept.read_value()):
         with pytest.raises(errors.ArgumentError, match=r"own|kept: each replica has its own value, .* pass it in args"):
             on_cluster.local_results(on_cluster.run(between, args=(function,)))
-    # The value from now on may be set nevertheless.
+    # Assigning a new value needs no old one, so it is allowed.
     on_cluster.local_results(on_cluster.run(lambda: [between(lambda _: [made.assign(3.0), None][1]), 0][1]))
     assert float(made) == 3
 
