@@ -27,7 +27,7 @@ from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
 from daskdist.execute.stream.window import Account, ByteWindow, Windows
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 MIB = 2**20
@@ -56,7 +56,7 @@ class Live:
     def note(self, array):
         with self.lock:
             self.made += 1
-        # Appending is atomic: blocks go in any thread.
+        # Blocks are freed in any thread, and appending to a list is atomic.
         weakref.finalize(array, self.gone.append, None)
         return array
 
@@ -94,7 +94,7 @@ class Blocks(Source):
 
 
 def settled(value):
-    """A number once it no longer changes."""
+    """Return a number once it no longer changes."""
     last = None
     while (now := value()) != last:
         last = now
@@ -103,7 +103,7 @@ def settled(value):
 
 
 def outstanding(worker=None):
-    """Bytes counted as outstanding on a worker, by all pipelines there are."""
+    """Return the bytes that all pipelines count as outstanding on a worker."""
     return sum(Windows(kind, 1, 1)[worker].shared_bytes for kind in ("reads", "bundles"))
 
 
@@ -142,7 +142,7 @@ def test_one_iterator_alone_reads_less_than_the_window():
 
 
 def test_a_late_iterator_gets_its_part_of_the_window():
-    # One that is left standing has taken its part of the window; it has left some.
+    # An iterator that nobody uses further holds its part of the window, and leaves the rest to others.
     first, second = Live(), Live()
     with dask.config.set({"daskdist.num-threads": 64, "daskdist.window-bytes": 4 * WINDOW}):
         idle, busy = iter(Dataset(Blocks(200, first))), iter(Dataset(Blocks(200, second)))
@@ -195,7 +195,7 @@ def test_a_dropped_iterator_releases_everything(build):
     next(it)
     assert outstanding() > before
     del it
-    # At once: the garbage collector may come round late.
+    # The bytes are released at once, without the garbage collector.
     assert outstanding() == before
     gc.collect()
     assert settled(lambda: live.num_blocks) == 0
@@ -231,7 +231,7 @@ def test_an_iterator_dropped_while_it_fails_releases_everything():
 
     with pytest.raises(daskdist.errors.UserFunctionError, match="block 7"):
         list(Dataset(Blocks(100, live)).map(fail, vectorized=False).batch(64))
-    # Until then the traceback holds on to it.
+    # The traceback refers to the iterator until it is collected.
     gc.collect()
     assert outstanding() == before
 
@@ -274,7 +274,7 @@ def test_a_slow_consumer_of_an_endless_dataset_holds_memory_flat(is_distributed)
 
 @pytest.fixture
 def large_file(tmp_path):
-    """A file of 256 MiB of zeros, of which nothing is on disk."""
+    """Return a sparse file of 256 MiB of zeros, which takes no space on disk."""
     path = tmp_path / "large.npy"
     np.lib.format.open_memmap(path, "w+", np.int64, (64 * 1024, ROW_BYTES // 8))
     return str(path)
@@ -311,7 +311,7 @@ def test_iterators_on_a_cluster_share_the_window(client, on_cluster, large_file,
     held = settled_bytes(client)
     for worker, num_bytes in held.items():
         ahead = num_bytes - before.get(worker, 0)
-        # The window; and of each iterator the block it takes its rows from, and the step that was handed out.
+        # Besides the window, each iterator may hold the block that it takes rows from, and the step that it returned.
         assert ahead <= WINDOW + NUM_ITERATORS * (MIB + 64 * ROW_BYTES), ahead / MIB
         assert ahead > WINDOW / 4
     del steps
@@ -338,7 +338,7 @@ def test_a_slow_consumer_on_a_cluster_holds_memory_flat(client, on_cluster, larg
 
 @pytest.mark.cluster
 def test_elements_handed_out_do_not_count_as_read_ahead(on_cluster, large_file):
-    # Keeping all blocks of one pass does not slow down another.
+    # Steps that a program keeps must not slow down other passes.
     dist = on_cluster.distribute_dataset(read_npy(large_file).take(64 * BLOCK_ROWS).batch(64))
     kept = list(dist)
     assert len(kept) == 64 * BLOCK_ROWS // 64
@@ -386,7 +386,7 @@ def test_an_account_is_of_all_threads():
 
 
 def test_releases_during_a_summation_are_counted():
-    # The garbage collector releases like this: in a thread that is in the middle of a call.
+    # The garbage collector may run, and so release bytes, in the middle of a summation.
     account = Account()
 
     class Meddling(int):
@@ -402,7 +402,7 @@ def test_releases_during_a_summation_are_counted():
 
 @pytest.mark.parametrize(("others", "fits"), [(0, 75), (75, 18), (90, 7), (100, 0), (150, 0)])
 def test_a_window_leaves_room_for_others(others, fits):
-    # Three times the free memory.
+    # A window may use up to three times as many bytes as it leaves free.
     shared = Account()
     shared.add(others)
     window = ByteWindow(1_000, shared, 100)

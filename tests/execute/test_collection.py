@@ -86,7 +86,7 @@ def test_a_shared_input_is_one_task(files):
     seen = []
     ds = daskdist.read_parquet(files).map(lambda d: seen.append(1) or d["a"])
     dask.compute(ds.batch(4), ds.batch(4), scheduler="sync")
-    # One is tried on a made-up element for the spec; then each row once, since both are one collection.
+    # The function is tried on made-up elements for the spec, and then called once for each row: both datasets share it.
     assert len(seen) <= 32
 
 
@@ -176,7 +176,7 @@ def test_operations_on_persisted_datasets():
 def test_persisted_knows_how_many_there_are():
     kept = rows().filter(lambda d: d["a"] % 2 == 0).persist()
     assert len(list(kept)) == 5
-    # It is in memory, so that its number need not stay unknown.
+    # The dataset is in memory, so the number of elements may be known.
     assert kept.batch(2).persist().cardinality() in (3, -2)
 
 
@@ -406,7 +406,7 @@ def test_from_a_dask_dataframe_of_other_types():
 
 
 def test_from_a_computed_frame_plans_once():
-    # Keys that are planned twice are not the keys of the graph.
+    # Dask would give other keys, which are not in the graph, if the frame were planned twice.
     result = frame()
     result = result[result.a > 1].assign(c=lambda f: f.a * 2)
     ds = Dataset.from_dask(result)
@@ -474,7 +474,7 @@ def test_upstream_is_not_written_once_a_partition():
 
 
 def test_rebuilt_under_another_name_among_other_keys():
-    # Dask does this to a collection whose keys it renames: the graph has more keys than those of the elements.
+    # Dask rebuilds a collection like this when it renames keys; the graph also has keys that are not of elements.
     ds = Dataset.range(10).batch(4)
     rebuild, args = ds.__dask_postpersist__()
     (name,) = {key[0] for key in ds.__dask_keys__()}

@@ -22,7 +22,7 @@ FILE_ROWS = 120
 
 @pytest.fixture(autouse=True)
 def _sizes():
-    # Many small bundles, and a window that they fill.
+    # Make many small bundles, which fill the window.
     with dask.config.set({"daskdist.bundle-bytes": 2_000, "daskdist.window-bytes": 40_000}):
         yield
 
@@ -117,7 +117,7 @@ def test_another_seed_is_another_order(paths):
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_completion_order_does_not_matter_in_this_process(paths, first):
-    # The others of the first splits, each in a thread, wait for that one.
+    # Each of the first four splits is in a thread; the others wait until split number `first` is done.
     is_done = threading.Event()
 
     def late(x):
@@ -149,7 +149,7 @@ def test_a_cluster_gives_what_one_process_gives(on_cluster, paths, name):
 @pytest.mark.cluster
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_the_number_of_workers_is_of_no_matter_under_data(start_cluster, paths, num_workers):
-    # The number of replicas is equal, the assignment of splits is not.
+    # The number of replicas is always three; splits are assigned to other workers.
     threads = 3 // num_workers
     with daskdist.MultiWorkerMirroredStrategy(
         start_cluster(num_workers, threads), num_replicas_per_worker=threads
@@ -158,7 +158,7 @@ def test_the_number_of_workers_is_of_no_matter_under_data(start_cluster, paths, 
 
 
 def slow_on(number, ds_of):
-    """A pipeline with a function that takes its time on one of the workers."""
+    """Return a pipeline with a function that is slow on one of the workers."""
 
     def slow(x):
         if get_worker().name == number:
@@ -184,7 +184,7 @@ def test_a_slow_worker_is_of_no_matter(on_cluster, paths, policy):
 @pytest.mark.cluster
 @pytest.mark.parametrize("build", ["shuffle", "filter"])
 def test_the_order_in_which_splits_finish_is_of_no_matter(on_cluster, paths, build):
-    # The first split is held up until a later one is done, on whichever worker.
+    # The first split waits until a later one is done, on any worker.
     name = f"a later split is done, {build}"
 
     def late(x):

@@ -45,7 +45,7 @@ def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def host_copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of bytes of columns that were copied to the host."""
+    """Return a list of the sizes in bytes of columns that were copied to the host."""
     copies: list[int] = []
     host = DeviceColumn.host.fget  # type: ignore[attr-defined]
     monkeypatch.setattr(DeviceColumn, "host", property(lambda self: copies.append(self.nbytes) or host(self)))
@@ -111,7 +111,7 @@ def test_rows_that_are_few_of_their_blocks_are_compacted_there(host_copies: list
     assert by.num_uploads == 3
     del blocks
     gc.collect()
-    # They are there already, and only picked again.
+    # Compacted rows are on the device already, so gathering them uploads nothing.
     again = by([compacted], Picks(np.array([2, 0]), None, None, None))
     assert by.num_uploads == 3
     np.testing.assert_array_equal(on_host(again.item(0)[0]), X[40])
@@ -163,7 +163,7 @@ def test_host_code_gets_numpy_arrays() -> None:
 def test_known_arrays_on_devices_need_no_option(
     option: bool | None, is_there: bool, host_copies: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Dask cannot have an empty array of this device as a sample.
+    # Dask cannot use an empty array of this device as its sample, so tell that the array is on a device.
     monkeypatch.setattr(from_dask, "is_on_device", lambda array: True)
     strategy = MirroredStrategy(["STRICT:0"])
     dataset = Dataset.from_dask(_there()).shuffle(400, seed=1).batch(100)
@@ -217,7 +217,7 @@ def test_columns_of_dataframes_stay_there() -> None:
     assert [type(leaf) is DeviceColumn for leaf in there.leaves] == [True, False, False, True]
     for one, other in zip(there.leaves, here.leaves, strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
-    # Without a replacement, nulls are as clear an error as on the host.
+    # Without a replacement, nulls are an error as on the host.
     del columns["x"], columns["n"], columns["name"]
     with pytest.raises(Exception, match="some") as found:
         FrameReader.of(frame[["some"]], None, None).block(SimpleFrame(columns), "", from_dask._device_column)

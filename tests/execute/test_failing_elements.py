@@ -67,7 +67,7 @@ def numbers(number=8):
 
 
 GENERATOR = Dataset.from_generator(raises_at_5, output_signature=NUMBER)
-# The results are TensorFlow 2.21's, except for `shuffle`.
+# TensorFlow 2.21 gives the same results, except for `shuffle`.
 CASES = {
     "map": (numbers().map(fails_at(5)).batch(2), [[0, 1], [2, 3], ERROR, [6, 7]]),
     "the first of a batch": (numbers().map(fails_at(4)).batch(2), [[0, 1], [2, 3], ERROR, [6, 7]]),

@@ -35,7 +35,7 @@ MIB = 2**20
 
 @pytest.fixture(autouse=True)
 def strict():
-    """The device's kind, for a test."""
+    """Register the strict device for a test."""
     strict_device.register()
     yield
     StrictStream.delay_s = 0.0
@@ -56,7 +56,7 @@ def waits_by_itself(monkeypatch):
 
 
 def told(element):
-    """A nest as lists of dtypes, shapes and values, wherever its arrays are."""
+    """Return a nest as lists of dtypes, shapes and values, with arrays on any device."""
     if isinstance(element, dict):
         return {name: told(value) for name, value in element.items()}
     if isinstance(element, (tuple, list)):
@@ -168,7 +168,7 @@ def test_devices_and_the_host_side_by_side(late):
     steps = list(strategy.distribute_dataset(Dataset.range(11).batch(4)))
     kinds = [[type(each) for each in step.values] for step in steps]
     assert kinds == [[np.ndarray, type(StrictDevice(1).empty((), np.int64))]] * 3
-    # A replica without rows has none of its device.
+    # A replica without rows gets an empty array on its device.
     assert told(steps[-1].values) == [["int64", [2], [8, 9]], ["int64", [1], [10]]]
     assert told(list(strategy.distribute_dataset(Dataset.range(5).batch(4)))[-1].values)[1] == ["int64", [0], []]
 
@@ -183,7 +183,7 @@ def test_values_stay_on_the_host_if_requested():
         True,
         True,
     )
-    # The array has no record of its source any more: a step gets it on its device.
+    # The arrays do not know that they should stay on the host, so `run` puts them on the devices.
     for step in distributed:
         assert strategy.run(lambda x: StrictDevice.holds(x), args=(step,)).values == (True, True)
 
@@ -240,7 +240,7 @@ def test_leaves_are_packed_and_copied_together():
     whole = np.arange(64, dtype=np.float64)
     steps = [[whole[8 * k : 8 * k + 8], np.arange(3, dtype=np.int16) + k] for k in range(4)]
     step_layout = layout.layout_of(device("STRICT:0"), steps)
-    # One piece for the chunks of the array, and one each for the others.
+    # Adjacent parts of one array are one piece; each other array is a piece of its own.
     assert [piece.num_bytes for piece in step_layout.packed] == [4 * 64, 6, 6, 6, 6]
     assert all(piece.offset % 256 == 0 for piece in step_layout.packed)
     assert [step[0].offset for step in step_layout.steps] == [0, 64, 128, 192]
@@ -324,7 +324,7 @@ def test_shuffled_rows_are_gathered_into_pinned_memory(monkeypatch):
 
 def test_large_arrays_are_packed_by_several_threads(late):
     wide = np.random.default_rng(0).random((2**10, 2**11))
-    # Bytes that lie together, rows that do not, and just one row.
+    # Arrays that are contiguous, that have gaps between elements, and that have one row.
     leaves = [wide, wide[:, ::2], wide.T, wide.reshape(1, -1)[:, ::2]]
     ((found,),) = DevicePrefetch(iter([[leaves]]), [device("STRICT:0")])
     for leaf, each in zip(leaves, found, strict=True):
@@ -401,7 +401,7 @@ def test_an_error_while_packing_leaves_no_slot_taken(monkeypatch):
 
 @pytest.fixture
 def lent():
-    """A channel of a device, a stream that computes with its memory, and 64 bytes of that."""
+    """Return a channel of a device, a stream that uses its memory, and a list with 64 bytes of that memory."""
     strict = device("STRICT:0")
     channel = Channel(strict)
     stream = strict.stream()
@@ -458,7 +458,7 @@ def read_late(num_steps=8, late_s=0.02):
     found = []
     late = threading.Event()
     for ((leaf,),) in DevicePrefetch(iter(arrays((2**12,), num_steps=num_steps)), [device("STRICT:0")], unit_bytes=KIB):
-        # It never comes: the kernel begins when so much time is over.
+        # The event is never set: the kernel begins after `late_s`.
         device("STRICT:0").current_stream().give(lambda: late.wait(late_s))
         reads_late(leaf, found)
         del leaf
@@ -493,7 +493,7 @@ def read_unknown(strict, is_minded, num_steps=8, late_s=0.02):
 def test_memory_read_in_an_unknown_stream_is_kept_until_it_is_done():
     copier._channel_of.cache_clear()
     try:
-        # Whoever does not mind it sees another step's.
+        # Check that the test can fail: without waiting for unknown streams, a kernel reads the values of a later step.
         assert any(found[0] != 1000 * step for step, found in enumerate(read_unknown(device("STRICT:0"), False)))
         for step, found in enumerate(read_unknown(device("STRICT:0"), True)):
             np.testing.assert_array_equal(found, np.arange(2**12) + 1000.0 * step)
@@ -529,7 +529,7 @@ def test_a_copy_does_not_wait_for_the_step_that_is_computed():
 
     def source():
         yield from steps[:2]
-        # There is a step to be computed before this can be copied.
+        # The third step can be copied only after a step is being computed.
         assert is_given.wait(10)
         yield from steps[2:]
 
@@ -540,7 +540,7 @@ def test_a_copy_does_not_wait_for_the_step_that_is_computed():
     ((leaf,),) = next(ahead)
     reads_late(leaf, found, begin=is_done)
     is_given.set()
-    # It is there though the one before is computed still; in the memory of the one before that.
+    # The third step is copied while the second is still being computed, into the memory of the first.
     ((leaf,),) = next(ahead)
     assert not is_done.is_set()
     assert on_host(leaf)[0] == 2000
@@ -571,7 +571,7 @@ def test_a_stream_that_is_forgotten_is_waited_for_first(waits_by_itself):
 
 
 def test_limit_of_bytes_copied_in_place(waits_by_itself):
-    # A program that looks at nothing asks for its steps faster than they can be copied.
+    # A program that reads no results requests steps faster than they can be copied.
     StrictStream.delay_s = 0.005
     kept, most = [], 0
 
@@ -584,7 +584,7 @@ def test_limit_of_bytes_copied_in_place(waits_by_itself):
     for step in DevicePrefetch(source(), [device("STRICT:0")], num_units=2, unit_bytes=KIB):
         del step
         most = max(most, sum(ref() is not None for ref in kept))
-    # Two being copied, two ahead, one being gathered and one waiting to be sent.
+    # Of the steps, two are being copied, two are ahead, one is being gathered and one waits to be copied.
     assert most <= 6
 
 
@@ -704,7 +704,7 @@ def test_out_of_memory_less_is_ahead(late, caplog):
 
 
 def test_released_memory_is_reused_when_nothing_else_is_free():
-    # The consumer releases a step only after it has the next one: two steps just fit.
+    # The consumer releases a step only after it has the next one, and two steps just fit.
     LIMITS[0] = 2 * 32 * KIB
     found = []
     for ((leaf,),) in DevicePrefetch(iter(arrays((2**12,), num_steps=6)), [device("STRICT:0")]):
@@ -819,7 +819,7 @@ def test_a_replica_that_ends_waits_for_no_other(monkeypatch):
 def test_a_loop_that_fails(late):
     def seen_by(strategy):
         distributed = strategy.distribute_dataset(Dataset.range(200).batch(4).map(fails_at_hundred))
-        # The first replica's part; the second may have begun by then, or not.
+        # Record only the first replica's steps, since the second replica may or may not have begun when it fails.
         seen = []
 
         def all_of(iterator):
@@ -854,7 +854,7 @@ def on_workers(client):
 def test_loops_on_workers(on_workers, client, name):
     client.run(set_delay, 0.002)
     here = mirrored(2)
-    # Each dataset is new, since a shuffle counts its passes.
+    # Use a new dataset for each strategy, since a shuffle counts its passes.
     expected_of, dataset = (with_options(LOOPS[name](), auto_shard_policy=AutoShardPolicy.DATA) for _ in range(2))
     with daskdist.MultiWorkerMirroredStrategy(client) as plain:
         expected = plain.local_results(plain.run(on_the_host, args=(plain.distribute_dataset(expected_of), 2)))

@@ -24,7 +24,7 @@ from daskdist.execute.transfer.prefetch import DevicePrefetch
 
 @pytest.fixture(autouse=True)
 def strict():
-    """The device's kind, for a test."""
+    """Register the strict device for a test."""
     strict_device.register()
     yield
     StrictStream.delay_s = 0.0
@@ -122,7 +122,7 @@ def test_a_ready_step_does_not_wait_for_the_next():
 
     def source():
         for number, before in enumerate([None, *taken[:-1]]):
-            # Nothing more before the last one is used.
+            # Give no further step before the last one is used.
             assert before is None or before.wait(10)
             yield [[np.array([number])]]
 
@@ -170,7 +170,7 @@ def test_figures_of_the_copies():
     found = eventually(of_all_copies)
     assert found["num_bytes"] == 4096 * 8
     assert found["copy_s"] >= 0.03
-    # All but the first were there when they were asked for.
+    # All steps but the first had been copied when they were requested.
     assert 0.3 < found["overlap"] < 1
     assert (found["num_grown"], found["is_shrunk"]) == (0, False)
 
@@ -225,12 +225,12 @@ def gatherer_of(name):
 
 @pytest.mark.parametrize(("of", "name"), [(channel_of, "STRICT:7"), (gatherer_of, "STRICT:8")], ids=["copies", "rows"])
 def test_threads_that_come_at_once_share_it(monkeypatch, of, name):
-    # The queue of an unused device.
+    # No other test uses these devices, so their queues do not exist yet.
     made = StrictDevice.stream
     is_second = threading.Event()
 
     def stream(self):
-        # The time of the first use of a device.
+        # The first use of a device takes some time.
         is_second.wait(0.05)
         return made(self)
 
@@ -242,7 +242,7 @@ def test_threads_that_come_at_once_share_it(monkeypatch, of, name):
 
 def test_no_consumer_is_forgotten_where_two_come_at_once():
     class Slow:
-        """A stream beside which another one comes while it is told from a third."""
+        """A stream that adds another one to the channel while it is compared with a third."""
 
         other = None
 
@@ -280,7 +280,7 @@ def test_large_arrays_that_steps_are_views_of_are_pinned_if_asked_for(locks, mon
         np.testing.assert_array_equal(np.concatenate([on_host(step) for step in steps]), array)
     assert bool(packed) != locks
     assert (id(array) in strict_device.LOCKED) == locks
-    # Arrays that may share pages with others, or own no view, are packed.
+    # Arrays that may share memory pages with others, or are no views of a large array, are packed.
     (found,) = DevicePrefetch(iter([[[small, small.copy()]]]), [device("STRICT:0")], locks=True)
     assert packed
     np.testing.assert_array_equal(on_host(found[0][0]), small)

@@ -144,7 +144,7 @@ def test_a_pass_that_ends_early_leaves_no_file(tmp_path):
     assert files_in(tmp_path)
     iterator.close()
     del iterator
-    # A part that is being written ends first.
+    # A part that is being written is finished before its file is removed.
     eventually(lambda: files_in(tmp_path) == [])
 
 
@@ -309,7 +309,7 @@ def test_saved_datasets_are_read_like_files(tmp_path):
     Dataset.range(3).batch(2).save(tmp_path / "a")
     for given in (None, "saved"):
         assert [batch.tolist() for batch in daskdist.read_files(tmp_path / "a", given)] == [[0, 1], [2]]
-    # Others call files so too.
+    # Files of other programs may have the same name.
     (tmp_path / "manifest.json").write_text('{"version": 1}')
     assert [dict(row) for row in daskdist.read_files(tmp_path / "manifest.json")] == [{"version": 1}]
     (tmp_path / "b").mkdir()

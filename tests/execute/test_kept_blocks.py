@@ -30,7 +30,7 @@ ROWS = np.random.default_rng(0).random((NUM_ROWS, 16), np.float32)
 
 
 class Tasks(SchedulerPlugin):
-    """Counts the tasks that workers have finished, by kind."""
+    """A counter of the tasks that workers have finished, by kind."""
 
     name = "daskdist-test-tasks"
 
@@ -44,7 +44,7 @@ class Tasks(SchedulerPlugin):
 
 @pytest.fixture
 def tasks(client: Client) -> Iterator[Counter]:
-    """The tasks of a test."""
+    """Count the tasks of a test."""
     plugin = Tasks()
     client.cluster.scheduler.add_plugin(plugin)
     yield plugin.counts
@@ -52,7 +52,7 @@ def tasks(client: Client) -> Iterator[Counter]:
 
 
 def batches_of(strategy, distributed, number=None):
-    """The batches of a pass, each put together of the replicas' parts."""
+    """Return the batches of a pass, each joined from the replicas' parts."""
     steps = []
     for step in distributed:
         steps.append(step)
@@ -62,7 +62,7 @@ def batches_of(strategy, distributed, number=None):
 
 
 def keys_there(client: Client, prefix: str) -> list[str]:
-    """The keys of results that the cluster has, soon."""
+    """Wait until the cluster has no results of a kind, and return the keys of those that are left."""
     end = time.monotonic() + 10
     while True:
         gc.collect()
@@ -78,7 +78,7 @@ def keys_there(client: Client, prefix: str) -> list[str]:
 
 @pytest.fixture
 def kept() -> SimpleNamespace:
-    """Blocks that are kept; ``sent`` has all that were sent, and those of ``lost`` cannot be had any more."""
+    """Return kept blocks whose ``sent`` lists all blocks that were sent; the blocks in ``lost`` are not available."""
     sent: list[Block] = []
     lost: set[int] = set()
 
@@ -174,7 +174,7 @@ def test_the_most_recently_used_are_kept(kept):
     assert kept.of(owners[0], rows) == 1
     assert kept.of(owners[8], rows) == 9
     assert len(kept.blocks) == 8
-    # The second was not used for longest.
+    # The second owner's block was the least recently used, so it was dropped.
     assert kept.of(owners[0], rows) == 1
     assert kept.of(owners[1], rows) == 10
 
@@ -187,7 +187,7 @@ def test_later_passes_send_nothing_and_take_a_task_a_worker(on_cluster, tasks):
     distributed = on_cluster.distribute_dataset(Dataset.from_tensor_slices(ROWS).batch(128))
     passes = [batches_of(on_cluster, distributed) for _ in range(4)]
     assert all(np.array_equal(np.concatenate(each), ROWS) for each in passes)
-    # Workers look at nothing by themselves: the last tasks are over.
+    # Reading the rows has waited for all tasks.
     assert tasks["from_tensor_slices"] == 1
     assert tasks["gather"] == 2 * 4
     assert not tasks["take"]
@@ -201,7 +201,7 @@ def test_repetitions_go_into_one_task_together(on_cluster, tasks):
     expected = np.concatenate([ROWS] * 16)[: len(found)]
     assert np.array_equal(found, expected)
     assert tasks["from_tensor_slices"] == 1
-    # From about 15 passes.
+    # About 15 passes are needed for these batches.
     assert tasks["gather"] <= 20
 
 
@@ -318,7 +318,7 @@ def test_nothing_stays_of_a_strategy_that_is_closed(client):
     next(it)
     strategy.close()
     assert keys_there(client, "from_tensor_slices") == []
-    # Another dataset sends it again.
+    # Another strategy sends the block again.
     with daskdist.MultiWorkerMirroredStrategy(client) as other:
         assert np.array_equal(np.concatenate(batches_of(other, other.distribute_dataset(dataset))), ROWS)
 
@@ -348,7 +348,7 @@ def test_a_lost_workers_block_is_made_again():
         distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(ROWS).batch(128))
         assert np.array_equal(np.concatenate(batches_of(strategy, distributed)), ROWS)
         for _ in range(2):
-            # After some seconds, Dask has it on one worker only, which is lost.
+            # Kill a worker that has the block; after some seconds, Dask may have no other copy of it.
             key = next(key for key in map(str, client.who_has()) if key.startswith("from_tensor_slices"))
             holder = client.who_has()[key][0]
             os.kill(client.run(os.getpid)[holder], signal.SIGKILL)
@@ -358,7 +358,7 @@ def test_a_lost_workers_block_is_made_again():
             with contextlib.suppress(daskdist.errors.ClusterError):
                 strategy.local_results(strategy.run(os.getpid))
             assert np.array_equal(np.concatenate(batches_of(strategy, distributed)), ROWS)
-            # Workers that were started again may have taken its place.
+            # The lost worker is gone, but restarted workers may have replaced it.
             assert holder not in strategy.workers
 
 
@@ -378,8 +378,8 @@ def test_parts_that_a_function_is_called_with_grow_over_the_ends_of_repetitions(
     dataset = Dataset.from_tensor_slices(ROWS).map(lambda x: x + 1).repeat().batch(128)
     found = np.concatenate(batches_of(on_cluster, on_cluster.distribute_dataset(dataset), 200))
     assert np.array_equal(found, np.concatenate([ROWS + 1] * 20))
-    # Parts that begin small each time would be seven in each of 20 repetitions, 140. Their number depends on how far is
-    # read ahead, and so on time.
+    # If parts began small in each of the 20 repetitions, there would be seven in each, 140 in all. The exact number
+    # depends on how far is read ahead, and so on time.
     assert tasks["from_tensor_slices"] <= 3 * 20
     assert tasks["report"] < 20
 
@@ -392,7 +392,7 @@ def test_a_cache_is_replayed_by_few_tasks(on_cluster, tasks):
     tasks.clear()
     for _ in range(3):
         assert np.array_equal(np.concatenate(batches_of(on_cluster, distributed)), ROWS + 1)
-    # A bundle for each of the two replicas, and data from the other worker.
+    # Each pass takes a bundle for each of the two replicas, and at most one transfer from each worker to the other.
     assert not tasks["from_tensor_slices"]
     assert tasks["gather"] == 2 * 3
     assert tasks["take"] <= 2 * 3

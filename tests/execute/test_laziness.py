@@ -17,7 +17,7 @@ from daskdist import Dataset
 from daskdist.errors import DaskdistError
 from daskdist.testing import never_run
 
-# Builds each pipeline; the name is that of its last operation.
+# Name of the last operation -> a function that builds the pipeline.
 BUILDERS = {
     "range": lambda ds: Dataset.range(10),
     "from_tensors": lambda ds: Dataset.from_tensors((1, [2.0])),
@@ -100,7 +100,7 @@ def test_functions_see_only_made_up_elements(files):
     seen = []
     ds = daskdist.read_parquet(files).map(lambda d: seen.append(d["a"]) or d["a"])
     repr(ds.batch(2)), ds.explain(), ds.element_spec
-    # Not 4, 5 and 6, which the files have too.
+    # The function sees none of the values 4, 5 and 6, which are in the files.
     assert all(value in (0, 1, 2, 3, 7) for value in seen)
     assert len(seen) <= 6, "the function is tried once for each pipeline it is in"
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(autouse=True, scope="module")
 def unbalanced(client):
-    """Dask's balancing may move tasks away from where they are wanted, while it does not know how short they are."""
+    """Stop work stealing, by which Dask may move tasks to other workers before it knows how short they are."""
 
     async def stop(dask_scheduler):
         await dask_scheduler.extensions["stealing"].stop()
@@ -33,7 +33,7 @@ def unbalanced(client):
 
 
 def here(*rows):
-    """The port of the worker that calls it; 0 where it is tried out."""
+    """Return the port of the worker that this is called on, or 0 outside of workers."""
     try:
         return np.int64(int(get_worker().address.rpartition(":")[2]))
     except ValueError:
@@ -45,26 +45,26 @@ def port(worker):
 
 
 def elements_of(strategy, dataset):
-    """The rows of all replicas, in order, as leaves that are concatenated."""
+    """Return the concatenated leaves of all replicas' rows, in order."""
     steps = [strategy.local_results(step) for step in strategy.distribute_dataset(dataset)]
     parts = [part for step in steps for part in step]
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
 def done(client, collection):
-    """Wait for what was persisted."""
+    """Wait until a persisted collection is computed."""
     for future in client.futures_of(collection):
         future.result()
 
 
 def moved_keys(client):
-    """Keys of what was sent by one worker to another so far, and for each how often."""
+    """Return the keys of all data that workers got from other workers so far, once for each transfer."""
     logs = client.run(lambda dask_worker: [list(each["keys"]) for each in dask_worker.transfer_incoming_log])
     return [str(key) for log in logs.values() for keys in log for key in keys]
 
 
 def on_workers(client, workers, make):
-    """A Dask array of chunks, of which each is persisted on a worker that is named."""
+    """Create a chunk on each of the given workers, and return the futures."""
     futures = [client.submit(make, k, workers=[worker], pure=False) for k, worker in enumerate(workers)]
     done(client, futures)
     return futures
@@ -79,7 +79,7 @@ def chunk_of(number):
 
 @pytest.fixture
 def lopsided(on_cluster, client):
-    """A persisted array of six chunks, of which the second worker has the first four."""
+    """Persist an array of six chunks, the first four on the second worker; return it and the workers' ports."""
     one, other = on_cluster.workers
     where = [other, other, other, other, one, one]
     futures = on_workers(client, where, chunk_of)
@@ -145,7 +145,7 @@ def test_placement_is_asked_for_once_a_pass(on_cluster, client, lopsided):
         (step,) = dist
     finally:
         scheduler.handlers["who_has"] = answer
-    # Fetching a few results asks too.
+    # Fetching a few results also asks, but for fewer keys.
     assert asked.count(6) == 1
     assert np.concatenate(on_cluster.local_results(step)).tolist() == list(range(60))
 
@@ -260,7 +260,7 @@ def test_files_are_read_at_their_given_locations(on_cluster, client, texts, say,
     one, other = on_cluster.workers
     workers = client.scheduler_info(n_workers=-1)["workers"]
     ports = {"A": port(one), "B": port(other)}
-    # Workers by address and by name.
+    # Name one worker by its address and the other by its name.
     names = {"A": one, "B": workers[other]["name"]}
     ds = located(read_text(texts), say(names, texts), auto_shard_policy=policy)
     if policy == "OFF":

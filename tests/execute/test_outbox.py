@@ -80,7 +80,7 @@ def test_several_threads_send_at_once_to_one_that_does_not_read_yet():
 
         def send(thread):
             for number in range(num_messages):
-                # More in all than sockets have room for.
+                # All messages together are larger than the buffers of sockets.
                 outbox.append((thread, number, bytes(50_000)))
                 outbox.kick()
 

@@ -27,7 +27,7 @@ from daskdist.execute.callers.now import Now
 from daskdist.execute.callers.threads import Threads
 from daskdist.testing import same_elements
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 LARGE = {"daskdist.split-bytes": 2**24, "daskdist.window-bytes": 2**28}
@@ -53,7 +53,7 @@ def from_dask():
     return Dataset.from_dask(da.arange(20, chunks=6))
 
 
-# Every operation, with something before or after it that holds elements back.
+# Every operation, each before or after an operation that holds elements back.
 PIPELINES = {
     "range": lambda: Dataset.range(10),
     "counter": lambda: Dataset.counter(3).take(20).shuffle(4, seed=1),
@@ -114,7 +114,7 @@ PIPELINES = {
 
 
 def begun(make, number, caller):
-    """An iterator that has given so many elements."""
+    """Return an iterator from which a number of elements was taken."""
     with using(caller):
         iterator = iter(make())
     for _ in range(number):
@@ -124,7 +124,7 @@ def begun(make, number, caller):
 
 def check_every_position(make, caller):
     whole = list(begun(make, 0, caller))
-    # An iterator that is asked at each position gives all the same; so do some that are asked once.
+    # Taking a state at each position, or only once, does not change the elements.
     asked, states = begun(make, 0, caller), []
     for expected in whole:
         states.append(pickle.dumps(asked.state_dict()))
@@ -142,7 +142,7 @@ def check_every_position(make, caller):
             again.load_state_dict(pickle.loads(pickle.dumps(iterator.state_dict())))
             same_elements(list(again), whole[number:], f"gone on from {number}, asked once")
             same_elements(list(iterator), whole[number:], f"the iterator that was asked once, from {number}")
-    # And once more where the iterator has noticed that nothing comes any more.
+    # Take another state when the iterator knows that it is at its end.
     again = begun(make, 0, caller)
     again.load_state_dict(pickle.loads(pickle.dumps(iterator.state_dict())))
     assert list(again) == []
@@ -151,7 +151,7 @@ def check_every_position(make, caller):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Lines 0 to 19 as text, compressed, and with some that are broken; and as a table in row groups of 4."""
+    """Write the numbers 0 to 19 as text, as compressed text, as text with broken lines, and as a Parquet file."""
     directory = tmp_path_factory.mktemp("files")
     lines = [str(k).encode() for k in range(20)]
     (directory / "plain.txt").write_bytes(b"\n".join(lines))
@@ -247,7 +247,7 @@ def test_caches_become_complete_or_are_removed(name, is_complete, caller, tmp_pa
         rest = [x.tolist() for x in iterator]
         over = pickle.dumps(iterator.state_dict())
         assert sorted(np.ravel(begun + rest)) == list(range(12))
-        # It is complete by now.
+        # The cache is complete now.
         for each, expected in ((state, rest), (over, [])):
             for other in (ds, make()):
                 again = iter(other)
@@ -255,7 +255,7 @@ def test_caches_become_complete_or_are_removed(name, is_complete, caller, tmp_pa
                 assert [x.tolist() for x in again] == expected
                 assert list(again) == []
         assert [x.tolist() for x in ds] == begun + rest
-        # Parts of resumed passes do not stay.
+        # Resumed passes must not leave parts behind.
         num_files = sum(len(files) for _, _, files in os.walk(tmp_path))
         shutil.rmtree(tmp_path / "kept", ignore_errors=True)
         again = iter(make())
@@ -266,7 +266,7 @@ def test_caches_become_complete_or_are_removed(name, is_complete, caller, tmp_pa
         assert num_files == (0 if name == "cache" else 2), "a part for all there is, and a manifest"
         again.load_state_dict(pickle.loads(state))
         assert [x.tolist() for x in again] == rest
-        # Nothing was kept of half a pass; the next one is in the same order.
+        # A resumed pass stores nothing; the next whole pass has the same order.
         other = make()
         again = iter(other)
         again.load_state_dict(pickle.loads(state))
@@ -338,7 +338,7 @@ def test_rows_before_a_position_are_not_read(tmp_path):
     for path in paths[:3]:
         pq.write_table(pa.table({"a": np.zeros(10, np.int64) - 1}), path)
     again = begun(make, 0, Now)
-    # The files were changed, and the position is of others: only that of these says so.
+    # The files were changed, so the position is refused. Use the fingerprint of the new files to load it nevertheless.
     with pytest.raises(errors.ArgumentError, match="another pipeline"):
         again.load_state_dict(state)
     state["fingerprint"] = again.state_dict()["fingerprint"]
@@ -385,7 +385,7 @@ def test_positions_are_small_and_plain(name, tmp_path):
     state = iterator.state_dict()
     assert len(state["position"]) < most_bytes
     assert {type(value) for value in state.values()} == {int, str, bytes}
-    # No value is of another kind, and the pickled state is as small.
+    # The values are of no other types, so the pickled state is as small.
     assert len(pickle.dumps(state)) < most_bytes + 1_000
     again = begun(make, 0, Now)
     checkpoint = daskdist.Checkpoint(iterator=iterator)

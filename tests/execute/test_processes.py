@@ -117,7 +117,7 @@ def test_processes_end_after_the_calls_that_they_have(tmp_path):
     os.mkfifo(gate)
     function = pool.add(cloudpickle.dumps(lambda path: Path(path).read_text()))
     with ThreadPoolExecutor(2) as threads:
-        # The gate opens once the call reads from it.
+        # Opening the pipe waits until the call reads from it.
         answer = threads.submit(pool.call, function, [str(gate)])
         with open(gate, "w") as file:
             closing = threads.submit(pool.close)

@@ -25,7 +25,7 @@ NUMBER = TensorSpec((), np.int64)
 
 
 class Gated:
-    """A generator of numbers that stops before one until it is let go on, and says how far it was pulled."""
+    """A generator of numbers that waits before one of them for a gate, and records how many were taken."""
 
     def __init__(self, stop_before=None, end=None):
         self.stop_before, self.end = stop_before, end
@@ -46,7 +46,7 @@ class Gated:
 
 
 def lists(value):
-    """The rows of a step, those of all replicas together."""
+    """Return the rows of a step, of all replicas together."""
     parts = value.values if isinstance(value, daskdist.PerReplica) else (value,)
     return np.concatenate([np.asarray(part) for part in parts]).tolist()
 
@@ -116,7 +116,7 @@ def test_the_budget_limits_the_elements_pulled_ahead(where):
     for _ in it:
         taken[0] += 1
     assert taken[0] == 400
-    # 8 kB per row: rows in flight, one more of each kind, and the one being computed.
+    # At 8 kB per row, these are the rows that the budget allows, and a few that are being computed or handed over.
     assert most[0] <= 100_000 // 8000 + 8
 
 
@@ -332,7 +332,7 @@ def test_slow_rows_do_not_hold_up_the_first_batch(on_cluster):
     it = iter(on_cluster.distribute_dataset(Dataset.range(100_000).map(slow).shuffle(500, seed=0).batch(64)))
     lists(on_cluster.gather(next(it), axis=0))
     it.close()
-    # All rows take 50 s on two workers.
+    # Computing all rows would take 50 s on two workers.
     assert time.monotonic() - begun_at < 15
 
 
@@ -346,5 +346,5 @@ def test_few_large_elements_are_made_of_small_rows_before_their_size_is_known():
         rows = Dataset.range(16_000).map(lambda x: np.full(125_000, float(x)))
         for batch in itertools.islice(strategy.distribute_dataset(rows.batch(4)), 8):
             assert all(len(values) == 2 for values in strategy.local_results(batch))
-        # A worker that has too much in memory is started again at another address.
+        # Dask restarts workers that exceed their memory, at other addresses.
         assert set(client.scheduler_info(n_workers=-1)["workers"]) == workers

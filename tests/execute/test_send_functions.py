@@ -96,7 +96,7 @@ def test_generators_are_refused_on_workers(on_cluster):
         on_cluster.distribute_dataset(ds)
     with pytest.raises(ValueError, match=r"Write map\(helper, rng=seed\)"):
         on_cluster.distribute_dataset(Dataset.range(8).map(helper).batch(4))
-    # In one process, the generator just draws its next numbers.
+    # In one process, functions may draw from the generator.
     for strategy in (daskdist.MirroredStrategy(["CPU:0"]), daskdist.MirroredStrategy(["CPU:0", "CPU:1"])):
         assert sum(1 for _ in strategy.distribute_dataset(ds)) == 2
     assert len(set(map(float, Dataset.range(50).map(helper)))) == 50
@@ -263,7 +263,7 @@ def test_a_module_that_workers_lack(client, on_cluster, tmp_path, monkeypatch, u
         match=rf"No module named '{name}'.*send-modules': 'local'.*client.upload_file\('{name}.py'\)",
     ):
         _USES[use](on_cluster, Dataset.range(8).batch(4), module)
-    # No worker is lost over it, and once they have the module another strategy can use it.
+    # The error ends no worker. Once the workers have the module, another strategy can use it.
     client.upload_file(str(path))
     with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
         assert _USES[use](strategy, Dataset.range(8).batch(4), module)

@@ -140,7 +140,7 @@ def test_another_iterator_is_of_use_while_a_thread_waits():
     thread = threading.Thread(target=next, args=(waiting,))
     thread.start()
     assert begun.wait(60)
-    # The datasets of one strategy, and this thread, go on.
+    # Meanwhile this thread can use another dataset.
     assert len(list(mirrored(2).distribute_dataset(Dataset.range(8).batch(4)))) == 2
     go_on.set()
     thread.join(60)
@@ -178,7 +178,7 @@ def test_a_function_of_replicas_cannot_take_steps(make, num_replicas):
     iterator = iter(dataset)
     with pytest.raises(RuntimeError, match=r"distributed dataset is iterated over by .*args=\(next\(iterator\),\)"):
         strategy.run(make(iterator, dataset), args=(1,))
-    # Nothing was taken, and the program itself goes on, in a scope too.
+    # The refused function took nothing, and the program can take all steps, in a scope too.
     with strategy.scope():
         steps = list(iterator)
     assert [row for step in steps for part in strategy.local_results(step) for row in part] == list(range(8))

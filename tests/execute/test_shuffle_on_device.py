@@ -198,7 +198,7 @@ def test_leaves_are_on_the_device_if_possible() -> None:
     half, number, name = found[0][0]
     assert is_on_device(number)
     assert isinstance(name, np.ndarray)
-    # The device has no such floats.
+    # The device lacks float16.
     assert isinstance(half, np.ndarray)
 
 
@@ -267,7 +267,7 @@ def test_memory_comes_back_while_blocks_go_and_at_the_end() -> None:
     builder = BundleBuilder(Interpreter(Counting()), primitive, (0,), device_gathers=hooks)
     for _ in builder:
         most = max(most, TAKEN[0] - before)
-    # Half a megabyte of the 16 MB is in the buffer at a time, in blocks some of which have few rows left in it.
+    # The buffer holds half a megabyte of the 16 MB, in blocks of which some have only few rows left.
     assert 500_000 < most < 5_000_000
     del builder, _
     gc.collect()
@@ -308,7 +308,7 @@ def test_an_order_of_many_is_worked_out_on_the_device(
     name: str, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = PIPELINES[name]()
-    # Until here orders of so few rows are drawn here.
+    # By default, the host draws orders of so few rows.
     _by_steps(dataset, 0, ["STRICT:0"], Now())
     assert parts == []
     _worked_out(monkeypatch)
@@ -326,7 +326,8 @@ def test_each_device_computes_its_own_part(parts: list[tuple[int, int]], monkeyp
     dataset = Dataset.from_tensor_slices(ROWS).shuffle(1000, seed=1).batch(10)
     expected = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now())
     _assert_same(_by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Now()), expected)
-    # But for the first and last few, which are fewer rows than there are blocks.
+    # Each batch is one part. The first and last batches may have none, since they are in bundles with fewer rows than
+    # blocks.
     first, last = min(parts)[0], max(parts)[1]
     assert sorted(parts) == [(start, start + 10) for start in range(first, last, 10)]
     assert last - first >= 800
@@ -339,7 +340,7 @@ def test_many_small_parts_are_computed_on_the_host(
     dataset = Dataset.from_tensor_slices(ROWS).shuffle(1000, seed=1)
     expected = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now())
     _assert_same(_by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Now()), expected)
-    # Rows by turns: of the first few only a call for each is worth it.
+    # The replicas take rows in turns, so parts have one row. Devices are called for the first few of them only.
     assert len(parts) < 300
 
 
@@ -365,7 +366,7 @@ def test_rows_of_any_blocks_are_worked_out(parts: list[tuple[int, int]], monkeyp
             found, expected = made(chosen, Picks.of(run)), gather(chosen, Picks.of(run))
             _assert_same([[found.item(k)] for k in range(2)], [[expected.item(k)] for k in range(2)])
     assert len(parts) == 7 * 3
-    # Two blocks have rows in the first, and then all; each goes up once.
+    # Each of the four blocks is uploaded once.
     assert made.num_uploads == 4
 
 
@@ -641,7 +642,7 @@ class TestEmpty:
                 places = [(lane.ref, lane.places[step]) for lane in bundle.lanes]
                 found.append([None if place < 0 else ref.handle.item(place) for ref, place in places])  # type: ignore[union-attr]
         _assert_same(found, _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now()))
-        # Batches of each lane are several rows of blocks, at least once.
+        # At least some leaves are in the requested memory. In the pipeline "window" none needs to be.
         shared = [leaf for row in found for leaves in row if leaves for leaf in leaves]
         assert any(np.shares_memory(leaf, array) for leaf in shared for array in made) or name == "window"
 
