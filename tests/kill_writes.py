@@ -3,11 +3,12 @@
 ``python kill_writes.py DIRECTORY METHOD:SCHEME...`` writes with methods of `Dataset` to ``SCHEME://...``, first to an
 empty place and then over an older dataset, in processes that end before their first, second, ... change, until one
 completes. After each, a reader has to find the old dataset or the new one, and another write has to remove all
-leftovers.
+leftovers; the command ``convert`` is also repeated before that, and has to give the new dataset.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -25,8 +26,11 @@ from fsspec.implementations.local import LocalFileSystem
 
 import daskdist
 from daskdist import Dataset, errors
+from daskdist.cli import main
 
 OLD, NEW, LATER = list(range(4)), list(range(100, 106)), list(range(200, 202))
+# The method ``convert`` is the command, which continues where it was killed.
+CONVERT = "convert"
 OPTIONS = {"to_zarr": {"chunk_rows": 3}, "save": {}}
 
 
@@ -118,7 +122,17 @@ fsspec.register_implementation("file", Disk, clobber=True)
 fsspec.register_implementation("objects", Objects)
 
 
+def convert(values: list[int], place: str) -> None:
+    folder = Path(place.partition("://")[2] or place).parent.parent / f"source-{values[0]}"
+    args = ["convert", str(folder), place, "--to", "zarr", "--rows-per-file", "2", "--overwrite"]
+    with dask.config.set({"daskdist.num-threads": 1}), contextlib.redirect_stdout(None):
+        main.main(args, standalone_mode=False)
+
+
 def write(method: str, values: list[int], place: str) -> None:
+    if method == CONVERT:
+        convert(values, place)
+        return
     dataset = Dataset.from_list([{"cls": value} for value in values])
     options: dict[str, Any] = {} if method == "save" else {"overwrite": True}
     options |= OPTIONS.get(method, {"rows_per_file": 2})
@@ -134,6 +148,7 @@ def read(method: str, place: str) -> list[int] | None:
         "to_webdataset": daskdist.read_webdataset,
         "to_tfrecord": lambda path: daskdist.read_tfrecord(path, {"cls": daskdist.FixedLenFeature((), "int64")}),
         "to_zarr": daskdist.read_zarr,
+        CONVERT: daskdist.read_zarr,
         "save": Dataset.load,
     }
     try:
@@ -164,12 +179,16 @@ def names_in(folder: Path, method: str) -> list[str]:
 
 
 def check(place: str, target: Path, is_fresh: bool, method: str) -> None:
-    globs = {"save": [], "to_zarr": [f"{place[:-1]}*"]}.get(method, [f"{place}/part-*"])
+    globs = {"save": [], "to_zarr": [f"{place[:-1]}*"], CONVERT: [f"{place[:-1]}*"]}.get(method, [f"{place}/part-*"])
     for path in [place, *globs]:
         found = read(method, path)
         allowed = [None, NEW] if is_fresh else [OLD, NEW]
         if found not in allowed:
             raise SystemExit(f"{path} is read as {found}")
+    if method == CONVERT:
+        convert(NEW, place)
+        if (found := read(method, place)) != NEW:
+            raise SystemExit(f"{place} was converted again, and is read as {found}")
     write(method, LATER, place)
     for path in [place, *globs]:
         if (found := read(method, path)) != LATER:
@@ -178,6 +197,9 @@ def check(place: str, target: Path, is_fresh: bool, method: str) -> None:
 
 def kill_before_each_change(folder: Path, method: str, scheme: str) -> None:
     folder.mkdir()
+    if method == CONVERT:
+        for values in (OLD, NEW, LATER):
+            Dataset.from_list([{"cls": value} for value in values]).to_parquet(folder / f"source-{values[0]}")
     for is_fresh in (True, False):
         number, is_over = 0, False
         while not is_over:

@@ -23,7 +23,15 @@ from daskdist.formats import WritableFormat
 from daskdist.formats.parquet import Parquet
 from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.formats.webdataset.webdataset_format import WebDataset
-from daskdist.formats.write import DirectoryWriter, WriteFile, Written, npy_to_write
+from daskdist.formats.write import (
+    DirectoryWriter,
+    WriteChunk,
+    WriteFile,
+    Written,
+    ZarrWriter,
+    npy_to_write,
+    rows_of_chunk,
+)
 from daskdist.long_work import shown
 from daskdist.passes.seed import fingerprint
 from daskdist.storage.filesystem import Storage, is_remote, local
@@ -67,41 +75,46 @@ def convert_files(
 ) -> None:
     """Write the rows of FILES to the directory or URL DESTINATION, in order.
 
-    The new files appear when all are complete. After an interruption, the same command continues with the first file
-    that was not complete, as long as FILES are unchanged; a Zarr store is written from its start.
+    The new files appear when all are complete. After an interruption, the same command continues with the first file,
+    or Zarr chunk, that was not complete, as long as FILES are unchanged.
     """
     with short_errors():
         dataset = dataset_of(files, format_name)
-        if target == _ZARR:
-            num_kept, paths = 0, dataset.to_zarr(destination, chunk_rows=rows_per_file, overwrite=overwrite)
-        else:
-            num_kept, paths = _convert(dataset, destination, target, rows_per_file, overwrite=overwrite)
-    kept = f", {num_kept} of them from an interrupted conversion" if num_kept else ""
-    text = f"{count(len(paths), 'file')} in {destination}{kept}"
+        num_kept, paths = _convert(dataset, destination, target, rows_per_file, overwrite=overwrite)
+    is_zarr = target == _ZARR
+    kept = f", {count(num_kept, 'chunk' if is_zarr else 'file')} of it from an interrupted conversion"
+    text = f"a Zarr store, {destination}" if is_zarr else f"{count(len(paths), 'file')} in {destination}"
+    text += kept if num_kept else ""
     write({"format": target, "files": paths, "kept": num_kept}, text, as_json=as_json)
 
 
 def _convert(
     dataset: Dataset, destination: str, target: str, rows_per_file: int | None, *, overwrite: bool
 ) -> tuple[int, list[str]]:
-    # Return the number of files that an interrupted conversion has left, and the paths of all.
+    # Return the number of files or chunks that an interrupted conversion has left, and the paths of all files.
     num_kept = 0
 
-    def calls(write_file: WriteFile) -> Iterator[Written]:
+    def calls(write_part: WriteFile | WriteChunk) -> Iterator[Written]:
         nonlocal num_kept
-        num_kept = len(write_file.finished)
-        rest = dataset.skip(sum(part.num_rows for part in write_file.finished))
+        num_kept = len(write_part.finished)
+        rest = dataset.skip(sum(part.num_rows for part in write_part.finished))
         portions = PortionSize(in_bytes("bundle-bytes"), rows_per_file)
         caller = local_caller(node_of(rest), num_threads())
-        written = side_outputs_of(primitive_of(rest), write_file, portions, caller, name="convert")
-        return shown(chain(write_file.finished, written), "convert", dataset.cardinality, attrgetter("num_rows"))
+        written = side_outputs_of(primitive_of(rest), write_part, portions, caller, name="convert")
+        return shown(chain(write_part.finished, written), "convert", dataset.cardinality, attrgetter("num_rows"))
 
     spec = element_spec_of(dataset)
+    if target == _ZARR and rows_per_file is None:
+        rows_per_file = rows_of_chunk(spec, dataset.cardinality())
     node = node_of(dataset)
     states = [state for source in walk(node) if isinstance(source, Source) for state in source.state() or [None]]
     # Files of which it is unknown whether they were changed are converted from the start.
     key = None if None in states else tokenize(fingerprint(node), target, rows_per_file)
     path = destination if is_remote(destination) else local(destination)
-    files = DirectoryWriter("convert", _FORMS[target](spec), path, Storage(), overwrite, key)
-    paths = files.write(spec, calls)
+    writer: DirectoryWriter | ZarrWriter
+    if rows_per_file is not None and target == _ZARR:
+        writer = ZarrWriter("convert", path, rows_per_file, Storage(), overwrite, key)
+    else:
+        writer = DirectoryWriter("convert", _FORMS[target](spec), path, Storage(), overwrite, key)
+    paths = writer.write(spec, calls)
     return num_kept, paths

@@ -23,19 +23,19 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.formats import WritableFormat
 from daskdist.formats.npy import npy_writer
-from daskdist.formats.zarr import UnfinishedStore, check_store, create_store
+from daskdist.formats.zarr import UnfinishedStore, check_store, unfinished_store
 from daskdist.storage.atomic_file import put, remove_temporaries, rename
 from daskdist.storage.compression import compression_of, without_suffix
 from daskdist.storage.filesystem import DAMAGE, Storage, is_remote
 from daskdist.storage.hidden_names import is_hidden
-from daskdist.storage.replace_directory import current, pointer_to
+from daskdist.storage.replace_directory import current, is_store, pointer_to, temporary_beside
 from daskdist.storage.write_manifest import WriteManifest, manifest_name
 from daskdist.tables.to_arrow import no_rows
 
 # The number of attempts to remove a directory to which abandoned calls may still write, and the seconds between them.
 _TRIES: Final = 5
 _AGAIN_AFTER_S: Final = 0.1
-# A complete file that a write with a key may continue after: its number, rows and bytes.
+# A complete part that a write with a key may continue after: its number, rows and bytes.
 _DONE: Final = re.compile(r"(\d+)-(\d+)-(\d+)-[0-9a-f]{32}\.done")
 
 
@@ -88,13 +88,12 @@ class WriteFile:
 
     def __call__(self, number: int, rows: Rows) -> Written:
         # A call may be repeated while the first attempt still runs somewhere.
-        token = uuid.uuid4().hex
-        name = f"{number}-{token}.tmp"
+        name = f"{number}-{uuid.uuid4().hex}.tmp"
         path = f"{self.directory}/{name}"
         with unwritable(path):
             num_bytes = max(rows.nbytes, self._write(rows, path))
             if self.is_kept:
-                name = f"{number + len(self.finished)}-{len(rows)}-{num_bytes}-{token}.done"
+                name = done_name(number + len(self.finished), len(rows), num_bytes)
                 fs, inner = self.storage.located(path)
                 rename(fs, inner, f"{inner.rpartition('/')[0]}/{name}")
         return Written(name, len(rows), num_bytes)
@@ -124,6 +123,32 @@ def unwritable(path: str) -> Iterator[None]:
         ) from error
     except DAMAGE as error:
         raise FileError(f"{path}: cannot be written: {error or type(error).__name__}") from error
+
+
+def done_name(number: int, num_rows: int, num_bytes: int) -> str:
+    """Return a new name of a file that says which part of a write is complete."""
+    return f"{number}-{num_rows}-{num_bytes}-{uuid.uuid4().hex}.done"
+
+
+def finished_parts(fs: Any, directory: str) -> tuple[Written, ...]:
+    """Return the complete parts of a write up to the first that is missing, and delete the files of others."""
+    fs.invalidate_cache(directory)
+    try:
+        entries = fs.ls(directory, detail=False)
+    except FileNotFoundError:
+        # In object stores an empty directory is none.
+        return ()
+    finished: dict[int, Written] = {}
+    for entry in entries:
+        name = str(entry).rpartition("/")[2]
+        if match := _DONE.fullmatch(name):
+            finished[int(match[1])] = Written(name, int(match[2]), int(match[3]))
+    first = list(map(finished.__getitem__, takewhile(finished.__contains__, count())))
+    names = {part.name for part in first}
+    for entry in entries:
+        if str(entry).rpartition("/")[2] not in names:
+            fs.rm_file(entry)
+    return tuple(first)
 
 
 @dataclass(frozen=True)
@@ -186,7 +211,7 @@ class DirectoryWriter:
         try:
             with unwritable(self.path):
                 fs.makedirs(f"{root}/{waiting}", exist_ok=True)
-                finished = () if self.key is None else self._finished(f"{root}/{waiting}")
+                finished = () if self.key is None else finished_parts(fs, f"{root}/{waiting}")
             write = WriteFile(self.form, f"{self.path}/{waiting}", self.storage, finished, self.key is not None)
             written = list(calls(write)) or [write(0, no_rows(spec))]
             with unwritable(self.path):
@@ -200,22 +225,6 @@ class DirectoryWriter:
             raise
         self._clean(waiting, list(old))
         return [fs.unstrip_protocol(final) for final in finals] if is_remote(self.path) else finals
-
-    def _finished(self, waiting: str) -> tuple[Written, ...]:
-        # Return the complete files up to the first that is missing, and delete the others.
-        fs, _ = self._located
-        fs.invalidate_cache(waiting)
-        finished: dict[int, Written] = {}
-        for entry in fs.ls(waiting, detail=False):
-            name = str(entry).rpartition("/")[2]
-            if match := _DONE.fullmatch(name):
-                finished[int(match[1])] = Written(name, int(match[2]), int(match[3]))
-        first = list(map(finished.__getitem__, takewhile(finished.__contains__, count())))
-        names = {part.name for part in first}
-        for entry in fs.ls(waiting, detail=False):
-            if str(entry).rpartition("/")[2] not in names:
-                fs.rm_file(entry)
-        return tuple(first)
 
     @cached_property
     def _located(self) -> tuple[Any, str]:
@@ -344,13 +353,25 @@ class WriteChunk:
     ----------
     store
         The store that is being written.
+    finished
+        The first chunks, if a killed write has left them: ``number`` counts from there on.
+    done
+        The directory for an empty file for each complete chunk, by which a later write finds it; None without them.
     """
 
     store: UnfinishedStore
+    finished: tuple[Written, ...] = ()
+    done: str | None = None
 
     def __call__(self, number: int, rows: Rows) -> Written:
+        number += len(self.finished)
         self.store.write(number, rows)
-        return Written("", len(rows), rows.nbytes)
+        name = done_name(number, len(rows), rows.nbytes)
+        if self.done is not None:
+            with unwritable(self.store.path):
+                fs, directory = self.store.storage.located(self.done)
+                fs.pipe_file(f"{directory}/{name}", b"")
+        return Written(name, len(rows), rows.nbytes)
 
 
 @dataclass(frozen=True)
@@ -369,6 +390,8 @@ class ZarrWriter:
         The options with which the store is opened.
     overwrite
         Whether to replace an existing store.
+    key
+        As for `DirectoryWriter`.
     """
 
     operation: str
@@ -376,8 +399,9 @@ class ZarrWriter:
     chunk_rows: int
     storage: Storage
     overwrite: bool
+    key: str | None = None
 
-    def write(self, spec: ElementSpec, calls: Callable[[Write], Iterable[Written]]) -> list[str]:
+    def write(self, spec: ElementSpec, calls: Callable[[WriteChunk], Iterable[Written]]) -> list[str]:
         """Write the dataset; parameters, results and errors are those of `DirectoryWriter.write`."""
         with _errors_of(self.operation):
             check_store(spec)
@@ -387,17 +411,43 @@ class ZarrWriter:
             fs.invalidate_cache(root)
             is_replaced = fs.exists(pointer_to(root))
             is_there = fs.exists(root)
-        if is_there or is_replaced:
-            self._check_store(fs, root if is_there and not is_replaced else current(fs, root))
-        store = create_store(self.path, spec, self.chunk_rows, self.storage, overwrite=is_there or is_replaced)
+        store = unfinished_store(self.path, spec, self.chunk_rows, self.storage, self.key)
+        place = current(fs, root)
+        # An earlier write with this key was killed when its store was complete, but not yet at the final path.
+        is_complete = place == self.storage.located(store.temporary)[1]
+        if (is_there or is_replaced) and not is_complete:
+            self._check_store(fs, root if is_there and not is_replaced else place)
+        write = WriteChunk(store) if self.key is None else self._continued(store, self.key, is_complete)
         try:
-            num_rows = sum(part.num_rows for part in calls(WriteChunk(store)))
+            if not write.finished and not is_complete:
+                if is_replaced and place == root:
+                    # A pointer that a killed process left to a path that this store may have.
+                    fs.rm_file(pointer_to(root))
+                store.create(overwrite=is_there or is_replaced)
+            num_rows = sum(part.num_rows for part in calls(write))
             store.finish(num_rows, overwrite=is_there or is_replaced)
         except BaseException:
-            with suppress(FileError):
-                store.abandon()
+            if self.key is None:
+                with suppress(FileError):
+                    store.abandon()
             raise
         return [self.path]
+
+    def _continued(self, store: UnfinishedStore, key: str, is_complete: bool) -> WriteChunk:
+        # Go on after the complete chunks of an earlier write, or remove what it left.
+        done = temporary_beside(store.path, uuid.uuid5(uuid.UUID(key), "done").hex)
+        fs, directory = self.storage.located(done)
+        _, temporary = self.storage.located(store.temporary)
+        with unwritable(self.path):
+            finished = finished_parts(fs, directory)
+            if is_complete or (finished and is_store(fs, temporary)):
+                return WriteChunk(store, finished, done)
+            # In this order: files for chunks are there only if the store is.
+            for leftover in (directory, temporary):
+                if fs.exists(leftover):
+                    fs.rm(leftover, recursive=True)
+            fs.makedirs(directory, exist_ok=True)
+        return WriteChunk(store, (), done)
 
     def _check_store(self, fs: Any, root: str) -> None:
         if not self.overwrite:
@@ -406,7 +456,7 @@ class ZarrWriter:
                 "once the new one is complete"
             )
         # Only a store may be removed, not any other directory.
-        if not any(fs.exists(f"{root}/{name}") for name in ("zarr.json", ".zgroup", ".zarray")):
+        if not is_store(fs, root):
             raise ArgumentError(
                 f"{self.operation}: {self.path} is not a Zarr store, and overwrite=True replaces only those; give "
                 "another path"

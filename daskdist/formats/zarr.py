@@ -274,6 +274,8 @@ class UnfinishedStore:
         Its final path.
     temporary
         Its current path.
+    spec
+        The spec of an element.
     names
         The names of its arrays, one for each leaf; ``""`` for a store of one array.
     chunk_rows
@@ -284,9 +286,41 @@ class UnfinishedStore:
 
     path: str
     temporary: str
+    spec: ElementSpec
     names: tuple[str, ...]
     chunk_rows: int
     storage: Storage
+
+    def create(self, *, overwrite: bool = False) -> None:
+        """Create the arrays.
+
+        Parameters
+        ----------
+        overwrite
+            Whether the final path may exist; that store remains until this one is finished.
+
+        Raises
+        ------
+        FileError
+            The final path exists, or the store cannot be written.
+        """
+        zarr = _library()
+        with failures(self.path, "cannot be written", (Exception,)):
+            if not overwrite:
+                self._check_free()
+            with self._opened() as store:
+                if self.names != (LONE_NAME,):
+                    zarr.create_group(store, zarr_format=3)
+                for name, leaf in zip(self.names, self.spec.leaves, strict=True):
+                    shape = tuple(size or 0 for size in leaf.shape)
+                    zarr.create_array(
+                        store,
+                        name=name or None,
+                        shape=(_OPEN_END, *shape),
+                        chunks=(self.chunk_rows, *(max(size, 1) for size in shape)),
+                        dtype="variable_length_bytes" if leaf.dtype == object else leaf.dtype,
+                        zarr_format=3,
+                    )
 
     def write(self, number: int, rows: Rows) -> None:
         """Write the elements from ``number * chunk_rows`` on; several parts may be written at the same time.
@@ -338,7 +372,7 @@ class UnfinishedStore:
                 place = f"{inner}/{name}/zarr.json" if name else f"{inner}/zarr.json"
                 metadata = json.loads(fs.cat_file(place))
                 metadata["shape"][0] = num_rows
-                fs.pipe_file(place, json.dumps(metadata, indent=2).encode())
+                put(fs, place, json.dumps(metadata, indent=2).encode())
             if self.names != (LONE_NAME,):
                 with self._opened() as store, warnings.catch_warnings():
                     # It warns that other readers may not know consolidated metadata; those look at each array instead.
@@ -407,10 +441,10 @@ def check_store(spec: ElementSpec) -> tuple[str, ...]:
     return tuple(check_writable(spec, "Zarr", _KINDS, _ADVICE))
 
 
-def create_store(
-    path: str, spec: ElementSpec, chunk_rows: int, storage: Storage | None = None, *, overwrite: bool = False
+def unfinished_store(
+    path: str, spec: ElementSpec, chunk_rows: int, storage: Storage | None = None, key: str | None = None
 ) -> UnfinishedStore:
-    """Create a v3 store: one array for a single leaf, otherwise a group of one array for each leaf.
+    """Return a v3 store to be created: one array for a single leaf, otherwise a group of one array for each leaf.
 
     Parameters
     ----------
@@ -422,38 +456,17 @@ def create_store(
         The number of rows in a chunk, which spans all other axes.
     storage
         The options of the file system.
-    overwrite
-        Whether ``path`` may exist; that store remains until this one is finished.
+    key
+        Identifies what is written, in 32 hexadecimal digits: an earlier write with this key may have created the store.
+        None for a new one.
 
     Raises
     ------
     ArgumentError
         Elements of this spec cannot be written.
-    FileError
-        ``path`` exists, or cannot be written.
     """
-    storage = storage or Storage()
-    names = check_store(spec)
     path = path.rstrip("/") if is_remote(path) else local(path)
-    unfinished = UnfinishedStore(path, temporary_beside(path), names, chunk_rows, storage)
-    zarr = _library()
-    with failures(path, "cannot be written", (Exception,)):
-        if not overwrite:
-            unfinished._check_free()
-        with unfinished._opened() as store:
-            if names != (LONE_NAME,):
-                zarr.create_group(store, zarr_format=3)
-            for name, leaf in zip(names, spec.leaves, strict=True):
-                shape = tuple(size or 0 for size in leaf.shape)
-                zarr.create_array(
-                    store,
-                    name=name or None,
-                    shape=(_OPEN_END, *shape),
-                    chunks=(chunk_rows, *(max(size, 1) for size in shape)),
-                    dtype="variable_length_bytes" if leaf.dtype == object else leaf.dtype,
-                    zarr_format=3,
-                )
-    return unfinished
+    return UnfinishedStore(path, temporary_beside(path, key), spec, check_store(spec), chunk_rows, storage or Storage())
 
 
 def _library() -> Any:

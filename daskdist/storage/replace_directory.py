@@ -19,10 +19,10 @@ from typing import Any, Final
 METADATA: Final = ("zarr.json", ".zarray", ".zgroup", ".zmetadata", ".zattrs")
 
 
-def temporary_beside(path: str) -> str:
-    """Return a new hidden path beside a directory, for its replacement."""
+def temporary_beside(path: str, key: str | None = None) -> str:
+    """Return a hidden path beside a directory, for its replacement: a new one, or that of a key of 32 hex digits."""
     parent, _, last = path.rpartition("/")
-    return f"{parent}/.{last}.{uuid.uuid4().hex}.tmp"
+    return f"{parent}/.{last}.{key or uuid.uuid4().hex}.tmp"
 
 
 def pointer_to(path: str) -> str:
@@ -60,7 +60,12 @@ def current(fs: Any, path: str) -> str:
     if not isinstance(name, str) or not _temporaries(last).fullmatch(name):
         return path
     place = f"{parent}{slash}{name}"
-    return place if any(fs.exists(f"{place}/{file}") for file in METADATA) else path
+    return place if is_store(fs, place) else path
+
+
+def is_store(fs: Any, path: str) -> bool:
+    """Return whether a directory has the metadata of a Zarr store."""
+    return any(fs.exists(f"{path}/{file}") for file in METADATA)
 
 
 def replace_directory(fs: Any, new: str, path: str, put: Callable[[Any, str, bytes], None]) -> None:

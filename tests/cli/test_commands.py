@@ -160,6 +160,36 @@ def test_convert_continues_after_it_was_killed(tmp_path):
     assert not list((tmp_path / "new").glob(".convert-*"))
 
 
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_convert_to_zarr_continues_after_it_was_killed(tmp_path):
+    rows = "".join(f"{number},{number}\n" for number in range(500))
+    (tmp_path / "rows.csv").write_text("id,text\n" + rows)
+    args = ["convert", str(tmp_path / "rows.csv"), "--to", "zarr", "--rows-per-file", "1"]
+    run(*args, tmp_path / "whole.zarr")
+    args.append(str(tmp_path / "new.zarr"))
+    num_done = 0
+    for _ in range(2):
+        with subprocess.Popen([sys.executable, "-m", "daskdist", *args]) as command:
+            eventually(lambda n=num_done: len(list(tmp_path.glob(".new.zarr.*/*.done"))) > n + 5, within_s=60)
+            command.kill()
+        num_done = len(list(tmp_path.glob(".new.zarr.*/*.done")))
+        with pytest.raises(daskdist.errors.FileError, match="no such store"):
+            daskdist.read_zarr(tmp_path / "new.zarr")
+    (store,) = (path for path in tmp_path.glob(".new.zarr.*") if (path / "zarr.json").exists())
+    first = (store / "id" / "c" / "0").stat()
+    report = as_json(*args)
+    assert 5 < report["kept"] < 500
+    # The same chunk, not written again.
+    now = (tmp_path / "new.zarr" / "id" / "c" / "0").stat()
+    assert (now.st_ino, now.st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
+    assert files_of(tmp_path / "new.zarr") == files_of(tmp_path / "whole.zarr")
+    assert [int(row) for row in daskdist.read_zarr(tmp_path / "new.zarr", "id")] == list(range(500))
+    assert not list(tmp_path.glob(".new.zarr*"))
+
+
 def test_a_conversion_of_changed_files_begins_again(tmp_path):
     rows = daskdist.Dataset.from_list([b"a", b"b", b"c"])
     paths = rows.to_tfrecord(tmp_path / "old", rows_per_file=1)

@@ -619,7 +619,7 @@ def test_a_killed_write_leaves_no_visible_file(tmp_path, method):
 @pytest.mark.slow
 def test_a_write_is_complete_or_absent_whenever_it_is_killed(tmp_path):
     # In one program, which does the imports once for the processes that it forks and kills.
-    writers = ["to_npy:", "to_npy:objects", "to_zarr:", "to_zarr:objects", "save:"]
+    writers = ["to_npy:", "to_npy:objects", "to_zarr:", "to_zarr:objects", "convert:", "convert:objects", "save:"]
     program = [sys.executable, str(TESTS / "kill_writes.py"), str(tmp_path), *writers]
     done = subprocess.run(program, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

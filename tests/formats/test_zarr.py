@@ -24,7 +24,7 @@ from daskdist import Dataset, TensorSpec, errors, read_files, read_zarr
 from daskdist.core.block import from_items
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE, Structure
-from daskdist.formats.zarr import Zarr, create_store
+from daskdist.formats.zarr import Zarr, unfinished_store
 from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 from daskdist.testing.formats import spoiled
@@ -378,6 +378,12 @@ def test_parts_of_shared_chunks_after_an_error(tmp_path):
 
 def blocks_of(array, chunk_rows):
     return [from_items(LONE, [(row,) for row in array[k : k + chunk_rows]]) for k in range(0, len(array), chunk_rows)]
+
+
+def create_store(path, spec, chunk_rows):
+    store = unfinished_store(path, spec, chunk_rows)
+    store.create()
+    return store
 
 
 @pytest.mark.parametrize("place", ["local", "memory"])
