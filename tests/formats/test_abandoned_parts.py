@@ -15,7 +15,7 @@ import pytest
 from daskdist import Dataset, TensorSpec, errors
 from daskdist.formats.saved.abandoned_parts import LEASE_S
 
-# Elements of 1 MiB, of which a file has a few.
+# An element has 1 MiB, and a file a few elements.
 WIDTH = 2**17
 KILLED = """
 import os, sys
@@ -54,7 +54,7 @@ def make_older(paths, seconds=LEASE_S + 3600):
 
 
 def begun(ds, number=15):
-    """A pass that has written some parts, and the elements it gave."""
+    """Return a pass that has written some parts, and the elements that it gave."""
     it = iter(ds)
     return it, [int(next(it)[0]) for _ in range(number)]
 
@@ -71,7 +71,7 @@ def rest(it):
 def test_parts_of_a_killed_pass_are_removed_by_the_next_pass_over_the_path(tmp_path, method):
     killed(tmp_path, method)
     left = parts(tmp_path)
-    # Another process may be writing these.
+    # The parts are kept for now, since another process may still be writing them.
     fill(dataset(tmp_path))
     assert set(left) < set(parts(tmp_path))
     make_older(left)
@@ -110,7 +110,7 @@ def test_parts_of_a_running_pass_are_kept_however_old_the_first_is(tmp_path):
     found += rest(it)
     begun_by_other += rest(other)
     assert found == begun_by_other == list(range(24))
-    # One of both is kept; the other removed its own.
+    # One of the two passes is kept as the cache; the other removed its own parts.
     assert len(manifests(tmp_path)) == 1
     assert fill(ds) == found
 
@@ -119,7 +119,7 @@ def test_a_pass_that_lost_parts_keeps_nothing_and_gives_all(tmp_path, caplog):
     ds = dataset(tmp_path)
     it, found = begun(ds)
     make_older(parts(tmp_path))
-    # It was held up for more than a day, and the next pass takes it for dead.
+    # The first pass paused for more than a day, so the next pass takes it for killed and removes its parts.
     whole = fill(ds)
     (manifest,) = manifests(tmp_path)
     manifest.unlink()
@@ -139,7 +139,7 @@ def test_two_saves_at_the_same_time_never_leave_half_a_dataset(tmp_path):
                 Dataset.range(3).save(tmp_path)
             yield np.full(WIDTH, number)
 
-    # It may meet the other one while it writes a file, too.
+    # The save may notice the other one at its end, or already when it writes a file.
     with pytest.raises(errors.FileError, match=r"no other process saves|cannot be written"):
         Dataset.from_generator(rows, TensorSpec((WIDTH,), np.int64)).save(tmp_path)
     assert [int(x) for x in Dataset.load(tmp_path)] == [0, 1, 2]
@@ -164,7 +164,7 @@ def test_files_of_others_stay(tmp_path):
 
 
 class RemovedWhileListed(dict):
-    """The files of a store from which another thread removes one of a pass while they are listed."""
+    """The files of a store; whenever they are listed, a part of a pass is removed, as by another thread."""
 
     def __iter__(self):
         names = list(super().__iter__())
@@ -177,7 +177,7 @@ def test_a_part_that_is_removed_while_parts_are_listed(monkeypatch):
     fs = fsspec.filesystem("memory")
     monkeypatch.setattr(type(fs), "store", RemovedWhileListed(fs.store))
     it, found = begun(dataset("memory://kept/here"))
-    # A part is gone, so that nothing is kept of it; the pass itself does not fail.
+    # A part is gone, so the pass is not kept as the cache; but it does not fail.
     assert found + rest(it) == list(range(24))
     assert not any(name.endswith("manifest.json") for name in fs.store)
 
@@ -186,7 +186,7 @@ def test_in_an_object_store():
     fs = fsspec.filesystem("memory")
 
     def names():
-        # Not `find`, which fails where a pass that was closed removes its parts meanwhile.
+        # The method `find` would fail if a pass that was closed removed its parts meanwhile.
         return [name for name in list(fs.store) if name.startswith("/kept")]
 
     try:
@@ -194,7 +194,7 @@ def test_in_an_object_store():
         it, _ = begun(ds)
         written = names()
         assert len(written) > 2
-        # Like the files of another process that was killed.
+        # These copies look like the parts of another process that was killed.
         left = [f"{path.rpartition('/')[0]}/part-{'0' * 12}-{number:032x}.arrow" for number, path in enumerate(written)]
         for path, copied in zip(written, left, strict=True):
             fs.cp_file(path, copied)

@@ -30,7 +30,7 @@ WRITERS = {".arrow": pa.ipc.new_file, ".arrows": pa.ipc.new_stream}
 
 
 def write(path, table, num_rows=None, compression=None, **options):
-    """A file or a stream, by how its name ends, in batches of so many rows."""
+    """Write a file or a stream, as the end of the name says, in batches of a number of rows."""
     options = pa.ipc.IpcWriteOptions(compression=compression, **options)
     with WRITERS[Path(path).suffix](str(path), table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=num_rows)
@@ -155,7 +155,7 @@ def test_numbers_are_not_copied(tmp_path):
             assert not leaf.flags.writeable
             at = leaf.ctypes.data
             assert any(start <= at and at + leaf.nbytes <= stop for start, stop in mapped)
-        # Nothing but they holds the mapping, and they do.
+        # The arrays alone keep the mapping of the file alive.
         gc.collect()
         np.testing.assert_array_equal(np.concatenate([block.leaves[0] for block in blocks]), n)
         leaf = leaves[0][:10]
@@ -224,7 +224,7 @@ def test_dictionaries_that_grow_or_change(tmp_path, end, deltas, split_bytes):
 
 
 def test_streams_of_old_writers(tmp_path):
-    # Their messages begin with their length only.
+    # Messages of old writers begin with their length, without the marker of newer ones.
     table = pa.table({"n": np.arange(10), "kind": pa.array(["a", "b"] * 5).dictionary_encode()})
     for end in WRITERS:
         path = write(tmp_path / f"a{end}", table, 4, use_legacy_format=True)
@@ -310,7 +310,7 @@ def test_only_a_broken_batch_is_skipped(tmp_path):
         content = Path(path).read_bytes()
         Path(path).write_bytes(content.replace(b"text 15", b"text \xff5"))
         ds = read_arrow(path, "n"), read_arrow(path, ("n", "s"))
-        # Other columns are not looked at.
+        # Damage in columns that are not read does not matter.
         assert len(list(ds[0])) == 30
         with pytest.raises(errors.FileError, match=r"record batches 0 to 2: damaged or cut short.*UTF8"):
             list(ds[1])
@@ -330,7 +330,7 @@ def stream_of_batches(tmp_path, **columns):
 def test_a_stream_that_stops_or_is_garbage_is_an_error(tmp_path):
     path, content, starts, stop = stream_of_batches(tmp_path)
     bad_kind = bytearray(content)
-    # Byte for byte, the header type of a message of pyarrow's: that of a batch made that of a dictionary or a tensor.
+    # Change the byte that has the kind of a message, from a record batch to a dictionary (2) and to a tensor (4).
     place = content.index(b"\x03", starts[1] + 8)
     bad_kinds = []
     for kind in (2, 4):
@@ -408,7 +408,7 @@ def test_dictionaries_of_views_as_polars_writes_them(tmp_path, end, kind):
 
 
 def test_offsets_and_numbers_of_dictionaries_are_looked_at(tmp_path):
-    # They would be read from anywhere in memory.
+    # Wrong offsets and numbers of words would make readers read memory outside of the arrays.
     lists = pa.ListArray.from_arrays(pa.array([0, 2, 77777], pa.int32()), pa.array(np.arange(77777)))
     kinds = pa.DictionaryArray.from_arrays(pa.array([0, 1, 1], pa.int32()), ["a", "b"])
     for column, good, bad in (

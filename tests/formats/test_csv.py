@@ -43,7 +43,7 @@ def write(tmp_path, content, name="a.csv"):
 
 
 def rows_of(ds):
-    """The rows of a dataset of dicts of numbers and text, as tuples of Python's own."""
+    """Return the rows of a dataset of dicts of numbers and text, as tuples of Python values."""
     return [tuple(value if isinstance(value, (str, bytes)) else value.item() for value in row.values()) for row in ds]
 
 
@@ -117,7 +117,7 @@ TOKENS = [b'"', b'"', b",", b"\n", b"\r\n", b"\r", b"a", b'""', b'\n"', b',"', b
 
 
 def rows_by_pyarrow(data):
-    """The rows of some bytes, as pyarrow has them: each is one of too few fields."""
+    """Return the rows that pyarrow finds in some bytes; it reports each of them as having too few fields."""
     rows = []
     if data not in (b"", MARK):
         names = [str(k) for k in range(60)]
@@ -147,7 +147,7 @@ def test_rows_are_cut_as_they_are_parsed():
         assert [row for part in parts for row in rows_by_pyarrow(part)] == whole, data
         for at in range(1, len(data)):
             found = framing.boundary(data[: at + 3], at, is_end=False)
-            # Errors found before the end is known are the same afterwards.
+            # An error that is found before the end of the data is known is also found with all data.
             assert found in (None, framing.boundary(data, at, is_end=True)), data
     assert 0 < num_broken < 300
 
@@ -249,7 +249,7 @@ def test_birds(tmp_path):
     spec = ds.element_spec
     assert spec["Flight Date"] == TensorSpec((), "datetime64[D]")
     assert spec["Cost Total $"] == TensorSpec((), "int64")
-    # Some of it is missing.
+    # Some values of this column are missing, so it is float64.
     assert spec["Speed IAS in knots"] == TensorSpec((), "float64")
     assert spec["Effect Amount of damage"] == TensorSpec((), TEXT)
     table = pc.read_csv(BIRDS)
@@ -298,7 +298,7 @@ def test_weather():
         (["00:30:00"], "timedelta64[s]", [1800]),
         (["0", "-0", "-7", "10"], "int64", [0, 0, -7, 10]),
         (["0.5", "-0.5", ".5", "0e5", "1e+05", "0"], "float64", [0.5, -0.5, 0.5, 0, 1e5, 0]),
-        # Numbers would lose the notation of these.
+        # As numbers, these would not keep their notation.
         (["5", "01234"], TEXT, ["5", "01234"]),
         (["+15551234567", "5"], TEXT, ["+15551234567", "5"]),
         (["0x1F", "2", ""], TEXT, ["0x1F", "2", ""]),
@@ -499,7 +499,7 @@ def test_empty_files(tmp_path):
     bare = write(tmp_path, "a,b\n", "1.csv")
     full = write(tmp_path, "a,b\n1,x\n", "2.csv")
     blank = write(tmp_path, "\n\r\n", "3.csv")
-    # The first that has rows tells what columns are.
+    # The first file that has rows determines the columns.
     assert rows_of(read_csv(tmp_path)) == [(1, "x")]
     assert rows_of(read_csv([full, bare, blank, empty])) == [(1, "x")]
     assert list(read_csv(bare)) == []
@@ -555,7 +555,7 @@ def test_types_of_the_sample_hold_for_all(tmp_path):
 @pytest.mark.parametrize("split_bytes", [60, 10_000])
 @pytest.mark.parametrize("value", ["01234", "-01", "0x1F", '"007"', "+5"])
 def test_text_of_digits_after_the_sample_is_no_number(tmp_path, split_bytes, value):
-    # The others of the columns are text, in which such is nothing odd.
+    # Only in column c is the value odd; s is text, and n has plain numbers.
     path = write(tmp_path, "s,n,c\n" + "0a,1,2.5\n" * 100 + f"01,2,{value}\n" + "0b,3,0.5\n" * 10)
     text = value.strip('"')
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
@@ -589,7 +589,7 @@ def test_text_of_digits_is_found_as_one_by_one(seed):
     for field, is_text in zip(fields, expected, strict=True):
         for delimiter in ",;|\t":
             rows = [f"5{delimiter}{field}{delimiter}7\n", f"{field}{delimiter}7\n", f'7{delimiter}"{field}"\n']
-            # Candidates are checked more closely; none is overlooked.
+            # The quick check may also find rows without such text, but must not overlook any.
             assert all(may_hold_number_text(row.encode(), delimiter, '"') for row in rows) or not is_text
     assert not may_hold_number_text(b"1,0,0.5,-0.5,10,100,2024-02-01,-7,1e-05\n" * 10_000, ",", '"')
     assert may_hold_number_text(b"1,0,0.5,-0.5,10,100,2024-02-01\n" * 10_000 + b"3,-01\n", ",", '"')
@@ -603,7 +603,7 @@ def test_fields_of_a_row_are_as_in_pyarrow(quote):
         fields = ["".join(rng.choices(pieces, k=rng.randrange(4))) for _ in range(rng.randrange(1, 6))]
         row = ",".join(["z", *fields]).encode()
         framing = Quotes(quote=quote.encode())
-        # Newlines are in quotes, and all quotes are closed, or there is no one row.
+        # Skip data that is not one row: newlines outside of quotes, or quotes that are not closed.
         if len(framing.rows(row)[0]) != 1 or len(framing.marks(row)) % 2:
             continue
         options = pc.ParseOptions(quote_char=quote or False, newlines_in_values=bool(quote))
@@ -620,7 +620,7 @@ def test_a_wide_file(tmp_path):
     path = write(tmp_path, "\n".join([header, *rows, ""]))
     with dask.config.set({"daskdist.split-bytes": "128 KiB"}):
         ds = read_csv(path, {"x": [f"c{k}" for k in range(num_columns)], "y": "c5"})
-        # Each column takes its time in each split, however few rows there are: those are no smaller than others.
+        # Splits of wide files are as large as others, since each column takes a fixed time in each split.
         assert len(node_of(ds).splits()) == -(-Path(path).stat().st_size // 2**17)
         (batch,) = ds.batch(40)
     np.testing.assert_array_equal(batch["x"], values)

@@ -59,7 +59,7 @@ def test_csv_dataset(tmp_path, content, defaults, options, expected):
     for split_bytes in (1, 1000):
         with dask.config.set({"daskdist.split-bytes": split_bytes}):
             found = list(csv_dataset(path, defaults, **options))
-        # Compared as text, in which NaN equals NaN.
+        # Compare text, in which NaN equals NaN.
         assert str([tuple(x if isinstance(x, bytes) else x.item() for x in row) for row in found]) == str(expected)
 
 
@@ -103,7 +103,7 @@ TABLE = "a,b,c\n1,x,0.5\n2,y,\n3,z,4\n"
 
 
 def plain(element):
-    """A batch with lists in the place of arrays."""
+    """Return a batch with lists in place of arrays."""
     if isinstance(element, tuple):
         return tuple(map(plain, element))
     return {name: value.tolist() for name, value in element.items()} if isinstance(element, dict) else element.tolist()
@@ -192,7 +192,8 @@ def test_make_csv_dataset_refuses(tmp_path, options, message):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_newlines_in_quotes_are_found_as_one_by_one(seed):
-    # A byte at a time: a quote opens where a field begins, the next closes, and one right after that opens again.
+    # The loop looks at one byte at a time: a quote at the beginning of a field opens, the next one closes, and a quote
+    # right after that opens again.
     draws = np.random.default_rng(seed)
     quotes = Quotes()
     for length in draws.integers(1, 300, size=300):
@@ -230,7 +231,7 @@ def test_a_comment_is_not_taken_for_a_header(tmp_path):
     (tmp_path / "a.csv").write_text("# made by X\n# in May\na,b\n1,2\n")
     with pytest.raises(errors.FileError, match=r"a\.csv: its first line begins with '# made by X'.*comment='#'"):
         daskdist.read_csv(tmp_path / "a.csv")
-    # A header of as many names as rows have fields is one, whatever it begins with.
+    # A first line with as many fields as the rows is a header, even if it begins with "#".
     (tmp_path / "b.csv").write_text("#chrom,start\nx,2\n")
     assert [dict(row) for row in daskdist.read_csv(tmp_path / "b.csv")] == [{"#chrom": "x", "start": 2}]
     with pytest.raises(errors.ArgumentError, match="comment is ''; give the beginning of comment lines"):

@@ -12,7 +12,7 @@ import daskdist
 from daskdist.cli import digits
 
 NUM_EPOCHS = 2
-# The last of a pass has 237 rows, which 2, 3 and 4 replicas have no equal parts of.
+# The last batch of a pass has 237 rows, which 2 and 4 replicas cannot divide equally.
 BATCH_ROWS = 400
 
 

@@ -68,7 +68,7 @@ HIDDEN = ["_temporary/0/x.txt", "_delta_log/x.txt", "a/_x/y/x.txt", ".cache/x.tx
 
 @pytest.fixture(params=["", "memory://hidden"])
 def with_hidden(request, tmp_path):
-    """A directory with two files of a line each, and many that are hidden; its own name is hidden too."""
+    """Write two files of one line and many hidden ones into a directory whose own name is hidden, and return it."""
     root = f"{request.param or tmp_path}/_data"
     fs, inner = fsspec.core.url_to_fs(root)
     for name in ("a/k=1/x.txt", "x.txt", *HIDDEN):
@@ -117,7 +117,7 @@ class EndpointConnectionError(NoCredentialsError):
 
 
 class Locked(MemoryFileSystem):
-    """A file system that fails as its library does: when files are listed, or of some names only when they are read."""
+    """A file system that fails like its library when files are listed; for some names, only when they are read."""
 
     protocol = "locked"
     store, pseudo_dirs = {}, [""]
@@ -151,7 +151,7 @@ def test_files_in_an_archive(tmp_path):
 
 @pytest.fixture
 def served(tmp_path):
-    """The URL of a server of the test's directory, which sends ranges of bytes where they are asked for."""
+    """Return the URL of a server of the test's directory, which supports requests for ranges of bytes."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *args):
@@ -196,7 +196,7 @@ def test_files_of_a_web_server(parquet_files, tmp_path, served):
 
 @pytest.fixture(params=["no ranges", "ranges refused", "no ranges and no sizes"])
 def served_whole(request, tmp_path):
-    """The URL of a server of the test's directory that sends whole files only; and the files that it sent, by GET."""
+    """Return the URL of a server of the test's directory that sends whole files only, and a list of the sent files."""
     sent = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
@@ -213,7 +213,7 @@ def served_whole(request, tmp_path):
             content = (tmp_path / self.path[1:]).read_bytes()
             self.send_response(200)
             self.end_headers()
-            # A client that requests a missing file disconnects.
+            # Clients that need no more of the file disconnect.
             with contextlib.suppress(ConnectionError):
                 self.wfile.write(content)
                 sent.append(self.path[1:])
@@ -240,12 +240,12 @@ def served_whole(request, tmp_path):
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the client that fsspec keeps
 def test_a_web_server_that_serves_no_ranges(parquet_files, tmp_path, served_whole):
     url, sent = served_whole
-    # More than fsspec reads at once.
+    # The file is larger than one read of fsspec.
     lines = [f"{k} {'x' * 90}" for k in range(80_000)]
     (tmp_path / "a.txt").write_text("\n".join(lines))
     with dask.config.set({"daskdist.split-bytes": "2 MiB"}):
         assert list(read_text(f"{url}/a.txt")) == lines
-    # A client that requested ranges may have received it too before it disconnected.
+    # Clients that requested ranges may have received the whole file before they disconnected.
     assert len(sent) <= 8
     parquet_files(5, files=1, row_group=2)
     assert [int(x) for x in read_parquet(f"{url}/data/part-0.parquet", "id")] == list(range(5))
@@ -258,7 +258,7 @@ def test_a_web_server_that_serves_no_ranges(parquet_files, tmp_path, served_whol
 def test_storage_options_are_used_and_not_shown(tmp_path):
     (tmp_path / "a.txt").write_text("one\n")
     inside = tmp_path / "inside"
-    # A file system that takes an option: everything is below its root.
+    # This file system has an option: the directory below which all paths are.
     ds = read_text("dir://a.txt", storage_options={"path": str(tmp_path), "target_protocol": "file"})
     assert list(ds) == ["one"]
     assert str(tmp_path) not in repr(Storage({"path": str(tmp_path)}))
@@ -311,7 +311,7 @@ LONG = b"x" * 5000
 
 
 def written_with_a_long_record(name, directory):
-    """A file of three records, the second of which is long."""
+    """Write a file of three records, the second of which is long."""
     values = [b"one", LONG, b"three"]
     if name.startswith("tfrecord"):
         Dataset.from_list(values).to_tfrecord(directory, compression="gzip" if name.endswith("gz") else None)
@@ -342,7 +342,7 @@ def test_a_record_that_is_longer_than_one_may_be(tmp_path, name, split_bytes):
         num_elements = len(list(whole))
         assert num_elements in (2, 3)
         with dask.config.set({"daskdist.max-record-bytes": 7000}):
-            # For an archive, and for JSON not in lines, the record is larger than the value.
+            # Every record fits: its value has 5,000 bytes, but in some formats the record is larger.
             assert len(list(read_files(path))) == num_elements
         with dask.config.set({"daskdist.max-record-bytes": 2000}):
             told = rf"{re.escape(path)}.*at byte \d+.* of more than 2000 bytes, .*daskdist\.max-record-bytes"

@@ -66,7 +66,7 @@ class TestHdf5Compressed(TestHdf5):
 
 
 class TestHdf5OfAnyLength(FormatLaws):
-    """Text and lists, which the library finds by addresses that lie in chunks."""
+    """Text and lists, of which chunks hold only the addresses."""
 
     def make_format(self):
         return Hdf5()
@@ -96,7 +96,7 @@ class TestHdf5OfAnyLength(FormatLaws):
     ("dtype", "value"), [(h5py.string_dtype(), "text"), (h5py.vlen_dtype("f4"), np.arange(4))], ids=["text", "lists"]
 )
 def test_lengths_that_cannot_be_are_not_allocated(tmp_path, chunks, dtype, value):
-    # A bit more in a length makes the library ask for gigabytes, before it sees that there are not as many.
+    # With one changed byte in a length, the library would allocate gigabytes before it sees that the file is smaller.
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         made = file.create_dataset("x", (10,), dtype, chunks=chunks, maxshape=(None,) if chunks else None)
@@ -166,7 +166,7 @@ def test_contiguous_arrays_are_mapped(tmp_path, userblock_size):
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=userblock_size) as file:
         file["x"] = array
         file.create_dataset("y", data=array, chunks=(10, 4))
-        # Numbers of 12 bits, which are no dtype's.
+        # No dtype has 12 bits.
         kind = h5py.h5t.STD_I16LE.copy()
         kind.set_precision(12)
         space = h5py.h5s.create_simple((50,))
@@ -329,7 +329,7 @@ def test_nothing_is_followed_out_of_the_file(tmp_path):
     for name in ("link", "soft", "group", "group/x", "deep/soft"):
         with pytest.raises(errors.FileError, match=rf"a\.h5: '{name}' is, or leads to, a link to another file, '.*oth"):
             read_hdf5(path, {"x": [name]})
-    # Nor are such links left out if no names are given.
+    # If no names are given, links to other files are an error too, and not left out.
     with pytest.raises(errors.FileError, match=r"'group' is, or leads to, .* name the arrays to read without it"):
         read_hdf5(path)
     assert [int(x) for x in read_hdf5(path, "here")] == [0, 1, 2]
@@ -435,7 +435,7 @@ def test_a_broken_chunk_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["i4", h5py.string_dtype()], ids=["numbers", "text"])
 def test_chunks_of_a_size_that_cannot_be_are_not_read(tmp_path, dtype):
-    # The library would write it over what comes after the room for it, and end the process.
+    # The library would write such a chunk beyond the end of its buffer, and the process would crash.
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         made = file.create_dataset("x", (10,), dtype, chunks=(5,))
@@ -443,7 +443,7 @@ def test_chunks_of_a_size_that_cannot_be_are_not_read(tmp_path, dtype):
         known = made.id.get_chunk_info(1)
     assert len(list(read_hdf5(path, "x"))) == 10
     content = bytearray(path.read_bytes())
-    # In the index: its size, the filters that it is without, where it begins in the array, and where in the file.
+    # A chunk's entry in the index has its size, the mask of skipped filters, and its places in the array and the file.
     entry = struct.pack("<IIQQQ", known.size, 0, 5, 0, known.byte_offset)
     assert content.count(entry) == 1
     at = content.find(entry)

@@ -36,7 +36,7 @@ def save(path, array, **options):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Five pictures of two classes, and things that are none."""
+    """Write five pictures of two classes, and files that are no pictures."""
     for k, name in enumerate(["dog/0.png", "dog/1.PNG", "cat/a.png", "cat/deep/b.bmp", "dog/2.png"]):
         save(tmp_path / name, picture(k))
     for name in ("dog/notes.txt", "dog/.hidden.png", ".cache/x.png", "cat/.thumbs/x.png", "LICENSE"):
@@ -53,7 +53,7 @@ class TestImages(FormatLaws):
         return {save(directory / f"{k}.png", picture(k, 5 + k)): [picture(k, 5 + k)] for k in range(3)}
 
     def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        # There is no file without an image.
+        # The laws want an empty file, but every file here has an image.
         assert len(self.write(tmp_path)) > 1
 
 
@@ -295,7 +295,7 @@ def test_an_image_of_another_width_keeps_no_other_in_memory(tmp_path, odd):
         save(tmp_path / f"{k:02d}.png", each)
     images = list(read_images(tmp_path, labels=None))
     daskdist.testing.same_elements(images, pictures)
-    # Images of the same shape in one unit of reading are rows of one array.
+    # 64 images are read together. If they have one shape, they are rows of one array; otherwise each is an array.
     is_alone = [owner_of(image).nbytes == image.nbytes for image in images]
     assert is_alone == [k // 64 == odd // 64 for k in range(100)]
 
@@ -307,7 +307,7 @@ def test_where_the_first_is_large_the_others_take_their_own_size(tmp_path):
     tracemalloc.start()
     try:
         assert sum(1 for _ in read_images(tmp_path, labels=None)) == 64
-        # 64 like the first: 432 MB.
+        # 64 images as large as the first would take 432 MB.
         assert tracemalloc.get_traced_memory()[1] < 64e6
     finally:
         tracemalloc.stop()

@@ -73,7 +73,7 @@ class TestNpzCompressed(TestNpz):
     def test_edge_cases_of_the_format_are_covered(self, tmp_path):
         form, files = self.make_format(), self.write(tmp_path)
         for path, rows in files.items():
-            # Decoded once, whatever the size of splits.
+            # A compressed member is one split of any size, so that it is decompressed once.
             with dask.config.set({"daskdist.split-bytes": 1}):
                 splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
             assert len(splits) == (1 if rows else 0)
@@ -104,7 +104,7 @@ class TestNpyOfFields(FormatLaws):
             super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
     def test_writes_what_it_reads(self, tmp_path):
-        # Fields are a nest, which is written in another way.
+        # The elements of a structured array are nested dicts, which this format does not write.
         with pytest.raises(errors.ArgumentError, match=r"takes a single array or a dict of arrays.*such a dict"):
             super().test_writes_what_it_reads(tmp_path)
 
@@ -163,7 +163,7 @@ def test_blocks_are_views_of_the_file(tmp_path, order):
     block = form.read(splits[2])
     assert isinstance(mapping_of(block.leaves[0]), np.memmap)
     assert not block.leaves[0].flags.writeable
-    # A change of the file shows in the array: nothing was copied.
+    # A change of the file changes the array, so nothing was copied.
     with open(path, "r+b") as file:
         file.seek(-8000 + 8 * (50 if order == "F" else 500), io.SEEK_END)
         file.write(np.int64(-7).tobytes())
@@ -422,7 +422,7 @@ def test_what_is_written_numpy_reads(tmp_path):
         form.write(rows, file)
     assert zipfile.ZipFile(tmp_path / "a.npz").testzip() is None
     with np.load(tmp_path / "a.npz") as found:
-        # np.savez has another use for this name.
+        # "file" is the name of a parameter of np.savez.
         assert found["file"].tolist() == [0, 1, 2]
         assert found["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert npy_writer(ElementSpec.of(np.zeros(2))).suffixes[0] == ".npy"

@@ -34,7 +34,7 @@ DAY = datetime.date(2024, 2, 29)
 
 @pytest.fixture
 def path(tmp_path):
-    """One file of columns of several types: 7 rows in groups of 3."""
+    """Write one file of columns of several types: 7 rows in groups of 3."""
     n = 7
     table = pa.table(
         {
@@ -50,7 +50,7 @@ def path(tmp_path):
 
 
 def rows_of(ds):
-    """The rows of a dataset of lone arrays or scalars, as one array."""
+    """Return the rows of a dataset of single arrays or scalars, as one array."""
     return np.array([np.asarray(element) for element in ds])
 
 
@@ -91,7 +91,7 @@ def test_columns_make_elements(path, columns, first, spec):
     for found, expected, said in zip(structure.leaves_of(element), leaves, element_spec_of(ds).leaves, strict=True):
         np.testing.assert_array_equal(found, expected)
         assert type(found) is type(expected)
-        # The spec of an element is that of the values.
+        # The spec says the shape and the dtype of the values.
         assert said.shape == np.shape(found)
         assert isinstance(found, str) or said.dtype == found.dtype
     assert spec is None or ds.element_spec == spec
@@ -371,7 +371,7 @@ def test_a_file_that_goes_away_is_named(parquet_files):
 
 @pytest.fixture
 def sorted_path(tmp_path):
-    """Rows 0 to 99 in groups of 10, with a word that repeats every 4 rows and a number that is missing in some."""
+    """Write rows 0 to 99 in groups of 10, with one of 4 words in turn, and a number that some rows lack."""
     n = np.arange(100)
     words = np.array(["a", "b", "c", "d"])[n % 4]
     sparse = pa.array([None if k % 5 == 0 else k for k in range(100)], pa.float64())
@@ -427,7 +427,7 @@ def test_filters_that_make_no_sense(sorted_path, filters, message):
 
 @pytest.fixture
 def hive(tmp_path):
-    """Rows by day and kind: three files below directories named so."""
+    """Write three files in directories that are named by day and kind."""
     for number, (day, kind) in enumerate([(1, "a b"), (2, "c"), (10, "c")]):
         folder = tmp_path / "hive" / f"day={day}" / f"kind={kind.replace(' ', '%20')}"
         folder.mkdir(parents=True)
@@ -503,7 +503,7 @@ def test_replacements_of_nulls(tmp_path):
 
 @pytest.fixture
 def as_somebody():
-    """Runs a test as a user who may not read everything, where it is run as root."""
+    """Run a test as a user who may not read everything, if the tests are run by root."""
     is_root = os.geteuid() == 0
     if is_root:
         os.seteuid(65534)
@@ -552,7 +552,7 @@ class TestParquet(FormatLaws):
         return Parquet({"x": ["f", "g"], "y": "n", "when": "t"})
 
     def make_reader_of_written(self):
-        # Its columns are called as its leaves are.
+        # Written columns have the names of the leaves.
         return Parquet()
 
     def write(self, directory):
@@ -587,7 +587,7 @@ class TestParquetWhole(FormatLaws):
 
 @dataclass(frozen=True)
 class Overlapping(Parquet):
-    """Reads the first row group twice."""
+    """A wrong format, which reads the first row group twice."""
 
     def list_splits(self, path, file, first):
         splits = super().list_splits(path, file, first)
@@ -632,7 +632,7 @@ def test_thousands_of_columns_take_no_longer_each(tmp_path):
     split = form.list_splits(str(path), 0, FirstFile(str(path), form.spec(str(path))))[0]
     started = time.process_time()
     assert form.read(split).item(1)[0] == 0
-    # It was a second where the names of all columns were listed for each of them.
+    # Listing the names of all columns once for each column would take a second.
     assert time.process_time() - started < 0.5
 
 

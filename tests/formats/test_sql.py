@@ -31,7 +31,7 @@ TEXT = np.dtypes.StringDType()
 
 
 def database(path, *statements, **tables):
-    """A SQLite file of some tables, each given as what it holds: a list of rows."""
+    """Write a SQLite file of some tables, each given as a list of rows."""
     with closing(sqlite3.connect(path)) as db:
         for statement in statements:
             db.execute(statement)
@@ -73,7 +73,7 @@ class TestSqlite(FormatLaws):
 
 
 class TestSqliteByText(FormatLaws):
-    """Ranges of text, ties and nulls in it; a part of the columns in a structure of their own."""
+    """A table that is cut by a text column with equal values and nulls; some columns are read into a nest."""
 
     def make_format(self):
         return Sql("t", "s", {"x": ["a", "b"], "s": "s"}, 4, missing={"s": "none"})
@@ -488,7 +488,7 @@ def _binary(name):
 
 
 class Server:
-    """A PostgreSQL of its own, in a directory of its own, on a socket in it."""
+    """A PostgreSQL server for these tests, with its data and its socket in a directory."""
 
     def __init__(self, directory, user):
         self.directory, self.user, self.process = directory, user, None
@@ -526,7 +526,7 @@ class Server:
         return None
 
     def stop(self):
-        # SIGINT: ends sessions, then itself.
+        # On SIGINT, the server ends its sessions and then itself.
         self.process.send_signal(2)
         self.process.wait(30)
 
@@ -550,7 +550,7 @@ def server():
     for name in ("initdb", "postgres"):
         if _binary(name) is None:
             pytest.skip(f"PostgreSQL is not installed: no {name}")
-    # It does not run as root, and reads nothing in directories of root alone.
+    # The server does not run as root, so it needs a directory that other users can read.
     with tempfile.TemporaryDirectory(prefix="daskdist-") as directory:
         made = Server(Path(directory), "postgres" if os.getuid() == 0 else None)
         try:
@@ -561,7 +561,7 @@ def server():
 
 @pytest.fixture
 def rows(server):
-    """A table of 1,000 rows."""
+    """Create a table of 1,000 rows."""
     server.run(
         "DROP TABLE IF EXISTS rows",
         "CREATE TABLE rows (id int PRIMARY KEY, at timestamptz NOT NULL, word text, x real, day date)",
@@ -656,7 +656,7 @@ def test_postgresql_types_are_known_without_rows(server):
 
 
 def test_postgresql_order_is_that_of_the_data(server):
-    # Rows that were changed lie elsewhere, and come in another order where none is asked for.
+    # PostgreSQL moves rows that are changed, and without ORDER BY their order then changes.
     server.run("CREATE TABLE moved AS SELECT k % 3 AS a, k AS b FROM generate_series(0, 99) k")
     ds = read_sql("moved", server.url)
     by_a = read_sql("moved", server.url, "a")

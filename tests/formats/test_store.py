@@ -21,7 +21,7 @@ from daskdist.errors import FileError
 from daskdist.formats.saved.manifest import Manifest, exists, read_manifest, remove_unfinished, write_manifest
 from daskdist.formats.saved.store import PIECE_BYTES, SavedPart, read_part, write_part
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 
@@ -47,7 +47,7 @@ def same_leaf(a, b):
 
 
 def same_rows(found, expected):
-    """Check that two hold the same elements, and give them alike one by one."""
+    """Check that two blocks or bundles have the same elements, and also return the same ones by index."""
     assert len(found) == len(expected)
     # A row of text is a string in a block, and an array in a bundle or on its own.
     for a, b in zip(expected.elements(), found.elements(), strict=True):
@@ -97,7 +97,7 @@ VALUES = {
 
 
 def column_of(dtype, shape):
-    """An array of a dtype, whose values are all those above in turn."""
+    """Return an array of a dtype that repeats the values above."""
     values = np.array(VALUES[dtype], dtype)
     return np.resize(values, shape) if np.prod(shape) else np.zeros(shape, values.dtype)
 
@@ -280,7 +280,7 @@ def test_any_bundle(data, nest, num_rows, compression):
 
 
 def check_choice(data, rows, directory, compression):
-    """Check that a range of rows is those rows, in that order."""
+    """Check that reading a range of rows gives those rows, in order."""
     part = write_part(rows, directory, "part-0", compression)
     start, stop = sorted(data.draw(st.tuples(st.integers(0, 5), st.integers(0, 5))))
     found = list(read_part(directory, part, rows.structure, start, stop).elements())
@@ -295,7 +295,7 @@ def check_choice(data, rows, directory, compression):
 
 @pytest.fixture(scope="module", params=[None, "lz4", "zstd"])
 def long(request, tmp_path_factory):
-    """A part of several pieces where it is compressed: its rows, its directory and itself."""
+    """Write a part that has several pieces if it is compressed; return its rows, its directory and the part."""
     num_rows = 3 * PIECE_BYTES // 100 + 1
     numbers = np.arange(num_rows)
     text = np.array([f"row {number}" for number in range(num_rows)], TEXT)
@@ -311,7 +311,7 @@ def long(request, tmp_path_factory):
     part = write_part(block, directory, "long", request.param)
     with pa.ipc.open_file(f"{directory}/long.arrow") as file:
         assert (file.num_record_batches > 2) == (request.param is not None)
-        # Pieces are alike in length, but for the last.
+        # All pieces have the same length, except for the last.
         assert file.num_record_batches == 1 or file.get_batch(0).num_rows == file.get_batch(1).num_rows
     return block, directory, part
 
@@ -361,7 +361,7 @@ def test_rows_outlive_their_file(tmp_path):
     found = round_trip(block, tmp_path)
     (tmp_path / "part-0.arrow").unlink()
     same_rows(found.slice(0, 9), block.slice(0, 9))
-    # A file of that name written later is another.
+    # Writing a new file of the same name does not change the rows of the old one.
     round_trip(Block(LONE, [np.zeros(10**5, int)]), tmp_path)
     np.testing.assert_array_equal(found.leaves[0], np.arange(10**5))
 
@@ -383,7 +383,7 @@ def test_any_reader_of_arrow_reads_parts(tmp_path):
 
 @pytest.fixture
 def bucket():
-    """A directory of fsspec's memory file system."""
+    """Return a directory in fsspec's memory file system."""
     yield "memory://bucket/saved"
     fs = fsspec.filesystem("memory")
     if fs.exists("/bucket"):
@@ -405,7 +405,7 @@ def test_urls(bucket, compression):
     assert remove_unfinished(bucket) == (left.name,)
     with pytest.raises(FileError, match=r"b.arrow: not found"):
         read_part(bucket, left, PAIR)
-    # In place of the one there is.
+    # Replace the part by a smaller one.
     write_part(block.slice(0, 2), bucket, "a", compression)
     assert len(read_part(bucket, SavedPart("a.arrow", 2, 0), PAIR)) == 2
     fsspec.filesystem("memory").pipe("/bucket/saved/a.arrow", b"ARROW1")

@@ -35,7 +35,7 @@ from daskdist.formats.saved.manifest import Manifest, exists, read_manifest, rem
 from daskdist.formats.saved.store import SavedPart, read_part, write_part
 from daskdist.storage.atomic_file import writing
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
-        # With an id, as the default one has the object's address, which differs between processes.
+        # This needs an id, since pytest's default one has the object's address, which differs between processes.
         pytest.param(Nested(), r"leaf \[0\] is a dataset, such as a window", id="nested"),
         (np.array([b"a", "b"], object), r"holds str, but only bytes can be saved \(leaf \[0\]\)"),
         (np.array([b"a", None], object), "holds NoneType"),
@@ -98,7 +98,7 @@ def test_a_directory_that_is_a_file(tmp_path):
 
 @pytest.fixture
 def written(tmp_path):
-    """A part, its path and its structure: columns of every layout."""
+    """Write a part with columns of every layout; return it, its path and its structure."""
     structure = Structure.of({"n": 0, "t": 0, "r": 0, "s": 0, "e": 0, "w": 0})[1]
     items = [
         (
@@ -254,7 +254,7 @@ def test_manifests(tmp_path):
     assert [leaf.dtype for leaf in found.spec.leaves] == ["float32", "int32", TEXT, "datetime64[25s]"]
     assert found.spec.packed["x"][1]._fields == ("x", "y")
     assert type(found.spec.packed["x"][1]) is Point
-    # Another in its place.
+    # Replace the manifest.
     write_manifest(directory, manifest(names=()))
     assert read_manifest(directory).parts == ()
     assert [path.name for path in Path(directory).iterdir()] == ["manifest.json"]
@@ -271,7 +271,7 @@ def test_any_structure(nest):
 
 
 def in_order(nest):
-    """A nest with the types of its containers, and its dicts as lists."""
+    """Return a nest with the types of tuples, and with dicts as lists of items, so that their order is compared too."""
     if isinstance(nest, dict):
         return [(name, in_order(each)) for name, each in nest.items()]
     return (type(nest), [in_order(each) for each in nest]) if isinstance(nest, tuple) else nest
@@ -294,7 +294,7 @@ def test_named_tuples_of_no_module(tmp_path):
         assert type(found) is not Point
         assert type(found).__name__ == kind.__name__
         assert found._fields == kind._fields
-        # The same class each time, and the same words for it.
+        # Reading gives the same class each time, and writing that class gives the same text.
         assert structure_from_json(content) == structure_from_json(content)
         assert structure_to_json(structure_from_json(content)) == content
 

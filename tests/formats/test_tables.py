@@ -21,7 +21,7 @@ def view(kind):
     return pa.array([[1], [], [2, 3]], kind)
 
 
-# Each column with three values, and the expected elements.
+# Columns of three values, each with its expected elements.
 CASES = [
     (pa.array([1, -2, 3], pa.int8()), np.int8([1, -2, 3])),
     (pa.array([1, 2, 2**64 - 1], pa.uint64()), np.array([1, 2, 2**64 - 1], np.uint64)),
@@ -97,14 +97,14 @@ def same(found, expected):
 def test_types(array, expected):
     same(read(pa.table({"c": array})), expected)
     same(read(pa.record_batch({"c": array})), expected)
-    # A slice: its values begin at an offset.
+    # The values of a slice begin at an offset.
     same(read(pa.record_batch({"c": array}).slice(1)), expected[1:])
     same(read(pa.record_batch({"c": array}).slice(1, 1)), expected[1:2])
-    # In chunks, of which some are empty.
+    # Some chunks are empty.
     parts = [array.slice(0, 1), array.slice(0, 0), array.slice(1)]
     if not pa.types.is_run_end_encoded(array.type):
         same(read(pa.table({"c": pa.chunked_array(parts)})), expected)
-    # Without rows.
+    # These tables have no rows.
     same(read(pa.table({"c": array.slice(0, 0)})), expected[:0])
     same(read(pa.table({"c": pa.chunked_array([], array.type)})), expected[:0])
 

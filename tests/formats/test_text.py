@@ -138,7 +138,7 @@ def test_compressed_files_are_read_in_parts(tmp_path, end, split_bytes):
         assert list(ds) == lines
         num_splits = len(node_of(ds).splits())
         assert num_splits == -(-path.stat().st_size // (10_000 // 8)) if split_bytes == "10 kB" else num_splits == 1
-        # Two passes at once, and one in the middle of the other.
+        # Two passes run at the same time, at different places.
         pairs = list(data.Dataset.zip(ds, ds.skip(3)))
     assert [a for a, _ in pairs] == lines[:-3]
     assert [b for _, b in pairs] == lines[3:]
@@ -175,7 +175,7 @@ def test_one_stream_is_waited_for(tmp_path):
 
 
 def test_a_name_that_says_another_compression(tmp_path):
-    # By its content if possible; otherwise the error has advice.
+    # The content decides if it is recognised; otherwise the error says what to do.
     (tmp_path / "a.txt").write_bytes(gzip.compress(b"one\n"))
     (tmp_path / "b.txt.bz2").write_bytes(gzip.compress(b"two\n"))
     (tmp_path / "c.txt.gz").write_bytes(b"three\n")

@@ -93,7 +93,7 @@ class TestTFRecordUnchecked(TestTFRecord):
 
 
 class TestTFRecordCompressed(TestTFRecord):
-    # Read backwards, each part is decompressed from the beginning: few bytes.
+    # The laws also read parts backwards, each of which decompresses the file from its beginning, so keep it small.
     sizes = (4,) * 8
 
     def make_format(self):
@@ -416,7 +416,7 @@ def test_values_that_cannot_be_written():
 def test_numbers_that_are_too_large_are_not_written(tmp_path, column, message):
     with pytest.raises(errors.ArgumentError, match=message):
         Dataset.from_tensor_slices({"x": column}).to_tfrecord(tmp_path / "a")
-    # Also for lists of different lengths.
+    # The same holds for lists of different lengths.
     lists = Dataset.from_tensor_slices({"x": column}).map(lambda e: {"x": np.repeat(e["x"].reshape(-1)[-1], 3)})
     with pytest.raises(errors.ArgumentError, match=message):
         lists.to_tfrecord(tmp_path / "b")

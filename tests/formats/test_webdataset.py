@@ -81,7 +81,7 @@ class TestWebDataset(FormatLaws):
         return written
 
     def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        # One without samples has no spec that would be that of the others: see TestColumns.
+        # An archive without samples would have another spec, so there is none here; TestColumns has one.
         files = self.write(tmp_path)
         form = self.make_format()
         with dask.config.set({"daskdist.split-bytes": 30_000}):
@@ -92,7 +92,7 @@ class TestWebDataset(FormatLaws):
 
 
 class TestColumns(FormatLaws):
-    """Fields of which names tell everything: an archive may be empty."""
+    """Fields whose spec is known from their names, so that an archive may be empty."""
 
     def make_format(self):
         return WebDataset({"x": "png", "y": ["cls", "cls"], "key": "__key__"}, resize=(2, 5), missing={"cls": 7})
@@ -116,7 +116,7 @@ class TestColumns(FormatLaws):
             super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
     def test_writes_what_it_reads(self, tmp_path):
-        # Elements are not written under names that no member of an archive may have.
+        # The fields' names cannot be names of members, so the elements cannot be written.
         with pytest.raises(errors.ArgumentError, match=r"the field 'x' is .*call it 'x.npy'"):
             self.make_format().check(self.make_format().spec(next(iter(self.write(tmp_path)))))
 
@@ -206,7 +206,7 @@ def test_archives_put_one_after_the_other(tmp_path):
 
 
 def test_sizes_in_other_spellings(tmp_path):
-    # The program star writes sizes above 8 GiB like this, and may do so for small ones; the checksum has spaces.
+    # The program star writes sizes above 8 GiB in binary, and may do so for small ones; checksums begin with spaces.
     data = bytearray(archive([("a.cls", b"12"), ("b.cls", b"3")]))
     data[124:136] = b"\x80" + (2).to_bytes(11, "big")
     data[148:156] = b" " * 8
@@ -474,7 +474,7 @@ def test_ranges_before_are_passed_over_without_being_read(tmp_path, monkeypatch)
     keys = [int(row["__key__"]) for row in rows.elements()]
     assert keys == list(range(keys[0], keys[0] + len(keys)))
     assert keys[0] > 80
-    # Far less than the nine tenths of the archive that come before.
+    # This is far less than the first nine tenths of the archive, which are not read.
     assert sum(counted) < 1_000_000
 
 
@@ -663,7 +663,7 @@ def test_the_decoder_is_chosen_by_the_whole_name_first():
 
 
 def test_only_bytes_are_written_as_bytes():
-    # Python makes three zeros of the number 3.
+    # In Python, bytes(3) are three zeros.
     assert Decoding().encode("raw", np.array(b"abc", object)) == b"abc"
     for value in (3, [1, 2], "text", None):
         given = np.empty((), object)

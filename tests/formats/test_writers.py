@@ -43,13 +43,13 @@ WRITERS = ["to_parquet", "to_tfrecord", "to_npy", "to_webdataset"]
 
 @pytest.fixture
 def split_small():
-    """Splits of ten numbers, for many calls."""
+    """Make splits of ten numbers, so that there are many calls."""
     with dask.config.set({"daskdist.split-bytes": 80}):
         yield
 
 
 def names_in(directory):
-    """Everything below a directory, hidden or not, but for the manifests of finished writes."""
+    """Return all names below a directory, also hidden ones, without the manifests of finished writes."""
     names = (str(path.relative_to(directory)) for path in Path(directory).rglob("*"))
     return sorted(name for name in names if not is_manifest_name(Path(name).name))
 
@@ -59,7 +59,7 @@ def numbers_in(paths):
 
 
 def samples(num_rows):
-    """Elements that every writer takes."""
+    """Return elements that every writer accepts."""
     return Dataset.range(num_rows).map(lambda x: {"cls": x})
 
 
@@ -161,7 +161,7 @@ def test_arrays_whose_length_differs_are_lists(tmp_path):
 
 
 def test_files_have_one_schema_whatever_is_in_them(tmp_path):
-    # In the first file all arrays are of one length, in the second none has a value.
+    # In the first file all arrays have the same length; in the second all are empty.
     rows = [[1, 2], [3, 4], [], [], [5], [6, 7, 8]]
     spec = {"x": TensorSpec((None,), "int64"), "w": TensorSpec((), TEXT)}
     ds = Dataset.from_generator(lambda: ({"x": np.array(x, np.int64), "w": str(x)} for x in rows), spec)
@@ -227,7 +227,7 @@ def test_seconds_come_back_in_milliseconds(tmp_path):
 
 
 def test_dates_beyond_those_of_columns_are_not_written(tmp_path):
-    # Arrow counts days in 32 bits, and takes the lowest of 64.
+    # Arrow stores days as 32 bits, and would drop the upper bits of larger numbers.
     ds = Dataset.from_tensor_slices({"day": np.array(["NaT", "2024-02-29", 2**40], "M8[D]")})
     with pytest.raises(errors.ArgumentError, match=r"leaf \['day'\].*dates from .* are not all in the range"):
         ds.to_parquet(tmp_path / "a")
@@ -595,7 +595,7 @@ def test_a_killed_write_leaves_no_visible_file(tmp_path, method):
     target = tmp_path / "target"
     with run(program, target, method) as process:
         assert process.stdout.readline() == "half way\n", process.stderr.read()
-        # Calls made before are still at it.
+        # Other calls are still writing.
         deadline = time.monotonic() + 10
         while len(names_in(tmp_path)) < 30 and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -618,12 +618,12 @@ def test_a_killed_write_leaves_no_visible_file(tmp_path, method):
 
 @pytest.mark.slow
 def test_a_write_is_complete_or_absent_whenever_it_is_killed(tmp_path):
-    # In one program, which does the imports once for the processes that it forks and kills.
+    # A single program forks and kills all processes, so that imports are done once.
     writers = ["to_npy:", "to_npy:objects", "to_zarr:", "to_zarr:objects", "convert:", "convert:objects", "save:"]
     program = [sys.executable, str(TESTS / "kill_writes.py"), str(tmp_path), *writers]
     done = subprocess.run(program, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    # Each of its changes to the file system was one that it was killed before.
+    # Each line says how many changes to the file system a write makes; it was killed before each of them.
     counts = [int(line.split()[-2]) for line in done.stdout.splitlines()]
     assert len(counts) == 2 * len(writers)
     assert all(count > 5 for count in counts)
@@ -639,7 +639,7 @@ def test_a_manifest_says_which_files_are_the_dataset(tmp_path):
     content = json.loads(manifest.read_text())
     assert content["files"] == {Path(path).name: os.path.getsize(path) for path in paths}
     assert read_by_others(place) == [0, 1, 2, 3, 4, 5]
-    # Files of others beside them are read as ever.
+    # Files beside them that the manifest does not list are read as usual.
     pq.write_table(pa.table({"value": [6]}), place / "z.parquet")
     for path in (place, f"{place}/*.parquet", f"{tmp_path}/**/*.parquet", tmp_path):
         assert numbers_in(path) == [0, 1, 2, 3, 4, 5, 6]
@@ -776,7 +776,7 @@ def test_default_chunk_sizes(tmp_path):
 
 
 class Watched(Submit):
-    """Calls on a cluster, and how much comes back of them."""
+    """Calls on a cluster that count how many bytes of results they return to the program."""
 
     def __init__(self, client, workers):
         super().__init__(client, workers)
@@ -841,7 +841,7 @@ def test_nothing_is_left_where_a_worker_fails(tmp_path, on_cluster, split_small)
 
 @pytest.mark.cluster
 def test_a_directory_that_is_not_shared(on_cluster):
-    # The memory of a worker is not that of this process.
+    # This process does not see files in the memory of a worker.
     with pytest.raises(errors.FileError, match="this process does not see the files that the workers wrote; give a d"):
         samples(10).to_parquet("memory://not-shared", strategy=on_cluster)
 

@@ -85,7 +85,7 @@ class TestZarr(FormatLaws):
         assert all(path in message for message in messages)
 
     def test_guesses_its_own(self, tmp_path):
-        # A directory has no first bytes; its name tells.
+        # A directory has no first bytes, so its name decides.
         form = self.make_format()
         assert form.guess("a/b.zarr", b"")
         assert form.guess("a/b.zarr/", b"")
@@ -98,7 +98,7 @@ class TestZarrV2(TestZarr):
 
 
 class TestZarrArrays(FormatLaws):
-    """Lone arrays, sharded, as archives."""
+    """Single arrays with shards, in zip archives."""
 
     def make_format(self):
         return Zarr()
@@ -119,7 +119,7 @@ class TestZarrArrays(FormatLaws):
         with dask.config.set({"daskdist.split-bytes": 100}):
             super().test_edge_cases_of_the_format_are_covered(tmp_path)
             form, (path, *_) = self.make_format(), self.write(tmp_path)
-            # Whole shards.
+            # Splits are whole shards.
             assert {split.num_rows for split in form.list_splits(path, 0, FirstFile(path, form.spec(path)))} == {12, 9}
 
 
@@ -258,7 +258,7 @@ def test_stores_anywhere(tmp_path):
             assert [int(x) for x in read_zarr(store, "x")] == list(range(10)), store
         for store in (tmp_path / "*.zarr", "memory://stores/*.zarr", [path, "memory://stores/b.zarr"]):
             assert [int(x) for x in read_zarr(store, "x")] == list(range(12)), store
-        # A group or an array inside.
+        # The path of an array inside of the store can be read too.
         assert [int(x) for x in read_zarr(f"{path}/x")] == list(range(10))
     finally:
         fs.rm("/stores", recursive=True)
@@ -360,7 +360,7 @@ def test_a_broken_chunk_is_left_out(tmp_path, chunk_rows, caplog):
 
 
 def test_parts_of_shared_chunks_after_an_error(tmp_path):
-    # A chunk that could not be decoded is tried again.
+    # After an error, the chunk is read and decoded again.
     path = write_group(tmp_path / "a.zarr", {"x": np.arange(40), "y": np.arange(40)}, {"x": 40, "y": 3})
     chunk = Path(path) / "x" / "c" / "0"
     content = chunk.read_bytes()
@@ -404,7 +404,7 @@ def test_stores_written_in_parts(tmp_path, place, num_rows):
         ]
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda part: store.write(*part), reversed(parts)))
-        # A call may be made again.
+        # A part may be written twice, since a call may be made again.
         store.write(*parts[0])
         with pytest.raises(errors.FileError, match=r"no such store|neither a group nor an array"):
             read_zarr(path)
@@ -421,7 +421,7 @@ def test_stores_written_in_parts(tmp_path, place, num_rows):
             create_store(path, ElementSpec.of(elements[0]), 4)
         if place == "local":
             assert os.listdir(tmp_path) == ["a.zarr"]
-            # Others read it too, and by one look at the metadata.
+            # The zarr library can read the store, and its consolidated metadata.
             group = zarr.open_group(path, mode="r", use_consolidated=True)
             assert group["x"].shape == (num_rows, 2)
             np.testing.assert_array_equal(group["x"][:, 0], np.arange(num_rows))
@@ -528,7 +528,7 @@ def _one_is_none(e):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        # Each of which Zarr itself would write as something else: cut short, cast, repeated, and as no bytes.
+        # Zarr itself would truncate, cast and broadcast these values, and write None as empty bytes.
         (lambda e: {"x": np.array("abcdef"[: int(e["x"]) + 1])}, r"element 1 is .*<U2.* earlier elements are .*<U1"),
         (lambda e: {"x": np.int32(1) if e["x"] < 4 else np.float64(2.5)}, r"'x' is int32\[\] .* float64\[\]"),
         (
