@@ -36,7 +36,7 @@ def test_what_is_gone_is_given_out_again(pooled_empty):
     first = pooled_empty(SHAPE, np.float64)
     first[...] = 7
     del first
-    # Another shape, and slightly smaller. New memory of the system is all zeros.
+    # A request of another shape and a slightly smaller size gets the same memory; new memory would be all zeros.
     assert (pooled_empty((2**12, 2**11 - 1), np.float64) == 7).all()
 
 
@@ -183,7 +183,7 @@ def test_a_loop_that_lets_go_is_given_the_same_memory():
 
 
 def test_what_makes_it_travels_as_what_is_there():
-    # Tasks of a graph have it with them.
+    # Tasks of a graph contain the pool.
     assert pickle.loads(pickle.dumps(shared)) is shared
 
 
@@ -195,5 +195,5 @@ def test_large_arrays_begin_where_other_libraries_can_share_them(pooled_empty, n
         array[...] = 1
         assert array.flags.c_contiguous
         assert array.flags.writeable
-        # Given out again it does too.
+        # In the second round, the array is in memory that was used before.
         del array

@@ -26,7 +26,7 @@ _NUMBERS = itertools.count()
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """Gives what writes modules, below a package with a name of its own, and imports one of them anew."""
+    """Return a function that writes modules of a new package and imports one of them."""
     name = f"project{next(_NUMBERS)}"
     folder = tmp_path / name
     folder.mkdir()
@@ -190,7 +190,7 @@ def test_calls_do_not_change_what_they_are_known_to_change():
 def test_what_cannot_be_read_is_itself_only():
     lock = threading.Lock()
     assert code_and_state(lambda: lock) == code_and_state(lambda: lock)
-    # An open file reads on from where it is.
+    # Two open files differ, since each has a position of its own.
     with open(__file__) as one, open(__file__) as other:
         assert code_and_state(lambda: one) == code_and_state(lambda: one)
         assert _token(functools.partial(print, one)) != _token(functools.partial(print, other))
@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_itself_only():
 
 class _Count(itertools.count):
     def __reduce_ex__(self, protocol):
-        # Python 3.12 and 3.13 do so for the whole module.
+        # Python 3.12 and 3.13 warn like this for all iterators of itertools.
         raise DeprecationWarning("Pickle, copy, and deepcopy support will be removed from itertools in Python 3.14.")
 
 
@@ -208,7 +208,7 @@ def test_iterators_of_itertools_are_not_pickled(recwarn):
         function = fingerprint_of(lambda x, iterator=iterator: (x, next(iterator)))
         again = fingerprint_of(lambda x, iterator=iterator: (x, next(iterator)))
         assert (function.code, function.state) == (again.code, again.state), number
-        # One that is as far as another may come to be elsewhere.
+        # Two iterators at the same place differ, since they may advance differently.
         assert function.state != fingerprint_of(lambda x, iterator=other: (x, next(iterator))).state, number
     assert not recwarn.list
 
@@ -322,7 +322,7 @@ def test_helpers_that_are_defined_again_are_called_by_the_next_pass(tmp_path, ve
         assert (ds.fingerprint(), dask.base.tokenize(ds)) != before[name]
         assert [int(x) for x in ds.batch(2).unbatch()] == [1, 3, 5], name
     exec("def g(x): return x * K", variables)
-    # The earlier file is read again, as its time stamp shows.
+    # Nothing new is written: the files of the earlier definition are read again.
     written = sorted(tmp_path.rglob("*"))
     assert [int(x) for x in kept["cache"]] == [0, 2, 4]
     assert sorted(tmp_path.rglob("*")) == written
@@ -349,7 +349,7 @@ def test_a_distributed_dataset_follows_helpers(tmp_path):
         exec(f"def g(x): return x * {factor}", variables)
         for each in distributed:
             assert steps(each) == in_loops(each) == [0, factor, 2 * factor, 3 * factor]
-        # The files of the cache are those of the current definition.
+        # The cache has the elements of the current definition.
         assert [int(x) for x in kept[2]] == [0, factor, 2 * factor, 3 * factor]
 
 

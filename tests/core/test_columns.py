@@ -51,7 +51,7 @@ def test_a_column_is_what_its_values_are(name, narrow):
     expected = from_items(Structure.of(0)[1], items)
     found = column_of(values, narrow=narrow)
     if found is None:
-        # Then each is looked at, as where widths of integers differ.
+        # These values have no common column, as integers of different widths, so each is converted by itself.
         assert (name, narrow) == ("wide integers", True)
         return
     assert isinstance(expected, Block)
@@ -108,7 +108,7 @@ def test_results_are_those_of_each_call(function):
 
 
 def as_element(result):
-    """Return an element as the rules for results have it."""
+    """Return an element as the rules for results of functions convert it."""
     leaves, structure = Structure.flatten(tuple(result) if type(result) is list else result)
     return structure.pack(leaves)
 

@@ -154,7 +154,7 @@ OTHERS = [
 
 
 def of_all():
-    """All pipelines."""
+    """Yield all pipelines."""
     yield from (scalars().map(function) for function in OF_SCALARS)
     for rows in (vectors, batches, lists):
         yield from (rows().map(function) for function in OF_ROWS)
@@ -187,9 +187,9 @@ def test_distributed(num_replicas):
     strategy = MirroredStrategy([f"CPU:{k}" for k in range(num_replicas)])
     for ds in of_all():
         made = [strategy.distribute_datasets_from_function(lambda context, ds=ds: ds)]
-        # Pieces of elements with rows.
+        # Only elements with rows can be cut for several replicas.
         has_rows = all(leaf.shape and leaf.dtype != object for leaf in Structure.of(ds.element_spec)[0])
-        # Leaves of other lengths cannot be cut.
+        # Elements whose leaves have different lengths cannot be cut.
         with contextlib.suppress(ValueError):
             made += [strategy.distribute_dataset(ds)] if has_rows or num_replicas == 1 else []
         for distributed in made:
@@ -227,7 +227,7 @@ def test_numbers_in_code():
 
 
 def _opaque(x):
-    # No made-up element is a path.
+    # This fails for made-up elements, since none of them is a key of SIZES.
     return np.zeros(SIZES[str(x)])
 
 
@@ -277,7 +277,7 @@ def test_elements_of_several_kinds_have_no_spec_on_a_cluster(on_cluster):
         on_cluster.distribute_dataset(ds)
 
 
-# Nothing that is tried on comes near this number.
+# Functions are not tried on numbers as large as this.
 FAR = 2000
 
 
@@ -291,7 +291,7 @@ FAR = 2000
         lambda ds: ds.map(lambda n: np.zeros(2 + (n >= FAR))).filter(lambda x: True),
         lambda ds: ds.zip(ds.map(lambda n: np.zeros(2 + (n >= FAR)))),
         lambda ds: ds.scan(0, lambda state, n: (state, np.zeros(2 + (n >= FAR)))),
-        # Tried on made-up elements it has no spec; the first ones have.
+        # Results for made-up elements differ in dtype, so the spec is that of the first elements.
         lambda ds: ds.map(lambda n: np.float32(n) if 10 < n < FAR else np.float64(n)).skip(11),
     ],
 )
@@ -307,5 +307,5 @@ def test_an_element_of_another_spec_than_was_told_is_an_error(build, split_bytes
         assert spec in str(error.value)
     # The elements before it are delivered.
     assert len(found) == num_elements - 20
-    # Reading the spec changes the behaviour.
+    # A dataset whose spec was not read raises no error.
     assert len(list(ds.take(-1))) == num_elements

@@ -74,7 +74,7 @@ def iterator_of_a_generator():
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("make", [iterator_of_threads, iterator_of_a_generator])
 def test_iterators_collected_while_a_thread_starts(make):
-    # `threading` holds this lock while it makes a list, and the collector may run there.
+    # The module `threading` holds this lock while it builds a list, where the garbage collector may run.
     owner = Owner()
     owner.iterator = make()
     del owner

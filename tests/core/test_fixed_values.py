@@ -96,7 +96,7 @@ def test_they_stay_fixed_in_another_process(factor, function):
     factor(7)
     pickled = cloudpickle.dumps(given)
     factor(9)
-    # Functions of modules are imported there, where the module may have any value.
+    # Functions of modules are imported in the other process, where the module may have another value.
     sent = cloudpickle.loads(pickled)
     assert sent.function(1) == given.function(1) == UserFunction(function, "map").function(1) * 2 // 9
     assert sent.fingerprint().code == given.fingerprint().code

@@ -17,12 +17,12 @@ from daskdist.core.functions.loop_limit import LimitChooser, LoopLimit, LoopPool
 
 
 def settle(chooser: LimitChooser, rate: Callable[[int], float], num_pieces: int = 20_000) -> set[int]:
-    """Let loops run as fast as a rate for each number of threads says; the limits that were tried."""
+    """Simulate loops whose speed depends on the number of threads by ``rate``; return the limits that were tried."""
     tried = set()
     for _ in range(num_pieces):
         limit = chooser.limit
         tried.add(limit)
-        # Calls of 10 ms.
+        # Report calls of 10 ms.
         chooser.note(round(100 * rate(limit)), 1, 0.01, limit, 16 - limit)
     return tried
 
@@ -76,7 +76,7 @@ def test_noise_seldom_decides() -> None:
     chosen = []
     for _ in range(200):
         chooser = LimitChooser(2)
-        # Like a shared machine: each phase is up to a third faster or slower, at random.
+        # Each phase is up to a third faster or slower at random, as on a shared machine.
         settle(chooser, lambda limit: (100 if limit == 1 else 95) * float(rng.choice([2 / 3, 1, 4 / 3])), 300)
         chosen.append(chooser.chosen)
     assert np.mean(np.array(chosen) == 1) > 0.9
@@ -103,7 +103,7 @@ def test_times_in_which_threads_still_have_to_stop_or_begin_count_for_neither() 
     chooser = LimitChooser(2)
     for _ in range(2_000):
         chooser.note(70 if chooser.limit == 2 else 100, 1, 0.01, chooser.limit, 2 - chooser.limit)
-        # Fast, while the threads are not yet those of the limit.
+        # Calls are fast while the number of running threads is not yet the limit.
         chooser.note(10**6, 1, 0.01, 3 - chooser.limit, chooser.limit - 1)
     assert chooser.chosen == 1
 
@@ -181,7 +181,7 @@ def test_calls_that_mostly_read_go_on_beside_loops(monkeypatch: pytest.MonkeyPat
 
 def test_a_loop_that_raises_gives_its_turn_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitChooser, "limit", 1)
-    # Threads continue only in turn.
+    # With this patience, threads continue only when it is their turn.
     monkeypatch.setattr(loop_limit, "_PATIENCE_S", 1000.0)
     limit, failed = LoopLimit(), []
 

@@ -18,7 +18,7 @@ def of_either(x):
 
 
 def stream(name, number):
-    """A dataset that is read element by element, unlike those that are made in one call."""
+    """Return a dataset that is read element by element."""
     spec = {name: TensorSpec((), np.int64)}
     return Dataset.from_generator(lambda: [{name: np.int64(number)}] * 2, spec)
 

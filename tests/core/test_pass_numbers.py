@@ -22,7 +22,7 @@ from daskdist.core.dataset_base import primitive_of
 from daskdist.sharding import AutoShardPolicy
 from daskdist.testing import SimulatedWorkers
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 NUMBERS = np.arange(24)
@@ -37,7 +37,7 @@ def shuffled(seed=3):
 
 
 def orders(num_passes=3):
-    """The orders of the first passes over a shuffle that nothing is made of."""
+    """Return the orders of the first passes over the plain shuffle."""
     ds = shuffled()
     return [flat(ds) for _ in range(num_passes)]
 
@@ -47,7 +47,7 @@ def steps(distributed):
     return [np.concatenate(strategy.local_results(step)) for step in distributed]
 
 
-# Datasets that a program derives in each epoch and iterates over.
+# A program may derive such a dataset in each epoch.
 DERIVED = {
     "itself": lambda ds: ds,
     "batch": lambda ds: ds.batch(5),
@@ -104,7 +104,7 @@ def test_on_a_cluster_and_made_by_a_function(on_cluster):
     for order in orders(2):
         assert sorted(flat(steps(distributed))) == sorted(order * num_pipelines)
     ds = shuffled()
-    # Derived in each epoch from a dataset that was created before.
+    # Distribute a new dataset in each epoch, derived from one that was created before.
     for order in orders(3):
         anew = on_cluster.distribute_datasets_from_function(lambda context: ds.batch(6))
         assert flat([on_cluster.local_results(step)[0] for step in anew]) == order
@@ -132,7 +132,7 @@ def test_without_a_given_seed_shares_of_workers_draw_differently(tmp_path):
     def shares(seed):
         ds = daskdist.read_parquet(str(tmp_path), "n").shuffle(24, seed=seed).batch(24)
         distributed = SimulatedWorkers([1, 1]).distribute_dataset(ds.with_options(Options(auto_shard_policy="file")))
-        # A batch of each worker in two steps.
+        # Each worker has one batch, which its two steps divide between the replicas.
         halves = [distributed.strategy.local_results(step) for step in distributed]
         return [flat([half[worker] for half in halves]) for worker in range(2)]
 
@@ -180,7 +180,7 @@ def test_in_one_iteration_it_has_one_order_wherever_it_is_used():
     for order in orders(2):
         first, second = zip(*Dataset.zip(ds.map(lambda x: x), ds.batch(1).unbatch()), strict=True)
         assert flat(first) == flat(second) == order
-    # So parts of one iteration join to the whole.
+    # Parts of one iteration are disjoint and together complete.
     assert sorted(ds.take(10).concatenate(ds.skip(10))) == list(range(24))
     both = Dataset.sample_from_datasets([ds.take(10).batch(2), ds.skip(10).batch(2)], seed=1)
     assert sorted(flat(steps(mirrored(2).distribute_dataset(both)))) == list(range(24))
@@ -197,7 +197,7 @@ def test_looking_counts_nothing():
     ds.element_spec, ds.cardinality(), ds.fingerprint(), repr(ds), ds.explain(), len(ds)
     distributed = mirrored(2).distribute_dataset(ds)
     distributed.element_spec, distributed.cardinality(), distributed.explain(), repr(distributed)
-    # A collection of Dask is a value: computed twice it is the same, in the first order.
+    # As a Dask collection, a dataset is a value: computing it twice gives the first order twice.
     for _ in range(2):
         assert flat(dask.compute(ds)[0]) == orders(1)[0]
     assert [flat(ds), flat(ds)] == orders(2)
@@ -228,12 +228,12 @@ def test_what_is_resumed_counts():
     next(iterator)
     state = pickle.dumps(iterator.state_dict())
     rest, after = flat(iterator), flat(ds.batch(5))
-    # Another program.
+    # Resume in another program.
     ds = shuffled()
     iterator = iter(ds.batch(5))
     iterator.load_state_dict(pickle.loads(state))
     assert [flat(iterator), flat(ds.batch(5))] == [rest, after]
-    # A position of long ago takes nothing back.
+    # Resuming from an old position does not change which order comes next.
     iterator = iter(ds.batch(5))
     iterator.load_state_dict(pickle.loads(state))
     assert flat(iterator) == rest
@@ -318,7 +318,7 @@ def test_a_split_of_a_fixed_order_is_disjoint_and_complete(shuffle, seed):
     fixed = getattr(Dataset.from_tensor_slices(NUMBERS), shuffle)(**size, seed=seed, reshuffle_each_iteration=False)
     train, test = fixed.take(16), fixed.skip(16)
     if seed is not None:
-        # Built apart, one of them on what a map gives.
+        # The two parts are of datasets that were built separately, one of them with a map before the shuffle.
         mapped = Dataset.from_tensor_slices(NUMBERS - 1).map(lambda x: x + 1).filter(lambda x: x >= 0)
         test = getattr(mapped, shuffle)(**size, seed=seed, reshuffle_each_iteration=False).skip(16)
     ways = [
@@ -346,7 +346,7 @@ def test_operations_without_a_seed_share_that_of_the_options():
 # --- datasets that functions make ---
 
 CAPTURED = Dataset.range(6).shuffle(6)
-# Five datasets of six elements.
+# Each pipeline has 30 elements, in five datasets of six.
 MADE = {
     "flat_map": lambda: Dataset.range(5).flat_map(lambda x: Dataset.range(6).shuffle(6)),
     "flat_map of equal elements": lambda: (
@@ -384,11 +384,11 @@ def test_what_functions_make_is_drawn_alike_when_made_again(name):
     resumed = iter(MADE[name]())
     resumed.load_state_dict(pickle.loads(state))
     assert flat(resumed) == rest
-    # The elements that each of two workers reads.
+    # Two workers get copies of the dataset, and read the same elements.
     copy = cloudpickle.dumps(ds)
     first, second = (flat(cloudpickle.loads(copy)) for _ in range(2))
     assert first == second
-    # Another order in each pass, and in each dataset.
+    # Each pass, and each of the five datasets, has another order.
     passes = [flat(ds) for _ in range(2)]
     assert passes[0] != passes[1]
     assert len({tuple(passes[0][k : k + 6]) for k in range(0, 30, 6)}) > 1
@@ -447,7 +447,7 @@ SHUFFLED = Dataset.range(6).shuffle(6)
 
 
 def drawn(captured=False):
-    """A number that is drawn with a dataset: one that is made in the call, or one from before."""
+    """Return a number drawn by a random dataset, which is created in this call, or was created before it."""
     first, second, *_ = SHUFFLED if captured else Dataset.range(6).shuffle(6)
     return int(first) * 6 + int(second)
 
@@ -482,7 +482,7 @@ def test_what_functions_draw_inside_is_drawn_alike_when_called_again(name, captu
     resumed = iter(stepped(captured)[name])
     resumed.load_state_dict(pickle.loads(state))
     assert flat(resumed) == flat(iterator)
-    # Each element has its own number.
+    # Elements get different numbers.
     assert len(set(flat(stepped(captured)["map"]))) > 5
 
 

@@ -30,13 +30,13 @@ from daskdist.execute.callers.threads import Threads
 from daskdist.execute.stream.gather import Picks
 from daskdist.testing import same_elements
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 
 @pytest.fixture(params=["where they are gathered", "ahead"])
 def few(request, monkeypatch):
-    """Orders of few things are worked out as those of many are."""
+    """Let orders of few rows be computed like those of many."""
     monkeypatch.setattr(permutation, "_SMALL", 3)
     monkeypatch.setattr(lazy_shuffle, "_FEW", 0 if request.param == "where they are gathered" else 5)
     monkeypatch.setattr(lazy_shuffle, "_AHEAD", 7)
@@ -87,7 +87,7 @@ def test_it_is_what_it_says_it_is(length):
 
 
 def test_it_stays_the_same():
-    # Seeds fix orders from one version to the next.
+    # The order of a seed stays the same in later versions.
     assert order_of(10**6).at(np.arange(5)).tolist() == GOLDEN
 
 
@@ -129,7 +129,7 @@ def test_everything_comes_anywhere(length):
         assert too_far(np.bincount(column, minlength=16), num_orders * sizes, 15) < 4.5
     if length < 1000:
         return
-    # Two places have nothing to do with each other: any two parts, as often as they are large.
+    # Indices at two places are independent: pairs of parts are as frequent as the product of their sizes.
     for one, other in [(0, 1), (1, 2), (0, 3), (0, 4), (3, 4)]:
         pairs = np.bincount(parts[:, one] * 16 + parts[:, other], minlength=256)
         assert too_far(pairs, num_orders * np.outer(sizes, sizes).ravel(), 255) < 4.5
@@ -177,7 +177,7 @@ SOURCES = {
 
 
 def of(selection):
-    """Block and row of each element."""
+    """Return the block and the row of each element."""
     handles = [ref.handle for ref in selection.blocks]
     places = selection.places.tolist()
     return [(handles[place], row) for place, row in zip(places, selection.row_numbers.tolist(), strict=True)]
@@ -248,7 +248,7 @@ def test_batches_are_shuffled_by_the_same_order():
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("source", SOURCES)
 def test_what_is_sent_has_a_number_for_each_row(source):
-    # The whole order may have many more rows than the part that is sent.
+    # Send a number for each row of the part, since the whole order may be much longer.
     found = shuffled(SOURCES[source](), np.random.default_rng(4))[3:8]
     picks = Picks.of(found)
     sent = pickle.loads(pickle.dumps(picks))
@@ -328,7 +328,7 @@ def test_blocks_and_graphs_make_no_difference(name):
 
 @pytest.mark.parametrize("split_bytes", [8 * 7919, 2**24])
 def test_of_many_rows(split_bytes, monkeypatch):
-    # More than of which an order is drawn from all there are.
+    # Orders of more rows than `_SMALL` are computed from keys.
     num_rows = 100_001
     monkeypatch.setattr(permutation, "_SMALL", 2**16)
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
@@ -337,14 +337,14 @@ def test_of_many_rows(split_bytes, monkeypatch):
         assert np.array_equal(found, expected_order(range(num_rows), 5))
         found = np.concatenate(list(rows.map(lambda x: x).global_shuffle(seed=5).batch(1000)))
         assert np.array_equal(np.sort(found), np.arange(num_rows))
-        # The rest of a buffer that elements were drawn from and put into.
+        # At its end, this shuffle computes an order for the rest of its buffer.
         found = np.concatenate(list(rows.shuffle(80_000, seed=5).batch(1000)))
         assert np.array_equal(np.sort(found), np.arange(num_rows))
         assert not np.array_equal(found[:1000], np.arange(1000))
 
 
 def test_the_first_of_many_come_at_once():
-    # Each row's own eight bytes are read; the order of all rows would take twice that memory.
+    # The rows take eight bytes each; an order of all rows would take as much again.
     num_rows = 4 * 10**6
     rows = iter(Dataset.range(num_rows).shuffle(num_rows, seed=1))
     tracemalloc.start()

@@ -33,7 +33,7 @@ def lists(elements):
     return [element.tolist() for element in elements]
 
 
-# Operations that keep rows as they are, and operations that cut ragged arrays into rows.
+# Operations that keep rows unchanged, and operations that cut ragged arrays into rows.
 PIPELINES = {
     "slices": (rows, BATCHES),
     "take and skip": (lambda: rows().skip(1).take(3), [ROWS[1:3], ROWS[3:4]]),
@@ -98,7 +98,7 @@ def test_rows_are_arrays():
     assert {type(row) for row in ds} == {np.ndarray}
     assert all(ds.element_spec.is_compatible_with(row) for row in ds)
     assert ds.element_spec.is_compatible_with(TensorSpec((3,), np.int64))
-    # The result of a function is a separate array.
+    # Results of a function are arrays and no rows of a ragged array, so they do not stack.
     with pytest.raises(errors.StackError, match="do not stack"):
         list(ds.map(lambda x: x).batch(2))
 

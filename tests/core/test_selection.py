@@ -21,7 +21,7 @@ from daskdist.core.structure import Structure
 from daskdist.errors import StackError
 from daskdist.execute.stream.gather import Picks, gather
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 LONE = Structure.of(0)[1]
@@ -29,20 +29,20 @@ quick = settings(max_examples=150, deadline=None)
 
 
 def block(first, num_rows):
-    """A block whose rows are numbers counted through all blocks."""
+    """Return a block of consecutive numbers."""
     return Block(LONE, [np.arange(first, first + num_rows)], f"block at {first}")
 
 
 @st.composite
 def refs(draw):
-    # Long ones are stored as ranges, short ones row by row.
+    # Selections of long blocks are stored as ranges, those of short ones row by row.
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5) | st.lists(st.integers(20, 60), max_size=4))
     lengths = lengths or [1]
     return [BlockRef(block(100 * number, length), length, 8 * length) for number, length in enumerate(lengths)]
 
 
 def rows_of(run):
-    """The rows of a selection, or of each batch of groups, as lists of numbers."""
+    """Return the rows of a selection, or of each batch of groups, as lists of numbers."""
     if isinstance(run, Groups):
         flat = rows_of(run.flat)
         inners = run.inners or [()] * len(run)
@@ -68,7 +68,7 @@ def gathered(run):
 
 @st.composite
 def selections(draw):
-    """A selection made by some steps, and its rows by the same steps on lists."""
+    """Draw a selection that is made in some steps, and its rows, which are made by the same steps on lists."""
     run = concat([Selection.whole(ref) for ref in draw(refs())])
     expected = rows_of(run)
     for step in draw(st.lists(st.sampled_from(["slice", "take", "double", "drop"]), max_size=4)):
@@ -129,16 +129,16 @@ def test_long_stretches_take_a_few_numbers():
     every_fourth = batches.take(np.arange(0, 30, 4))
     assert type(every_fourth.flat) is IntervalSelection
     assert gathered(every_fourth) == [rows_of(batches)[k] for k in range(0, 30, 4)]
-    # Rows in another order take a number each.
+    # Rows in another order are stored as one number for each.
     assert type(run.take(np.arange(100)[::-1])) is Selection
-    # A single range is a view.
+    # A single range is a slice.
     assert type(run[900:1_000]) is Selection
     assert run[900:1_000].is_range
 
 
 @st.composite
 def groups(draw):
-    """Batches of a selection, and the same as lists of lists."""
+    """Draw batches of a selection, and the same batches as lists of lists."""
     run, expected = draw(selections())
     size = draw(st.integers(1, 4))
     bounds = np.array(sorted({*range(0, len(run), size), len(run)} | {0}))
@@ -198,7 +198,7 @@ def test_batches_of_different_sizes_do_not_stack():
     run = group(Selection.whole(BlockRef(block(0, 5), 5)), np.array([0, 2, 4, 5]))
     with pytest.raises(StackError, match="batches of 1, 2 rows do not stack"):
         group(run, np.array([0, 3]))
-    # One that stands alone stacks with itself.
+    # A shorter batch can be alone in a batch of batches.
     assert rows_of(group(run, np.array([0, 2, 3]))) == [[[0, 1], [2, 3]], [[4]]]
 
 
@@ -281,7 +281,7 @@ def test_elements_of_different_shapes_are_a_bundle():
     assert isinstance(from_items(LONE, _items((2,), (3,))).leaves[0], Ragged)
 
 
-# Arrays that blocks can be slices of: plain arrays, and arrays that only look like one.
+# Arrays of which blocks may be slices: contiguous ones, and ones with other memory layouts.
 WHOLES = {
     "numbers": np.arange(64, dtype=np.int16),
     "rows": np.arange(64 * 6, dtype=np.float32).reshape(64, 2, 3),
@@ -336,7 +336,7 @@ def test_rows_of_slices_of_an_array_are_as_those_of_copies(name, cut, empty):
 
 @pytest.mark.parametrize("shapes", [[(2,), (2,)], [(2,), (3,)]])
 def test_gathering_elements_of_blocks_of_different_shapes(shapes):
-    # Two blocks, each of elements of one shape: in a run that is not batched, they need not stack.
+    # In each block, elements have one shape. The two blocks' shapes may differ, since elements are not batched.
     blocks = [from_items(LONE, _items(shape, shape)) for shape in shapes]
     selection = concat([Selection.whole(BlockRef(each, 2)) for each in blocks]).take(np.array([0, 2, 1, 3]))
     rows = gather(blocks, Picks.of(selection))
@@ -344,12 +344,12 @@ def test_gathering_elements_of_blocks_of_different_shapes(shapes):
 
 
 def test_gathering_batches_of_blocks_of_different_shapes():
-    # Each batch is of one block and stacks, whatever the other is made of.
+    # Each batch has rows of one block, so it stacks.
     blocks = [from_items(LONE, _items(shape, shape)) for shape in [(2,), (3,)]]
     whole = concat([Selection.whole(BlockRef(each, 2)) for each in blocks])
     rows = gather(blocks, Picks.of(group(whole, np.array([0, 2, 4]))))
     assert [each.shape for each in rows.elements()] == [(2, 2), (2, 3)]
-    # One that does not stack is an error in its place.
+    # A batch with rows of both blocks raises an error in its place.
     rows = gather(blocks, Picks.of(group(whole, np.array([0, 1, 3, 4])))).elements()
     assert next(rows).shape == (1, 2)
     with pytest.raises(StackError, match="do not stack"):
@@ -364,7 +364,7 @@ def test_gathering_blocks_and_bundles():
 
 @pytest.mark.parametrize("inner", [(2,), (2, 2)])
 def test_batches_of_batches_of_nothing(inner):
-    # Rows of no bytes: how many batches there are cannot be told from a size.
+    # Rows have no bytes, so the number of batches cannot be computed from sizes.
     source = Block(LONE, [np.zeros((8, 0))])
     run = Selection.whole(BlockRef(source, 8))
     for size in inner:

@@ -16,7 +16,7 @@ from daskdist.core.structure import Structure, as_array
 from daskdist.errors import ArgumentError
 from daskdist.testing import check, same_element, same_elements
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 Point = collections.namedtuple("Point", "x y")
@@ -55,7 +55,7 @@ def test_packing_is_the_inverse_of_flattening(nest):
 
 
 def _shape(nest):
-    # The types of the containers, and the order of a dict's names, which is no part of a structure.
+    # This keeps the types of containers, and ignores the order of dicts, which is no part of a structure.
     if isinstance(nest, dict):
         return {name: _shape(each) for name, each in nest.items()}
     if isinstance(nest, tuple):

@@ -57,7 +57,7 @@ def tuples(num_rows=300):
 
 
 def reason_of(given):
-    """Why a function is called row by row, once it was given a block."""
+    """Return the reason that a function is called row by row, after it was given a block."""
     if list(apply._SAME.values()) == [False]:
         return apply._DIFFERED
     (reason,) = given.vectorised._refused.values()
@@ -696,7 +696,7 @@ def test_comparison_finds_what_differs(num_rows, wrong, monkeypatch):
     monkeypatch.setattr(apply, "problem", lambda *args: None)
     rows = block(np.arange(0.0, num_rows) * 0 if wrong is np.negative else np.arange(0.0, num_rows))
     for _ in range(2):
-        # For good.
+        # The function stays row by row.
         is_row_by_row(_rounded, rows, "results differed on the first block")
     assert Map(node_of(Dataset.from_tensor_slices(rows.leaves[0])), UserFunction(_rounded, "map")).note == (
         "row by row: results differed on the first block"

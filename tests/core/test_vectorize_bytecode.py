@@ -330,7 +330,7 @@ def _yields():
 
 
 def _wide(number):
-    # So many variables, constants and steps that arguments take more than a byte, and jumps more than a few.
+    # There are so many variables, constants and instructions that arguments and jumps take more than a byte.
     lines = [f"    v{each} = n + {each + 1000}" for each in range(number)]
     lines += [f"    if v{each} > {each + 1002}: v{each} = v{number - 1 - each}" for each in range(number)]
     sums = " + ".join(f"v{each}" for each in range(number))

@@ -77,7 +77,7 @@ FLOATS, INTEGERS = ("f8", "f4", "f2", "mild"), ("i8", "u1", "i4", "small")
 VECTORS = ("v8", "v4", "vm", "vm4", "mf", "wide", "strided", "reversed")
 MATRICES = ("m8", "m4", "mt")
 
-# Bodies of one expression, by the data that they are for.
+# Names of data -> bodies of one expression, which are tried on them.
 BODIES = {
     (*FLOATS, *INTEGERS): [
         "x * 2 + 1", "1 - x", "x / 3", "x // 3", "x % 3", "-x", "abs(x)", "x ** 2", "2 ** x", "divmod(x, 3)", "3 / x",
@@ -149,7 +149,7 @@ SHORT = {
     "vm": ["x * 2", "x.sum()", "np.exp(x[::-1])"],
 }
 
-# Programs around a body, run for each dataset; they define the function. The test checks `log` afterwards.
+# Programs that define the function `f` with a body; each dataset runs them anew. The test checks `log` afterwards.
 FRAMES = {
     "append": "def f(x):\n    log.append(1)\n    return BODY",
     "append_bound": "note = log.append\ndef f(x):\n    note(1)\n    return BODY",
@@ -367,7 +367,7 @@ HANDLING = [
 
 
 def cases():
-    """Label, data, program and how errors of floating-point numbers are handled.
+    """Yield label, data, program and how errors of floating-point numbers are handled.
 
     Each body is tried with two kinds of data, and each frame with every kind.
     """
@@ -408,7 +408,7 @@ def made(program):
 
 
 def told(value):
-    """A value in a form that tells types, dtypes, shapes and bits; every NaN is the same."""
+    """Return a value in a form that shows types, dtypes, shapes and bits; all NaN are equal."""
     if isinstance(value, str) or getattr(value, "dtype", None) == np.dtypes.StringDType():
         return "text", str(value)
     if isinstance(value, (np.ndarray, np.generic)):
@@ -492,7 +492,7 @@ def differences(name, program, state):
     ds = Dataset.from_tensor_slices(rows).map(other)
     with np.errstate(**state):
         given = [outcome(lambda: [told(each) for each in ds]) for _ in range(2)]
-    # If the loop raised an error, a resumed iterator continues behind it, so the function is called for more rows.
+    # After an error, our iterator may have called the function for more rows than the plain loop.
     is_ended = any(isinstance(result, str) for result, _ in expected)
     for number, (ours, plain) in enumerate(zip(given, expected, strict=True)):
         if ours[0] != plain[0] and not (isinstance(ours[0], str) and isinstance(plain[0], str)):
@@ -517,7 +517,7 @@ def test_functions_that_are_hard_to_vectorise(without_comparison):
 
 
 def test_many_of_them_are_vectorised():
-    # Or the test above says nothing.
+    # Otherwise the test above proves little.
     programs = {program: name for _, name, program, _ in cases()}
     number = sum(is_vectorised(made(program)[0], DATA[name]) for program, name in programs.items())
     assert 150 < number < len(programs) - 200

@@ -116,7 +116,7 @@ def test_functions_travel():
     assert tokenize(copy.vectorised) == tokenize(given.vectorised)
     rows = scalars()
     is_same(copy(rows), given(rows))
-    # Both share a result of the comparison, whose key does not depend on which of them it is from.
+    # The copy uses the original's result of the comparison, since both have the same key.
     assert list(apply._SAME.values()) == [True]
     assert tokenize(copy.vectorised) == tokenize(Vectorised(UserFunction(user.function, "map")))
     assert tokenize(copy.vectorised) != tokenize(Vectorised(UserFunction(lambda x: x * 2, "map")))

@@ -25,7 +25,7 @@ from daskdist.execute.callers.threads import Threads
 from daskdist.ops.deal import piece_bounds
 from daskdist.testing import same_elements
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -26,7 +26,7 @@ from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.window import ByteWindow
 from daskdist.passes.fuse import fuse
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 

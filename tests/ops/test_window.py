@@ -26,7 +26,7 @@ from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.execute.stream.window import ByteWindow
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 MIB = 2**20

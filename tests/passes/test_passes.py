@@ -25,7 +25,7 @@ from daskdist.passes.simplify import simplify
 from daskdist.sharding import AutoShardPolicy
 from daskdist.testing import elements_of, same_elements, same_multiset
 
-# Threads of other tests' clusters draw random numbers too, while hypothesis does.
+# Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 # By how they rewrite: the plan that runs, and the plans it is held against.
