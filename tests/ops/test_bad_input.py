@@ -522,7 +522,7 @@ def test_nobody_listens_is_an_error_within_the_time_that_is_set():
 
 CONNECT = """
 import sys, time, daskdist
-# Imported before the time is taken.
+# Import this first, so that the import is not timed.
 connect = daskdist.MultiWorkerMirroredStrategy
 for address in sys.argv[1:]:
     start = time.monotonic()
@@ -544,7 +544,7 @@ def connect_apart(*addresses: str, **env: str) -> str:
 def test_another_server_at_the_address_or_an_invalid_one():
     addresses = ["nonsense", "tcp://127.0.0.1", "gopher://127.0.0.1:1"]
     with socket.create_server(("127.0.0.1", 0)) as server:
-        # Accepts and says nothing, as a server of another protocol may.
+        # This server accepts connections and sends nothing, as a server of another protocol may.
         silent = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         said = connect_apart(*addresses, silent, DASK_DASKDIST__TIMEOUTS__CONNECT="1")
     for address in addresses:

@@ -25,7 +25,7 @@ TEXT = np.dtypes.StringDType()
 
 
 def counted(array, seen):
-    """The array, where each chunk that is computed is noted."""
+    """Return the array, with a record of each chunk that is computed."""
 
     def note(block, block_info=None):
         seen.append(block_info[0]["chunk-location"])
@@ -48,7 +48,7 @@ def objects_stay():
 
 
 def weather(seen=None):
-    """Two variables of one dimension in chunks that differ, and a coordinate of it."""
+    """Return two variables of one dimension with different chunks, and a coordinate of that dimension."""
     values = da.arange(24, chunks=24).reshape(6, 2, 2).rechunk((4, 1, 2))
     values = values if seen is None else counted(values, seen)
     labels = da.arange(6, chunks=3) % 2
@@ -82,7 +82,7 @@ def test_a_dataset_gives_dicts_of_its_variables():
     assert ds.element_spec == {"image": TensorSpec((2, 2), "int64"), "label": TensorSpec((), "int64")}
     expected = np.arange(24).reshape(6, 2, 2)
     same_elements(list(ds), [{"image": expected[k], "label": np.int64(k % 2)} for k in range(6)])
-    # The chunks are those of both.
+    # Chunks end where chunks of either variable end.
     assert [split.num_rows for split in node_of(ds).splits()] == [3, 1, 2]
     same_elements(dask.compute(ds)[0], list(ds))
     (batch,) = ds.batch(6)

@@ -230,14 +230,14 @@ class TestOthers(NodeLaws):
 
 class TestDeal(NodeLaws):
     def nodes(self):
-        # Pieces without rows are no elements; the tests of replicas cover them.
+        # All batches here can be cut into four pieces with rows; the tests of replicas have pieces without rows.
         chains = [rows(8).batch(4), rows(8).batch(4).map(lambda d: d["b"]), rows(8).batch(4, drop_remainder=True)]
         whole = rows(8).batch(4).with_options(daskdist.Options(on_error="skip"))
         return [rebatch(node_of(ds), element_spec_of(ds), pieces) for ds in [*chains, whole] for pieces in (2, 4)]
 
 
 def words():
-    """Lone rows of different lengths."""
+    """Return single rows of different lengths."""
     return Dataset.from_tensor_slices(Ragged(np.arange(16), [0, 1, 3, 3, 7, 8, 11, 16]))
 
 
@@ -262,7 +262,7 @@ class TestGenerated(NodeLaws):
 
 class TestFromRows(NodeLaws):
     def nodes(self):
-        # Windows are datasets of such rows: of one shape, and of different shapes.
+        # Windows are datasets of rows in memory, of one shape or of several.
         items = [(np.zeros([2] * (number % 2)),) for number in range(5)]
         numbers = Block(LONE, [np.arange(4)])
         return nodes_of(
@@ -335,7 +335,7 @@ def _batches(x):
 
 class TestNested(NodeLaws):
     def nodes(self):
-        # Inner datasets in memory, and others, which other code handles.
+        # Inner datasets in memory and other ones are handled by different code.
         return [
             node_of(each)
             for function in (_range, _few_squares, _batches)
@@ -574,7 +574,7 @@ def test_every_operation_is_tested():
 
 @dataclass(frozen=True, eq=False)
 class Wrong(Transformation):
-    """Claims what does not hold: it drops every element but the first of each block."""
+    """An operation with wrong facts: it keeps only the first element of each block."""
 
     name = "wrong"
     facts = Facts(compute=True, keeps_count=True, keeps_rows=True, keeps_spec=True, per_worker=True)
@@ -639,7 +639,7 @@ def test_multisets():
 
 
 def test_fact_of_one_is_no_fact_of_many():
-    # A running sum looks at order; called a computation, it is found out.
+    # A running sum depends on the order of elements, so declaring it as a computation breaks a law.
     total = []
 
     def running(x):

@@ -12,7 +12,7 @@ INFINITE, UNKNOWN = -1, -2
 
 
 def lengths(*numbers):
-    """Rows of so many elements, each row's elements being its length."""
+    """Return rows of the given lengths; each element of a row is the row's length."""
     return Dataset.from_tensor_slices(np.array(numbers)).map(lambda n: np.full(int(n), n))
 
 
@@ -76,7 +76,7 @@ def lengths(*numbers):
         (lambda ds: Dataset.sample_from_datasets([ds.repeat(), ds], stop_on_empty_dataset=True), UNKNOWN),
         (lambda ds: Dataset.sample_from_datasets([ds.repeat(), ds.repeat()], stop_on_empty_dataset=True), INFINITE),
         (lambda ds: Dataset.sample_from_datasets([ds.repeat(), ds], weights=[0, 1]), UNKNOWN),
-        # Results for an empty dataset are empty.
+        # These operations keep an empty dataset empty.
         (lambda ds: ds.take(0).filter(lambda x: x > 0), 0),
         (lambda ds: ds.take(0).flat_map(Dataset.range), 0),
     ],

@@ -81,7 +81,7 @@ WHOLE = [
     ("bucket_by_sequence_length", "bucket_batch_sizes[1]", lambda x: bucket(sizes=[1, x])),
     ("assert_cardinality", "expected_cardinality", lambda x: NUMBERS.assert_cardinality(x)),
 ]
-# None stands for a default here.
+# These arguments may also be None, for a default.
 WHOLE_OR_NONE = [
     ("random", "seed", lambda x: Dataset.random(x)),
     ("shuffle", "seed", lambda x: NUMBERS.shuffle(2, seed=x)),
@@ -576,7 +576,7 @@ def test_errors_of_functions_name_operation_place_and_row(operation, build, func
     assert message.startswith(f"{operation}: {function.__name__} (")
     assert line_of(function) in message
     row = int(re.search(r"row (\d)", message)[1])
-    # Functions that look at their argument fail on the third row only; no number is a dataset.
+    # Functions that fail for every element fail on the first row; the others fail on the third.
     is_first = function in (none, a_list, state_and_more) or (says[0], operation) in FIRST or "Dataset" in says
     assert row == (0 if is_first else 2)
     assert isinstance(caught.value, RuntimeError)
@@ -584,7 +584,7 @@ def test_errors_of_functions_name_operation_place_and_row(operation, build, func
         assert phrase in message
 
 
-# The result is invalid already for the first element.
+# The result for the first element is invalid already.
 FIRST = {("-1", "rejection_resample")}
 
 
@@ -862,7 +862,8 @@ def test_an_unknown_number_of_elements():
 
 
 def test_an_endless_dataset_of_one_element_where_others_end():
-    # Functions are tried on zeros, for which this one is known to be endless; for this text it is not.
+    # Functions are tried on zeros, for which this one returns an endless dataset, so that this is known. The second
+    # function returns an endless dataset only for a text that is not tried.
     known = NUMBERS.flat_map(lambda x: NUMBERS if int(x) else NUMBERS.repeat())
     num = len(list(NUMBERS))
     assert len(list(known.take(5 * num))) == 5 * num

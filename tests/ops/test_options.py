@@ -144,7 +144,7 @@ def test_blocks_come_as_they_are_done_where_order_is_of_no_matter():
             deterministic=False,
             num_threads=4,
         )
-        # Its spec is tried on made-up elements, none of which is 0.
+        # The spec calls the function on made-up elements, none of which is 0.
         iterator = iter(ds)
         early = [int(next(iterator)) for _ in range(10)]
         first_may_go_on.set()

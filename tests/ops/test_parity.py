@@ -45,7 +45,7 @@ def test_in_this_thread(pipeline):
 @given(uneven())
 @some
 def test_elements_of_different_shapes(pipeline):
-    # The layout in blocks does not matter: only elements of one batch must stack.
+    # Only elements of one batch must stack; it does not matter which elements are in one block.
     with pipeline.settings():
         pipeline.reference().check(lambda: pipeline.dataset(), "embedded")
         pipeline.reference().check(lambda: dask.compute(pipeline.dataset(), scheduler="sync")[0], "as a graph")
@@ -86,7 +86,7 @@ def test_spec_and_cardinality(pipeline):
     try:
         spec = node_of(ds).spec
     except SpecUnknown:
-        # Told from the first element, it need not be that of others.
+        # The spec could only be guessed from the first element, and need not hold for others.
         return
     for element in outcome.elements:
         leaves, structure = Structure.flatten(element)
@@ -137,7 +137,7 @@ def check_dealt(pipeline, strategy):
     with pipeline.settings():
         dataset = pipeline.dataset().with_options(options)
         if not outcome.elements and not outcome.met_unmade:
-            # The spec of a mapped one may be unknown, for want of an element.
+            # Without an element, the spec of a mapped dataset may be unknown.
             with contextlib.suppress(daskdist.errors.UnknownLengthError):
                 assert list(strategy.distribute_dataset(dataset)) == []
             return
@@ -147,7 +147,7 @@ def check_dealt(pipeline, strategy):
             assert outcome.met_unmade, "raised, but all elements stack"
             return
     if outcome.must_fail and num_replicas > 1:
-        # Each replica's part is stacked by itself, where it is wanted. It may stack where the whole does not.
+        # Each replica's part is stacked by itself, which may succeed where the whole batch does not stack.
         return
     assert not outcome.must_fail
     expected = [pieces(batch, num_replicas) for batch in outcome.elements]
@@ -170,7 +170,7 @@ def check_piece(part, piece):
 
 
 def pieces(batch, num_pieces):
-    """The pieces of a batch."""
+    """Return the pieces of a batch for a number of replicas."""
     leaves, structure = Structure.flatten(batch)
     cuts = [piece_bounds(len(leaf), num_pieces) for leaf in leaves]
     return [
@@ -196,7 +196,7 @@ def test_a_batch_that_does_not_stack_is_an_error_on_a_cluster(client):
 
 
 def test_pieces_are_of_the_rule():
-    # n rows over N: ceil(n / N) each until they run out.
+    # Of n rows, each of N replicas gets ceil(n / N), until no rows are left.
     table = {
         (8, 2): [4, 4],
         (2, 2): [1, 1],
@@ -243,7 +243,7 @@ ENDLESS = {
 @pytest.mark.parametrize("caller", [Now, Threads])
 @pytest.mark.parametrize("name", ENDLESS)
 def test_endless(name, caller):
-    # Exactly the requested elements come, whatever the window, and they begin like a longer request.
+    # For any window, exactly the requested elements are returned, and a longer request begins with the same ones.
     few, more = ENDLESS[name]().take(5), ENDLESS[name]().take(40)
     with using(caller):
         expected = list(more)[:5]
@@ -309,7 +309,7 @@ def test_batches(name):
 
 
 def test_unique_of_blocks_and_bundles():
-    # Persisted datasets return a list of the same elements.
+    # Elements of persisted datasets are in bundles, those of the others in blocks.
     numbers = Dataset.range(3)
     assert [int(x) for x in numbers.persist().concatenate(numbers).unique()] == [0, 1, 2]
     words = numbers.map(lambda x: "ab"[int(x) % 2])

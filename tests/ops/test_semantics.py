@@ -16,7 +16,7 @@ INFINITE, UNKNOWN = -1, -2
 
 
 def plain(element):
-    """An element as Python's own values: numbers, words, lists, tuples and dicts."""
+    """Return an element as Python values: numbers, strings, lists, tuples and dicts."""
     if isinstance(element, dict):
         return {key: plain(value) for key, value in element.items()}
     if isinstance(element, tuple):
@@ -40,7 +40,7 @@ def count_to(n):
 
 
 def copies(n):
-    """`n` elements that are each the number given."""
+    """Return a function of elements that gives `n` copies of its argument."""
     return lambda x: Dataset.from_tensors(x).repeat(n)
 
 
@@ -49,17 +49,17 @@ def own_number(x):
 
 
 def lengths(*numbers):
-    """Rows of so many elements, each row's elements being its length."""
+    """Return rows of the given lengths; each element of a row is the row's length."""
     return Dataset.from_tensor_slices(np.array(numbers)).map(lambda n: np.full(int(n), n))
 
 
 def row(number, length):
-    """A row of `lengths`, filled up."""
+    """Return a row of `lengths`, padded."""
     return [number] * number + [0] * (length - number)
 
 
 def batches(*sizes):
-    """The numbers from 0 in batches of these sizes."""
+    """Return the numbers from 0 on in batches of these sizes."""
     stops = np.cumsum([0, *sizes])
     return Dataset.range(len(sizes)).map(lambda k: np.arange(stops[int(k)], stops[int(k) + 1]))
 
@@ -247,7 +247,7 @@ def test_sample_from_datasets():
     assert sorted(mixed) == [0, 1, 2, 10, 11, 12]
     assert [x for x in mixed if x < 10] == [0, 1, 2]
     assert [x for x in mixed if x >= 10] == [10, 11, 12]
-    # One of weight 0 is as if it was not there.
+    # A dataset of weight 0 is ignored.
     check(lambda: Dataset.sample_from_datasets(sources, weights=[0, 1]), [10, 11, 12])
     with_empty = [Dataset.range(5), Dataset.range(0)]
     check(lambda: Dataset.sample_from_datasets(with_empty, seed=2), [0, 1, 2, 3, 4])
@@ -285,7 +285,7 @@ def test_arguments_and_results_of_functions():
     check(lambda: pairs.filter(lambda a, b: b > 5), [(1, 6)])
     check(lambda: pairs.take_while(lambda a, b: b < 6), [(0, 5)])
     check(lambda: pairs.flat_map(lambda a, b: Dataset.range(a, b, 3)), [0, 3, 1, 4])
-    # A state comes with the element whole.
+    # Functions with a state get a tuple as one argument.
     assert pairs.reduce(np.int64(0), lambda state, pair: state + pair[1]) == 11
     check(lambda: pairs.scan(np.int64(0), lambda s, pair: (s + pair[1], (s, pair[0]))), [(0, 0), (5, 1)])
 
@@ -376,7 +376,7 @@ def test_take_skip_shard_repeat(build, expected):
         (np.array([3, 1, 3, 2, 1], "int64"), [3, 1, 2]),
         ([b"b", b"a", b"b"], [b"b", b"a"]),
         (["b", "a", "b"], ["b", "a"]),
-        # Beyond TensorFlow, which takes these three only:
+        # TensorFlow takes only elements like those above.
         (np.array([0.5, -0.5, 0.5]), [0.5, -0.5]),
         ([[1, 2], [2, 1], [1, 2]], [[1, 2], [2, 1]]),
         ([True, True, False], [True, False]),
@@ -545,7 +545,7 @@ def test_unbatch(build, expected):
         (20, False, [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]]),
         (20, True, []),
         ([0, 4], False, [[], [0, 1, 2, 3], [], [4, 5, 6, 7], [], [8, 9]]),
-        # Batches without rows come as soon as it is their turn, also when the rows end just there.
+        # A batch of size 0 follows the batch before it at once, also when no rows are left.
         ([10, 0, 0], False, [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [], []]),
         ([0, 5], False, [[], [0, 1, 2, 3, 4], [], [5, 6, 7, 8, 9], []]),
         ([0, 4], True, [[], [0, 1, 2, 3], [], [4, 5, 6, 7], []]),
@@ -642,7 +642,7 @@ def test_padding_of_nests():
             }
         ],
     )
-    # One value for all leaves.
+    # One padding value may be given for all leaves.
     check(
         lambda: Dataset.from_tensors(([1], [2.5])).padded_batch(1, ([2], [2]), padding_values=7),
         [([[1, 7]], [[2.5, 7.0]])],
@@ -689,16 +689,16 @@ def test_bucket_by_sequence_length(boundaries, sizes, arguments, expected):
 @pytest.mark.parametrize(
     ("budget", "arguments", "expected"),
     [
-        # Padded: the number of elements times the longest.
+        # The size of a padded batch is the number of elements times the greatest length.
         (6, {}, [[[1, 0], [2, 2]], [[3, 3, 3], row(1, 3)], [[4, 4, 4, 4]], [[1]]]),
         (6, {"padding_values": -1}, [[[1, -1], [2, 2]], [[3, 3, 3], [1, -1, -1]], [[4, 4, 4, 4]], [[1]]]),
-        # Ragged: the sum of lengths.
+        # The size of a ragged batch is the sum of the lengths.
         (6, {"ragged": True}, [[[1], [2, 2], [3, 3, 3]], [[1], [4, 4, 4, 4], [1]]]),
         (99, {"ragged": True}, [[[1], [2, 2], [3, 3, 3], [1], [4, 4, 4, 4], [1]]]),
         (6, {"buffer_size": 99}, [[[1], [1], [1]], [[2, 2, 0], [3, 3, 3]], [[4, 4, 4, 4]]]),
         (6, {"buffer_size": 3}, [[[1, 0], [2, 2]], [[3, 3, 3]], [[1], [1]], [[4, 4, 4, 4]]]),
         (6, {"buffer_size": 99, "ragged": True}, [[[1], [1], [1], [2, 2]], [[3, 3, 3]], [[4, 4, 4, 4]]]),
-        # A multiple of so many batches a buffer, which the largest are split for.
+        # Each buffer gives a multiple of `round_size` batches, for which the largest batches are split.
         (6, {"buffer_size": 99, "round_size": 2}, [[[1], [1]], [[1]], [[2, 2, 0], [3, 3, 3]], [[4, 4, 4, 4]]]),
         (4, {"buffer_size": 3, "round_size": 2}, [[[1]], [[1]], [[2, 2]], [[3, 3, 3]], [[1]], [[4, 4, 4, 4]]]),
     ],
@@ -719,7 +719,7 @@ def test_the_spec_of_batches_by_size():
     ragged = ds.batch_by_size(4, length, ragged=True)
     assert ragged.element_spec == {"x": RaggedTensorSpec((None, None), "int64"), "n": TensorSpec((None,), "int64")}
     assert [batch["x"].tolist() for batch in ragged] == [[[1], [2, 2]]]
-    # An element without content counts: else one batch would take as many as there are.
+    # An element of length 0 counts as 1; otherwise a batch could have any number of them.
     check(lambda: lengths(0, 0, 0).batch_by_size(2, len), [[[], []], [[]]])
 
 
@@ -728,7 +728,7 @@ def test_the_spec_of_batches_by_size():
     [
         ({"window_size": 2}, [[5, 3], [2, 4], [1, 7], [6]]),
         ({"window_size": 1}, [[5], [2], [3], [4], [1], [6], [7]]),
-        # Full windows follow their last element, then incomplete ones by key.
+        # A full window comes right after its last element; incomplete ones come at the end, ordered by key.
         ({"window_size": 3}, [[5, 3, 1], [2, 4, 6], [7]]),
         ({"window_size": 9}, [[2, 4, 6], [5, 3, 1, 7]]),
         ({"window_size_func": lambda key: key + 1}, [[2], [5, 3], [4], [6], [1, 7]]),
@@ -809,7 +809,7 @@ def test_shuffle_passes():
     assert [int(x) for x in again] == second
     kept = Dataset.range(20).shuffle(20, seed=5, reshuffle_each_iteration=False)
     assert [int(x) for x in kept] == [int(x) for x in kept]
-    # Epochs stay apart where the shuffle comes first, and mix where it comes after.
+    # A shuffle before the repeat keeps epochs apart, a shuffle after it mixes them.
     both = [int(x) for x in Dataset.range(20).shuffle(20, seed=5).repeat(2)]
     assert sorted(both[:20]) == sorted(both[20:]) == list(range(20))
     mixed = [int(x) for x in Dataset.range(20).repeat(2).shuffle(40, seed=5)]
@@ -825,7 +825,7 @@ def test_rejection_resample(initial):
     assert all(number == (x % 4 == 0) for number, x in kept)
     assert [x for _, x in kept] == sorted(x for _, x in kept)
     assert 0.45 < np.mean([number for number, _ in kept]) < 0.55
-    # The class that is rarest against what is wanted is kept whole, but for the start where that is being learned.
+    # The class that is rarest compared with its target is kept completely, except at the start if shares are estimated.
     assert sum(number for number, _ in kept) > 990
 
 

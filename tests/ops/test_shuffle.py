@@ -60,7 +60,7 @@ def test_order_is_drawing_in_turn(num_rows, buffer_size, seed, passes):
 
 @pytest.mark.parametrize("buffer_size", [1, 1000, 1024, 1025, 32_768, 40_000])
 def test_order_of_many(buffer_size):
-    # More rows than are drawn for at a time, and blocks that are no multiple of anything.
+    # There are more rows than are drawn together, and the length of blocks is a prime.
     num_rows = 90_000
     with dask.config.set({"daskdist.split-bytes": 8 * 7919}):
         found = np.concatenate(list(Dataset.range(num_rows).shuffle(buffer_size, seed=5).batch(1000)))
@@ -107,22 +107,22 @@ def chi_square(counts, expected):
 def test_every_order_is_equally_likely():
     counts = Counter(tuple(ints(Dataset.range(4).shuffle(4, seed=seed))) for seed in range(1440))
     found = chi_square([counts[order] for order in permutations(range(4))], 60)
-    # 99.9 % of a chi-square of 23 degrees of freedom; the seeds are fixed, so it holds or it does not.
+    # This is the 99.9 % quantile of chi-square with 23 degrees of freedom. Seeds are fixed, so the test is not flaky.
     assert found < 49.7
 
 
 def test_each_draw_is_uniform_over_the_buffer():
     num_seeds, buffer_size, num_rows = 1200, 8, 24
     runs = np.array([ints(Dataset.range(num_rows).shuffle(buffer_size, seed=seed)) for seed in range(num_seeds)])
-    # The first element is any of the first eight rows, and so is the last of these to come, with equal probability.
+    # Each of the first eight rows is the first element with equal probability, and the last of the eight to come.
     for counts in (
         np.bincount(runs[:, 0], minlength=buffer_size),
         np.bincount([max(range(8), key=run.tolist().index) for run in runs], minlength=buffer_size),
     ):
         assert len(counts) == buffer_size
-        # 99.9 % of 7 degrees of freedom.
+        # This is the 99.9 % quantile of chi-square with 7 degrees of freedom.
         assert chi_square(counts, num_seeds / buffer_size) < 24.3
-    # An element leaves at each draw with one chance in eight, for as long as there is one to take its place.
+    # At each draw, an element leaves the full buffer with probability 1/8.
     waits = np.array([run.tolist().index(0) for run in runs])
     for draw in range(10):
         remaining = np.sum(waits >= draw)
@@ -188,7 +188,7 @@ def test_without_a_seed_orders_differ_between_datasets():
 
 
 def test_without_a_seed_one_dataset_is_one_order():
-    # Its seed is drawn when it is built, so its graph and its passes agree.
+    # The seed is drawn when the dataset is built, so graphs and passes agree.
     ds = Dataset.range(50).shuffle(50)
     assert ints(ds) == [int(each) for each in dask.compute(ds)[0]]
 
@@ -220,7 +220,7 @@ def test_buffer_size_is_checked(size):
 
 
 class PeakWindow(ByteWindow):
-    """Remembers the most that was outstanding."""
+    """A window that records the most bytes that were outstanding."""
 
     peak_bytes = 0
 
@@ -230,7 +230,7 @@ class PeakWindow(ByteWindow):
 
 
 def peak_of(ds, caller=None):
-    """The most bytes of blocks that were alive at once, and the number of elements that came."""
+    """Return the window, which knows the most bytes of blocks that were alive at once, and the number of elements."""
     interpreter = Interpreter(caller or Now())
     interpreter.reads[None] = window = PeakWindow(interpreter.reads[None].limit_bytes)
     elements = 0

@@ -33,7 +33,7 @@ def numbers(number=NUMBER):
 
 
 def some():
-    """Elements whose number is known only when they have come."""
+    """Return elements whose number is unknown before they are read."""
     return numbers().filter(lambda x: x % 3 > 0)
 
 
@@ -72,7 +72,7 @@ def test_each_element_is_in_one_part_in_every_pass(how):
     together = sorted(chain(*first))
     assert all(first)
     assert len(set(together)) == len(together) == {"of unknown number": 133, "of a generator": 50}.get(how, NUMBER)
-    # Parts are read again, alone, in any order, however blocks are cut, and in threads.
+    # Parts stay the same if they are read again, in another order, in smaller blocks and in threads.
     assert [ids(part) for part in parts[::-1]] == first[::-1]
     with dask.config.set({"daskdist.split-bytes": 24, "daskdist.window-bytes": 200}), using(Threads):
         assert [ids(part) for part in parts] == first
@@ -111,7 +111,7 @@ def test_maps_before_and_after_do_not_change_parts():
     assert ids(numbers().map(lambda x: x + 1).split(0.5)[1].map(lambda x: x - 1)) == plain
     assert ids(numbers().batch(7).unbatch().split(0.5)[1]) != []
     assert ids(numbers().prefetch(2).split(0.5)[1]) == plain
-    # A split into more parts, and one of another seed, is another.
+    # Another seed gives another split.
     assert ids(numbers().split(0.5, seed=1)[1]) != plain
 
 
@@ -120,7 +120,8 @@ def test_a_part_is_a_random_one(seed):
     part = ids(numbers(10_000).split(0.5, seed=seed)[0])
     unknown = ids(numbers(10_000).filter(lambda x: x >= 0).split(0.5, seed=seed)[0])
     for found in (part, unknown):
-        # Standard deviations: of the number in the first half, of the sum, of neighbours that are both there.
+        # Allow five standard deviations: of the number of elements from the first half, of the mean, and of the number
+        # of elements whose neighbour is in the part too.
         assert abs(np.sum(np.array(found) < 5_000) - 2_500) < 5 * 50
         assert abs(np.mean(found) - 5_000) < 5 * 41
         assert abs(len(set(found) & {each + 1 for each in found}) - 2_500) < 5 * 50
@@ -136,7 +137,7 @@ def test_groups_stay_together(by):
 
 
 def test_a_key_is_the_same_whatever_elements_it_is_in():
-    # In a block or one by one, beside others, and in another dtype.
+    # A key decides alone: elements may be in a block or one by one, have other leaves, and another dtype.
     plain = ids(numbers().split(0.5, by=lambda x: x // 3)[0])
     assert ids(numbers().map(lambda x: x.astype("int32")).split(0.5, by=lambda x: x // 3)[0]) == plain
     uneven = numbers().map(lambda x: {"x": x, "list": np.zeros(int(x) % 3), "key": x // 3})
@@ -171,7 +172,7 @@ def test_each_turn_of_a_label_has_the_share_of_each_part(weights, labels, seed):
         whole = len(mine) // split.turn * split.turn
         counts = np.bincount(mine[:whole], minlength=len(shares))
         assert np.abs(counts - whole * np.array(shares)).max(initial=0) <= 1
-    # The same one by one.
+    # Splitting the elements one by one gives the same parts.
     alone = [int(parts_in_turns(split, hashes[k : k + 1], places[k : k + 1])[0]) for k in range(len(labels))]
     assert alone == parts.tolist()
 

@@ -104,7 +104,7 @@ def _eight_threads():
 
 
 def settled(counter):
-    """The number of reads once no more are made."""
+    """Return the number of reads once it no longer changes."""
     last = -1
     while counter.total != last:
         last = counter.total
@@ -124,8 +124,8 @@ def test_reading_ahead_stays_within_the_window(window_mib, batch_size):
         seen = 0
         for _ in range(5):
             seen += np.atleast_2d(next(it)).size * 8
-            # Half of the window is for blocks, half for batches; one block more may be needed to make progress,
-            # and one is under the consumer's hands.
+            # Half of the window is for blocks, half for batches; one more block may be needed to make progress, and the
+            # consumer holds one.
             ahead_mib = settled(counter) - seen / MIB
             assert ahead_mib <= window_mib + 3, f"{ahead_mib} MiB are read ahead in a window of {window_mib}"
         it.close()
@@ -168,7 +168,7 @@ def test_a_tiny_window_makes_progress():
 
 @pytest.mark.parametrize("says_rows", [True, False])
 def test_unknown_sizes_are_learned(says_rows):
-    # A function that decodes makes much of little. Once blocks were seen, what they take is known.
+    # Splits may be far smaller than their blocks, as compressed ones are. Sizes are learned from the first blocks.
     counter = Counter()
     ds = Dataset(Counted(80, counter, says_bytes=1024, says_rows=says_rows))
     with dask.config.set({"daskdist.window-bytes": 4 * MIB}):
@@ -187,7 +187,7 @@ def test_nothing_is_read_twice():
 
 
 def test_a_mapped_source_gives_its_first_element_early():
-    # A split has many rows if they are small, but a function of them may be slow, or return much for each.
+    # A split of small rows has many of them, and calling a function for all may be slow, so only some are computed.
     called = []
     ds = Dataset.range(100_000).map(lambda x: called.append(1) or x)
     assert ds.element_spec.shape == ()

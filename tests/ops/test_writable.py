@@ -19,7 +19,7 @@ CONSTANT = np.ones(2)
 
 
 def arrays_of(value):
-    """The arrays that an element, or a step of several replicas, is made of."""
+    """Return the arrays of an element, or of a step of several replicas."""
     found = []
     for leaf in optree.tree_leaves(value, none_is_leaf=True):
         if isinstance(leaf, PerReplica):
@@ -32,7 +32,7 @@ def arrays_of(value):
 
 
 def write_into(values):
-    """Write into all arrays that allow it; how many did not."""
+    """Write into all arrays that allow it; return the number of those that do not."""
     arrays = arrays_of(values)
     for array in arrays:
         if array.flags.writeable:
@@ -120,7 +120,7 @@ def test_arrays_gathered_for_one_consumer_are_not_copied():
     assert all(batch.flags.writeable for batch in shuffled)
     across_blocks = Dataset.range(4).concatenate(Dataset.range(4)).batch(6)
     assert next(iter(across_blocks)).flags.writeable
-    # A cut of what is gathered: not an array of its own.
+    # The batches are slices of one gathered array, which is not copied.
     assert all(batch.base is not None for batch in shuffled.with_options(Options(writable=True)))
     assert not next(iter(Dataset.from_tensor_slices(SOURCE).batch(4))).flags.writeable
 

@@ -59,11 +59,11 @@ def test_it_is_the_pass_of_that_number(build):
     passes = [plain(ds) for _ in range(4)]
     for number in (3, 0, 2):
         assert plain(ds.at_epoch(number)) == passes[number]
-    # In another program too, and the passes after it follow.
+    # Another program gets the same pass, and then the passes after it.
     later = build().at_epoch(2)
     assert [plain(later), plain(later)] == passes[2:4]
     assert plain(pickle.loads(cloudpickle.dumps(build().at_epoch(3)))) == passes[3]
-    # Its passes are not counted by the dataset that it was made of.
+    # These passes do not count as passes of the original dataset.
     assert plain(ds.at_epoch(1).at_epoch(3)) == passes[3]
     assert plain(ds) == plain(build().at_epoch(4))
 

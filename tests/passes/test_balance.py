@@ -30,7 +30,7 @@ def files(parquet_files):
 
 
 def texts(folder, sizes):
-    """Files of lines of 8 bytes, so many in each; the lines are numbered through all of them."""
+    """Write files with the given numbers of lines of 8 bytes; the lines are numbered through all files."""
     paths, start = [], 0
     for number, size in enumerate(sizes):
         paths.append(str(folder / f"{number:04}.txt"))
@@ -41,7 +41,7 @@ def texts(folder, sizes):
 
 
 def power_law(number, seed):
-    """Lines of files whose sizes follow Zipf's law, in random order."""
+    """Return the numbers of lines of files whose sizes follow Zipf's law, in random order."""
     sizes = 4000 / np.arange(1, number + 1)
     return np.random.default_rng(seed).permutation(sizes.astype(int) + 1).tolist()
 
@@ -112,7 +112,7 @@ def test_indivisible_files_stay_whole(parquet_files):
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_sources_that_go_together_are_dealt_together(parquet_files, build, num_workers):
     one = read_parquet(parquet_files([9, 2, 7, 1, 3], row_group=2), "id")
-    # The same rows in files of other sizes.
+    # The files have the same rows, but other sizes.
     other = read_parquet(parquet_files([9, 2, 7, 1, 3], row_group=3, folder="other", compression="none"), "id")
     ds = {
         "zip": Dataset.zip(one, other),
@@ -185,7 +185,7 @@ def test_empty_files_do_not_all_go_to_one_worker():
 
 @pytest.mark.parametrize("balance", ["files", "bytes"])
 def test_workers_share_one_list_of_files(tmp_path, balance):
-    # Of a list of 20,000 files, only those in use are looked up: none, except for their sizes.
+    # All workers' nodes share one list of 20,003 files, which are not opened.
     paths = texts(tmp_path, [1] * 3)
     ds = Dataset(ReadFiles((*paths, *[paths[0]] * 20_000), node_of(read_text(paths)).format))
     _, nodes = autoshard(node_of(ds.with_options(Options(balance=balance))), AutoShardPolicy.FILE, 1000)

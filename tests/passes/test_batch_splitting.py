@@ -24,7 +24,7 @@ def numbers(num: int) -> Dataset:
 
 
 def triangles(num: int) -> Dataset:
-    """Rows of different lengths: none, [0], [0, 1], [0, 1, 2], none, ..."""
+    """Return rows of different lengths: [], [0], [0, 1], [0, 1, 2], [], ..."""
     return Dataset.range(num).map(lambda x: np.arange(x % 4))
 
 
@@ -43,7 +43,7 @@ def nested(num: int) -> Dataset:
     return Dataset.from_tensor_slices({"words": words, "more": (np.arange(num), np.ones((num, 2, 3), np.float32))})
 
 
-# Each pipeline, and the batches it makes.
+# Pipelines, each with its batches.
 TAILS = {
     "batch": (lambda: numbers(10).batch(4), [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
     "drop_remainder": (lambda: numbers(10).batch(4, drop_remainder=True), [[0, 1, 2, 3], [4, 5, 6, 7]]),
@@ -123,7 +123,7 @@ def steps_of(strategy, ds) -> list[list]:
 
 
 def pieces(batch: list, num: int) -> list[list]:
-    """ceil(n / N) rows each until they run out."""
+    """Cut a batch: each replica gets ceil(n / N) rows, until no rows are left."""
     size = -(-len(batch) // num) or 1
     return [batch[k * size : (k + 1) * size] for k in range(num)]
 
@@ -217,7 +217,7 @@ def test_piece_k_goes_to_replica_k(replicas, batch, num_rows, expected):
             ],
         ),
         (
-            # Cut in three, of which the first worker takes two a step and the second one.
+            # Each worker cuts its batches in three; in each step, the first worker uses two pieces and the second one.
             [2, 1],
             [
                 [[0, 1, 2], [3, 4, 5], [0, 1, 2]],
@@ -242,7 +242,7 @@ def test_files_are_cut_on_their_worker(parquet_files, replicas):
     ds = read_parquet(parquet_files(3, files=5), "id").batch(4).with_options(Options(auto_shard_policy="file"))
     strategy = SimulatedWorkers(replicas)
     found = steps_of(strategy, ds)
-    # Files 0, 2 and 4, and files 1 and 3.
+    # The first worker has files 0, 2 and 4, the second has files 1 and 3.
     shares = [[[0, 1, 2, 6], [7, 8, 12, 13], [14]], [[3, 4, 5, 9], [10, 11]]]
     starts = np.cumsum([0, *replicas])
     for number, batches in enumerate(shares):
@@ -274,7 +274,7 @@ def test_nested_elements_are_cut_leaf_by_leaf(replicas, mapped):
 
 
 ZIPPED = [
-    # Leaves of 4 and 6 rows over three: [2, 2, 0] and [2, 2, 2].
+    # Three replicas get [2, 2, 0] rows of a leaf of 4, and [2, 2, 2] rows of a leaf of 6.
     (3, [[([0, 1], [0, 1]), ([2, 3], [2, 3]), ([], [4, 5])], [([4], [6]), ([], []), ([], [])]]),
     (2, [[([0, 1], [0, 1, 2]), ([2, 3], [3, 4, 5])], [([4], [6]), ([], [])]]),
 ]
@@ -370,7 +370,7 @@ def test_one_replica_needs_no_batch():
 
 @pytest.mark.parametrize("replicas", [[2], [1, 1]], ids=str)
 def test_a_batch_that_turns_out_a_scalar(replicas):
-    # On made-up batches, of few rows, it gives rows.
+    # For made-up batches, which have few rows, the function returns rows.
     ds = numbers(9).batch(9).map(lambda x: x.sum() if len(x) * 2000 > 16000 else x)
     strategy = strategy_of(replicas)
     with pytest.raises(ShardingError, match=r"leaf \(the element\) is a scalar .* a row for each row"):
@@ -449,7 +449,7 @@ def test_unequal_replicas_on_a_cluster(start_cluster, parquet_files):
         assert repr(strategy) == "<MultiWorkerMirroredStrategy: 3 replicas on 2 workers>"
         for policy, expected in {
             "data": [[[0, 1, 2], [3, 4, 5], [6]], [[7, 8, 9], [10, 11, 12], [13]]],
-            # Files 0 and 2 are 8 rows, so batches of 7 and 1; files 1 and 3 are 6.
+            # Files 0 and 2 have 8 rows, which make batches of 7 and 1; files 1 and 3 have 6 rows.
             "file": [
                 [[0, 1, 2], [3, 4, 9], [5, 6]],
                 [[10], [11], [7, 8]],
@@ -521,7 +521,7 @@ def test_cardinality_without_end(policy):
     assert strategy.distribute_dataset(numbers(5).batch(2).repeat().with_options(options)).cardinality() == INFINITE
     uneven = Options(auto_shard_policy=policy, drop_uneven=True)
     assert strategy.distribute_dataset(numbers(5).repeat().batch(6).with_options(uneven)).cardinality() == INFINITE
-    # Two rows for three replicas, in every batch.
+    # Every batch has two rows for three replicas, so none is complete.
     short = strategy.distribute_dataset(numbers(5).repeat().batch(2).with_options(uneven))
     assert short.cardinality() == (0 if policy == "data" else UNKNOWN)
 
@@ -549,7 +549,7 @@ def test_pieces_lie_where_the_rows_do(num_replicas):
     found = [piece for step in distributed for piece in strategy.local_results(step)]
     assert np.concatenate(found).tolist() == rows.tolist()
     ends = [begin_and_end(piece) for piece in found if len(piece)]
-    # One after the other.
+    # Each piece begins where the one before ends.
     assert [begin for begin, _ in ends[1:]] == [end for _, end in ends[:-1]]
     assert not any(piece.flags.writeable for piece in found)
 
@@ -573,7 +573,7 @@ def test_large_pieces_put_together_take_memory_of_the_pool():
     strategy = mirrored(2)
     pieces = [piece for step in strategy.distribute_dataset(ds) for piece in strategy.local_results(step)]
     assert [piece[:, -1].tolist() for piece in pieces] == [list(range(k, k + 80)) for k in range(0, 480, 80)]
-    # Others of NumPy's of this size begin 16 bytes after such a place.
+    # Memory of the pool is aligned to 64 bytes, unlike that of NumPy's arrays of this size.
     assert not any(begin_and_end(piece)[0] % 64 for piece in pieces)
 
 
@@ -588,7 +588,7 @@ def test_scattered_rows_are_gathered(rows):
     distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64, drop_remainder=True))
     found = [strategy.local_results(step) for step in distributed]
     assert np.concatenate([piece for step in found for piece in step]).tolist() == rows[: len(found) * 64].tolist()
-    # The first replica's part alone is not copied.
+    # The first replica's part in the first step may be a slice of the source; all other parts are copies.
     assert all(piece.flags.c_contiguous for step in found[1:] for piece in step)
 
 
@@ -600,7 +600,7 @@ def test_pieces_of_a_shard_do_not_keep_the_others(num_shards):
     found = [strategy.local_results(step) for step in strategy.distribute_dataset(ds)]
     starts = range(0, len(rows), 64 * num_shards)
     assert [np.concatenate(step).tolist() for step in found] == [rows[k : k + 64].tolist() for k in starts]
-    # The first replica's part alone is not copied.
+    # The first replica's part in the first step may be a slice of the source; all other parts are copies.
     assert not any(np.shares_memory(piece, rows) for step in found[1:] for piece in step)
 
 

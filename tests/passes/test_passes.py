@@ -28,7 +28,7 @@ from daskdist.testing import elements_of, same_elements, same_multiset
 # Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
-# By how they rewrite: the plan that runs, and the plans it is held against.
+# The plans that the optimised plan is compared with: unchanged, and with one of its two rewrites.
 STAGES = {
     "plain": lower,
     "fused": lambda node: fuse(lower(node)),
@@ -91,7 +91,7 @@ def files(tmp_path):
 
 
 def tasks(ds, *, optimised=True):
-    """The number of tasks of each name that a graph has; elements themselves are under ``"element"``."""
+    """Return the number of tasks of each name in a graph; tasks of elements count as ``"element"``."""
     node = node_of(ds)
     plan = fuse(lower(simplify(node))) if optimised else lower(node)
     recorded = record(plan, "element-0", 0)
@@ -132,7 +132,7 @@ def test_take_after_map_computes_what_it_takes(files):
 
 
 def test_a_function_after_arranging_is_a_task_for_many_rows():
-    # One task for each element would overload a scheduler.
+    # A task for each element would overload the scheduler.
     for ds in (
         Dataset.range(1000).take(500).map(np.negative).batch(50),
         Dataset.range(1000).map(np.negative).take(500).batch(50),
@@ -171,7 +171,7 @@ def test_map_after_batch_is_in_the_gather_task(files):
 
 
 def test_filter_after_shuffle_keeps_its_place():
-    # Moved before the shuffle it would change what the buffer holds, and so the order.
+    # A filter before the shuffle would change the contents of the buffer, and so the order.
     ds = Dataset.range(50).shuffle(10, seed=1).filter(lambda x: x % 2 == 0)
     same_elements(elements_of(node_of(ds), optimised=True), elements_of(node_of(ds)), "filter after shuffle")
 
@@ -232,7 +232,7 @@ def test_operations_that_may_be_sharded_lose_no_row(pipeline):
     with dask.config.set({"daskdist.split-bytes": pipeline.split_bytes}):
         node = node_of(pipeline.dataset())
         if any(each.facts.regroups or len(each.inputs) > 1 for each in walk(node)):
-            # Batches are each worker's own, so they are of other rows, and so are pairs; else rows can be compared.
+            # Each worker forms its own batches and pairs, so their rows cannot be compared.
             return
         decision, nodes = autoshard(node, AutoShardPolicy.AUTO, 2)
         if decision.policy is AutoShardPolicy.FILE:

@@ -37,7 +37,7 @@ def own_records(caplog):
 
 def sharded(ds, name, num_workers):
     decision, nodes = autoshard(node_of(ds), AutoShardPolicy[name.upper()], num_workers, first)
-    # All are in the same pass, as in one iteration over them.
+    # Copies let all workers read the same pass, as in one iteration.
     return decision, [list(afresh(Dataset(node))) for node in nodes]
 
 
@@ -46,7 +46,7 @@ def generated(files):
 
 
 def lines(files, compress=False):
-    """The rows as text, a file for each, which does not tell how many it has."""
+    """Write the rows as text files, whose numbers of rows are unknown before they are read."""
     paths = []
     for path in files:
         paths.append(path.removesuffix("parquet") + ("gz" if compress else "txt"))
@@ -90,7 +90,7 @@ SHAPES = {
     "split": (lambda f: read_parquet(f, "id").split(0.6)[0], "DATA", "split"),
     "split-by": (lambda f: read_parquet(f, "id").split(0.6, by=lambda x: x)[0], "FILE", "5 files"),
     "select": (lambda f: read_parquet(f).shuffle(5)["id"], "FILE", "5 files"),
-    # Files that a function reads.
+    # A function reads the files.
     "flat_map": (lambda f: Dataset.from_tensor_slices(f).flat_map(read), "FILE", "5 files that flat_map reads"),
     "flat_map-text": (
         lambda f: Dataset.from_tensor_slices(lines(f)).flat_map(by_text),
@@ -157,7 +157,7 @@ SHAPES = {
         "DATA",
         "from_tensor_slices reads no files",
     ),
-    # Several sources.
+    # There are several sources.
     "concatenate": (
         lambda f: read_parquet(f, "id").concatenate(read_parquet(f[1:4], "id")),
         "FILE",
@@ -212,7 +212,7 @@ SHAPES = {
         "DATA",
         "range reads no files",
     ),
-    # Operations with another meaning on each worker's files.
+    # These operations give other results for each worker's files.
     "take": (lambda f: read_parquet(f, "id").take(7), "DATA", "take would have another result"),
     "skip": (lambda f: read_parquet(f, "id").skip(7), "DATA", "skip would have another result"),
     "enumerate": (lambda f: read_parquet(f, "id").enumerate(), "DATA", "enumerate would have another result"),
@@ -240,7 +240,7 @@ SHAPES = {
         "DATA",
         "group_by_window would have another result",
     ),
-    # Nothing is read from files.
+    # These pipelines read no files.
     "range": (lambda f: Dataset.range(20), "DATA", "range reads no files"),
     "from_generator": (generated, "DATA", "from_generator reads no files"),
     "from_dask": (lambda f: Dataset.from_dask(da.arange(20, chunks=6)), "DATA", "from_dask reads no files"),
@@ -267,15 +267,15 @@ def test_every_policy_keeps_the_rows(files, shape, num_workers):
             sharded(ds, "file", num_workers)
         assert words in str(caught.value)
         assert "Use AutoShardPolicy.DATA" in str(caught.value)
-    # Under DATA one pipeline is dealt to all replicas, and under the others each worker has the whole.
+    # With DATA, one pipeline serves all replicas; with OFF and HINT, each worker has the whole dataset.
     for name, number in {"data": 1, "off": num_workers, "hint": num_workers}.items():
         decision, nodes = autoshard(node_of(ds), AutoShardPolicy[name.upper()], num_workers, first)
-        # Workers that have the whole draw differently what has no seed.
+        # Fingerprints ignore that workers with the whole dataset draw differently without a seed.
         assert [fingerprint(node) for node in nodes] == [fingerprint(node_of(ds))] * number
         assert decision.policy is (AutoShardPolicy.DATA if name == "data" else AutoShardPolicy.OFF)
 
 
-# On real workers: what AUTO comes to, and for some OFF.
+# Combinations that are also tried on real workers.
 CLUSTERED = [
     *[("auto", shape) for shape in ("text", "list_files", "names-shuffled-repeated-taken", "names-few", "zip")],
     *[("auto", shape) for shape in ("concatenate", "zip-other-files", "cache", "bucket", "from_dask", "take")],
@@ -331,7 +331,7 @@ def test_names_are_dealt_in_the_order_of_the_shuffled_list(files, num_workers, s
 
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_names_keep_their_order_where_elements_need_not(files, num_workers):
-    # Pipelines that take names as they are done would not count the same ones.
+    # The workers count names to divide them, so all have to see the names in the same order.
     ds = Dataset.from_list(files * 3).map(lambda name: str(name)).flat_map(read)
     ds = ds.with_options(Options(deterministic=False))
     _, nodes = autoshard(node_of(ds), AutoShardPolicy.FILE, num_workers, first)
@@ -451,7 +451,7 @@ def test_no_hint_is_a_warning(on_cluster, caplog):
 
 @pytest.mark.cluster
 def test_hints_on_a_cluster(on_cluster):
-    # The spec of what the function gives is learned from a first element, before the place is filled in.
+    # The spec is learned from a first element, before the worker's number replaces the hint.
     ds = Dataset.range(9).shard(SHARD_HINT, SHARD_HINT).map(lambda x: [x, x][int(x > 100)] + 1).batch(4)
     dist = on_cluster.distribute_dataset(ds.with_options(policy("hint")))
     pieces = [[piece.tolist() for piece in on_cluster.local_results(step)] for step in dist]
@@ -669,7 +669,7 @@ def test_file_policy_names_the_lost_rows(parquet_files, caplog, name, words, num
 
 
 SIZE = st.integers(1, 4)
-# Batches, and what they are batched or rebatched to; batches of batches stack if the inner ones are complete.
+# Operations on batches. Batches of batches stack if the inner batches are complete.
 GROUPINGS = {
     "batch": lambda ds, a, b, drops: ds.batch(a, drop_remainder=True),
     "batch of batches": lambda ds, a, b, drops: ds.batch(a, drop_remainder=True).batch(b, drop_remainder=drops),
@@ -710,10 +710,10 @@ def test_auto_logs_when_a_cut_changes_its_choice(parquet_files, caplog, cut):
     for said in (record.getMessage(), dist.explain()):
         for words in ("sharding", "would be FILE", "does not resume such a pass", "state_dict() and load_state_dict()"):
             assert words in said
-    # Not where that makes no difference.
+    # There is no such advice if it would change nothing.
     for other in (cut(ds.map(lambda x: x).unique()), cut(Dataset.range(9).batch(2))):
         assert "resume" not in strategy.distribute_dataset(other).explain()
-    # The advice is right: with DATA, the rest after a cut is what the whole pass has there.
+    # The advice helps: with DATA, the elements after a cut are those of the whole pass.
     ds = ds.with_options(policy("data"))
     assert [flat(batch) for step in steps_of(strategy, ds.skip(2)) for batch in step] == [
         flat(batch) for step in steps_of(strategy, ds)[2:] for batch in step

@@ -189,7 +189,7 @@ def test_pipelines_keep_their_rows(on_cluster, parquet_files, name, pipeline):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        # Each worker batches its own rows by 4, cuts that in two, and hands out a piece a step.
+        # With FILE, each worker makes batches of 4 of its own rows, cuts each in two, and uses one piece in each step.
         ("file", [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]),
         ("off", [list(range(12))] * 2),
         ("data", [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]),
@@ -208,7 +208,7 @@ def test_file_i_goes_to_worker_i_mod_n(start_cluster, parquet_files):
     paths = parquet_files([2, 5, 1, 3, 4, 2, 6])
     starts = np.cumsum([0, 2, 5, 1, 3, 4, 2, 6]).tolist()
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(3, 1)) as strategy:
-        # A batch of all rows a worker has is cut in three, and its only replica gets a piece a step.
+        # A worker's batch with all its rows is cut in three; its only replica gets one piece in each step.
         ds = read_parquet(paths, "id").batch(23).with_options(policy("file"))
         steps = steps_of(strategy, ds)
     for worker, rows in enumerate(by_replica(steps)):
@@ -287,7 +287,7 @@ def test_auto_logs_its_choice_and_the_reason_once(on_cluster, parquet_files, cap
     assert dist.sharding.policy is AutoShardPolicy[chosen]
     assert reason in dist.explain()
     assert f"sharding: {chosen} (" in dist.explain()
-    # Looking and iterating say no more.
+    # Distributing with the explicit policy logs one record; iterating logs none.
     caplog.clear()
     with caplog.at_level(logging.DEBUG, "daskdist"):
         assert rows_of(steps_of(on_cluster, ds.with_options(policy(chosen)))) == Counter(
@@ -300,7 +300,7 @@ def test_auto_logs_its_choice_and_the_reason_once(on_cluster, parquet_files, cap
 def test_one_worker_says_nothing(parquet_files, caplog, num_replicas):
     with caplog.at_level(logging.DEBUG, "daskdist"):
         mirrored(num_replicas).distribute_dataset(read_parquet(parquet_files(5), "id").take(3).batch(4))
-    # Dask may say something of clusters that are there.
+    # Dask may log something about other tests' clusters.
     assert not [record for record in caplog.records if record.name.startswith("daskdist")]
 
 
@@ -379,7 +379,7 @@ def test_whole_datasets_of_workers_are_shuffled_differently_unless_a_seed_is_giv
     def orders(ds):
         decision, nodes = autoshard(node_of(ds), AutoShardPolicy.OFF, 3)
         assert decision.policy is AutoShardPolicy.OFF
-        # All in the first pass.
+        # All nodes are in their first pass.
         found = [tuple(int(x) for rows in computed_rows(Dataset(node)) for x in rows.elements()) for node in nodes]
         assert [sorted(order) for order in found] == [list(range(50))] * 3
         return set(found)
