@@ -1,4 +1,4 @@
-"""States saved to files and restored from them: of variables, and of any object that has some."""
+"""States that are saved to files and restored from them: of variables, and of any object that has a state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Nothing = collections.namedtuple("Nothing", "")
 
 
 class Thing:
-    """An object with a state, which tells how often it was given one."""
+    """An object with a state, which counts how often it was loaded."""
 
     def __init__(self, state=None):
         self.state = state
@@ -48,7 +48,7 @@ class Thing:
 
 
 class Counter:
-    """An object that replicas have."""
+    """An object for variables."""
 
     def __init__(self):
         self.count = 0
@@ -427,7 +427,7 @@ def test_the_file_from_before_stays_until_the_new_one_is_whole(tmp_path, how, mo
 
 
 class FailsAtClose(MemoryFileSystem):
-    """Takes all that is written, and has no room for it in the end."""
+    """A file that accepts all writes, and fails when it is closed."""
 
     protocol = "failsatclose"
     store: ClassVar = {}
@@ -515,7 +515,7 @@ def header(text, data=b""):
 
 
 def archive_of(path, arrays, state, change=None):
-    """A file of arrays as they are, with a structure that tells of them as of its own."""
+    """Write an archive of given arrays, with a structure that refers to them."""
     content = {"format": "daskdist checkpoint", "version": 1, "states": [["it", state]]}
     content["members"] = [[len(data), zlib.crc32(data)] for data in arrays]
     if change:
@@ -659,7 +659,7 @@ def numbers(strategy):
 
 
 def train(strategy, made):
-    """Changes all of them; what replicas count, and what they count to is the same in all."""
+    """Change all variables, and return the replicas' counts."""
 
     def step(number):
         made["array"].assign(made["array"] + 1)
@@ -690,7 +690,7 @@ def test_variables_are_restored(two, tmp_path):
     assert values_of(made) != before
     checkpoint.restore(tmp_path / "a.ckpt")
     assert values_of(made) == before
-    # Each replica's own object, which the other does not share.
+    # Replicas do not share the restored objects.
     assert train(two, made) == [[4, [4, 4]]] * 2
 
 
@@ -783,7 +783,7 @@ def test_tensors_come_back_as_tensors(tmp_path):
     step(model, optimizer)
     Checkpoint(model=model, optimizer=optimizer).save(tmp_path / "a.ckpt")
     step(model, optimizer)
-    # An optimizer before its first step, and one after it.
+    # Restore into an optimizer before its first step, and again after a step.
     for is_fresh in (True, False):
         if is_fresh:
             other, its = parts()

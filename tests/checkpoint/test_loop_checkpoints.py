@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def loop(iterator, manager, weights, num_steps):
-    """Two passes, or some steps; the rows of all replicas so far, and the weights, which count the steps."""
+    """Make two passes, or some steps; return the rows of all replicas, and the weights, which count the steps."""
     context = get_replica_context()
     saved = context.restore(manager, iterator=iterator, weights=weights, epoch=0, rows=np.zeros(0, int))
     rows = saved["rows"]
@@ -33,7 +33,7 @@ def loop(iterator, manager, weights, num_steps):
 
 
 def run_loop(strategy, manager, num_steps):
-    """The rows and the weights after some steps of a loop with weights of its own."""
+    """Run some steps of a loop with new weights; return the rows and the weights."""
     with strategy.scope():
         weights = Variable(0.0, aggregation="MEAN")
     args = (strategy.distribute_dataset(dataset()), manager, weights, num_steps)
@@ -42,7 +42,7 @@ def run_loop(strategy, manager, num_steps):
 
 
 def dataset():
-    """A dataset whose first pass has one order, as in a new program."""
+    """Return a new dataset, whose first pass has the same order as in a new program."""
     return Dataset.range(20).shuffle(20, seed=3).batch(4)
 
 
@@ -54,11 +54,11 @@ def test_a_loop_goes_on_from_its_last_checkpoint(request, tmp_path, kind):
     assert sorted(whole) == sorted(2 * list(range(20)))
     for num_steps, num_before in [(3, 0), (2, 3), (2, 5), (-1, 7)]:
         rows, count = run_loop(strategy, manager, num_steps)
-        # The orders of all passes are those of a loop that never stopped.
+        # All rows come in the same order as in a loop that was not interrupted.
         assert rows == whole[: len(rows)]
         assert count == (num_before + num_steps if num_steps > 0 else 10)
     assert len(rows) == len(whole)
-    # The program's own saves go on after those of the loops.
+    # The program's own saves continue the numbers of the loops' saves.
     assert manager.steps == [8, 9]
     manager.save(Checkpoint(epoch=1))
     manager.close()
@@ -127,7 +127,7 @@ def test_variables_of_every_kind(request, tmp_path, kind):
 
 
 def saved_as(objects_of):
-    """A function on replicas that saves what another one gives for the number of each."""
+    """Return a function for replicas that saves the result of another function of the replica's number."""
 
     def save(manager):
         context = get_replica_context()
@@ -165,7 +165,7 @@ def test_replicas_that_do_not_agree(tmp_path):
 
 def test_a_step_waits_for_the_copy_only_and_the_call_for_the_file(gated):  # noqa: F811
     manager = CheckpointManager("gated://run")
-    # Claims of the directory are files too.
+    # Claiming the directory writes a file too, so open the gate first.
     gated.gate.set()
     went_on = []
 

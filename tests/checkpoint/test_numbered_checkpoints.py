@@ -22,7 +22,7 @@ from daskdist.errors import ArgumentError, FileError
 
 pytestmark = pytest.mark.timeout(60)
 
-# Saves without end, until it is killed; what it saved says which step it is.
+# A program that saves until it is killed; the saved values tell the step.
 PROGRAM = """
 import sys
 import numpy as np
@@ -56,7 +56,7 @@ class Thing:
 
 
 class GatedFileSystem(MemoryFileSystem):
-    """A file system in memory whose files are closed only when a gate is open, and not at all while it is broken."""
+    """A file system in memory in which opening a file for writing waits for a gate, or fails."""
 
     protocol = "gated"
     store: ClassVar[dict] = {}
@@ -161,7 +161,7 @@ def test_the_newest_are_kept(tmp_path):
     manager.wait()
     assert manager.steps == [10, 11]
     assert sorted(os.listdir(tmp_path / "deep" / "run")) == ["step-00000010.ckpt", "step-00000011.ckpt"]
-    # Another program goes on behind the last one.
+    # Another program continues the numbers.
     other = CheckpointManager(tmp_path / "deep" / "run", keep=2)
     assert other.save(checkpoint) == 12
     other.close()
@@ -231,7 +231,7 @@ def test_going_back(tmp_path):
     assert manager.restore(checkpoint, 1) == 1
     assert manager.save(checkpoint) == 2
     manager.close()
-    # Step 3 came of a course that was left.
+    # Going back to step 1 has removed step 3, which came after it.
     assert manager.steps == [0, 1, 2]
 
 

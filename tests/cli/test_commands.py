@@ -153,7 +153,7 @@ def test_convert_continues_after_it_was_killed(tmp_path):
     kept = {path.name.split("-")[0]: path.stat().st_ino for path in (tmp_path / "new").glob(".convert-*/*.done")}
     report = as_json(*args)
     assert 5 < report["kept"] < 500
-    # The same files, and not others of the same content.
+    # The files were kept, and not written again.
     for number in range(report["kept"]):
         assert Path(report["files"][number]).stat().st_ino == kept[str(number)]
     assert [int(row) for row in daskdist.read_parquet(tmp_path / "new", columns="id")] == list(range(500))
@@ -222,7 +222,7 @@ def test_dask_has_the_commands():
     (entry,) = project["entry-points"]["dask_cli"].items()
     command = EntryPoint(*entry, "dask_cli").load()
     assert isinstance(command, click.Group)
-    # Dask knows a command by its own name.
+    # Dask finds a command by its own name.
     assert command.name == entry[0] == "daskdist"
     assert command.list_commands(click.Context(command)) == sorted(COMMANDS)
 

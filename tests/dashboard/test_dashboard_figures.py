@@ -43,7 +43,7 @@ def test_rates_and_shares_are_of_the_time_between_two_reports():
     assert (other.steps_per_s, other.step_share, other.waiting_share) == (2, 0.5, 0.5)
     assert figures.time_shares[-1] == (101.0, 0.5, 0.375, 0.125)
     assert figures.task_s == {"map": 7.0 + 70.5}
-    # A worker that has sent nothing new keeps its rates.
+    # Worker a has sent nothing new, so its rates stay.
     figures.observe(102.0, {"a": report(7.0, (0, 30, 1920, 2.0, 1.0)), "b": report(71.5, (1, 9, 576, 1.25, 0.75))})
     assert (replica.steps_per_s, other.steps_per_s, other.idle_share) == (10, 0, 1)
     assert [point[1] for point in replica.history] == [0, 10, 10]
@@ -53,11 +53,11 @@ def test_replicas_of_closed_strategies_and_lost_workers_are_forgotten():
     figures = DashboardFigures()
     reports = {"a": report(1.0, (0, 1, 1, 0.1, 0.1)), "b": report(1.0, (1, 1, 1, 0.1, 0.1))}
     figures.observe(1.0, reports)
-    # Replica 1 is now that of the other worker: its figures begin with that.
+    # Replica 1 is now on another worker, so its figures start again.
     figures.observe(2.0, {"c": report(9.0, (1, 500, 500, 0.1, 0.1)), "a": reports["a"]})
     assert (figures.replicas["s", 1].worker, figures.replicas["s", 1].steps_per_s) == ("c", 0.0)
     assert len(figures.replicas["s", 1].history) == 1
-    # The first replica is lost, and the second takes its number along with its chart.
+    # Replica 0 is lost, and replica 1 gets its number and keeps its own history.
     figures.observe(2.5, {"c": report(9.5, (0, 1, 1, 0.1, 0.1))})
     assert figures.replicas.keys() == {("s", 0)}
     assert [at for at, _, _ in figures.replicas["s", 0].history] == [2.0, 2.5]
@@ -76,7 +76,7 @@ def test_programs_report_what_they_wait_for_and_how_full_windows_are():
     figures.program_reported(2.0, "s", program(1.25, 1.75, num_in_flight=25, ahead_bytes=500))
     figures.program_reported(2.0, "t", program(0.0, 0.0, most_in_flight=300))
     figures.observe(2.0, {})
-    # The other program takes no steps, so that it waits for none.
+    # The other program takes no steps, so it does not count here.
     assert figures.program_shares[-1] == (2.0, 0.25)
     assert figures.fill[-1] == (2.0, 0.25, 0.0625)
     figures.observe(12.5, {})
@@ -92,7 +92,7 @@ def test_time_goes_to_what_a_replica_is_doing(monkeypatch):
         now += seconds
         if turn == "work":
             times.count(np.zeros((32, 1)))
-    # A step that is not over counts, too.
+    # The step that has not ended counts too.
     assert times.totals() == (2, 64, 4, 2.5)
     assert times.totals() == (2, 64, 4, 2.5)
 
@@ -167,7 +167,7 @@ def test_steps_and_rows_are_counted_where_they_are_taken(client, on_cluster):
         return sum(len(batch) for batch in batches)
 
     assert on_cluster.local_results(on_cluster.run(loop, args=(dataset,))) == (48, 48)
-    # The call itself is no step: it may take as long as it likes.
+    # The call with the loop is not counted as a step.
     eventually(lambda: totals() == [(16, 96), (16, 96)])
 
     def reported():
@@ -191,7 +191,7 @@ def test_elements_of_the_service_are_counted_by_job(client):
 
     def used():
         after = client.run_on_scheduler(figures_now)[2]
-        # Others may have left just before.
+        # Elements of earlier jobs may be counted only now.
         return after.get("", 0) - before.get("", 0) >= 100 and after.get("counted") == 100
 
     eventually(used)

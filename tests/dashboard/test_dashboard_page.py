@@ -53,7 +53,7 @@ def busy_client():
 
         def steps():
             while not ended.is_set():
-                # A worker is killed.
+                # This fails when the test kills a worker; then start again.
                 with contextlib.suppress(errors.ClusterError):
                     for batch in strategy.distribute_dataset(dataset):
                         strategy.run(lambda x: x.sum(), args=(batch,))
@@ -87,7 +87,7 @@ def test_metrics_are_those_of_the_loop(busy_client):
     assert metrics(busy_client, "daskdist_service_consumers") == {'{job="features"}': 1.0}
     for name in ("daskdist_replica_step_seconds_total", "daskdist_steps_in_flight", "daskdist_task_seconds_total"):
         eventually(lambda name=name: sum(metrics(busy_client, name).values()) > 0)
-    # Each has its help and its type, and is there once.
+    # Each metric has one help text and one type.
     text = get(busy_client, "metrics")
     names = re.findall(r"^# TYPE (daskdist_\S+) (counter|gauge)$", text, re.MULTILINE)
     assert len(names) == len(dict(names)) == len(re.findall(r"^# HELP daskdist_", text, re.MULTILINE))
@@ -129,7 +129,7 @@ def test_a_browser_shows_figures_while_a_loop_runs(busy_client, tmp_path):
         before = page.evaluate(TEXT.format("details"))
         page.wait_for(f"{TEXT.format('details')} !== {before!r}")
         assert all(name in before for name in ("tcp://127.0.0.1", "features #0", "steps/s"))
-        # A worker that is killed is seen, and the loop goes on with two.
+        # The page shows that a worker was killed, and the loop goes on with two.
         process = next(iter(busy_client.run(os.getpid).values()))
         os.kill(process, signal.SIGKILL)
         page.wait_for(f"{TEXT.format('summary')}.includes('2 replicas')")

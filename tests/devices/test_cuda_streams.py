@@ -14,7 +14,7 @@ from daskdist.devices import cuda_streams
 from daskdist.devices.cuda_streams import CupyEvent, CupyStream
 from daskdist.devices.cupy import CupyDevice
 
-# The capture mode of each thread, and calls of CUDA.
+# The capture mode of each thread, and the recorded calls of CUDA.
 modes = threading.local()
 calls: list[str] = []
 
@@ -110,7 +110,7 @@ def test_queries_and_waits_do_not_break_captures_of_other_threads():
     event.synchronize()
     stream.synchronize()
     assert calls == ["create event", "record", "query", "synchronize event", "synchronize stream"]
-    # The thread's own captures are as before.
+    # The thread's own capture mode is restored.
     assert getattr(modes, "mode", 0) == 0
 
 
@@ -137,7 +137,7 @@ def test_memory_that_cannot_be_locked_is_asked_for_once(caplog):
 )
 def test_a_capture_that_failed_lasts_until_its_end(capturing, expected):
     assert CupyStream(Stream(capturing=capturing), 0).is_capturing is expected
-    # The default streams are not asked.
+    # Default streams cannot be captured, so CuPy is not asked.
     assert not CupyStream(Stream(ptr=0, capturing=CUDARuntimeError()), 0).is_capturing
 
 

@@ -29,7 +29,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_tests_of_gpus_pass() -> None:
-    # The laws of replicas are the same on other devices.
+    # Leave out the laws of replicas, which other devices test.
     chosen = ("-m", "gpu and not cluster", "-k", "not TestReplica")
     done = run("-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-q", "tests/test_gpu.py", *chosen)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
@@ -90,7 +90,7 @@ for number, batch in enumerate(strategy.distribute_dataset(rows)):
     if number == 99:
         counts.clear()
 assert counts["__init__"] == counts["waits for itself"] == 0, counts
-# The caller's stream before a step and after it, and little for copies, each of many steps.
+# There are two events for each of 300 steps, before and after it, and a few for copies, each of many steps.
 assert 600 <= counts["record"] <= 750 and 600 <= counts["wait_event"] <= 750, counts
 assert counts["synchronize"] == 0, counts
 print("counted")

@@ -59,7 +59,7 @@ class TestStrictAndLate(DeviceLaws):
 @pytest.mark.usefixtures("_strict")
 def test_a_law_that_does_not_hold_is_told():
     class Early(StrictDevice):
-        """Copies without regard to the stream, and from the wrong end."""
+        """A wrong device, which changes the first byte after each copy."""
 
         def copy(self, source, target, stream):
             super().copy(source, target, stream)
@@ -73,7 +73,7 @@ def test_a_law_that_does_not_hold_is_told():
         Broken().test_copies_are_there_once_waited_for()
 
 
-# Messages if CuPy cannot be used.
+# --- messages if CuPy cannot be used ---
 
 
 class CUDARuntimeError(RuntimeError):
@@ -103,7 +103,7 @@ def cupy_that(count, *, built_for=13020, is_hip=False, compiler=(13, 2)):
 
 @pytest.fixture
 def with_cupy(monkeypatch):
-    """Makes something CuPy, and the driver speak a CUDA; None is a CuPy that is not installed."""
+    """Return a function that replaces CuPy (None: it is not installed) and sets the driver's CUDA version."""
 
     def use(cupy, speaks=0):
         monkeypatch.setitem(sys.modules, "cupy", cupy)
@@ -162,7 +162,7 @@ def test_a_cupy_that_compiles_nothing_is_told(kind, cuda, with_cupy):
         rf"^'GPU:0' cannot be used here: CuPy 14.2.0 is installed, built for CUDA {cuda}.8, .* NVRTC, is missing "
         rf'\(Failure finding "libnvrtc.so.13": No such file: libnvrtc.so.13\); pip install .daskdist\[cuda{cuda}\]'
     )
-    # Not processors in its stead.
+    # Even if no device is named, processors are not used instead.
     for names in (["GPU:0"], None):
         with pytest.raises(UnknownDeviceError, match=said):
             MirroredStrategy(names)
@@ -175,7 +175,7 @@ def test_a_cupy_that_compiles_is_asked_once(with_cupy):
     with_cupy(cupy, 13000)
     assert [CupyDevice(index).missing() for index in (0, 1, 0)] == [None] * 3
     assert asked == [1]
-    # AMD's compiler comes with its driver.
+    # AMD's compiler is a part of its driver, so it is not asked.
     with_cupy(cupy_that(1, is_hip=True, compiler=RuntimeError("no")))
     assert CupyDevice(0).missing() is None
 
@@ -193,7 +193,7 @@ def test_default_streams_of_threads_are_refused(value, is_refused, with_cupy, mo
 @pytest.mark.parametrize("resource", ["PoolMemoryResource", "CudaMemoryResource"])
 @pytest.mark.parametrize("is_chosen", [False, True])
 def test_the_pool_of_rmm_is_shared(resource, is_chosen, with_cupy, monkeypatch):
-    # With RMM and CuPy themselves this needs a GPU.
+    # The real RMM and CuPy would need a GPU.
     chosen = []
 
     class Pool:
@@ -240,7 +240,7 @@ def test_cupy_is_not_imported_without_a_driver(monkeypatch, with_cupy, tmp_path)
     monkeypatch.setattr(cupy_device, "_OF_AMD", str(tmp_path / "kfd"))
     assert MirroredStrategy().replicas[0].device == "CPU:0"
     assert [each.name for each in daskdist.list_devices()] == ["CPU:0"]
-    # With AMD's there may be a GPU.
+    # If AMD's driver exists, there may be a GPU, so CuPy is imported.
     (tmp_path / "kfd").touch()
     with pytest.raises(SystemError, match="imported"):
         MirroredStrategy()
@@ -270,7 +270,7 @@ COMPILER = shutil.which("cc") or shutil.which("gcc")
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
 def test_what_gpus_run_to_put_rows_in_order_does_so_here(tmp_path):
-    # The kernel's text, as a loop in C: there is no GPU here to run it.
+    # Compile the kernel's text as a loop in C, as there is no GPU to run it.
     kinds = {"int64": "long long", "int32": "int", "uint32": "unsigned int"}
     args = ", ".join(f"{kinds[kind]} {name}" for kind, name in map(str.split, cupy_device.PERMUTED_ARGS.split(",")))
     (tmp_path / "kernel.c").write_text(
@@ -297,7 +297,7 @@ def test_what_gpus_run_to_put_rows_in_order_does_so_here(tmp_path):
 
 @pytest.mark.parametrize("how", ["MIN", "MAX"])
 def test_nccl_is_not_asked_for_the_least_of_floats(how, monkeypatch):
-    # NCCL would ignore NaN.
+    # NCCL's minimum and maximum would ignore NaN.
     asked = []
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
     monkeypatch.setattr(nccl, "_library", lambda: asked.append(how))
@@ -316,11 +316,11 @@ def test_what_the_driver_does_not_tell(monkeypatch):
     assert nvidia.driver_version() == 0
     assert nvidia.uuid_of(0) is None
     assert nvidia.memory_of("GPU-1") is None
-    # To ask CuPy for memory then makes no context more.
+    # If the driver cannot be asked, a GPU counts as in use, so that CuPy may be asked.
     assert nvidia.is_in_use(0)
 
 
-# The assignment of the devices that workers see.
+# --- the assignment of the devices that workers see ---
 
 
 def seeing(*uuids, host="a", has_first=False):
@@ -394,7 +394,7 @@ def test_no_device_is_dealt_twice():
         try:
             found = assign_devices(workers_of(visible_devices), visible_devices, wanted)
         except ArgumentError:
-            # Then sharing finds a way, if each sees as many as it wants.
+            # With sharing, there is an assignment.
             found = assign_devices(workers_of(visible_devices), visible_devices, wanted, True)
             assert len(set(_uuids(visible_devices, found))) < len(_uuids(visible_devices, found))
         else:

@@ -36,7 +36,7 @@ def values(dtype, seed, size=2**20):
 def test_arrays_of_gpus_come_together_on_the_first(how, dtype):
     given = [values(dtype, seed, (2**18, 4)) for seed in range(3)]
     if how in ("MIN", "MAX") and dtype[0] == "f":
-        # NCCL would ignore NaN.
+        # NCCL's minimum and maximum would ignore NaN.
         assert nccl.combined(how, [on_gpu(each, number) for number, each in enumerate(given)]) is None
         return
     arrays = [on_gpu(each, number) for each, number in zip(given, (2, 0, 1), strict=True)]
@@ -97,7 +97,7 @@ def test_a_group_ends_where_a_rank_refuses(monkeypatch):
 
 
 class Communicator:
-    """One process's part of a communicator, with the parameters of CuPy's; others contribute ones."""
+    """One process's communicator, with the parameters of CuPy's; the other processes contribute ones."""
 
     def __init__(self, ndev, commId, rank, config=None):  # noqa: N803 - as CuPy has it
         assert (ndev, commId, rank, config) == (3, b"i" * 128, 1, None)

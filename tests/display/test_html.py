@@ -39,7 +39,7 @@ class _Checked(HTMLParser):
 
 
 def text_of(value):
-    """Returns the text that a notebook shows, of HTML that is well-formed and has no scripts."""
+    """Return the text that a notebook shows, and check that its HTML is well-formed and has no scripts."""
     with never_run():
         page = _Checked(value._repr_html_())
     assert not page.tags & {"script", "link", "iframe"}

@@ -29,7 +29,7 @@ def distributed(dataset, num_replicas=2):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Returns a function that has standard error be a terminal for the rest of a test."""
+    """Return a function that replaces standard error by a terminal for the rest of a test."""
 
     def begin():
         monkeypatch.setattr(sys, "stderr", Terminal())

@@ -116,7 +116,7 @@ def test_all_workers_produce_an_epoch_and_what_they_read_is_read_once(client, pa
     found = [(int(x), int(pid)) for x, pid in dataset.serve(client)]
     assert sorted(x for x, _ in found) == list(range(160))
     assert len({pid for _, pid in found}) == 2
-    # Leases are of whole row groups.
+    # A lease has whole row groups.
     assert all(len({pid for x, pid in found if x // 10 == group}) == 1 for group in range(16))
 
 
@@ -176,7 +176,7 @@ def test_two_consumers_get_each_element_once(client):
     name = job()
     one, other = (iter(Dataset.range(1000).serve(client, job_name=name)) for _ in range(2))
     first = [int(next(one)), int(next(other))]
-    # Elements that one consumer holds unused go to the other.
+    # Elements that one consumer holds and has not used go to the other one.
     rest = numbers(other)
     assert sorted(first + rest + numbers(one)) == list(range(1000))
 
@@ -187,13 +187,13 @@ def test_elements_that_a_consumer_leaves_go_to_the_next(client):
     found = []
     for _ in range(20):
         found.append(next(iterator))
-        # A trainer's step.
+        # Simulate a step of training.
         time.sleep(0.02)
     iterator.close()
     found += list(Dataset.range(10_000).batch(10).serve(client, job_name=name))
     numbers_found = np.concatenate(found).tolist()
     assert len(numbers_found) == len(set(numbers_found))
-    # The pipeline of the first had taken a few batches.
+    # The first consumer's pipeline had taken a few batches ahead, which are lost.
     assert 10_000 - len(numbers_found) <= 10 * 2 * FEW
 
 
@@ -206,7 +206,7 @@ def test_consumers_forget_finished_parts_of_an_endless_task(client):
     readings = [each for each in gc.get_objects() if isinstance(each, Reading) and each not in before]
     assert len(readings) == 3
     eventually(lambda: not any(each.done() for each in readings))
-    # They continue, and the elements they leave are not lost.
+    # The iterators go on, and no element comes twice.
     found += [int(next(iterator)) for _ in range(20) for iterator in iterators]
     assert len(set(found)) == len(found)
     for iterator in iterators:
@@ -241,9 +241,9 @@ def test_rounds_within_a_budget(client, mode):
     for batches in rounds:
         assert all(0 < batch.size <= budget or batch.shape[1] == 0 for batch in batches)
         longest = [batch.shape[1] for batch in batches]
-        # Sorted by length: the second is of elements that come next after those of the first.
+        # Elements are sorted by length, so the second batch has the next longer ones.
         assert longest[0] <= longest[1] <= longest[0] + 3
-    # Budgets are used.
+    # Batches use most of their budget.
     assert np.mean([batch.size for batches in rounds for batch in batches]) > 0.7 * budget
     for each in consumers:
         each.close()
@@ -366,7 +366,7 @@ def test_a_consumer_is_killed(client, on_loss):
     found = numbers(Dataset.range(800).serve(client, job_name=name, on_consumer_loss=on_loss))
     assert len(found) == len(set(found))
     if on_loss == "redeliver":
-        # Elements that the lost consumer's pipeline had taken ahead were lost with it.
+        # Elements that the lost consumer's pipeline had taken ahead are lost, so check only those before them.
         assert set(range(100)) <= set(told) | set(found)
     else:
         assert not set(found) & set(told)
@@ -402,7 +402,7 @@ def test_a_worker_is_killed_another_comes_and_one_retires(own_client, parquet_fi
     def workers():
         return [each for job in service.status(client).jobs if job.name == name for each in job.workers]
 
-    # Slowly enough that the workers are not at the end before the last of them is lost.
+    # With so few requests, the workers are not at the end before the last of them is lost.
     dataset = daskdist.read_parquet(parquet_files(200, 8, row_group=20)).map(lambda row: row["id"]).batch(5)
     consumers = [iter(dataset.serve(client, mode, name, max_outstanding_requests=4)) for _ in range(2)]
     found = [next(each) for _ in range(10) for each in consumers]
@@ -410,7 +410,7 @@ def test_a_worker_is_killed_another_comes_and_one_retires(own_client, parquet_fi
     found += [next(each) for _ in range(10) for each in consumers]
     client.wait_for_workers(2, timeout=60)
     if mode is ShardingPolicy.DYNAMIC:
-        # A worker that comes is used at once.
+        # A new worker gets leases at once.
         found += [next(each) for _ in range(20) for each in consumers]
         eventually(lambda: len(set(workers())) == 2)
     before = set(client.scheduler_info(n_workers=-1)["workers"])
@@ -443,8 +443,8 @@ def test_epochs_leave_nothing(client):
     before = kept()
     for _ in range(10):
         list(dataset)
-    # Iterations that have just ended are still being reported for a moment, before and after: a count may be higher
-    # by a few, but not by one for each epoch.
+    # Iterations that have just ended may still be kept for a moment, so counts may grow by a few, but not by one for
+    # each epoch.
     eventually(lambda: (kept() - before < 5).all())
 
 

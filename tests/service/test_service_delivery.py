@@ -49,7 +49,7 @@ def test_a_pipeline_takes_as_many_ahead_as_its_program_uses_in_a_moment():
         return pace.allowed(wait=True)
 
     assert pace.allowed(wait=True) == FEW
-    # 100,000 a second; then three.
+    # The program uses 100,000 elements a second, and then three.
     assert used(200, 0.002) == 1000
     assert used(3, 1.0) == FEW
     pace.took(1, wait=True)
@@ -65,7 +65,7 @@ def test_a_pipeline_takes_as_many_ahead_as_its_program_uses_in_a_moment():
 @pytest.mark.parametrize("make", [FirstCome, lambda: Rounds(2)])
 def test_nothing_is_produced_once_all_consumers_have_left(make):
     task = make()
-    # For the first consumer, which is not there yet.
+    # The task produces for the first consumer before it joins.
     assert task.is_wanted
     for index, name in enumerate(["one", "other"]):
         task.joined(Consumer(name, 4, 1000, index=index))
@@ -98,7 +98,7 @@ def test_a_trainer_that_is_slower_than_the_window_passes_over_what_has_gone():
     for first in (4, 8, 12):
         actions = window.produced(first, first + 4, 40)
         assert actions[0] == Send("fast", first, first + 4)
-        # It slides by whole parts.
+        # The window advances by whole parts.
         assert actions[1:] == ([Forget(first - 8, first - 4)] if first > 4 else [])
         window.acknowledged("fast", [(first, first + 4)])
     assert window.acknowledged("slow", [(0, 4)]) == [Passed("slow", 4), Send("slow", 8, 12)]
@@ -142,7 +142,7 @@ class Loop:
         )
 
     def run(self, num_calls, consumer):
-        """Make calls, of a consumer that takes what it is sent at once; return the most bytes kept and sent."""
+        """Make calls for a consumer that acknowledges all it is sent at once; return the most bytes kept and sent."""
         most_kept = most_sent = 0
         for _ in range(num_calls):
             function, *args = self.calls.get(timeout=30)
@@ -176,11 +176,11 @@ def read_through(loop, buffer_bytes, cache_bytes):
         kept, sent = loop.run(1, "one")
         most_kept, most_sent = max(most_kept, kept), max(most_sent, sent)
         num_produced = loop.producer.num_produced
-    # A part is added before it is known to be too much.
+    # The limit is checked after a part was added, so it may be exceeded by a part.
     assert most_kept <= buffer_bytes + (cache_bytes or 0) + 2 * PART_BYTES
     assert most_sent <= 2 * PART_BYTES
     if cache_bytes is not None:
-        # Elements that the window keeps do not stop it from moving on.
+        # Elements in the cache do not stop the production of further ones.
         assert most_kept > cache_bytes // 2
     loop.producer.stop()
 
@@ -207,7 +207,7 @@ async def exchanged(host, names):
 
 
 def test_elements_are_compressed_on_their_way_to_another_host():
-    # 127.0.0.2 counts as one.
+    # 127.0.0.2 counts as another host.
     installed = tuple(name for name in ("lz4", "zstd", "snappy") if name in compressions)
     assert asyncio.run(exchanged("127.0.0.1", ()))[0] == ()
     automatic, plain_bytes = asyncio.run(exchanged("127.0.0.2", ()))
@@ -243,7 +243,7 @@ def test_a_dataset_is_unpickled_once_for_the_leases_that_a_worker_has():
     for number in range(3):
         assert given[0].node() is node
         producers.stop(f"job/0/{number}")
-    # Nothing needs it any more.
+    # After all leases have ended, the dataset is not kept.
     assert given[0].node() is not node
 
 
@@ -259,7 +259,7 @@ def compressions_in_use(dask_worker):
 @pytest.mark.cluster
 @pytest.mark.parametrize(("host", "compression"), [("127.0.0.2", "AUTO"), ("127.0.0.2", None), ("127.0.0.1", "AUTO")])
 def test_served_elements_are_compressed_from_another_host(host, compression):
-    # A worker of another address than the consumer's is on another host.
+    # A worker with another address than the consumer counts as being on another host.
     installed = [name for name in ("lz4", "zstd", "snappy") if name in compressions]
     dispatcher = DispatchServer(DispatcherConfig(host="127.0.0.1"))
     worker = WorkerServer(WorkerConfig(dispatcher.address, worker_address=host))
@@ -305,7 +305,7 @@ def test_unused_elements_of_a_closed_consumer_are_not_dropped(client):
     iterator.close()
     numbers = np.concatenate([*numbers, *other])
     assert len(set(numbers.tolist())) == len(numbers)
-    # The pipeline of the closed one had taken a few batches ahead.
+    # Only the few batches that the closed consumer's pipeline had taken ahead are missing.
     assert len(numbers) > 2500
 
 
@@ -334,7 +334,7 @@ def test_rounds_of_bucketed_sequences_have_one_length(client):
     def sequences():
         lengths = Dataset.counter().map(lambda x: np.ones(1 + x % 8, np.int32))
         batches = lengths.bucket_by_sequence_length(len, [4, 8], [4, 4, 4])
-        # As many batches of one bucket follow each other as there are consumers.
+        # Two batches of one bucket follow each other, one for each consumer.
         return batches.group_by_window(lambda batch: batch.shape[1] // 4, lambda key, window: window, 2).repeat()
 
     name = f"rounds {os.getpid()}"

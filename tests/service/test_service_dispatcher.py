@@ -90,7 +90,7 @@ def test_leases_are_all_units_once(num_units, grain, workers):
         assert len({worker for worker, _ in leases}) == workers
         assert len(leases) <= 40 * workers
     if num_units == 12_345 and grain == 10:
-        # No split is read by two, but for the last.
+        # Leases begin at multiples of a split, so two leases share no split.
         assert not [first for first, _ in bounds if first % grain]
 
 
@@ -130,7 +130,7 @@ def test_a_consumer_that_others_keep_waiting_has_another_lease():
     told = of_kind(commands, TellTasks)[-1].number
     more = started(bench.dispatcher.read_all("c", told))
     assert len(more) == 1
-    # It has not heard of that yet.
+    # The consumer has not been told of the new lease yet, so it gets no further one.
     assert not bench.dispatcher.read_all("c", told)
 
 
@@ -146,7 +146,7 @@ def test_consumers_that_are_missing_in_rounds_are_named():
     bench.join("b", index=1)
     bench.join("c", index=2)
     bench.dispatcher.tick()
-    # One that goes is missed too, 30 s later.
+    # A consumer that leaves is reported as missing after 30 s too.
     bench.dispatcher.left("b")
     for now, warned in ((31.0, []), (60.0, []), (61.0, ["a", "c"])):
         bench.clock.now = now
@@ -170,7 +170,7 @@ def test_jobs_that_nobody_reads_are_removed():
     assert not bench.dispatcher.tick()
     bench.clock.now = 600
     assert len(of_kind(bench.dispatcher.tick(), StopTask)) == 4
-    # The name is free again.
+    # The name of the removed job can be used again.
     assert started(bench.join("d"))
 
 
@@ -181,7 +181,7 @@ def test_only_the_number_of_an_iteration_that_is_over_is_kept(pieces):
     for iteration in range(200):
         bench.read_through(iteration)
         kept(bench, state)
-        # The latest is kept for its status.
+        # The latest iteration is kept to be shown in the status.
         assert [each.number for each in bench.dispatcher.iterations()] == [iteration]
         assert len(bench.dispatcher._tasks) == len(bench.dispatcher.iterations()[0].tasks)
     assert len(state) == 3
@@ -197,7 +197,7 @@ def test_only_the_number_of_an_iteration_that_is_over_is_kept(pieces):
 
 def test_iterations_that_all_have_gone_on_from_are_removed():
     bench = Bench()
-    # Two consumers leave early, and the first of the iterations is read again by another, who is slow.
+    # Two consumers leave early; another, slow one then reads iteration 1.
     for iteration, name in enumerate("abc"):
         bench.join(name, iteration=iteration)
     bench.dispatcher.left("a")
@@ -209,7 +209,7 @@ def test_iterations_that_all_have_gone_on_from_are_removed():
     assert {each.task for each in of_kind(bench.dispatcher.tick(), StopTask)} == {f"name:j/0/{n}" for n in range(4)}
     with pytest.raises(Refused, match=r"iteration 0 of the job 'j' was removed.* 600 s .*job-gc-timeout"):
         bench.join("late")
-    # Others may come to those that are later than some consumer's.
+    # Iterations that come after a consumer's current one are kept, since that consumer will read them.
     bench.dispatcher.left("c")
     bench.clock.now = 1200
     assert not bench.dispatcher.tick()
@@ -227,15 +227,15 @@ def test_consumers_are_told_each_second_what_is_recorded():
     bench.dispatcher.progressed(spec.id, 0, [(0, 3), (5, 6)])
     recorded = ((spec.id, ((0, 3), (5, 6))),)
     assert bench.dispatcher.tick() == [TellRecorded("a", recorded), TellRecorded("b", recorded)]
-    # There is nothing new.
+    # Nothing new was recorded.
     assert not bench.dispatcher.tick()
-    # A message is bounded: the rest follows when what is before it is complete.
+    # The size of a message is limited: later intervals follow when the earlier ones are complete.
     bench.dispatcher.progressed(spec.id, 0, [(2 * number, 2 * number + 1) for number in range(100_000)])
     assert [len(each.tasks[0][1]) for each in bench.dispatcher.tick()] == [256, 256]
 
 
 def kept(bench, state):
-    """Add what has changed to a state, as it is after a while in a file."""
+    """Add the dispatcher's changes to a state, as the journal does."""
     for key, value in pickle.loads(pickle.dumps(bench.dispatcher.changes())).items():
         if value is None:
             state.pop(key, None)
@@ -258,7 +258,7 @@ def test_another_dispatcher_continues():
     assert {spec.id for spec in begun} == {specs[index].id for index in (0, 2, 3, 4)}
     (first,) = [spec for spec in begun if spec.id == specs[0].id]
     assert (first.lease, first.done, first.attempt, first.expected) == (specs[0].lease, ((0, 2),), 1, ("a", "b"))
-    # One of the consumers comes again, and the other does not.
+    # Only one of the two consumers connects to the new dispatcher.
     other.join("a", is_again=True)
     with pytest.raises(Refused, match="work-dir"):
         other.join("nobody", is_again=True)
@@ -267,7 +267,7 @@ def test_another_dispatcher_continues():
     other.clock.now = 60
     lost = of_kind(other.dispatcher.tick(), LoseConsumer)
     assert {(each.task, each.consumer) for each in lost} == {(spec.id, "b") for spec in begun}
-    # Elements that were not leased before are leased now.
+    # New leases begin after those of the old dispatcher.
     later = [spec.lease for _, spec in started(other.dispatcher.task_done(begun[0].id, 1))]
     assert not later or later[0][0] == max(spec.lease[1] for spec in specs)
 

@@ -38,7 +38,7 @@ class Service(RuleBasedStateMachine):
             redelivers=self.redelivers,
             window=self.window,
         )
-        # Consumers that were killed, or may have been cut off while they left.
+        # The number of consumers that were killed, or whose connection may have been cut while they left.
         self.num_lost = 0
         for _ in range(num_workers):
             self.service.add_worker()
@@ -172,7 +172,7 @@ def test_elements_come_as_often_as_is_promised(machine):
 
 # --- state of an endless task ---
 
-# Far fewer than the elements, and more than those in flight and those used since the last tick.
+# The limit is far below the number of elements, but above the number in flight and used since the last tick.
 MOST_KEPT = 100
 
 
@@ -208,7 +208,7 @@ def test_state_of_a_long_shared_task_is_bounded(mode, num_elements, options):
     # Five connections are cut, a worker is lost, and the scheduler is restarted.
     faults = dict.fromkeys(range(100, 600, 100), "cut") | {650: "worker", 700: "scheduler"}
     if "cache_bytes" in options:
-        # Another worker starts with an empty cache.
+        # Workers and dispatchers are not replaced here, since another worker would start with an empty cache.
         faults = {number: fault for number, fault in faults.items() if fault == "cut"}
     largest = number = 0
     while any(each.is_reading for each in service.consumers.values()):
@@ -252,7 +252,7 @@ def test_elements_given_up_with_their_consumer_are_not_produced_again():
     service.kill_consumer(lost, 0)
     while steps := service.steps():
         steps[0]()
-    # Before it is lost, the worker also reports the elements that were dropped.
+    # Let the worker report the dropped elements before it is lost.
     service.tick()
     while steps := service.steps():
         steps[0]()

@@ -19,7 +19,7 @@ def test_changes_are_read_by_the_next_scheduler(tmp_path):
     journal.write({"a": 1, "b": 2})
     journal.write({"a": None, "c": 3})
     assert Journal(str(tmp_path / "new")).load() == {"b": 2, "c": 3}
-    # It has written that as one file, and goes on behind it.
+    # Loading has written all changes as one file, after which new ones are added.
     again = Journal(str(tmp_path / "new"))
     again.load()
     again.write({"d": 4})

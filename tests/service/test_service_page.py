@@ -65,14 +65,14 @@ def test_each_worker_produces_all_elements():
     workers = [WorkerServer(WorkerConfig(dispatcher.address, worker_address=HOST)) for _ in range(3)]
     dataset = Dataset.range(3).apply(distribute("parallel_epochs", dispatcher.target))
     assert sorted(map(int, dataset)) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    # Each element only once.
+    # In this mode each element comes once.
     assert sorted(map(int, Dataset.range(3).apply(distribute("one_epoch", dispatcher.target)))) == [0, 1, 2]
     for each in [*workers, dispatcher]:
         each.stop()
 
 
 def test_elements_of_a_job_are_split_between_two_training_workers(one_worker):
-    # The example: [0, 2, 4] and [1, 3]; then [0, 1, 3] and [2, 4]; and so on, as each comes first.
+    # On the page, the trainers get for example [0, 2, 4] and [1, 3], then [0, 1, 3] and [2, 4].
     name = job()
     shares = [[], []]
 
@@ -105,7 +105,7 @@ def test_each_repetition_is_a_new_job(one_worker):
     name = job()
     dataset = Dataset.range(5).apply(distribute("parallel_epochs", one_worker, job_name=name)).repeat(3)
     assert sorted(map(int, dataset)) == sorted(3 * list(range(5)))
-    # The status has the latest of the iterations that are over.
+    # Of finished iterations, the status shows the latest.
     assert [each.iteration for each in service.status(one_worker).jobs if each.name == name] == [2]
 
 
@@ -212,7 +212,7 @@ def test_a_scheduler_that_takes_no_code_says_how_to_start_it():
 def test_the_current_client_is_the_service_if_none_is_given(client):
     with client.as_current():
         assert sorted(map(int, Dataset.range(4).serve())) == [0, 1, 2, 3]
-    # In a task, the worker's own scheduler.
+    # In a task, the service is that of the worker's scheduler.
     assert sorted(client.submit(lambda: [int(x) for x in Dataset.range(4).serve()]).result()) == [0, 1, 2, 3]
     assert sorted(map(int, Dataset.range(4).serve(client.cluster))) == [0, 1, 2, 3]
 

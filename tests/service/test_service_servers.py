@@ -119,12 +119,12 @@ def test_programs_with_servers_of_their_own(server):
     assert sorted(a.item() for a in dataset.as_numpy_iterator()) == sorted(2 * list(range(10)))
     assert server.num_workers == 2
     assert server.target == f"tcp://{server.address}"
-    # The server itself, and its address under TensorFlow's protocol.
+    # A service may be given as the server or its address, also with TensorFlow's protocol.
     for each in (server, f"grpc://{server.address}", ("grpc", server.address), server.address):
         assert sorted(numbers(Dataset.range(3).serve(each))) == [0, 1, 2]
 
 
-# Tornado leaves the socket open that it cannot bind.
+# Tornado does not close a socket that it cannot bind.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_servers_are_started_later_and_again(monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger("distributed"), "propagate", True)
