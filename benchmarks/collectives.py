@@ -2,10 +2,10 @@
 
     python benchmarks/collectives.py [--only NAME ...] [--size small] [--json] [--check]
 
-The floor of a large one is a transfer of as much by Dask itself, in the same run: from each of the two workers to the
-other at the same time, since that is what goes between them in an all_reduce; and from one to the other. Where both
-processes and both ends of the connection share two processors, the first takes twice as long as the second. The floor
-of a number in a process is two threads that wait for each other and do nothing else.
+The floor for a large array is Dask's transfer of as many bytes in the same run: from each of the two workers to the
+other at the same time, as an all_reduce sends them, and from one to the other. If both processes share two processors
+with both ends of the connection, the first takes twice as long as the second. The floor for a number in one process is
+two threads that wait for each other and do nothing else.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SIZES: Final = {"full": Size(), "small": Size(20, 2, 1_000_000)}
 
 
 def many(value: Any, num_calls: int) -> float:
-    """The median of the seconds that a call takes."""
+    """Return the median seconds of a call."""
     context = daskdist.get_replica_context()
     seconds = []
     for _ in range(num_calls):
@@ -66,7 +66,7 @@ def many_large(num_bytes: int, num_calls: int) -> float:
 
 
 def meetings(num_calls: int) -> float:
-    """The median of the seconds that it takes two threads to meet: the first waits, the last has it go on."""
+    """Return the median seconds that two threads take to meet: the first waits until the second releases it."""
     lock, waiting, seconds = threading.Lock(), dict[int, Any](), list[float]()
 
     def meet() -> None:
@@ -92,7 +92,7 @@ def meetings(num_calls: int) -> float:
 
 
 def embedded(size: Size) -> Iterator[Figure]:
-    """Two replicas in this process."""
+    """Measure two replicas in this process."""
     strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
     floor, found = [], []
     for _ in range(5):
@@ -103,7 +103,7 @@ def embedded(size: Size) -> Iterator[Figure]:
 
 
 def transfers(client: Client, size: Size) -> tuple[float, float]:
-    """The median of the seconds that Dask takes to bring arrays from two workers to each other, and from one."""
+    """Return the median seconds of Dask's transfers: between two workers in both directions, and in one."""
     first, second = client.scheduler_info()["workers"]
     kept = [
         client.submit(np.ones, size.large_bytes // 4, np.float32, workers=[worker], pure=False)

@@ -2,8 +2,8 @@
 
     python benchmarks/digits.py [--only NAME ...] [--size small] [--json] [--check]
 
-Both loops read the same files, once a pass, and take the same steps, 12 a pass, of 128 rows over two replicas. That of
-the driver awaits each step, as it keeps the weights.
+Both loops read the same files, once a pass, and make the same 12 steps a pass, of 128 rows over two replicas. The loop
+on the driver waits for each step, since the driver holds the weights.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _BATCH_ROWS: Final = 128
 _SEED: Final = 0
 
 
-def held_against_each_other(name: str, strategy: Any, size: Size, target: float | None) -> Iterator[Figure]:
-    """Steps a second of both loops, and by how much their losses differ in the end."""
+def compared(name: str, strategy: Any, size: Size, target: float | None) -> Iterator[Figure]:
+    """Measure the steps a second of both loops, and the difference between their losses at the end."""
     found: dict[str, list[digits.Step]] = {}
 
     def train(loop: str, batches: Any) -> None:
@@ -89,7 +89,7 @@ def held_against_each_other(name: str, strategy: Any, size: Size, target: float 
 
 def embedded(size: Size) -> Iterator[Figure]:
     """Two replicas in this process, where a step costs next to nothing on the driver too."""
-    yield from held_against_each_other("embedded", daskdist.MirroredStrategy(["CPU:0", "CPU:1"]), size, None)
+    yield from compared("embedded", daskdist.MirroredStrategy(["CPU:0", "CPU:1"]), size, None)
 
 
 def cluster(size: Size) -> Iterator[Figure]:
@@ -100,7 +100,7 @@ def cluster(size: Size) -> Iterator[Figure]:
         Client(local) as client,
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):
-        yield from held_against_each_other("cluster", strategy, size, 5)
+        yield from compared("cluster", strategy, size, 5)
 
 
 BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {"embedded": embedded, "cluster": cluster}

@@ -65,10 +65,10 @@ _BATCH_ROWS: Final = 50
 _NUM_STEPS: Final = _ROWS // _BATCH_ROWS
 _NUM_FILES: Final = 6
 _SAVE_EVERY: Final = 5
-# A pass that takes longer hangs.
+# A pass that takes longer counts as hanging.
 _HANGS_AFTER_S: Final = 60.0
-# After this time since the end of a worker, a local cluster of Dask gives up the worker of its name if there is none
-# just then, also if it was started again meanwhile and killed again.
+# After this time since a worker ended, a local cluster gives the worker up if it is not running at that moment, even if
+# it was started again meanwhile and killed once more.
 _RESTARTS_WORKERS: Final = {"distributed.deploy.lost-worker-timeout": "1h"}
 _LOOPS: Final = ("plain", "function", "replicas")
 _POLICIES: Final = ("FILE", "DATA", "OFF")
@@ -82,7 +82,7 @@ class Outcomes:
     num_hangs: int = 0
 
     def figures(self, name: str) -> Iterator[Figure]:
-        """The share of passes that were complete, and in words what they lost."""
+        """Return the share of complete passes, and text about lost rows."""
         num_passes = len(self.reports) + self.num_hangs
         gaps = [each.longest_gap_s or each.seconds for each in self.reports if each.error is None]
         told = {each.error for each in self.reports if each.error is not None}
@@ -100,7 +100,7 @@ class Outcomes:
 
 
 def numbers_in(directory: Path) -> Dataset:
-    """The rows as files, so that each policy can share them out."""
+    """Write the rows as files, so that each policy can divide them."""
     for number in range(_NUM_FILES):
         rows = np.arange(number * _ROWS // _NUM_FILES, (number + 1) * _ROWS // _NUM_FILES)
         np.save(directory / f"{number}.npy", rows)
@@ -108,7 +108,7 @@ def numbers_in(directory: Path) -> Dataset:
 
 
 def verified(client: Client, num_workers: int, dataset: Dataset, loop: Any, chance: random.Random) -> Any:
-    """The report of one pass with a killed worker; None if it hangs."""
+    """Return the report of one pass with a killed worker; None if it hangs."""
     fault = Fault("kill", chance.randrange(1, _NUM_STEPS - 1), chance.randrange(num_workers))
     reports: list[VisitationReport] = []
 
@@ -123,7 +123,7 @@ def verified(client: Client, num_workers: int, dataset: Dataset, loop: Any, chan
 
 
 def workers(size: Size) -> Iterator[Figure]:
-    """Passes in which a worker is killed."""
+    """Measure passes in which a worker is killed."""
     chance, end = random.Random(27), time.monotonic() + size.seconds
     combinations = list(itertools.product((2, 3), _POLICIES, _LOOPS))
     if size.num_passes < len(combinations):
@@ -131,7 +131,7 @@ def workers(size: Size) -> Iterator[Figure]:
     outcomes = {combination: Outcomes() for combination in combinations}
     with tempfile.TemporaryDirectory() as directory:
         rows = numbers_in(Path(directory)).map(np.abs).shuffle(500, seed=1).batch(_BATCH_ROWS)
-        # Fewer changes of clusters.
+        # Run all combinations of one number of workers on one cluster, to start fewer clusters.
         turns = range(max(size.num_passes // len(combinations), 1))
         for _, num_workers in itertools.product(turns, dict.fromkeys(each[0] for each in combinations)):
             if time.monotonic() > end:
@@ -196,7 +196,7 @@ def program(directory: Path, address: str) -> None:
 
 
 def rows_of_programs(directory: Path) -> Counter[int]:
-    """The rows up to the step from which the next program went on."""
+    """Return the rows up to the step from which the next program went on."""
     attempts = [
         [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(directory.glob("rows-*"))
     ]
@@ -207,7 +207,7 @@ def rows_of_programs(directory: Path) -> Counter[int]:
 
 
 def killed_program(address: str, chance: random.Random) -> Counter[int]:
-    """The rows that a program visits which is killed, with one that goes on from its checkpoint."""
+    """Return the rows visited by a program that is killed and by one that resumes from its checkpoint."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         command = [sys.executable, __file__, "--program", name, address]
@@ -225,7 +225,7 @@ def killed_program(address: str, chance: random.Random) -> Counter[int]:
 
 
 def programs(size: Size) -> Iterator[Figure]:
-    """Programs that are killed, and resumed by others."""
+    """Measure programs that are killed, and resumed by others."""
     chance, end, expected = random.Random(27), time.monotonic() + size.seconds, Counter(range(_ROWS))
     num_lost = num_doubled = num_killed = 0
     with LocalCluster(
@@ -242,7 +242,7 @@ def programs(size: Size) -> Iterator[Figure]:
 
 
 def states(size: Size) -> Iterator[Figure]:
-    """Positions at 90 % of a pass."""
+    """Measure positions at 90 % of a pass."""
     rows = Dataset.range(size.num_rows)
     pipelines = {
         "no shuffle": (rows.map(np.abs).batch(1_000), 10_000),

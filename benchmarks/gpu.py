@@ -44,7 +44,7 @@ except Exception as error:
 _DEVICE: Final = "GPU:0"
 _ROW: Final = 16
 _ROW_BYTES: Final = 4 * _ROW
-# The steps that are not counted while memory and threads of the feeding settle.
+# The number of first steps that are not timed, in which memory is allocated and threads start.
 _WARM_STEPS: Final = 8
 _SAMPLE_S: Final = 0.02
 # The most seconds that one part may take.
@@ -150,7 +150,7 @@ def pinned_copies(size: Size) -> Callable[[], None]:
         for _ in range(size.num_chunks):
             target.data.copy_from_host_async(pinned.ptr, size.chunk_bytes, stream)
 
-    # It keeps the buffer.
+    # Keep the buffer alive.
     copy.pinned = pinned  # type: ignore[attr-defined]
     return copy
 

@@ -1,4 +1,4 @@
-"""Everything to be seen on a GPU, by one command: tests, figures, races, a sanitizer; a failure stops nothing.
+"""All measurements on a GPU by one command: tests, figures, races, a sanitizer; a failure does not stop the others.
 
     python benchmarks/gpu_measure.py [--out FOLDER] [--only NAME ...] [--quick]
 
@@ -32,7 +32,7 @@ class Part:
 
 
 def parts(*, is_quick: bool) -> dict[str, Part]:
-    """Return the parts by name, in the order in which they tell most."""
+    """Return the parts by name, the most important ones first."""
     python, size = sys.executable, "small" if is_quick else "full"
     pytest = (python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "-q", "-rs", "--durations=10")
     races = (python, str(HERE / "gpu_races.py"))

@@ -2,10 +2,10 @@
 
     python benchmarks/gpu_races.py [--seconds 120] [--device GPU:0] [--async-allocator]
 
-Each round feeds passes over known rows, by copies from ordinary and from page-locked memory, and gathered on the
-device. Every batch is used in one of several streams, PyTorch's among them if it is installed, which other work holds
-up, so that memory that is written too early, or read too early, changes a sum. Meanwhile another thread captures
-graphs in the strictest mode. It ends with 1 at the first wrong sum. Under ``compute-sanitizer``, give few seconds.
+Each round makes passes over known rows, copied from ordinary and from page-locked memory, and gathered on the device.
+Every batch is used in one of several streams, including PyTorch's if it is installed. Other work delays these streams,
+so that memory that is written or read too early changes a sum. Meanwhile another thread captures graphs in the
+strictest mode. The exit code is 1 at the first wrong sum. Under ``compute-sanitizer``, give few seconds.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ import daskdist
 from daskdist.devices import device, on_host
 
 _ROWS: Final = 2**16
-# Batches of so many rows of 64 bytes.
+# Numbers of rows of 64 bytes in a batch.
 _BATCHES: Final = (96, 4096, 30_000)
 _NUM_STREAMS: Final = 3
-# Sums that are looked at together.
+# The number of sums that are checked together.
 _NUM_LATE: Final = 16
-# A kernel that takes so many turns of the GPU's clock: some 50 microseconds.
+# A kernel that runs for this number of cycles of the GPU's clock, some 50 microseconds.
 _TURNS: Final = 100_000
 _SPIN: Final = """
 extern "C" __global__ void spin(long long turns) {
@@ -168,7 +168,7 @@ def look(name: str, seconds: float) -> tuple[int, int]:
                     batch = next(steps)
                     consumer.hold_up()
                     late.append((number, consumer.total(batch), consumer))
-                    # Its memory may be used again from here on, though the sum has not been computed.
+                    # Release the batch before its sum is computed, so that its memory may be used again too early.
                     del batch
                 num_batches += 1
                 if len(late) == _NUM_LATE or place == len(expected) - 1:

@@ -2,12 +2,11 @@
 
     python benchmarks/loops.py [--only NAME ...] [--size small] [--json] [--check]
 
-Held against each other are, of two replicas on two workers, the one that takes longest, and the same loop embedded in
-those two processes at once, which no cluster feeds: in each one replica of two reads for both and has the process for
-itself, as the other ends at once. So both share the machine's memory and cores alike. Beside that is told what such a
-replica has with the machine for itself, what each has of two in one process that go on at once, and what one has where
-it is the only one and no batch is split. The time that the thread of the loop has of a processor does not depend on how
-many processors there are, but on what others do with the same memory and core.
+The slower of two replicas on two workers is compared with embedded loops that run in those two processes at the same
+time, without a cluster: in each process there are two replicas, one of which ends at once, so that the other one has
+the process for itself. Both cases use the machine's memory and cores in the same way. Further lines show such a replica
+alone on the machine, two replicas that run in one process, and a single replica, for which no batch is split. The CPU
+time of a loop's thread does not depend on the number of processors, but on what else uses the same memory and core.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def loop(batches: Iterator[Any], num_steps: int) -> tuple[float, float, float]:
 
 
 def distributed(strategy: Any, size: Size) -> Any:
-    """Batches without end, from memory."""
+    """Return endless batches from memory."""
     rows = np.random.default_rng(0).random((size.num_rows, 16), np.float32)
     batch_rows = _BATCH_ROWS * strategy.num_replicas_in_sync
     return strategy.distribute_dataset(daskdist.Dataset.from_tensor_slices(rows).repeat().batch(batch_rows))
@@ -87,7 +86,7 @@ def embedded_there(size: Size) -> tuple[float, float]:
 
 
 def loops(size: Size) -> Iterator[Figure]:
-    """Two replicas in this process, on two worker processes of one thread, and one."""
+    """Measure two replicas in this process, two on worker processes of one thread, and a single one."""
     here, single = daskdist.MirroredStrategy(["CPU:0", "CPU:1"]), daskdist.MirroredStrategy(["CPU:0"])
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),

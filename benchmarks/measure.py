@@ -103,7 +103,7 @@ def _number(value: float) -> str:
 
 
 def table(figures: Iterable[Figure]) -> str:
-    """Figures as text, a line each, and their notes."""
+    """Return figures as text, one line each, with their notes."""
     figures = list(figures)
     rows = [["what", "ours", "floor or peer", "ratio", "target", "holds"], *[each.cells() for each in figures]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -115,7 +115,7 @@ def table(figures: Iterable[Figure]) -> str:
 
 
 def interleaved(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds that each call takes, all in turn and that ``repeats`` times, so that noise hits all alike."""
+    """Return the seconds of calls that are made in turn, ``repeats`` times, so that noise affects all of them."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
@@ -126,10 +126,10 @@ def interleaved(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, 
 
 
 def import_seconds(statements: dict[str, str], repeats: int) -> dict[str, float]:
-    """Median seconds that each statement takes in a fresh interpreter, without the interpreter's own start."""
+    """Return the median seconds of each statement in a fresh interpreter, without the interpreter's start."""
     code = "import time\nstart = time.perf_counter()\n{}\nprint(time.perf_counter() - start)"
     seconds: dict[str, list[float]] = {name: [] for name in statements}
-    # The first round is not counted: it may write byte code.
+    # The first round is not counted, since it may write bytecode.
     for number in range(repeats + 1):
         for name, statement in statements.items():
             found = float(_fresh(code.format(statement)))
@@ -139,7 +139,7 @@ def import_seconds(statements: dict[str, str], repeats: int) -> dict[str, float]
 
 
 def modules_after(statement: str, names: Sequence[str]) -> list[str]:
-    """Return the modules, of some, that a statement imports in a fresh interpreter."""
+    """Return which of some modules a statement imports in a fresh interpreter."""
     code = f"{statement}\nimport sys\nprint(*[name for name in {list(names)!r} if name in sys.modules])"
     return _fresh(code).split()
 
@@ -149,7 +149,7 @@ def _fresh(code: str) -> str:
 
 
 def arguments(description: str | None, benchmarks: Iterable[str], sizes: Iterable[str]) -> argparse.ArgumentParser:
-    """The command line that all benchmarks have."""
+    """Parse the command line, which is the same for all benchmarks."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(benchmarks), help="run this one (may be repeated)")
     parser.add_argument("--size", choices=list(sizes), default="full")
@@ -159,7 +159,7 @@ def arguments(description: str | None, benchmarks: Iterable[str], sizes: Iterabl
 
 
 def measured(benchmarks: dict[str, Callable[[Any], Iterable[Figure]]], names: Iterable[str], size: Any) -> list[Figure]:
-    """The figures of some benchmarks."""
+    """Run some benchmarks and return their figures."""
     figures: list[Figure] = []
     for name in names:
         print(f"measuring: {name}", file=sys.stderr)
@@ -168,7 +168,7 @@ def measured(benchmarks: dict[str, Callable[[Any], Iterable[Figure]]], names: It
 
 
 def report(figures: Sequence[Figure], size: Any, options: argparse.Namespace) -> int:
-    """Print figures as the command line asks for; what to exit with."""
+    """Print figures as the command line requests, and return the exit code."""
     if options.json:
         machine = {
             "cores": os.cpu_count(),
@@ -185,7 +185,7 @@ def report(figures: Sequence[Figure], size: Any, options: argparse.Namespace) ->
 
 
 class TaskCounter(SchedulerPlugin):
-    """Counts the tasks that workers finish, by kind; one computed twice counts twice."""
+    """A counter of the tasks that workers finish, by kind; a task that is computed twice counts twice."""
 
     name = "daskdist-benchmark-task-counter"
 

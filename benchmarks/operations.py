@@ -3,8 +3,8 @@
     python benchmarks/operations.py [--only NAME ...] [--size small] [--json] [--check]
                                     [--peer tf|torch|grain|ray --python PATH]
 
-Each figure is held against a floor measured in the same run, in turns with it; with ``--peer``, elements and groups
-also against another library, which ``--python`` has (it does not have to have daskdist).
+Each figure is compared with a floor that is measured in the same run, in turns with it. With ``--peer``, elements and
+groups are also compared with another library, which is installed for ``--python`` (daskdist need not be).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ SIZES: Final = {
 # --- elements and groups ---
 
 
-# M rows/s that `--peer` gave once on 2 cores, of 50,000 rows.
+# M rows/s of a run with `--peer` on 2 cores, with 50,000 rows.
 _KNOWN: Final[dict[str, dict[str, float]]] = {
     "map_range": {"tf": 0.030, "torch": 1.6, "grain": 0.12, "ray": 0.12},
     "map_rows": {"tf": 0.029, "torch": 0.11, "grain": 0.088, "ray": 0.057},
@@ -112,17 +112,17 @@ class Case:
     Parameters
     ----------
     what
-        Printed.
+        The name that is printed.
     ours
-        Gives the batches.
+        Returns the batches.
     by_hand
-        Gives them too: NumPy, as a careful person writes it.
+        Returns the same batches by careful NumPy code.
     floor
-        A description of it.
+        A description of that code.
     target
-        M rows/s that go in; None for a figure that is only for information.
+        The least speed in M rows/s of input; None for information only.
     least_ratio
-        Instead of that, the least share of the floor's.
+        The least speed relative to the floor, instead of `target`.
     share
         The share of the rows to use; less for slow cases.
     is_same_order
@@ -173,7 +173,7 @@ def _ragged_by_hand(data: Data) -> Iterator[Any]:
 
 
 def _buckets_by_hand(data: Data) -> Iterator[Any]:
-    # Bucket by bucket: the rows of one moved together, then padded.
+    # For each bucket, move its rows together, then pad them.
     lengths = np.diff(data.row_splits)
     bucket_of = np.searchsorted(BOUNDARIES, lengths, side="right")
     for bucket in range(len(BOUNDARIES) + 1):
@@ -207,7 +207,7 @@ def _split_by_hand(data: Data) -> Iterator[Any]:
 
 
 def _looks(row: Any, number: Any) -> Any:
-    # A value that is looked at can decide anything: such a function is called for each row.
+    # A function that converts a value to a Python number may decide anything by it, so it is called for each row.
     return (row * 2, number + 1) if float(number) >= 0 else (row, number)
 
 
@@ -350,7 +350,7 @@ CASES: Final[dict[str, Case]] = {
 
 
 def elements(size: Size, names: Iterable[str]) -> Iterator[Figure]:
-    """Pipelines over arrays in memory."""
+    """Measure pipelines over arrays in memory."""
     data = Data.made(size.rows)
     for name in names:
         case = CASES[name]
@@ -390,7 +390,7 @@ def _is_equal(ours: Any, other: Any) -> bool:
 
 
 def against(size: Size, names: Iterable[str], key: str, python: str) -> Iterator[Figure]:
-    """The same pipelines in turns with another library's, over fewer rows."""
+    """Measure the same pipelines in turns with those of another library, over fewer rows."""
     data = Data.made(size.peer_rows)
     with tempfile.TemporaryDirectory(prefix="daskdist-benchmark-") as folder:
         data.save(folder)
@@ -408,7 +408,7 @@ def _against(case: Case, data: Data, peer: Peer, name: str, repeats: int) -> Fig
         ours.append(time.perf_counter() - start)
         seconds, num_theirs = peer.run(name)
         theirs.append(seconds)
-    # Buckets and windows that are not full at the end may come or not.
+    # Libraries differ in whether they return incomplete buckets and windows at the end.
     if case.is_same_order and num_batches != num_theirs:
         raise RuntimeError(f"{case.what}: gives {num_batches} batches, and in {peer.name} {num_theirs}")
     million = len(data) / 1e6
@@ -420,7 +420,7 @@ def _against(case: Case, data: Data, peer: Peer, name: str, repeats: int) -> Fig
 
 
 def saved(size: Size) -> Iterator[Figure]:
-    """Rows written to a directory and read again, while the operating system still has them in memory."""
+    """Measure rows that are written and read again while the operating system has the files in memory."""
     x = Data.made(size.rows).rows
     rows = Dataset.from_tensor_slices(x)
     with tempfile.TemporaryDirectory(prefix="daskdist-benchmark-") as folder:
@@ -496,9 +496,9 @@ class Sources:
     whole
         All rows.
     halves
-        The same in two datasets.
+        The same rows in two datasets.
     interleaved
-        The same by turns from four pieces, so many a turn.
+        Returns the same rows in turns from four pieces, with a number of rows in each turn.
     target
         The largest allowed ratio of the time to that of the sources.
     """
@@ -511,11 +511,11 @@ class Sources:
 
 
 def arranged(sources: Sources, size: Size) -> Iterator[Figure]:
-    """Each arrangement over its plain sources, which are read as often and batched as often."""
+    """Measure each arrangement relative to its plain sources, which are read and batched as often."""
     whole, (first, second), batch = sources.whole, sources.halves, _ARRANGED_BATCH
     once = [whole.batch(batch)]
     twice = [whole.batch(batch), whole.batch(batch)]
-    # Two shards read everything twice, and give half of it each: batches of twice the size are as many.
+    # Two shards read all rows twice, and each returns half of them, as many batches as these of twice the size.
     coarse = [whole.batch(2 * batch), whole.batch(2 * batch)]
     shards = [whole.shard(2, 0).batch(batch), whole.shard(2, 1).batch(batch)]
     pairs = {
@@ -538,15 +538,15 @@ def arranged(sources: Sources, size: Size) -> Iterator[Figure]:
 
 
 def beside(plain: list[Dataset], arranged: list[Dataset], repeats: int) -> tuple[float, str]:
-    """The time of pipelines over that of plain ones, run before and after, so that what drifts hits both alike.
+    """Return the time of pipelines relative to plain ones, which run before and after them, so that drift affects both.
 
-    Batches of plain sources are views, and rows that change places have to be copied: what the ratio is to plain
-    sources whose batches are copied, once and in order, is part of the note.
+    Batches of plain sources are views, but rows that change their order have to be copied. The note also has the ratio
+    to plain sources whose batches are copied once, in order.
 
     Returns
     -------
     ratio, note
-        The median of so many ratios, and how sure that is.
+        The median of the ratios, and text about its uncertainty.
     """
     cpu: dict[str, list[float]] = {}
 
@@ -565,7 +565,7 @@ def beside(plain: list[Dataset], arranged: list[Dataset], repeats: int) -> tuple
         "after": timed("after", exhaust, plain),
         "copied": timed("copied", copy_each, plain),
     }
-    # Files are opened and functions looked at in a first round, which is not counted.
+    # The first round opens files and inspects functions, so it is not counted.
     interleaved(calls, 1)
     cpu.clear()
     seconds = {name: np.array(each) for name, each in interleaved(calls, repeats).items()}

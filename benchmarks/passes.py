@@ -2,9 +2,9 @@
 
     python benchmarks/passes.py [--only NAME ...] [--size small] [--json] [--check]
 
-A small array in many passes, one iteration after the other or by `repeat`, and a large one in one pass. Batches are
-references; the time ends when all of them are built on the workers. The floor is Dask by hand, with the array on both
-workers already: a task a worker for each pass over it.
+A small array is read in many passes, one iteration after the other or by `repeat`, and a large one in one pass. Batches
+are references; the time ends when all of them have been built on the workers. The floor is one Dask task for each
+worker and pass, with the array on both workers already.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def draw(client: Client, steps: Iterable[Any], num_batches: int) -> None:
 
 
 async def _wait_for_all(client: Client) -> None:
-    # A state ends also where a key is released meanwhile, for which a new future would wait for ever.
+    # If a key is released meanwhile, its state ends; a new future for it would wait for ever.
     await asyncio.gather(*(state.wait() for state in list(client.futures.values())))
 
 
 def by_hand(client: Client, workers: list[str], placed: Any, num_rows: int, num_passes: int, is_shuffled: bool) -> None:
-    """The same as tasks that each make all batches of a worker in a pass."""
+    """Make the same batches by one task for each worker and pass."""
     found = []
     for number in range(num_passes):
         order = np.random.default_rng(number).permutation(num_rows).astype(np.int32) if is_shuffled else None
@@ -77,12 +77,12 @@ def by_hand(client: Client, workers: list[str], placed: Any, num_rows: int, num_
 
 
 def _own_rows(num_rows: int, place: int, num_workers: int) -> Any:
-    # The rows of one worker: of each batch a part.
+    # A worker has a part of the rows of each batch.
     return np.arange(num_rows).reshape(-1, num_workers, _BATCH_ROWS // num_workers)[:, place].reshape(-1)
 
 
 def cut(rows: Any, order: Any, place: int, num_workers: int) -> list[Any]:
-    """A worker's parts of all batches."""
+    """Return a worker's parts of all batches."""
     own = rows[_own_rows(len(rows), place, num_workers) if order is None else order]
     return np.split(own, len(own) // (_BATCH_ROWS // num_workers))
 
@@ -119,7 +119,7 @@ def figures(size: Size, num_rows: int, num_passes: int, ways: dict[str, Callable
 
 
 def small(size: Size) -> Iterator[Figure]:
-    """Many passes over a small array."""
+    """Measure many passes over a small array."""
     ways: dict[str, Callable[[Any], Any]] = {
         "batch, iterated": lambda ds: ds.batch(_BATCH_ROWS),
         "shuffle, batch, iterated": lambda ds: ds.shuffle(size.small_rows).batch(_BATCH_ROWS),
@@ -131,7 +131,7 @@ def small(size: Size) -> Iterator[Figure]:
 
 
 def large(size: Size) -> Iterator[Figure]:
-    """One pass over a large array, which is sent to the workers in it."""
+    """Measure one pass over a large array, in which it is sent to the workers."""
     ways: dict[str, Callable[[Any], Any]] = {
         "batch": lambda ds: ds.batch(_BATCH_ROWS),
         "shuffle, batch": lambda ds: ds.shuffle(size.large_rows // 10).batch(_BATCH_ROWS),

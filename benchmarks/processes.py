@@ -1,4 +1,4 @@
-"""Functions that mostly run Python, in two local processes beside this one: images, and text.
+"""Functions that mostly run Python code, in two additional local processes: images, and text.
 
 ::
 
@@ -80,7 +80,7 @@ def images(size: Size) -> Iterator[Figure]:
             coarse.resize((64, 64), Image.Resampling.BILINEAR).save(directory / f"{number:05}.jpg", quality=85)
         ds = daskdist.read_images(folder).shuffle(5000, seed=0).map(flipped, rng=1).batch(64)
         calls = {"default": partial(exhaust, ds), "processes": partial(exhaust, ds.with_options(_PROCESSES))}
-        # The first pass of each is not counted: it starts processes.
+        # The first passes are not counted, since they start processes.
         for call in calls.values():
             call()
         rates = {name: size.num_images / median(s) for name, s in interleaved(calls, size.repeats).items()}
@@ -89,7 +89,7 @@ def images(size: Size) -> Iterator[Figure]:
         if size.torch_python is not None:
             script = Path(__file__).with_name("peers") / "torch_images.py"
             command = [size.torch_python, str(script), folder, str(size.repeats)]
-            # It must not find the packages of this environment.
+            # The process must not find the packages of this environment.
             environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
             done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=600)
             rate = median(json.loads(done.stdout))

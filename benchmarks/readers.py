@@ -2,7 +2,7 @@
 
     python benchmarks/readers.py [--only NAME ...] [--size small] [--json] [--check]
 
-Ours is what a user has: batches of 1,024 rows of NumPy arrays. The bare loop only decodes. Both are timed in turns.
+Our loop is that of a user: batches of 1,024 rows of NumPy arrays. The bare loop only decodes. Both are timed in turns.
 ``--only tables`` reads numbers, dates and text by two threads, beside polars with two threads where that is installed;
 ``--only wide`` a CSV file of very many columns beside pandas.
 """
@@ -62,7 +62,7 @@ def _exhaust(case: Case, path: Path) -> None:
 
 
 def _alone(case: Case, path: Path) -> None:
-    # All in this thread, reading too.
+    # Everything runs in this thread, reading too.
     with using(Now):
         _exhaust(case, path)
 
@@ -73,7 +73,7 @@ def _in_threads(case: Case, path: Path) -> None:
 
 
 def reading(each: list[Case], size: Size) -> Iterable[Figure]:
-    """Rows a second of each case of a format, by one thread and by two."""
+    """Measure rows a second of each case of a format, by one thread and by two."""
     for case in each:
         num_rows = max(int(case.num_rows * size.part), 100)
         with tempfile.TemporaryDirectory() as directory:
@@ -98,7 +98,7 @@ def reading(each: list[Case], size: Size) -> Iterable[Figure]:
 
 
 def listing(size: Size) -> Iterable[Figure]:
-    """Seconds till a pipeline over many files is planned, and till its first batch."""
+    """Measure the seconds until a pipeline over many files is planned, and until its first batch."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -131,11 +131,11 @@ def _samples(num_rows: int) -> bytes:
                 member = tarfile.TarInfo(f"{k:06d}.{ending}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-    # Without the zeros that end it, so that more samples can follow.
+    # Leave out the zeros at the end of an archive, so that more samples can follow.
     return made.getvalue()[: num_rows * (512 + 20_480 + 512 + 512)]
 
 
-# Some rows of each kind of file, which are repeated; what comes before them, and after; and the reader.
+# Kind of file -> what it begins with, a function that makes some rows (which are repeated), its end, and its reader.
 _LARGE: dict[str, tuple[bytes, Callable[[], bytes], bytes, Callable[[str], daskdist.Dataset]]] = {
     "text": (b"", lambda: b"some line of text or other, as long as lines are\n" * 20_000, b"", daskdist.read_text),
     "csv": (b"a,b,c\n", lambda: b'1.5,17,"some, text"\n' * 50_000, b"", daskdist.read_csv),
@@ -146,7 +146,7 @@ _LARGE: dict[str, tuple[bytes, Callable[[], bytes], bytes, Callable[[str], daskd
 
 
 def first_batch(size: Size) -> Iterable[Figure]:
-    """Seconds till the first batch of one large file."""
+    """Measure the seconds until the first batch of one large file."""
     for name, (head, make, tail, read) in _LARGE.items():
         block = make()
         with tempfile.TemporaryDirectory() as directory:
@@ -164,14 +164,14 @@ def first_batch(size: Size) -> Iterable[Figure]:
 
 
 def tables(size: Size) -> Iterable[Figure]:
-    """Rows a second of files of numbers, dates and text, to the end of the last batch of NumPy arrays.
+    """Measure rows a second of files of numbers, dates and text, up to the last batch of NumPy arrays.
 
-    Parquet is at 0.2 to 0.3 of polars, which ends with columns of its own, and at 0.9 where those are made NumPy arrays
-    with text as Python's. Of 209 ms of processor time for a million rows, 54 in polars, some 92 are pyarrow's decoding,
-    84 make NumPy's text of its text (64 ns for a text of 24 bytes, 20 for one of 5 that is repeated), 10 see whether
-    that is UTF-8, and the rest are batches, opening files and the like; dates and times are not copied. What is left
-    would therefore take another decoder of Parquet, and another kind of text arrays than ``StringDType``. A second
-    thread gains little: NumPy makes text in one at a time (of the longer texts 45 ms in one thread, 39 in two).
+    For Parquet the ratio is 0.2 to 0.3 to polars, whose results are its own columns, and 0.9 if these are converted to
+    NumPy arrays with Python strings. A million rows take 209 ms of CPU time (polars: 54 ms): some 92 ms for pyarrow's
+    decoding, 84 ms to make NumPy text (64 ns for a text of 24 bytes, 20 ns for a repeated one of 5), 10 ms to check for
+    UTF-8, and the rest for batches, opening files and so on; dates and times are not copied. To be faster, we would
+    need another decoder, and other arrays of text than ``StringDType``. A second thread gains little, since NumPy makes
+    text in one thread at a time (of the longer texts: 45 ms with one thread, 39 ms with two).
     """
     import numpy as np
     import pyarrow as pa
@@ -221,7 +221,7 @@ def _iterate(read: Callable[[], daskdist.Dataset]) -> None:
 
 
 def _polars(paths: dict[str, str]) -> dict[str, dict[str, Callable[[], Any]]]:
-    # It counts its threads when it is imported.
+    # Polars reads this when it is imported.
     os.environ.setdefault("POLARS_MAX_THREADS", "2")
     try:
         import polars as pl
@@ -234,7 +234,7 @@ def _polars(paths: dict[str, str]) -> dict[str, dict[str, Callable[[], Any]]]:
     return {
         "parquet": {
             "polars": lambda: pl.read_parquet(paths["parquet"]),
-            # Text as Python's own.
+            # This converts text to Python strings.
             "polars, to NumPy": lambda: [column.to_numpy() for column in pl.read_parquet(paths["parquet"])],
         },
         "csv": {"polars": lambda: pl.read_csv(paths["csv"], try_parse_dates=True)},
@@ -243,7 +243,7 @@ def _polars(paths: dict[str, str]) -> dict[str, dict[str, Callable[[], Any]]]:
 
 
 def wide(size: Size) -> Iterable[Figure]:
-    """Seconds that a CSV file of 16,000 columns takes, from its name to the last batch."""
+    """Measure the seconds for a CSV file of 16,000 columns, from its name to the last batch."""
     import numpy as np
     import pandas as pd
 

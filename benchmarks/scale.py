@@ -2,8 +2,8 @@
 
     python benchmarks/scale.py [--only NAME ...] [--size small] [--json] [--check]
 
-A stub takes the place of the cluster: it counts the calls it is asked for, with the bytes they would send, and gives
-reports without reading anything. One figure is of a real cluster of two processes.
+A stub replaces the cluster: it counts calls and the bytes that they would send, and returns reports without reading
+anything. One figure is of a real cluster of two processes.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class Counting(NeverRun):
     Parameters
     ----------
     num_workers
-        Of the cluster that it stands for, with the limits of `daskdist.execute.callers.submit.Submit`.
+        The number of workers of the simulated cluster, with the limits of `daskdist.execute.callers.submit.Submit`.
     weighs
-        Whether what calls would send is pickled, to see how much that is.
+        Whether functions and arguments of calls are pickled, to count the bytes that would be sent.
     """
 
     compacts = True
@@ -163,7 +163,7 @@ LONE: Final = Structure.of(0)[1]
 
 @dataclass(frozen=True)
 class StubFormat:
-    """Files that are nowhere: each is a split of 16 MiB, whose rows are zeros."""
+    """A format of files that do not exist: each is a split of 16 MiB, with rows of zeros."""
 
     name: str = field(default="stub", init=False)
     is_splittable = False
@@ -183,7 +183,7 @@ class StubFormat:
 
 
 def files(number: int) -> tuple[str, ...]:
-    """Paths of so many files, as long as they commonly are."""
+    """Return the paths of a number of files, of common lengths."""
     return tuple([f"/data/a-dataset/day=2024-01-01/part-{number:07d}.stub" for number in range(number)])
 
 
@@ -234,7 +234,7 @@ def first_graph(size: Size) -> Iterator[Figure]:
 
 
 def stepping(size: Size) -> Iterator[Figure]:
-    """The driver's time a step, of batches of 256 KiB a replica: of a whole pass, from the paths to the end."""
+    """Measure the driver's time for a step of 256 KiB a replica, over a whole pass from the paths to the end."""
     for policy in POLICIES:
         for num_workers in size.workers:
             paths = files(size.num_steps * num_workers * _BATCH_ROWS // SPLIT_ROWS)
@@ -257,7 +257,7 @@ def stepping(size: Size) -> Iterator[Figure]:
 
 
 def tasks(size: Size) -> Iterator[Figure]:
-    """Calls that feed a thousand batches of 256 KiB, by a worker."""
+    """Count the calls that feed a thousand batches of 256 KiB, for each worker."""
     for policy in POLICIES:
         for num_workers in (2, 10):
             strategy = StubStrategy(num_workers)
@@ -268,7 +268,7 @@ def tasks(size: Size) -> Iterator[Figure]:
 
 
 def cluster(size: Size) -> Iterator[Figure]:
-    """The same on a real cluster of two processes."""
+    """Count the same calls on a real cluster of two processes."""
     for policy in POLICIES:
         yield _on_cluster(size, policy)
 

@@ -1,10 +1,10 @@
-"""The data service: what consumers get a second from two worker processes, and what it costs.
+"""The data service: elements a second that consumers get from two worker processes, and the cost.
 
     python benchmarks/service.py [--only NAME ...] [--size small] [--json] [--check] [--peer tf --python PATH]
 
-The floor is a bare comm of Dask: the same two worker processes send arrays to this one, as fast as it takes them. With
-``--peer`` the figures are others: the same pipelines in the tf.data service, in an environment of its own, in turns
-with ours: two workers, one and two consumers, and a worker that is killed in the middle.
+The floor is a bare comm of Dask: the same two worker processes send arrays to this one, as fast as it receives them.
+With ``--peer``, other figures are measured: the same pipelines in the tf.data service, in another environment, in turns
+with ours, with two workers, one and two consumers, and a worker that is killed in the middle.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from peers.serving import COSTLY_PRODUCTS, COSTLY_SIZE, SERVICE_BATCH, ServiceSi
 
 import daskdist
 
-# Arrays a message, where the floor is measured: about as many as the service sends together.
+# The number of arrays in a message of the floor, about as many as the service sends together.
 _BATCHES_A_MESSAGE: Final = 16
 
 
@@ -93,17 +93,17 @@ def expensive(x: Any) -> Any:
 
 
 def batches(size: ServiceSize) -> daskdist.Dataset:
-    """Arrays of 256 KiB."""
+    """Return a pipeline of arrays of 256 KiB."""
     return daskdist.Dataset.range(size.num_batches).map(many_floats)
 
 
 def rows(size: ServiceSize) -> daskdist.Dataset:
-    """Small rows."""
+    """Return a pipeline of small rows."""
     return daskdist.Dataset.range(size.num_rows).map(few_floats)
 
 
 def costly(size: ServiceSize) -> daskdist.Dataset:
-    """Numbers that take long."""
+    """Return a pipeline of numbers that take some milliseconds each."""
     return daskdist.Dataset.range(size.num_costly).map(expensive)
 
 
@@ -181,7 +181,7 @@ class Receiver:
         await comm.close()
 
     def pull(self, num_batches: int) -> None:
-        """Let both workers send half of so many arrays each."""
+        """Let each of the two workers send half of a number of arrays."""
         client = self._client
         self._num_messages = max(num_batches // _BATCHES_A_MESSAGE // 2, 1)
         workers = list(client.scheduler_info(n_workers=-1)["workers"])
@@ -196,7 +196,7 @@ class Receiver:
 
 
 def batches_of_256_kib(size: Size) -> Iterator[Figure]:
-    """One consumer, against the floor."""
+    """Measure one consumer, compared with the floor."""
     num_batches = size.pipelines.num_batches
     client = two_workers()
     receiver = Receiver(client)
@@ -211,7 +211,7 @@ def batches_of_256_kib(size: Size) -> Iterator[Figure]:
 
 
 def small_rows(size: Size) -> Iterator[Figure]:
-    """One consumer, against the same pipeline in this process."""
+    """Measure one consumer, compared with the same pipeline in this process."""
     client = two_workers()
     num_rows = size.pipelines.num_rows
     dataset = served("rows", size.pipelines, client)
@@ -223,7 +223,7 @@ def small_rows(size: Size) -> Iterator[Figure]:
 
 
 def first_elements(size: Size) -> Iterator[Figure]:
-    """Seconds to the first element: of the first dataset of a new cluster, and of later ones."""
+    """Measure the seconds to the first element, of the first dataset of a new cluster, and of later ones."""
     client = two_workers()
     seconds = []
     for number in range(1 + size.repeats):
@@ -256,7 +256,7 @@ def read_by(pool: ProcessPoolExecutor, num_consumers: int, name: str, size: Size
 
 
 def one_and_two_consumers(size: Size) -> Iterator[Figure]:
-    """CPU seconds of all processes where two consumers share a job, against one."""
+    """Measure the CPU seconds of all processes if two consumers share a job, compared with one."""
     client, pool = two_workers(), two_consumers()
     here = psutil.Process()
     processes = [here, *here.children(recursive=True)]
@@ -272,7 +272,7 @@ def one_and_two_consumers(size: Size) -> Iterator[Figure]:
 
 
 def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
-    """Return what processes have used until now."""
+    """Return the CPU seconds that processes have used until now."""
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
@@ -286,7 +286,7 @@ def check_each_once(counts: Counter[int], num_elements: int) -> None:
 
 
 def killed_worker(size: Size) -> Iterator[Figure]:
-    """Elements lost and doubled where a worker is killed in the middle."""
+    """Count the elements that are lost and doubled if a worker is killed in the middle."""
     lost, doubled, seconds = kill_ours(size)
     yield Figure("a worker killed: elements lost", lost, "elements", target=0, bound="most")
     yield Figure("a worker killed: elements doubled", doubled, "elements", target=0, bound="most")
@@ -313,7 +313,7 @@ def lost_and_doubled(numbers: Iterable[int], num_elements: int) -> tuple[int, in
 
 
 def epochs(size: Size) -> Iterator[Figure]:
-    """Growth of the memory of the workers, and of the scheduler with the consumer, over many epochs of a job."""
+    """Measure how the memory of workers, and of the scheduler's and consumer's process, grows over many epochs."""
     client = two_workers()
     processes = [psutil.Process(), *map(psutil.Process, client.run(os.getpid).values())]
     dataset = daskdist.Dataset.range(2_000).batch(20).serve(client, job_name=uuid.uuid4().hex)
@@ -329,14 +329,14 @@ def epochs(size: Size) -> Iterator[Figure]:
 
 
 def against(size: Size, names: Iterable[str], key: str, python: str) -> Iterator[Figure]:
-    """The same pipelines in both, in turns."""
+    """Measure the same pipelines in both libraries, in turns."""
     with Peer(SERVICES[key], python, json.dumps(asdict(size.peer))) as peer:
         for name in names:
             yield from _PEER_CASES[name](size, peer)
 
 
 def speed_against(name: str, target: float | None, size: Size, peer: Peer) -> Iterator[Figure]:
-    """One and two consumers."""
+    """Measure one and two consumers."""
     num_ours, num_theirs = (getattr(each, f"num_{name}") for each in (size.pipelines, size.peer))
     unit, scale = ("M rows/s", 1e6) if name == "rows" else ("elements/s", 1)
     client, pool = two_workers(), two_consumers()
@@ -356,7 +356,7 @@ def speed_against(name: str, target: float | None, size: Size, peer: Peer) -> It
 
 
 def kills_against(size: Size, peer: Peer) -> Iterator[Figure]:
-    """A worker killed in the middle."""
+    """Measure a job in which a worker is killed in the middle."""
     num_elements = size.pipelines.num_costly
     request = {"pipeline": "costly", "num_consumers": 1, "kill_after": num_elements // 4}
     answer = peer.ask(json.dumps(request))

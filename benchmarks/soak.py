@@ -2,8 +2,8 @@
 
     python benchmarks/soak.py [--minutes 5] [--only NAME ...] [--size small] [--json] [--check]
 
-The resident memory of the driver, which has the scheduler too, and of each worker is recorded all the time; what it is
-at the end is held against what it was half-way.
+The resident memory of each worker and of the driver, which also runs the scheduler, is recorded all the time. The
+memory at the end is compared with that half-way.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Size:
 SIZES: Final = {"full": Size(), "small": Size(1.5)}
 
 _BATCH_ROWS: Final = 256
-# The steps passed to a call of `run` together, so that feeding is the limit.
+# A call of `run` gets several steps, so that feeding is the limit.
 _STEPS_A_RUN: Final = 32
 # The number of times at which memory is recorded, and of those that are printed.
 _NUM_SAMPLES: Final = 100
@@ -66,7 +66,7 @@ _SHORT_LOGS: Final = {
 
 
 def fill_cache() -> None:
-    """Fill what Dask keeps of the names of its last 100,000 tasks, which would take longer than the whole soak."""
+    """Fill Dask's cache of the names of the last 100,000 tasks, which would otherwise grow for the whole soak."""
     for number in range(key_split.cache_info().maxsize):
         key_split(f"{uuid.uuid4().hex}-{number}")
 
@@ -131,7 +131,7 @@ class Record:
 
 
 def endless(size: Size) -> daskdist.Dataset:
-    """Shuffled batches of 64 KiB, without end, which are made where they are used."""
+    """Return endless shuffled batches of 64 KiB, which are made where they are used."""
     rows = daskdist.Dataset.range(size.num_rows).shuffle(10_000, seed=0).repeat()
 
     def wide(y: Any) -> dict[str, Any]:
@@ -160,12 +160,12 @@ def soak(strategy: Any, dataset: daskdist.Dataset, size: Size, record: Record) -
 
 
 def count_rows(steps: list[Any]) -> int:
-    """The step: it does nothing with its rows but count them."""
+    """Count the rows, as the whole step."""
     return sum(len(step["y"]) for step in steps)
 
 
 def embedded(size: Size) -> Iterator[Figure]:
-    """Two replicas in this process."""
+    """Measure two replicas in this process."""
     record = Record({"driver": os.getpid()})
     soak(daskdist.MirroredStrategy(["CPU:0", "CPU:1"]), endless(size), size, record)
     yield from record.figures("embedded")

@@ -80,12 +80,12 @@ SIZES: Final = {
     ),
 }
 
-# Elements a second that TensorFlow's batch(256), and shuffle(10_000).batch(256), give of such rows on 2 cores.
+# Million rows a second of TensorFlow's batch(256), and of shuffle(10_000).batch(256), on 2 cores.
 _TENSORFLOW_ROWS_S: Final = {"batch": 1.1, "shuffle": 0.7}
 
 
 def in_memory(size: Size) -> Iterator[Figure]:
-    """Rows of 16 float32 and an int64, sliced and shuffled."""
+    """Measure rows of 16 float32 and an int64, sliced and shuffled."""
     num_rows, million = size.memory_rows, size.memory_rows / 1e6
     x = np.random.default_rng(0).random((num_rows, 16), np.float32)
     y = np.arange(num_rows)
@@ -134,7 +134,7 @@ def in_memory(size: Size) -> Iterator[Figure]:
 
 
 def parquet(size: Size) -> Iterator[Figure]:
-    """Shuffled batches of a Parquet file, as one stacked feature array and a label."""
+    """Measure shuffled batches of a Parquet file, as one stacked feature array and a label."""
     names = [f"f{number}" for number in range(16)]
     with tempfile.TemporaryDirectory(prefix="daskdist-benchmark-") as folder:
         path = str(Path(folder, "rows.parquet"))
@@ -176,7 +176,7 @@ def by_hand(path: str, names: list[str]) -> None:
 
 
 def write_rows(path: str, names: list[str], num_rows: int, group_rows: int, labels: Any) -> None:
-    """A Parquet file of float32 columns and a label, plainly encoded."""
+    """Write a Parquet file of float32 columns and a label, with plain encoding."""
     rng = np.random.default_rng(0)
     columns = {name: rng.random(num_rows, np.float32) for name in names}
     rows = pa.table({**columns, "label": labels})
@@ -184,7 +184,7 @@ def write_rows(path: str, names: list[str], num_rows: int, group_rows: int, labe
 
 
 def exhaust(elements: Any) -> None:
-    """Look at every element's identity and nothing else."""
+    """Iterate over all elements without using their values."""
     for _ in elements:
         pass
 
@@ -193,8 +193,7 @@ def exhaust(elements: Any) -> None:
 
 _BATCH_ROWS: Final = 1024
 _ROW_BYTES: Final = 256
-# Steps handed to a call of `run` together, so that what is measured is the feeding and not the steps, and how
-# many steps are under way at most.
+# A call of `run` gets several steps, so that feeding is measured and not the steps; and the most steps in flight.
 _STEPS_A_RUN: Final = 16
 _STEPS_IN_FLIGHT: Final = 128
 # The kinds of tasks that are steps of the program and not part of feeding it.
@@ -202,7 +201,7 @@ _CONSUMING: Final = ("run-", "layout")
 
 
 def cluster(size: Size) -> Iterator[Figure]:
-    """Two worker processes fed with batches of 256 KiB, by each policy, shuffled and not."""
+    """Measure two worker processes that are fed with batches of 256 KiB, with each policy, shuffled and not."""
     names = [f"f{number}" for number in range(_ROW_BYTES // 4 - 1)]
     with tempfile.TemporaryDirectory(prefix="daskdist-benchmark-") as folder:
         first = Path(folder, "0.parquet")
@@ -213,7 +212,7 @@ def cluster(size: Size) -> Iterator[Figure]:
         paths = sorted(map(str, Path(folder).glob("*.parquet")))
         for policy, is_shuffled in size.ways:
             yield from fed(paths, names, size, policy, is_shuffled, _STEPS_A_RUN)
-        # A step a call is slow, as every call is a Dask task: a part of the files will do.
+        # With one step in each call, every step is a Dask task, which is slow, so read only some of the files.
         yield from fed(paths[:2], names, size, "DATA", True, 1)
 
 
@@ -299,12 +298,12 @@ def consume(strategy: Any, dataset: Any, steps_a_run: int) -> tuple[int, int, fl
 
 
 def count_rows(steps: list[Any]) -> int:
-    """The step: it does nothing with its rows but count them."""
+    """Count the rows, as the whole step."""
     return sum(len(step["y"]) for step in steps)
 
 
 def plain_dask(client: Client, paths: list[str], names: list[str]) -> None:
-    """The same files read and stacked by a task a row group, nothing shuffled or sent anywhere."""
+    """Read and stack the same files by one task for each row group, without shuffling or sending anything."""
     splits = [(path, group) for path in paths for group in range(pq.ParquetFile(path).num_row_groups)]
     wait(client.map(read_and_drop, splits, names=names, pure=False))
 
@@ -324,7 +323,7 @@ _UNWANTED: Final = ("cupy", "distributed", "pandas", "pyarrow")
 
 
 def imports(size: Size) -> Iterator[Figure]:
-    """The import, in fresh interpreters."""
+    """Measure the import in fresh interpreters."""
     statements = {
         "floor": "import dask, numpy, optree",
         "import daskdist": "import daskdist",
@@ -338,7 +337,7 @@ def imports(size: Size) -> Iterator[Figure]:
             "ms",
             1000 * seconds["floor"],
             statements["floor"],
-            # Imports at the first use are shown without a target.
+            # Only `import daskdist` has a target.
             target=1.3 if what == "import daskdist" else None,
             on="ratio",
             bound="most",

@@ -2,9 +2,9 @@
 
     python benchmarks/steps.py [--only NAME ...] [--size small] [--json] [--check] [--peer ray|tf --python PATH]
 
-The floor on a cluster is Dask itself: the three tasks of a step, submitted one by one, ahead of use or each awaited;
-for a round trip a bare message of its comms; and for large arguments its ``scatter`` to all workers. With ``--peer``,
-the same steps of another library are timed after ours, by another interpreter if it is there that it is installed.
+The floor on a cluster is Dask itself: for a step its three tasks, submitted one by one, ahead of use or each awaited;
+for a round trip a bare message over a comm; and for large arguments ``scatter`` to all workers. With ``--peer``, the
+same steps of another library are timed after ours, with ``--python`` by another interpreter.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ SIZES: Final = {"full": Size(), "small": Size(2**12, 200, 100, 20, 300, 300, 1)}
 
 _BATCH_ROWS: Final = 128
 _STEPS_A_CALL: Final = 100
-# The number of tasks in flight, of those submitted one by one.
+# The most tasks in flight if they are submitted one by one.
 _AHEAD: Final = 32
 
 
@@ -80,30 +80,30 @@ def total(x: Any) -> Any:
 
 
 def batches(strategy: Any, size: Size) -> Iterator[Any]:
-    """Batches without end, from memory."""
+    """Return endless batches from memory."""
     rows = np.random.default_rng(0).random((size.num_rows, 16), np.float32)
     return iter(strategy.distribute_dataset(strategy.experimental_make_numpy_dataset(rows).repeat().batch(_BATCH_ROWS)))
 
 
 def step(strategy: Any, iterator: Iterator[Any]) -> Any:
-    """One step."""
+    """Make one step."""
     return strategy.reduce("SUM", strategy.run(total, args=(next(iterator),)), axis=None)
 
 
 def per_second(num_steps: int, call: Callable[[], Any]) -> float:
-    """Steps a second."""
+    """Return the steps a second of a call."""
     start = time.perf_counter()
     call()
     return num_steps / (time.perf_counter() - start)
 
 
 def embedded(size: Size) -> Iterator[Figure]:
-    """Two replicas in this process."""
+    """Measure two replicas in this process."""
     yield Figure("embedded: steps", embedded_rate(size), "steps/s", target=15_000)
 
 
 def embedded_rate(size: Size) -> float:
-    """Steps a second in this process."""
+    """Measure the steps a second in this process."""
     strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
     iterator = batches(strategy, size)
 
@@ -117,8 +117,8 @@ def embedded_rate(size: Size) -> float:
 
 @contextmanager
 def two_workers() -> Iterator[tuple[Client, Any]]:
-    """A client and a strategy, of two processes."""
-    # Dask's history of tasks is full before anything is measured: it grows by 150 bytes a step until it is.
+    """Provide a client of two worker processes, and a strategy on them."""
+    # Dask's history of tasks grows by 150 bytes a step until it is full. Keep it so short that it is full at once.
     history = {"distributed.admin.low-level-log-length": 50, "distributed.diagnostics.computations.max-history": 5}
     with (
         dask.config.set({"distributed.worker.profile.enabled": False, **history}),
@@ -130,7 +130,7 @@ def two_workers() -> Iterator[tuple[Client, Any]]:
 
 
 def one_by_one(client: Client, strategy: Any, num_steps: int, ahead: int = _AHEAD) -> None:
-    """The tasks of steps as Dask has them: two sums, each on its worker, and the sum of those."""
+    """Submit the tasks of steps to Dask: two sums, each on its worker, and the sum of both."""
     # Use new keys: the release of an equal earlier array could reach the scheduler after this one.
     ones = np.ones((_BATCH_ROWS // 2, 16), np.float32)
     shards = [client.scatter(ones, workers=[each], hash=False) for each in strategy.workers]
@@ -201,12 +201,12 @@ def cluster_rates(size: Size) -> tuple[dict[str, float], str]:
 
 
 def gradient(x: Any, weights: Any) -> Any:
-    """A step of training: something like a gradient, of the size of the weights."""
+    """Return an array of the size of the weights, like the gradient of a training step."""
     return weights * 1e-3 + x.mean()
 
 
 def training(size: Size) -> Iterator[Figure]:
-    """Weights of 16 kB from the last `reduce` into the next `run`; looks at batches; a large argument that changes."""
+    """Measure weights of 16 kB from one `reduce` to the next `run`, reading batches, and a large changing argument."""
     with two_workers() as (client, strategy):
         iterator = batches(strategy, size)
         start = np.ones(2_000)
@@ -279,7 +279,7 @@ def answer_echoes(dask_worker: Worker) -> None:
 
 
 def bare_round_trip_ms(client: Client, num_times: int) -> float:
-    """Milliseconds that a message of 1 kB takes to a worker and back, over a comm that is open."""
+    """Return the milliseconds that a message of 1 kB takes to a worker and back, over an open comm."""
     (address,) = client.run(answer_echoes)
 
     async def echo() -> float:
@@ -332,7 +332,7 @@ def round_trips(size: Size) -> Iterator[Figure]:
 
 
 def memory_mib() -> float:
-    """The memory of this process."""
+    """Return the memory of this process."""
     gc.collect()
     return float(psutil.Process(os.getpid()).memory_info().rss / MIB)
 

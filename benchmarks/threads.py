@@ -1,4 +1,4 @@
-"""Functions that are called row by row, by the default number of threads beside one."""
+"""Functions that are called row by row, by the default number of threads compared with one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _asked(line: Any) -> str:
 
 
 def _scaled(row: Any) -> Any:
-    # A value that is looked at can decide anything: such a function is called for each row.
+    # A function that converts a value to a Python number may decide anything by it, so it is called for each row.
     return row * 2 + row.mean() if float(row[0]) > 0 else row
 
 
@@ -87,7 +87,7 @@ def _arrays(folder: str, num_rows: int) -> Dataset:
     return daskdist.read_npy(f"{folder}/*.npy").map(_scaled)
 
 
-# The function, the function that creates the rows, and their number.
+# Name -> a function that creates the dataset, and the number of rows.
 _CASES: Final[dict[str, tuple[Callable[[str, int], Dataset], int]]] = {
     "JPEG images of 32 x 32, decoded by Pillow": (_records("JPEG", 32), 8_000),
     "JPEG images of 128 x 128, decoded by Pillow": (_records("JPEG", 128), 4_000),
@@ -100,12 +100,12 @@ _CASES: Final[dict[str, tuple[Callable[[str, int], Dataset], int]]] = {
 
 
 def by_default(part: float, repeats: int) -> Iterator[Figure]:
-    """Rows a second of the default number of threads beside those of one thread, in pairs.
+    """Measure rows a second with the default number of threads and with one thread, in pairs.
 
-    Python runs in one thread at a time, so that a second one gains nothing but where a function waits, or decodes
-    larger images. Without a limit on how many work at the same time, small images are decoded at 0.6 to 0.75 of the
-    speed, for twice the processor time: the decoder lets other threads run several times an image, and each waits for
-    its turn then.
+    Python runs in one thread at a time, so a second one is useful only if a function waits or decodes larger images.
+    Without a limit on the threads that work at the same time, small images would be decoded at 0.6 to 0.75 of the
+    speed, with twice the CPU time: the decoder lets other threads run several times in each image, and then has to
+    wait for its turn.
     """
     for what, (make, most_rows) in _CASES.items():
         num_rows = max(int(most_rows * part), _NUM_FILES * 8)
@@ -114,7 +114,7 @@ def by_default(part: float, repeats: int) -> Iterator[Figure]:
             pipelines = {"default": rows, "one": rows.with_options(Options(num_threads=1))}
             seconds: dict[str, list[float]] = {name: [] for name in pipelines}
             cpu_s: dict[str, list[float]] = {name: [] for name in pipelines}
-            # The first round is not counted: it opens files and finds out how many threads are best.
+            # The first round is not counted, since it opens files and learns how many threads are best.
             for number in range(2 * repeats + 1):
                 for name in ("default", "one") if number % 2 else ("one", "default"):
                     start, cpu_start = time.perf_counter(), time.process_time()

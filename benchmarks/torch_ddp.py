@@ -2,17 +2,16 @@
 
     python benchmarks/torch_ddp.py [--only NAME ...] [--size small] [--json] [--check]
 
-Both train by `trained` on the same Parquet files, of 16 float32 features and a label, with one thread of PyTorch a
-process. The clock spans a whole pass, the second one, from a barrier to a barrier. No reading is in it: the peer has
-the table in memory, a copy a process, and daskdist keeps by ``cache`` what the first pass read; both then have one
-order of all rows, another in each pass. In one line more daskdist reads the files anew, within the clock. The peer has
-a ``Dataset`` of NumPy rows, which the default ``collate_fn`` puts together faster than tensors, a
-``DistributedSampler`` and a ``DataLoader``, without worker processes or with one, whichever is faster; its fast path,
-``__getitems__`` that gives whole batches, is held against daskdist without a target. What the model takes without
-any input is told too: it is the most that can be had.
+Both train with `trained` on the same Parquet files of 16 float32 features and a label, with one thread of PyTorch in
+each process. The whole second pass is timed, from a barrier to a barrier, and it reads no files: the peer has the table
+in memory, a copy in each process, and daskdist keeps the rows of the first pass with ``cache``. Both use an order of
+all rows, which is another one in each pass. In a further line, daskdist reads the files in the timed pass. The peer has
+a ``Dataset`` of NumPy rows, which the default ``collate_fn`` joins faster than tensors, a ``DistributedSampler`` and a
+``DataLoader``, without worker processes or with one, whichever is faster. Its fast path, ``__getitems__`` that returns
+whole batches, is compared without a target. The speed of the model without any input, the upper limit, is shown too.
 
-Batches are of 4,096 rows a process: with 1,024 what gloo sends for each step takes as long as the input, whoever feeds
-it, and the ratio is 2 to 5.
+A batch has 4,096 rows for each process. With 1,024 rows, gloo's messages of a step take as long as the input of either
+library, and the ratio is 2 to 5.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ SIZES: Final = {"full": Size(), "small": Size(2, 2**12, 2**10, 2**11, 2**8, 2**1
 
 
 def trained(batches_of: Callable[[int], Iterable[Any]], width: int) -> tuple[int, float]:
-    """Rows that this process trains with in the second of two passes, and the seconds it takes; in a process group."""
+    """Train two passes in a process group; return the rows of this process in the second pass, and its seconds."""
     torch.set_num_threads(1)
     layers = [torch.nn.Linear(16, 1)]
     if width:
@@ -144,7 +143,7 @@ def read_anew(files: str, size: Size) -> daskdist.Dataset:
 
 
 class Rows(Dataset):
-    """A table in memory, a row at a time."""
+    """A table in memory that returns one row at a time."""
 
     def __init__(self, files: str) -> None:
         table = pq.read_table(str(Path(files).parent))
@@ -159,14 +158,14 @@ class Rows(Dataset):
 
 
 class Batches(Rows):
-    """A table in memory, a batch at a time."""
+    """A table in memory that returns whole batches."""
 
     def __getitems__(self, numbers: list[int]) -> Any:
         return torch.from_numpy(self.x[numbers]), torch.from_numpy(self.y[numbers])
 
 
 def as_it_is(batch: Any) -> Any:
-    """The ``collate_fn`` of whole batches."""
+    """Return the batch unchanged, as the ``collate_fn`` of whole batches."""
     return batch
 
 
@@ -178,7 +177,7 @@ def in_process(
     rank: int, folder: str, files: str, names: Iterable[str], batch_rows: int, width: int, answers: Any
 ) -> None:
     """Run a process of the peer."""
-    # Gloo listens where the name of the machine leads.
+    # By default, Gloo listens on the address of the machine's name.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     rendezvous = Path(folder, "rendezvous").as_uri()
     torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=_NUM_PROCESSES)
@@ -206,7 +205,7 @@ def in_process(
 
 
 def in_pass(loader: DataLoader, sampler: DistributedSampler, number: int) -> DataLoader:
-    """The batches of a pass."""
+    """Return the batches of a pass."""
     sampler.set_epoch(number)
     return loader
 
@@ -225,7 +224,7 @@ def by_loaders(files: str, names: Iterable[str], size: Size, width: int) -> dict
 
 @contextmanager
 def parquet_files(size: Size, file_rows: int) -> Iterator[str]:
-    """A pattern of files for as long as the block goes on."""
+    """Provide a pattern of files that exist until the block ends."""
     with tempfile.TemporaryDirectory(prefix="daskdist-benchmark-") as folder:
         for number in range(size.num_files):
             labels = np.random.default_rng(number).random(file_rows, np.float32)
@@ -235,7 +234,7 @@ def parquet_files(size: Size, file_rows: int) -> Iterator[str]:
 
 @contextmanager
 def two_workers() -> Iterator[daskdist.Strategy]:
-    """Replicas in two processes."""
+    """Provide a strategy of replicas in two processes."""
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(
@@ -270,7 +269,7 @@ def of_a_step(name: str, found: dict[str, float]) -> str:
 
 
 def small(size: Size) -> Iterator[Figure]:
-    """A linear model."""
+    """Measure a linear model."""
     num_rows = size.num_files * size.file_rows
     with parquet_files(size, size.file_rows) as files, two_workers() as strategy:
         memory, anew = (strategy.distribute_dataset(each(files, size)) for each in (in_memory, read_anew))
@@ -319,7 +318,7 @@ def small(size: Size) -> Iterator[Figure]:
 
 
 def large(size: Size) -> Iterator[Figure]:
-    """Two wide hidden layers, which take nearly all of the time."""
+    """Measure a model with two wide hidden layers, which take nearly all of the time."""
     num_rows = size.num_files * size.large_file_rows
     with parquet_files(size, size.large_file_rows) as files, two_workers() as strategy:
         memory = strategy.distribute_dataset(in_memory(files, size))
@@ -339,7 +338,7 @@ def large(size: Size) -> Iterator[Figure]:
         "k rows/s",
         found["no workers"] / 1e3,
         "DataLoader, no workers",
-        # Equal; passes of the same kind differ by as much.
+        # The target is equality; passes of the same kind differ by 5 %.
         0.95,
         on="ratio",
         note=f"{of_a_step('in memory', found)}; with the DataLoader {of_a_step('no workers', found)}",

@@ -1,4 +1,4 @@
-"""A file a format: what its reader is held against, which is the bare loop of the library that decodes it."""
+"""One module for each format: its files, and the bare loop of a decoding library that its reader is compared with."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class Case:
     what
         The data to read.
     write
-        ``write(path, num_rows)`` writes it.
+        Writes the file: ``write(path, num_rows)``.
     ours
-        Returns its dataset.
+        Returns the dataset of the file.
     bare
-        Reads it with the library alone, once, and gives the number of rows.
+        Reads the file once with the library alone, and returns the number of rows.
     num_rows
-        The rows to write where benchmarks are of full size.
+        The number of rows to write in benchmarks of full size.
     batch_rows
-        The rows of a batch of ours.
+        The number of rows of a batch in our loop.
     releases_gil
-        Whether the library lets other threads run, so that two threads are to be faster than its loop.
+        Whether the library lets other threads run, so that two threads have to be faster than its loop.
     least
-        The least that reading by one thread is to be, of the bare loop; None where the bare loop does less than we do,
-        and where it is for information only.
+        The least speed of reading with one thread, relative to the bare loop; None if the bare loop does less than we
+        do, or for information only.
     rows_per_s
-        The least rows a second, where a number is asked for.
+        The least rows a second, if there is such a target.
     """
 
     what: str

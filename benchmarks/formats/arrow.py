@@ -33,7 +33,7 @@ def write(path: Path, table: pa.Table, compression: str | None = None) -> None:
 
 
 def bare(path: Path) -> int:
-    # As arrays of 1,024 rows: a file that is only mapped is not read at all, and there is nothing to decode.
+    # Make arrays of 1,024 rows, since a file that is only mapped would not be read at all.
     num_rows, text = 0, np.dtypes.StringDType()
     options = pa.ipc.IpcReadOptions(use_threads=False)
     with pa.memory_map(str(path)) as file, pa.ipc.open_file(file, options=options) as reader:

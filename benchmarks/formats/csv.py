@@ -30,7 +30,7 @@ def write_mixed(path: Path, num_rows: int) -> None:
         "price": draws.integers(100_000, size=num_rows) / 100,
         "is_open": draws.integers(2, size=num_rows).astype(bool),
     }
-    # All text is in quotes.
+    # pyarrow writes all text in quotes.
     pc.write_csv(pa.table(columns), path)
 
 
@@ -41,7 +41,7 @@ def bare(path: Path) -> int:
 
 
 def bare_to_numpy(path: Path) -> int:
-    """Text is converted to Python strings, as pyarrow does."""
+    """Read columns and convert them to NumPy; text becomes Python strings."""
     reading = pc.ReadOptions(use_threads=False)
     num_rows = 0
     with pc.open_csv(path, reading, pc.ParseOptions(newlines_in_values=True)) as reader:
@@ -69,7 +69,7 @@ CASES = [
         1_500_000,
         releases_gil=True,
     ),
-    # The plain loop leaves text in Arrow; this one converts it with pyarrow.
+    # The plain loop above leaves text in Arrow; this one converts it to NumPy.
     Case(
         "CSV, the same, against a loop that makes NumPy arrays too",
         write_mixed,

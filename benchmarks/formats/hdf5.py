@@ -47,7 +47,7 @@ def ours(path: Path) -> daskdist.Dataset:
     return daskdist.read_hdf5(str(path))
 
 
-# The library reads for one thread at a time: a second one is for what we do beside.
+# The library serves one thread at a time; a second thread only does our own work meanwhile.
 CASES = [
     Case("HDF5, contiguous", write, ours, bare, 1_000_000),
     Case("HDF5, gzip", write_compressed, ours, bare, 500_000),

@@ -48,7 +48,7 @@ CASES = [
         3_000,
         releases_gil=True,
     ),
-    # A batch of 1,024 is 150 MB, most of it memory that a virtual machine may have to ask its host for.
+    # A batch of 1,024 images has 150 MB, which a virtual machine may first have to get from its host.
     Case(
         "images in folders, the same in batches of 64",
         write,

@@ -46,6 +46,6 @@ def ours(path: Path) -> daskdist.Dataset:
 CASES = [
     Case("npy, 32 floats a row", write, ours, bare, 2_000_000, releases_gil=True),
     Case("npz, 32 floats and a number a row", write_archive, ours, bare_archive, 1_000_000, releases_gil=True),
-    # One split: there is nothing for a second thread.
+    # A compressed member is one split, so a second thread has nothing to do.
     Case("npz, compressed", write_compressed, ours, bare_archive, 300_000),
 ]

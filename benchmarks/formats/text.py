@@ -31,7 +31,7 @@ CASES = [
         lambda path: daskdist.read_text(str(path)),
         bare,
         2_000_000,
-        # Its loop makes no arrays, and no library decodes.
+        # There is no target, since the loop makes no arrays and decodes nothing.
         least=None,
     ),
     Case(

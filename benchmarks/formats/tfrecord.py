@@ -40,7 +40,7 @@ def _write_lengths(path: Path, num_rows: int) -> None:
 
 
 def _write_alike(path: Path, num_rows: int) -> None:
-    # Integers and names of one length, so that all records are.
+    # Integers and names have one length, so that all records have.
     draws = np.random.default_rng(0)
     names = np.array([f"row{k:05d}" for k in range(100_000)], np.dtypes.StringDType())
     x = draws.standard_normal((num_rows, 16), np.float32)

@@ -49,6 +49,6 @@ def ours(path: Path) -> daskdist.Dataset:
 
 CASES = [
     Case("Zarr, zstd", write, ours, bare, 1_000_000, releases_gil=True),
-    # The bare loop has each chunk in the same few megabytes, which stay in the processor's cache; ours are given away.
+    # The bare loop reads all chunks into the same few megabytes, which stay in the cache of the processor.
     Case("Zarr, not compressed", write_plain, ours, bare, 1_000_000, releases_gil=True, least=None),
 ]

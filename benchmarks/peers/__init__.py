@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-# The name of each, and the script that runs it.
+# Key of a library -> its name, and the script that runs it.
 PEERS: Final = {
     "tf": ("tf.data", "tensorflow_data.py"),
     "torch": ("PyTorch DataLoader", "torch_loader.py"),
@@ -29,9 +29,9 @@ class Peer:
     peer
         One of the values of `PEERS` or `SERVICES`.
     python
-        An interpreter that has it.
+        An interpreter for which the library is installed.
     data
-        What it is to use: of `PEERS` the folder of the arrays, as `serving.Data` has them.
+        The argument of the script; for `PEERS` it is the folder with the arrays, as `serving.Data` stores them.
     """
 
     def __init__(self, peer: tuple[str, str], python: str, data: str) -> None:
@@ -52,7 +52,7 @@ class Peer:
         self.cases: list[str] = answer["cases"]
 
     def run(self, case: str) -> tuple[float, int]:
-        """Seconds that a case takes, and how many batches it gives."""
+        """Run a case and return its seconds and its number of batches."""
         answer = self.ask(case)
         return answer["seconds"], answer["batches"]
 

@@ -81,13 +81,13 @@ class Data:
         return Data(self.rows[:num_rows], self.values[: self.row_splits[num_rows]], self.row_splits[: num_rows + 1])
 
     def sequence(self, number: int) -> np.ndarray:
-        """One of the rows that differ in length."""
+        """Return a row of `values`; rows have different lengths."""
         return self.values[self.row_splits[number] : self.row_splits[number + 1]]
 
 
 def serve(version: str, cases_of: Callable[[Data], dict[str, Callable[[], Iterable]]]) -> None:
-    """Tell what there is, and run each case as it is asked for; a case gives something to iterate over."""
-    # Libraries may print: keep standard output for the answers.
+    """Print the names of the cases, and run each case that is requested; a case returns an iterable."""
+    # Libraries may print, so keep standard output for the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     cases = cases_of(Data.load(sys.argv[1]))

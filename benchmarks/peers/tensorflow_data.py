@@ -15,7 +15,7 @@ def cases_of(data: Data) -> dict:
     numbers = Dataset.range(len(data))
     rows = Dataset.from_tensor_slices(data.rows)
     ragged = tf.RaggedTensor.from_row_splits(data.values, data.row_splits)
-    # `padded_batch` takes no ragged tensors, not even of one row; what a map gives are plain ones.
+    # `padded_batch` takes no ragged tensors; this map converts each row to a plain one.
     sequences = Dataset.from_tensor_slices(ragged).map(lambda sequence: sequence)
     sizes = [BATCH] * (len(BOUNDARIES) + 1)
     keyed = rows.enumerate()

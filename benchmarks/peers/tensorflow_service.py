@@ -119,7 +119,7 @@ def main() -> None:
         for reader in readers:
             reader.ask(case["pipeline"], f"job {number}", workers[0].process.pid, case["kill_after"])
         if case["kill_after"] is not None:
-            # Consumers wait for a worker that is lost, for an hour, until there is one of its address again.
+            # Consumers wait up to an hour for a lost worker, until another one is at its address.
             workers[0].process.wait()
             workers[0] = worker(ports[0])
         parts = [reader.answer() for reader in readers]

@@ -31,7 +31,7 @@ def main() -> None:
     folder, repeats = sys.argv[1], int(sys.argv[2])
     loader = DataLoader(Flipped(folder), 64, shuffle=True, num_workers=2, persistent_workers=True)
     rates = []
-    # The first pass, which starts the processes, is not counted.
+    # The first pass starts the processes, so it is not counted.
     for _ in range(repeats + 1):
         start = time.perf_counter()
         number = sum(len(images) for images, _ in loader)

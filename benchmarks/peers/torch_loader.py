@@ -41,7 +41,7 @@ class Sequences(Dataset):
 
 
 def cases_of(data: Data) -> dict:
-    # NumPy rows: functions of one row are faster with these than with tensors.
+    # Rows are NumPy arrays, since functions of one row are faster with these than with tensors.
     rows = data.rows
     numbers = range(len(data))
 
