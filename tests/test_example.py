@@ -59,7 +59,7 @@ def example(*entries, **features):
 
 
 def parsed(records, **features):
-    """The columns of records by name; read at once where there are many, one by one where there are few."""
+    """Return the columns of records by name."""
     lengths = np.array([len(record) for record in records])
     reader = Examples(features)
     columns, rows, refused = reader.parse(b"".join(records), np.cumsum(lengths) - lengths, lengths)
@@ -186,7 +186,7 @@ def test_refused_records(record, feature, reason, number):
 
 
 def drawn(draws, damage):
-    """An example of random features, some of which are not what they should be."""
+    """Return an example of random features, some of which do not fit the requested ones."""
     entries = []
     for name, kind, count in (("a", 2, 3), ("bb", 3, 1), ("ccc", 1, 1), ("a longer name", 2, None), ("f", 1, None)):
         count = draws.choice([0, 1, 2, 5]) if count is None else count

@@ -56,7 +56,7 @@ def keras() -> Any:
 
 @pytest.fixture(params=["to_torch", "to_jax"])
 def convert(request: pytest.FixtureRequest) -> Any:
-    """Either function."""
+    """Return each of the two functions in turn."""
     name = request.param.removeprefix("to_")
     pytest.importorskip(name, reason=f"{name} is not installed")
     return getattr(daskdist, request.param)
@@ -64,7 +64,7 @@ def convert(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A device whose arrays are not NumPy's."""
+    """Register a device whose arrays are no NumPy arrays."""
     pytest.importorskip("array_api_strict", reason="array_api_strict is not installed")
     monkeypatch.setitem(devices.KINDS, "STRICT", ("strict_device:StrictDevice", "array_api_strict"))
     return devices.device("STRICT:0")
@@ -81,14 +81,14 @@ def no_copies(strict: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_only(array: Any) -> Any:
-    """A view that cannot be written to, as chunks are."""
+    """Return a read-only view, as chunks are."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def aligned(num_items: int, dtype: Any, offset_bytes: int = 0) -> Any:
-    """Ones, so many bytes after a multiple of 64."""
+    """Return an array of ones whose address is a number of bytes after a multiple of 64."""
     num_bytes = num_items * np.dtype(dtype).itemsize
     memory = np.zeros(num_bytes + 128, np.uint8)
     start = -memory.ctypes.data % 64 + offset_bytes
@@ -98,7 +98,7 @@ def aligned(num_items: int, dtype: Any, offset_bytes: int = 0) -> Any:
 
 
 def line(dtype: Any = np.float32) -> Dataset:
-    """Points of a line, in batches of 60."""
+    """Return points of a line, in batches of 60."""
     x = np.random.default_rng(3).normal(size=(ROWS, 3)).astype(dtype)
     return Dataset.from_tensor_slices((x, (x @ WEIGHTS)[:, None])).shuffle(ROWS, seed=5).batch(60)
 
@@ -369,7 +369,7 @@ def test_replicas_share_what_was_gathered_for_them_alone(torch, on_cluster):
 
 @pytest.fixture
 def is_strict(strict: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The host's memory counts as that of the device, for DLPack."""
+    """Let the strict device have DLPack's number of the host, so that frameworks take its arrays."""
     monkeypatch.setitem(devices.OF_DLPACK, 1, "STRICT")
     return strict
 
@@ -666,7 +666,7 @@ class Recorded:
 
 
 def kernel(keras: Any, model: Any) -> list[float]:
-    """The weights of a model of one layer of one unit."""
+    """Return the weights of a model of one layer with one unit."""
     return keras.ops.convert_to_numpy(model.weights[0].value)[:, 0].tolist()
 
 
@@ -817,7 +817,7 @@ def test_readme_example_of_a_process_group_runs(torch, on_cluster):
 
 
 def listening_addresses():
-    """The addresses at which sockets of this process listen."""
+    """Return the addresses at which sockets of this process listen."""
     connections = psutil.Process().net_connections("tcp")
     return {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
 

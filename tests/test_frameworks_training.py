@@ -29,7 +29,7 @@ def jax() -> Any:
 
 
 def line(dtype: Any = np.float32) -> Dataset:
-    """Points of a line, in batches of 60."""
+    """Return points of a line, in batches of 60."""
     x = np.random.default_rng(3).normal(size=(ROWS, 3)).astype(dtype)
     return Dataset.from_tensor_slices((x, (x @ WEIGHTS)[:, None])).shuffle(ROWS, seed=5).batch(60)
 
@@ -38,7 +38,7 @@ def line(dtype: Any = np.float32) -> Dataset:
 
 
 def trained_alone(torch: Any, x: Any, y: Any, batch_size: int, num_epochs: int) -> Any:
-    """The weights of a line trained in this process, by whole batches."""
+    """Return the weights of a line that are trained in this process with whole batches."""
     line = torch.nn.Linear(3, 1, dtype=torch.float64)
     torch.nn.init.zeros_(line.weight), torch.nn.init.zeros_(line.bias)
     optimizer = torch.optim.SGD(line.parameters(), lr=0.2)
@@ -171,7 +171,7 @@ def test_a_group_is_of_replicas(torch):
 
 @pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
 def two(request: pytest.FixtureRequest) -> Any:
-    """Two replicas: in this process, and each on a worker."""
+    """Return two replicas, in this process or each on a worker."""
     return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
 
 
@@ -273,7 +273,7 @@ def test_sums_of_tensors_keep_no_gradient_graph(torch):
 
 
 def jax_step(weights: Any, batch: Any) -> Any:
-    """The gradient of the mean squared error of a line, by JAX."""
+    """Return the gradient of the mean squared error of a line, by JAX."""
     import jax
 
     def loss(weights, x, y):
@@ -289,7 +289,7 @@ def jax_zeros() -> Any:
 
 
 def jax_trained_alone(num_epochs: int, batch_size: int) -> Any:
-    """The weights of a line trained in this process, by whole batches."""
+    """Return the weights of a line that are trained in this process with whole batches."""
     import jax
 
     (x, y), weights = points(), jax_zeros()

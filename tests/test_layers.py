@@ -157,7 +157,7 @@ def name_of(path: Path) -> str:
 
 
 def unit_of(path: Path) -> str:
-    """The folder or file below the package that a file is in."""
+    """Return the folder or file directly below the package that a file is in."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -210,7 +210,7 @@ def imports_of(path: Path) -> list[tuple[str, int, bool]]:
 
 
 def each_file(check):
-    """Make a test of a check that takes a file's path: all files are checked, and the failures told together."""
+    """Make a test of a check of one file's path; the test checks all files and reports all failures together."""
 
     def test():
         failures = []
@@ -275,7 +275,7 @@ ROOMS_WITHOUT_PRIVATE_ACCESS = (
 
 
 def _all_imports(path: Path) -> set[str]:
-    """The modules of the package that a file imports, also for types only."""
+    """Return the modules of the package that a file imports, including imports for types only."""
     modules = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("daskdist"):
@@ -535,7 +535,7 @@ def test_imports_go_round_in_no_circle():
 
 
 def _names_of_own(tree):
-    """Names that a file defines, or sets on its own objects: its classes and functions are friends."""
+    """Yield the names that a file defines or sets on its own objects, which its code may use even if private."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name

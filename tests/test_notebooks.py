@@ -43,7 +43,7 @@ def test_there_are_notebooks():
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    """A kernel for all notebooks, as to import what they use and to start workers takes longer than most of them."""
+    """Start one kernel for all notebooks, since imports and starting workers take longer than most notebooks."""
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(
         cwd=str(tmp_path_factory.mktemp("kernel")),

@@ -68,13 +68,13 @@ class Counter:
 
 @pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
 def two(request):
-    """Two replicas: in this process, and each on a worker."""
+    """Return two replicas, in this process or each on a worker."""
     return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
 
 
 @pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
 def three(request):
-    """Three replicas here, or six on two workers of a thread each."""
+    """Return three replicas in this process, or six on two workers of one thread each."""
     if request.param == "embedded":
         yield mirrored(3)
         return

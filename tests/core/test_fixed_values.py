@@ -104,7 +104,7 @@ def test_they_stay_fixed_in_another_process(factor, function):
 
 
 def test_module_functions_go_by_reference(factor):
-    """Else whatever large objects they refer to would go along."""
+    """Otherwise large objects that they refer to would be sent, too."""
     assert b"times_factor" in cloudpickle.dumps(UserFunction(times_factor, "map"))
     assert len(cloudpickle.dumps(UserFunction(times_factor, "map"))) < 1000
 
@@ -218,7 +218,7 @@ def test_a_copy_is_like_the_original(factor):
 
 
 def test_many_names_and_nested_code():
-    """More constants than fit a byte, calls of constants, conditions and loops around them."""
+    """The code has more constants than fit into a byte, calls of constants, conditions and loops."""
     variables = {"__name__": "__main__"} | {f"k{number}": number for number in range(700)}
     source = "def h(x): return x + k1\ndef f(x):\n    total = 0\n"
     source += "".join(f"    total += k{number} if k{number} > -1 else h(k1)\n" for number in range(700))

@@ -22,7 +22,7 @@ KINDS = pytest.mark.parametrize(("kind", "integer", "real"), [OURS, TENSORFLOW],
 
 
 def dtypes(ds):
-    """The dtypes of the first element's leaves, checked to be those of its spec."""
+    """Return the dtypes of the first element's leaves, and check that the spec has the same."""
     found = [leaf.dtype for leaf in Structure.of(next(iter(ds)))[0]]
     assert found == [spec.dtype for spec in Structure.of(ds.element_spec)[0]]
     return found

@@ -206,7 +206,7 @@ def test_the_order_in_which_splits_finish_is_of_no_matter(on_cluster, paths, bui
 
 @pytest.fixture
 def odd_cluster():
-    """A client of two workers that have other names, started in another order."""
+    """Return a client of two workers that have other names and were started in another order."""
     scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"}}
     options = {"nthreads": 1, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     workers = {name: {"cls": Nanny, "options": {**options, "name": name}} for name in ("zeta", 0)}

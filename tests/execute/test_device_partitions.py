@@ -60,7 +60,7 @@ X = np.random.default_rng(0).random((400, 3))
 
 
 def _there(x: Any = X, rows: int = 50) -> Any:
-    """A Dask array of chunks on a device."""
+    """Return a Dask array of chunks on a device."""
     array = da.from_array(x, chunks=(rows, *x.shape[1:]))
     return array.map_blocks(_put, dtype=x.dtype, meta=np.empty((0,) * x.ndim, x.dtype))
 

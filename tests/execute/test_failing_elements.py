@@ -15,7 +15,7 @@ ERROR = "error"
 
 
 def fails_at(number):
-    """A function that is called for each element."""
+    """Return a function that is called for each element, and fails for one."""
 
     def function(x):
         if x == number:
@@ -26,7 +26,7 @@ def fails_at(number):
 
 
 def vectorised(x):
-    """A function that may be called for many elements at once, and fails at 5."""
+    """Fail if an element is 5; may be called for many elements at once."""
     return x + 0 * (7 % (x - 5))
 
 

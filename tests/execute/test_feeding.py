@@ -51,7 +51,7 @@ def late():
 
 @pytest.fixture
 def waits_by_itself(monkeypatch):
-    """Streams wait asynchronously, like those of a GPU."""
+    """Make streams wait asynchronously, like those of a GPU."""
     monkeypatch.setattr(StrictStream, "wait", lambda self, event: self.give(event.synchronize))
 
 
@@ -840,7 +840,7 @@ def test_a_loop_that_fails(late):
 
 @pytest.fixture
 def on_workers(client):
-    """Two replicas, each on a device in a separate process."""
+    """Return a strategy of two replicas, each on a device in a separate process."""
     client.run(strict_device.register)
     with daskdist.MultiWorkerMirroredStrategy(
         client, device_assignment=DeviceAssignment([("0", "STRICT:0"), ("1", "STRICT:1")])

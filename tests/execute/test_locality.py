@@ -225,7 +225,7 @@ def located(ds, locations, **fields):
 
 @pytest.fixture
 def texts(tmp_path):
-    """Six files of four lines."""
+    """Write six files of four lines."""
     paths = []
     for number in range(6):
         paths.append(str(tmp_path / f"{number}.txt"))

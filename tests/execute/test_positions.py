@@ -43,7 +43,7 @@ def generated(stop=9):
 
 
 def arrays():
-    """Elements of different lengths."""
+    """Return elements of different lengths."""
     return Dataset.range(9).map(lambda x: np.full(x % 5, x))
 
 
@@ -420,7 +420,7 @@ def test_an_element_that_failed_is_behind():
         return Dataset.range(30).filter(lambda x: 1 // (int(x) % 7 - 3) < 5).shuffle(4, seed=1).batch(3)
 
     def events(iterator, number):
-        """The next elements and errors."""
+        """Return the next elements and errors."""
         found = []
         while len(found) < number:
             try:

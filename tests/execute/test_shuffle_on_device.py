@@ -103,7 +103,7 @@ def _table(num_rows: int) -> dict[str, Any]:
 
 
 def _of_blocks(num_rows: int, rows_a_block: int) -> Dataset:
-    """Rows that are read in blocks of so many."""
+    """Return rows that are read in blocks of a number of rows."""
     starts = range(0, num_rows, rows_a_block)
     return functools.reduce(Dataset.concatenate, [Dataset.range(start, start + rows_a_block) for start in starts])
 
@@ -146,7 +146,7 @@ def _worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["drawn", "worked out"])
 def orders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Orders of few rows are drawn; as those of many are, they can be worked out too."""
+    """Use orders of few rows as they are, which are drawn, or computed like those of many rows."""
     if request.param == "worked out":
         _worked_out(monkeypatch)
     return str(request.param)
@@ -291,7 +291,7 @@ def test_blocks_that_are_kept_stay_there_for_the_next_pass(buffer_size: int) -> 
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The parts of orders that a device works out."""
+    """Record the parts of orders that a device computes."""
     found: list[tuple[int, int]] = []
     permuted = StrictDevice.permuted
 

@@ -122,7 +122,7 @@ def test_columns_come_in_the_given_order_whatever_was_read_before(path, asked):
 
 
 def test_numbers_are_read_without_pandas(path):
-    """To import it takes longer than to read many a file, on each worker."""
+    """Importing pandas takes longer than reading many a file, on each worker."""
     code = f"""
 import sys
 from daskdist import read_parquet

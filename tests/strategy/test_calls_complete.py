@@ -24,7 +24,7 @@ FORKED_WORKERS = {**os.environ, "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHO
 
 
 def lines_of(folder: Path) -> dict[str, list[str]]:
-    """The lines of each file of a folder."""
+    """Return the lines of each file of a folder."""
     return {path.name: path.read_text().split() for path in sorted(folder.iterdir())}
 
 

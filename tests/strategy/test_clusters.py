@@ -309,7 +309,7 @@ def security() -> Security:
 
 @pytest.fixture(scope="module")
 def on_tls(security: Security) -> Iterator[MultiWorkerMirroredStrategy]:
-    """Two replicas, each in a process of its own; all that goes between them is encrypted."""
+    """Return two replicas in two processes, between which all messages are encrypted."""
     with MultiWorkerMirroredStrategy(ClusterResolver(security=security, num_workers=2)) as strategy:
         yield strategy
 

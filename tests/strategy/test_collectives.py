@@ -36,7 +36,7 @@ unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
     ]
 )
 def strategy(request):
-    """Replicas in this process; on two workers; and four on each of two workers of one thread."""
+    """Return replicas in this process, on two workers, or four on each of two workers of one thread."""
     if request.param == "embedded":
         yield mirrored(3)
         return
@@ -67,7 +67,7 @@ def test_outside_of_strategies_there_is_one_replica():
 
 @pytest.fixture
 def two_devices():
-    """A process that sees two devices which are not the host."""
+    """Let this process see two devices that are not the host."""
     strict_device = pytest.importorskip(
         "strict_device", reason="array-api-strict is not installed", exc_type=ImportError
     )
@@ -293,7 +293,7 @@ def test_merge_call_is_called_once(strategy):
 
 
 def own_variable(strategy, **options):
-    """One of which replica k has the copy [k, k]."""
+    """Return a variable whose value on replica k is [k, k]."""
     with strategy.scope():
         made = daskdist.Variable(np.zeros(2), synchronization="ON_READ", aggregation="SUM", **options)
     strategy.run(lambda x: made.assign(np.full(2, x)), args=(values_of(strategy, float),))

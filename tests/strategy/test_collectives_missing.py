@@ -49,7 +49,7 @@ def told(call):
 
 @pytest.fixture(scope="module")
 def nine():
-    """A client of more workers than send to all others at once."""
+    """Return a client of so many workers that collectives use a tree."""
     with (
         LocalCluster(n_workers=9, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster, set_as_default=False) as client,
@@ -59,7 +59,7 @@ def nine():
 
 @pytest.fixture(scope="module")
 def breakable():
-    """A client of three workers that tests may kill: they come back."""
+    """Return a client of three workers, which start again when a test kills them."""
     with (
         LocalCluster(
             n_workers=3, threads_per_worker=2, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
@@ -427,7 +427,7 @@ def test_an_abandoned_question_may_fail():
 
 @pytest.fixture(scope="module")
 def unwatched():
-    """A client of two workers without nannies, and their processes."""
+    """Return a client of two workers without nannies, and the workers' processes."""
     with (
         LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50) as cluster,
         Client(cluster, set_as_default=False) as client,

@@ -32,7 +32,7 @@ def strict() -> Iterator[None]:
 
 @pytest.fixture
 def gets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of what was copied from devices."""
+    """Record the sizes of arrays that are copied from devices."""
     found: list[int] = []
     get = StrictDevice.get
 

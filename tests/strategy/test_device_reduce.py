@@ -43,7 +43,7 @@ def kind(monkeypatch):
 
 @pytest.fixture
 def no_copies(monkeypatch):
-    """Counts the bytes that are copied from devices."""
+    """Record the bytes that are copied from devices."""
     taken = []
     get = strict_device.StrictDevice.get
 
@@ -76,7 +76,7 @@ def where(value):
 
 
 def check_same(found, wanted):
-    """To rounding; of the same dtype and shape."""
+    """Check that two results have the same dtype and shape, and equal values up to rounding."""
     found, wanted = np.asarray(here(found)), np.asarray(wanted)
     assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
     tolerance = TOLERANCE.get(str(wanted.dtype), 0)
@@ -624,7 +624,7 @@ def _unregister():
 
 @pytest.fixture
 def on_workers(client):
-    """A strategy of three replicas on two workers; once it is made, this process knows no such devices."""
+    """Return a strategy of three replicas on two workers; this process does not know their kind of device."""
     client.run(_register, str(TESTS))
     slots = [("0", "STRICT:0"), ("0", "STRICT:1"), ("1", "STRICT:0")]
     strategy = daskdist.MultiWorkerMirroredStrategy(client, daskdist.DeviceAssignment(slots))
@@ -643,7 +643,7 @@ def place_of(x):
 
 
 def all_here(nest):
-    """The leaves of results, all of which are NumPy's."""
+    """Return the leaves of results, and check that all are NumPy arrays."""
     found = np.asarray(nest.result() if hasattr(nest, "result") else nest)
     assert found.dtype != object
     return found
@@ -817,7 +817,7 @@ class Model:
 
 @pytest.fixture
 def leaving(on_workers, monkeypatch):
-    """The same strategy where this process has such devices, whose arrays do not pickle by themselves."""
+    """Return the same strategy in a process that has such devices, whose arrays cannot be pickled."""
 
     def refused(self, protocol):
         raise TypeError("leaves as it is")

@@ -27,7 +27,7 @@ def _strict():
 
 @pytest.fixture
 def see(client):
-    """Makes worker processes see devices of the strict kind, by UUIDs, each its own."""
+    """Return a function that lets each worker process see strict devices with given UUIDs."""
     addresses = [client.run(lambda dask_worker: dask_worker.name)]
     by_name = {str(name): address for address, name in addresses[0].items()}
     client.run(_importable, str(Path(strict_device.__file__).parent))

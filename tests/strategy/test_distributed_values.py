@@ -25,7 +25,7 @@ from daskdist.testing.equality import same_elements
 
 @pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
 def strategy(request):
-    """Two replicas: in this process, and in two processes of a cluster."""
+    """Return two replicas, in this process or in two processes of a cluster."""
     return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
 
 
@@ -212,7 +212,7 @@ def rows_of(strategy, dataset):
 
 @pytest.fixture
 def small_splits():
-    """Blocks of some 125 rows of `features`."""
+    """Make blocks of some 125 rows of `features`."""
     with dask.config.set({"daskdist.split-bytes": 2500}):
         yield
 

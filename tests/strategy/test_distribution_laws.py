@@ -81,7 +81,7 @@ def interleaved(paths: list[str]) -> Dataset:
 
 
 def sources(files: Files, rows: list[int]) -> dict[str, Dataset]:
-    """Rows of every kind of source; those of files in so many files."""
+    """Return a dataset of each kind of source, with the given numbers of rows in files."""
     total = sum(rows)
     return {
         "range": Dataset.range(total),

@@ -15,7 +15,7 @@ from daskdist.strategy.values.async_value import AsyncValue
 
 @pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
 def strategy(request):
-    """Two replicas: in this process, and in two processes of a cluster."""
+    """Return two replicas, in this process or in two processes of a cluster."""
     return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
 
 
@@ -250,7 +250,7 @@ def test_call_for_each_replica(strategy):
 
 
 def test_a_step_of_training_without_a_look(strategy):
-    """Weights on every replica, gradients reduced to every replica, and nothing brought here until the end."""
+    """Weights and reduced gradients are on every replica, and nothing is fetched before the end."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(64, 3))
     y = x @ np.array([1.0, -2.0, 3.0])

@@ -26,7 +26,7 @@ StrategyOf = Callable[..., daskdist.MultiWorkerMirroredStrategy]
 
 @pytest.fixture
 def strategy_of() -> Iterator[StrategyOf]:
-    """A strategy on so many workers of its own, for they will be killed."""
+    """Return a function that makes a strategy on new workers, which tests may kill."""
     made = []
 
     def make(

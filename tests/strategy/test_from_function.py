@@ -30,7 +30,7 @@ def steps_of(strategy, distributed) -> list[list[list[int]]]:
 
 
 def in_pairs(context: InputContext) -> Dataset:
-    """Batches of two of every n-th number below 10."""
+    """Return batches of two numbers of this input pipeline's share of the numbers below 10."""
     return Dataset.range(10).shard(context.num_input_pipelines, context.input_pipeline_id).batch(2)
 
 

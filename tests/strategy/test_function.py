@@ -17,7 +17,7 @@ from daskdist import Dataset, PerReplica, errors
 
 @pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
 def strategy(request):
-    """Two replicas: in this process, and in two processes of a cluster."""
+    """Return two replicas, in this process or in two processes of a cluster."""
     return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
 
 
@@ -27,7 +27,7 @@ def floats(*values):
 
 @contextlib.contextmanager
 def tasks_sent(client):
-    """The keys of the tasks that a scheduler is sent meanwhile."""
+    """Record the keys of the tasks that are sent to a scheduler in the block."""
 
     def start(dask_scheduler):
         from distributed.diagnostics.plugin import SchedulerPlugin
@@ -240,7 +240,7 @@ class Trainer:
 
     @daskdist.function
     def step(self, x):
-        """One step."""
+        """Make one step."""
         return self.strategy.run(plus, args=(x, self.by))
 
 

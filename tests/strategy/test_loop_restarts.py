@@ -36,9 +36,9 @@ def own_client() -> Iterator[Client]:
 
 
 def loop(iterator, manager, directory, kill_at):
-    """Two passes, with a checkpoint every third step; the rows of all replicas.
+    """Make two passes, with a checkpoint every third step; return the rows of all replicas.
 
-    Replica 1 kills its process at some steps, at each only once.
+    Replica 1 kills its process at some steps, at each of them only once.
     """
     context = get_replica_context()
     saved = context.restore(manager, iterator=iterator, epoch=0, step=0, rows=np.zeros(0, int))
@@ -57,7 +57,7 @@ def loop(iterator, manager, directory, kill_at):
 
 
 def failing(iterator, path):
-    """A loop that fails at its second batch by itself, and notes that it was called."""
+    """Record the call, and raise an error at the second batch."""
     with Path(path).open("a") as file:
         file.write("called\n")
     next(iterator)
@@ -111,12 +111,12 @@ with Client(sys.argv[1]) as client, daskdist.MultiWorkerMirroredStrategy(client)
 
 
 def replica_threads():
-    """The threads of replicas in this process."""
+    """Return the threads of replicas in this process."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("daskdist replica")]
 
 
 def restored_step(iterator, manager):
-    """The step of the newest checkpoint, from which the iterator goes on."""
+    """Restore the newest checkpoint, and return its step."""
     step = get_replica_context().restore(manager, iterator=iterator, step=0)["step"]
     assert next(iterator)[0] // 4 == step + 1
     return step

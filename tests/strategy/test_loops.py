@@ -266,7 +266,7 @@ def test_a_late_replica_reads_for_itself(monkeypatch):
 
 
 def in_threads(strategy, distributed, loops):
-    """Calls a function of its own for each replica, at the same time, and gives what they return."""
+    """Call a separate function on each replica, at the same time, and return the results."""
     go = threading.Barrier(len(loops))
     found = {}
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(120)
     ]
 )
 def strategy(request):
-    """Replicas in this process; on two workers; and two on each of two workers of one thread."""
+    """Return replicas in this process, on two workers, or two on each of two workers of one thread."""
     if request.param == "embedded":
         yield mirrored(3)
         return
@@ -150,7 +150,7 @@ def fail_on_last(x, last):
 
 
 def reduced(x, folder):
-    """Reduces what each replica has; writes down what those that wait are told."""
+    """Sum the replicas' values; write the error that a waiting replica gets into a file."""
     try:
         return daskdist.get_replica_context().all_reduce("SUM", np.sum(x))
     except errors.CollectiveError as error:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 
 def lengths_of(numbers, drop_uneven=False):
-    """A function of datasets, each with so many elements that it cannot tell."""
+    """Return a dataset function; its datasets do not know their numbers of elements, which are given here."""
 
     def dataset_fn(context):
         number = numbers[context.input_pipeline_id]

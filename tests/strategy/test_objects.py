@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(params=["one", "embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
 def strategy(request):
-    """One replica, and three, in this process; two on each of two workers."""
+    """Return one or three replicas in this process, or two on each of two workers."""
     if request.param != "cluster":
         yield mirrored(1 if request.param == "one" else 3)
         return

@@ -16,7 +16,7 @@ from daskdist.core.cardinality import INFINITE, UNKNOWN
 
 @pytest.fixture(params=["embedded", "one replica", pytest.param("cluster", marks=pytest.mark.cluster)])
 def strategy(request):
-    """Two replicas: in this process, and in two processes of a cluster; and a single one."""
+    """Return two replicas, in this process or in two processes of a cluster, or a single one."""
     if request.param == "cluster":
         return request.getfixturevalue("on_cluster")
     return mirrored(1 if request.param == "one replica" else 2)

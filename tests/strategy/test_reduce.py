@@ -33,7 +33,7 @@ DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float
 
 @pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
 def strategy(request):
-    """Two replicas: in this process, and in two processes of a cluster."""
+    """Return two replicas, in this process or in two processes of a cluster."""
     return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
 
 
@@ -53,8 +53,10 @@ def together(op, values, axis):
 
 @st.composite
 def cases(draw):
-    """An operation, an axis or several, and the values of one to five replicas, of any numbers of rows where they may
-    differ."""
+    """Draw an operation, an axis or several, and the values of one to five replicas.
+
+    Numbers of rows may differ between replicas if the axis allows it.
+    """
     op = draw(st.sampled_from(sorted(NUMPY)))
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
     inner = draw(st.sampled_from([(), (2,), (3, 2)]))
@@ -499,7 +501,7 @@ def test_the_same_values_give_the_same_bits(strategy, op):
 
 
 def askew(array):
-    """An equal array that begins in the middle of a number, as what came in a message may."""
+    """Return an equal array whose memory is not aligned, as arrays from messages may be."""
     return np.frombuffer(b"." + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape)
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Tables of 7, 4, 0 and 9 rows, numbered through, in row groups of 3."""
+    """Write tables of 7, 4, 0 and 9 rows in row groups of 3; rows are numbered through all tables."""
     directory = tmp_path_factory.mktemp("files")
     first = 0
     for number, num_rows in enumerate([7, 4, 0, 9]):
@@ -40,12 +40,12 @@ def parts_of(strategy, step):
 
 
 def rows_of(steps):
-    """All rows, in the order of steps and replicas."""
+    """Return all rows, in the order of steps and replicas."""
     return [row for parts in steps for part in parts for row in part]
 
 
 def steps_and_states(strategy, dataset):
-    """The steps of a pass, and the state before each of them and at its end."""
+    """Return the steps of a pass, and the states before each of them and at its end."""
     iterator = iter(strategy.distribute_dataset(dataset))
     steps, states = [], [iterator.state_dict()]
     for step in iterator:
@@ -99,7 +99,7 @@ UNEVEN = {
 
 
 def datasets(files, policy):
-    """Every pipeline that a policy shards, by name."""
+    """Return the pipelines that a policy can shard, by name."""
     source = (lambda: read_parquet(files, "n")) if policy == "file" else lambda: Dataset.range(20)
     named = PIPELINES if policy == "file" else {**PIPELINES, **OF_ALL}
     for name, make in named.items():
@@ -192,7 +192,7 @@ def test_another_batch_size_continues_and_the_next_pass_is_divided_as_usual():
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_replicas_come_and_go(num_rows, name, all_workers, policy, data):
-    """A pass that goes on several times, each time with other replicas."""
+    """A pass is resumed several times, each time with other replicas."""
     dataset = {**PIPELINES, **OF_ALL}[name](Dataset.range(num_rows)).with_options(Options(auto_shard_policy=policy))
     rows, state = [], None
     for place, workers in enumerate(all_workers):

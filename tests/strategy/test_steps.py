@@ -31,7 +31,7 @@ from daskdist.strategy.values.extract import FlatResult
 
 
 def count_on_worker(dask_worker):
-    """The results and objects that strategies have on a worker, and their threads."""
+    """Return the numbers of strategies' results and objects on a worker, and of their threads."""
     from daskdist.strategy.steps.remote.worker_streams import _streams
 
     streams = _streams.get(dask_worker)
@@ -514,7 +514,7 @@ def test_streams_are_encrypted_where_the_cluster_is(relay):
 
 @pytest.fixture
 def own_strategy():
-    """A strategy on a cluster that no other test needs."""
+    """Return a strategy on a cluster that no other test uses."""
     with (
         LocalCluster(
             n_workers=2,
@@ -655,7 +655,7 @@ while len(list(pathlib.Path({str(tmp_path)!r}).iterdir())) < 2 or strategy.inter
 
 
 def closable(dask_scheduler):
-    """The workers that adaptive scaling may close."""
+    """Return the workers that adaptive scaling may close."""
     return sorted(dask_scheduler.workers_to_close(n=2))
 
 

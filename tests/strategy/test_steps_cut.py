@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module")
 def own_client():
-    """A client of two workers whose connections no other test needs."""
+    """Return a client of two workers that no other test uses."""
     with (
         LocalCluster(
             n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
@@ -59,7 +59,7 @@ async def cut_to(address):
 
 @contextlib.contextmanager
 def cut_all_the_time(client, num_cuts):
-    """Cut the connections between workers again and again; puts the number of those that were into a list."""
+    """Cut the connections between workers again and again, and append the numbers of cut connections to a list."""
     is_over = threading.Event()
 
     def run():

@@ -50,7 +50,7 @@ class OnlyTheScheduler:
 
 @contextlib.contextmanager
 def no_way_to_workers(client):
-    """Refuse to connect to anything but the scheduler; gives the addresses that were refused."""
+    """Refuse all connections except those to the scheduler, and record the refused addresses."""
     before = registry.backends["tcp"]
     registry.backends["tcp"] = only = OnlyTheScheduler(before, client.scheduler.address)
     try:
@@ -61,7 +61,7 @@ def no_way_to_workers(client):
 
 @pytest.fixture(scope="module")
 def far_client():
-    """A client of a scheduler and two workers, each in a process of its own."""
+    """Return a client of a scheduler and two workers in separate processes."""
     with pytest.MonkeyPatch.context() as patch:
         # The scheduler and workers unpickle functions of this file, so they must be able to import it.
         patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), *sys.path]))

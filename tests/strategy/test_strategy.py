@@ -25,7 +25,7 @@ Point = namedtuple("Point", "x y")
 
 @pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
 def strategy(request):
-    """Two replicas: in this process, and in two processes of a cluster."""
+    """Return two replicas, in this process or in two processes of a cluster."""
     return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def reduced(on_cluster):
-    """Makes an asynchronous value of a number or array, by a reduction over two replicas."""
+    """Return an asynchronous value of a number or array, made by a reduction over two replicas."""
 
     def make(value):
         found = on_cluster.reduce("MEAN", PerReplica((value, value)), axis=None)

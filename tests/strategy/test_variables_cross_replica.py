@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(120)
     ]
 )
 def strategy(request):
-    """One replica, and three, in this process; one on each of two workers, and four on each, of one thread."""
+    """Return one or three replicas in this process, or one or four on each of two workers of one thread."""
     if request.param in ("one", "embedded"):
         yield mirrored(1 if request.param == "one" else 3)
         return
@@ -34,7 +34,7 @@ def strategy(request):
 
 @pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
 def two(request):
-    """Two replicas: in this process, and each on a worker."""
+    """Return two replicas, in this process or each on a worker."""
     if request.param == "embedded":
         yield mirrored(2)
     else:
