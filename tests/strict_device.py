@@ -1,4 +1,4 @@
-"""A device whose arrays have only what the array API standard requires, and nothing else of NumPy.
+"""A device whose arrays only have the methods that the array API standard requires.
 
 Its streams are threads: as on a GPU, a copy is complete only when its stream has reached it, so code that does not wait
 for it, or reuses the source before, gets wrong values.
@@ -329,7 +329,7 @@ class StrictDevice:
 
 
 class _Memory:
-    """Memory that is lent and, once unreferenced, lent again to a request of the same size, even if still in use."""
+    """Lent memory that is lent again once nothing refers to it, even if a stream still uses it."""
 
     def __init__(self, index: int, num_bytes: int) -> None:
         self._key = index, num_bytes
@@ -350,7 +350,7 @@ class _Memory:
 
 
 class _Pinned(bytearray):
-    """Memory that counts as pinned."""
+    """Pinned memory."""
 
 
 def _take(index: int, num_bytes: int) -> None:

@@ -1,7 +1,7 @@
-"""``tf.train.Example``: what is found in one, what is refused, and what is written.
+"""``tf.train.Example``: features that are read, input that is refused, and records that are written.
 
-What examples hold is put together here byte by byte; what is to be found is what ``tf.io.parse_single_example`` of
-TensorFlow 2.21 gave for them.
+The tests build examples byte by byte; the expected values are those of TensorFlow 2.21's
+``tf.io.parse_single_example``.
 """
 
 from __future__ import annotations

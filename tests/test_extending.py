@@ -1,4 +1,4 @@
-"""The page on the layout of the package: what it says has to be touched to add something is enough."""
+"""The page on the layout of the package: to add something, it is enough to change the files that the page lists."""
 
 import re
 import shutil

@@ -1,6 +1,6 @@
-"""Arrays handed to PyTorch and JAX, and datasets as what PyTorch, JAX and Keras train with.
+"""Arrays converted for PyTorch and JAX, and training by PyTorch, JAX and Keras with datasets.
 
-Keras has one backend a process: the one that ``KERAS_BACKEND`` names, JAX where it names none.
+Keras has one backend in a process: the one that ``KERAS_BACKEND`` names, or JAX.
 """
 
 from __future__ import annotations
@@ -644,7 +644,7 @@ def test_loader_gives_each_replica_its_part_on_a_cluster(torch, on_cluster):
 
 
 class Recorded:
-    """A dataset that notes what each pass over it gave."""
+    """A dataset that records the elements of each pass."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset

@@ -1,4 +1,4 @@
-"""Training with frameworks: what replicas keep, and replicas as the processes of torch.distributed."""
+"""Training with frameworks: models that replicas keep, and replicas as processes of torch.distributed."""
 
 from __future__ import annotations
 

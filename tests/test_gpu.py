@@ -1,7 +1,7 @@
-"""GPUs, by CuPy: the laws of devices, and what a training loop does, against what it gives on processors.
+"""GPUs with CuPy: the laws of devices, and a training loop whose results are compared with those on CPUs.
 
-``python -m pytest -m gpu tests`` runs these and what else is for GPUs, and says of each that is skipped why. Beside
-CuPy it needs pytest and what daskdist cannot do without: NumPy, Dask, distributed and optree.
+``python -m pytest -m gpu tests`` runs all tests for GPUs, and reports why tests are skipped. Besides CuPy it needs
+pytest and the required dependencies of daskdist: NumPy, Dask, distributed and optree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The examples of the pages daskdist was asked for from, with ``import daskdist as tf``.
+"""The examples of the TensorFlow pages that daskdist follows, with ``import daskdist as tf``.
 
-NumPy stands in for TensorFlow's arrays: ``np.float32(0.1)`` for ``tf.constant(0.1)``, ``np.square`` for
-``tf.square``; CPU replicas for GPUs. What they print is what the pages print, with NumPy's values.
+NumPy replaces TensorFlow's arrays: ``np.float32(0.1)`` for ``tf.constant(0.1)``, ``np.square`` for ``tf.square``; CPU
+replicas replace GPUs. The output is that of the pages, with NumPy's values.
 """
 
 from typing import Any

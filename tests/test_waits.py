@@ -1,4 +1,4 @@
-"""Calls in the package wait with a limit, but for those listed here with their reasons."""
+"""Calls in the package wait with a limit, except for those listed here with their reasons."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
 
 
 def waits_of(tree: ast.Module):
-    """Yield the calls of a syntax tree that may wait without limit; a coroutine that waits holds nothing up."""
+    """Yield the calls of a syntax tree that may wait without limit, except awaited ones, which block no thread."""
     has_queues = any(isinstance(node, ast.Name) and node.id in ("queue", "SimpleQueue") for node in ast.walk(tree))
     in_loop = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Await)}
     for node in ast.walk(tree):

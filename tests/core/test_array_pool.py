@@ -1,4 +1,4 @@
-"""Memory of large chunks is given out again, and never while anybody has it."""
+"""The pool of arrays: memory of large chunks is reused, but not while anything refers to it."""
 
 import gc
 import pickle

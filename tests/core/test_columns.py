@@ -1,4 +1,4 @@
-"""Columns of values that come one by one are what those values are one by one."""
+"""Values converted together to a column are the same as those values converted one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No element contradicts the spec: of many functions whose results differ in shape, plain and distributed."""
+"""No element contradicts the spec, for many functions whose results differ in shape, plain and distributed."""
 
 from __future__ import annotations
 

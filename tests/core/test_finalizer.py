@@ -1,4 +1,4 @@
-"""Owners that the garbage collector finds where a thread holds a lock: closing them must not wait for that thread."""
+"""The garbage collector may find an owner while a thread holds a lock: closing it must not wait for that thread."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ from daskdist.core.finalizer import Finalizer
 
 
 class Owner:
-    """The watched object; a reference cycle, so that only the garbage collector finds it."""
+    """The watched object, in a reference cycle, so that only the garbage collector frees it."""
 
     def __init__(self):
         self.itself = self

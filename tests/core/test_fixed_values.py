@@ -1,4 +1,4 @@
-"""A dataset is a value: what its functions refer to is fixed when it is built."""
+"""A dataset is a value: the values that its functions refer to are fixed when it is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elements of several dtypes, shapes or structures that meet in one batch are an error that says which they are."""
+"""A batch of elements of several dtypes, shapes or structures is an error that names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random orders that are worked out where they are looked at: each is one, all are as likely, and rows follow them."""
+"""Permutations that are computed at the requested indices: they are valid, uniform, and rows follow them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of ragged arrays that are elements become ragged arrays again in batches, as in TensorFlow."""
+"""Batches of rows of a ragged array are ragged arrays again, as in TensorFlow."""
 
 from __future__ import annotations
 

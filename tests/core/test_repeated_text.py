@@ -1,4 +1,4 @@
-"""Parquet files whose text repeats a few texts, which are read as dictionaries."""
+"""Parquet files in which few texts are repeated, which are read as dictionaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structures and specs: nests taken apart and put together, and what their leaves become."""
+"""Structures and specs: flattening and packing nests, and converting their leaves."""
 
 from __future__ import annotations
 

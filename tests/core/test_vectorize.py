@@ -1,4 +1,4 @@
-"""Functions of one element that are called for many at once: the same to the last bit, or row by row."""
+"""Functions of one element that are called for many at once: with the same bits, or else row by row."""
 
 from __future__ import annotations
 

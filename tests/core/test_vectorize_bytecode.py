@@ -1,4 +1,4 @@
-"""The bytecode of the Python that runs: what the interpreter does is what Python does, and typical maps are known."""
+"""The bytecode interpreter gives the same results as the running Python, and knows the bytecode of typical maps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Functions that are hard to vectorise: each gives what the plain Python loop gives, bits, calls and warnings included.
+"""Functions that are hard to vectorise give the same as a plain Python loop, including bits, calls and warnings.
 
-Bodies are put into frames: what changes something, what handles errors, what is reached in a roundabout way. What the
-comparison on the first block would find is found here: it is switched off, so that all else has to hold by itself.
+Bodies are put into frames, which have side effects, handle errors or call the body indirectly. The comparison on the
+first block is switched off, so that differences that it would find are found here.
 """
 
 # ruff: noqa: E501

@@ -582,7 +582,7 @@ def _mixed(number):
 
 
 class RawKernel:
-    """A kernel that takes so many nanoseconds, or turns of a clock of 2 GHz."""
+    """A kernel that takes a number of nanoseconds, or of cycles of a clock of 2 GHz."""
 
     def __init__(self, code, name, options=()):
         self._per_s = 1e9 if "globaltimer" in code else 2e9

@@ -1,4 +1,4 @@
-"""Devices: the laws on those that can be had anywhere, what is said where one cannot, and who gets which."""
+"""Devices: laws of the kinds that exist everywhere, messages for unusable ones, and their assignment to replicas."""
 
 from __future__ import annotations
 

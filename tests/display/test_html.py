@@ -15,7 +15,7 @@ from daskdist.testing.never_run import never_run
 
 
 class _Checked(HTMLParser):
-    """Checks that tags are closed in order, and collects the text."""
+    """A parser that checks that tags are closed in order, and collects the text."""
 
     def __init__(self, html):
         super().__init__()

@@ -67,7 +67,7 @@ class Live:
 
 @dataclass(frozen=True, eq=False)
 class Blocks(Source):
-    """Blocks of 1 MiB that are counted while they live; the rows of each are its number."""
+    """Blocks of 1 MiB that are counted while they are in memory; the rows of a block have its number."""
 
     num_blocks: int
     live: Live = field(repr=False)

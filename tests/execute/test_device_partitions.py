@@ -176,7 +176,7 @@ def test_known_arrays_on_devices_need_no_option(
 
 
 class Column:
-    """A column of a dataframe on a device, with the methods of cuDF's that matter here."""
+    """A column of a dataframe on a device, with the methods of cuDF's columns that are used."""
 
     def __init__(self, values: Any) -> None:
         self._values = values

@@ -1,4 +1,4 @@
-"""Small datasets of the program's memory: sent to a cluster once, whatever the number of passes, and let go of."""
+"""Small datasets in the program's memory are sent to a cluster once for any number of passes, and released."""
 
 from __future__ import annotations
 

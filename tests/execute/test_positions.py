@@ -1,4 +1,4 @@
-"""Positions: from every one of them, exactly the rest comes."""
+"""Positions: an iterator that continues from any of them gives exactly the remaining elements."""
 
 from __future__ import annotations
 

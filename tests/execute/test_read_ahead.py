@@ -1,4 +1,4 @@
-"""Limits of the work ahead of need, in rows, bytes, time and tasks."""
+"""Limits of reading ahead, in rows, bytes, time and tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of datasets that are sent to workers: what they cannot take along, and what they can."""
+"""Functions of datasets that are sent to workers: which objects they can refer to, and which they cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows picked on a device: the order and the bits of the host, blocks that go up once, and memory that comes back."""
+"""Rows that are shuffled on a device have the host's order and bits; blocks are uploaded once, and memory is freed."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_results_computed_at_the_end_stay_on_the_host() -> None:
 
 
 class Counting(Now):
-    """Makes small bundles, and counts the blocks that are read and those made of what is left of others."""
+    """A caller with small bundles, which counts the blocks that are read and those that are compacted from others."""
 
     bundle_bytes = 4096
 
@@ -511,7 +511,7 @@ def _shuffled(option: bool | None = None) -> Dataset:
 
 
 class TestStrategies:
-    """The option, on replicas of a strategy."""
+    """The option with replicas of a strategy."""
 
     @pytest.mark.parametrize("num_replicas", [1, 3])
     def test_steps_are_the_same(self, num_replicas: int) -> None:
@@ -623,7 +623,7 @@ def test_loops_on_workers_are_the_same(client: Client) -> None:
 
 
 class TestEmpty:
-    """Copies into memory of the consumer's choice."""
+    """Elements that are copied into memory that the consumer allocates."""
 
     @pytest.mark.parametrize("name", PIPELINES)
     def test_equal_elements_in_requested_memory(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Arrow files and streams: what a split is, what is copied, and what is made of damaged ones."""
+"""Arrow files and streams: splits, which values are copied, and damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delimited text: where rows begin, what columns are, what is told and what is left out of what is wrong."""
+"""Delimited text: boundaries of rows, types of columns, and errors that are reported or skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CSV datasets of TensorFlow; what is expected is what TensorFlow 2.21 gives."""
+"""TensorFlow's CSV datasets; the expected values are those of TensorFlow 2.21."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two loops that train the network of the demo: the one on the replicas gives what the driver's own does."""
+"""The demo's two training loops, on the replicas and on the driver, give the same results."""
 
 from __future__ import annotations
 

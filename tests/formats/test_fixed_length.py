@@ -1,4 +1,4 @@
-"""Records of one length: what is between header and footer, as bytes and as arrays."""
+"""Records of one length between a header and a footer, as bytes and as arrays."""
 
 from __future__ import annotations
 

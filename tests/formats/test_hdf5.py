@@ -1,4 +1,4 @@
-"""HDF5: chunks, text, compound types, links that lead out of the file, and damage the library does not expect."""
+"""HDF5: chunks, text, compound types, links to other files, and damage that the library does not expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images in folders: which files are images, what class they have, what they become, and how they are read together."""
+"""Images in folders: which files are images, their classes, the arrays, and reading many of them together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON: what objects become, how files are cut, and what is said of what does not fit."""
+"""JSON: elements of objects, splits of files, and messages about values that do not fit."""
 
 from __future__ import annotations
 

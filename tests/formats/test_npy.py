@@ -1,4 +1,4 @@
-"""NumPy's files: rows, fields, archives, mappings, and headers that lie."""
+"""NumPy's files: rows, fields, archives, memory mapping, and wrong headers."""
 
 from __future__ import annotations
 

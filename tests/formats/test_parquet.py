@@ -1,4 +1,4 @@
-"""Parquet: which columns make which arrays, which rows come, and what a split is."""
+"""Parquet: arrays of columns, selected rows, and splits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Databases: rows by ranges of an index, what types and nulls become, and what is never shown."""
+"""Databases: rows by ranges of an index, types and nulls, and secrets that are not shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved datasets: parts and manifests come back as they were, or with an error that says what is wrong."""
+"""Saved datasets: parts and manifests are read as they were written, or there is an error that says what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved datasets that are refused, damaged, or not finished, and their manifests."""
+"""Saved datasets: refused elements, damaged and unfinished files, and manifests."""
 
 from __future__ import annotations
 

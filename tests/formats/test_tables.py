@@ -1,4 +1,4 @@
-"""Arrow's types as elements: each, with nulls, cut, without rows and in chunks."""
+"""Elements of each of Arrow's types: with nulls, of slices, without rows and in chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of text: what a line is, how files are cut, and what they may be compressed by."""
+"""Lines of text: ends of lines, splits of files, encodings and compression."""
 
 from __future__ import annotations
 

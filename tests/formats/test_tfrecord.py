@@ -1,4 +1,4 @@
-"""TFRecord files: framing, checksums, the index beside them, compression and writing; the records themselves."""
+"""TFRecord files: framing, checksums, the index, compression and writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WebDataset: which members are a sample, what fields become, how archives are cut, and what is refused."""
+"""WebDataset: the members of a sample, elements of fields, splits of archives, and refused input."""
 
 from __future__ import annotations
 

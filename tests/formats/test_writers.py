@@ -1,4 +1,4 @@
-"""Datasets written to files: what is in them, when they have their names, and who writes them."""
+"""Datasets written to files: contents, when files get their final names, and which processes write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input: each a clear error that names what it must, nothing lost and nothing hanging."""
+"""Bad input is a clear error; it does not hang, and other elements are not lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dask collections and objects of xarray: what their rows are, that each partition is computed once, and when."""
+"""Dask collections and xarray objects: their rows, and that each partition is computed once, when it is read."""
 
 from __future__ import annotations
 

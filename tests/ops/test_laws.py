@@ -1,4 +1,4 @@
-"""Our own nodes, formats, devices and policies through the law suites that are shipped; and the suites themselves."""
+"""Our own operations and policies in the public law suites; and tests that the suites find violations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that are called row by row over blocks of many thousand rows, whose results become arrays part by part."""
+"""Functions that are called row by row over large blocks, whose results are converted to arrays in parts."""
 
 from __future__ import annotations
 

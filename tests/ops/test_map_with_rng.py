@@ -1,4 +1,4 @@
-"""``map(fn, rng=seed)``: a generator for each element and pass, the same wherever it runs."""
+"""``map(fn, rng=seed)``: each element has a random generator in each pass, which is the same wherever it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input to the operations: an error that says what was given and what is allowed, as early as can be."""
+"""Bad input to operations: an error says as early as possible what was given and what is allowed."""
 
 from __future__ import annotations
 

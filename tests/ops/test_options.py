@@ -1,4 +1,4 @@
-"""Options: what they do, how they merge, and what is said when they meet."""
+"""Options: their effects, how they merge, and warnings about conflicts."""
 
 from __future__ import annotations
 

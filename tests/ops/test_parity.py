@@ -1,4 +1,4 @@
-"""One semantics: a pipeline comes to the same elements wherever it runs, and to those of a plain list."""
+"""Parity: a pipeline gives the same elements wherever it runs, which are those of the reference with plain lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worked examples of each operation: results as in tf.data, and those that differ on purpose."""
+"""Examples of each operation, with results as in tf.data, and some that differ on purpose."""
 
 from __future__ import annotations
 

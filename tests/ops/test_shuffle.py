@@ -1,4 +1,4 @@
-"""``shuffle``: its order is that of drawing one slot at a time, and its memory stays near its buffer."""
+"""``shuffle``: its order is that of drawing one slot after another, and its memory is near that of its buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sliding_window`, and functions of windows that come to the same and take its way."""
+"""`sliding_window`, and functions of windows that are computed in the same way since they give the same."""
 
 from __future__ import annotations
 

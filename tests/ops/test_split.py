@@ -1,4 +1,4 @@
-"""`split` and `kfold`: each element in one part, always the same, whatever is done before and after."""
+"""`split` and `kfold`: each element is always in the same one part, for any operations before and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The byte budget: how far reading runs ahead; and leaving half-way leaves nothing behind."""
+"""The byte budget limits how far reading runs ahead, and iterators that are left leave nothing behind."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Counted(Source):
     Parameters
     ----------
     num_splits
-        How many.
+        The number of splits.
     counter
-        Is told of each.
+        Counts the reads.
     says_bytes, says_rows
         Whether the size and the number of rows of a split are known before it is read.
     """

@@ -1,4 +1,4 @@
-"""The arrays that users may write to, and that no one else sees the change."""
+"""Arrays that users may write to, without a change of other elements or passes."""
 
 from __future__ import annotations
 

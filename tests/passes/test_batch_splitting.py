@@ -1,4 +1,4 @@
-"""Batches cut for replicas: every tail a pipeline can have, unequal numbers of replicas, what cannot be cut."""
+"""Batches cut for replicas: all kinds of pipelines, unequal numbers of replicas, and batches that cannot be cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewrites: the same elements for less work, and how much less."""
+"""Rewrites of pipelines: they give the same elements with less work, which is counted."""
 
 from __future__ import annotations
 

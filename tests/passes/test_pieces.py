@@ -1,4 +1,4 @@
-"""Pieces: cut anywhere, their elements in order are those of the whole."""
+"""Pieces of a pipeline that is cut anywhere have the same elements in order as the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharding policies on every kind of pipeline: what each comes to, what it says, and that no row is lost or doubled."""
+"""Sharding policies on every kind of pipeline: the choice, its explanation, and that no row is lost or doubled."""
 
 from __future__ import annotations
 

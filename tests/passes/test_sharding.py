@@ -1,4 +1,4 @@
-"""Sharding: which rows land on which replica, that none is lost or doubled, and what is said of it."""
+"""Sharding: the rows of each replica, that none is lost or doubled, and logs and explanations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dispatcher of the data service as a state machine: leases, losses, and a state that another goes on with."""
+"""The dispatcher of the data service as a state machine: leases, losses, and a state for the next dispatcher."""
 
 from __future__ import annotations
 

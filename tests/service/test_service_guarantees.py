@@ -131,13 +131,13 @@ class Service(RuleBasedStateMachine):
 
 
 class Leased(Service):
-    """Runs of elements are leased to workers."""
+    """A simulation in which runs of elements are leased to workers."""
 
     is_leased = True
 
 
 class Files(Service):
-    """Each worker has a share."""
+    """A simulation in which each worker has a share of the elements."""
 
     mode = ShardingPolicy.FILE
 
@@ -157,7 +157,7 @@ class FewOutstanding(Service):
 
 
 class Copies(Service):
-    """Each worker produces the whole dataset."""
+    """A simulation in which each worker produces the whole dataset."""
 
     mode = ShardingPolicy.OFF
 

@@ -1,4 +1,4 @@
-"""TensorFlow's page on the transformation ``distribute``, sentence by sentence; and where a service is."""
+"""TensorFlow's page on the transformation ``distribute``, sentence by sentence; and how to start and find a service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of backends, of those that there are."""
+"""The laws of backends, for all existing backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that were made are completed, also where nobody waits for them: their side effects happen, in order."""
+"""Calls are completed, even if the program does not wait for them: their side effects happen in order."""
 
 from __future__ import annotations
 

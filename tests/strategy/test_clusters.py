@@ -224,7 +224,7 @@ def test_in_an_event_loop(start_cluster):
 
 
 class Connected(SchedulerPlugin):
-    """Knows when a client has come."""
+    """A plugin that knows when a client has connected."""
 
     name = "connected"
 

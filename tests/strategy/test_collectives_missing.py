@@ -1,4 +1,4 @@
-"""Replicas that do not come to what all do together, come late, do something else, or are lost: who is told what."""
+"""Replicas that miss a collective, come late, call another one or are lost: the errors that the others get."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ for where in [[place] for place in places] + [[]]:
 
 
 class Started:
-    """Processes started here, each with a file its messages go to, and ended by their ids."""
+    """Processes that a test starts and ends, each with a file for its output."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Arrays of devices that sources hold and functions give: elements are made of them on the host."""
+"""Arrays of devices in sources and in results of functions: elements on the host are made of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Tensor:
-    """An array of a library of its own, somewhere that DLPack has a number for."""
+    """An array of another library, on a device with a number of DLPack."""
 
     def __init__(self, array: Any, number: int) -> None:
         self.array = array

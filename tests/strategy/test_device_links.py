@@ -34,7 +34,7 @@ class Meeting:
 
 
 class StrictLinks:
-    """A library that connects devices: as NCCL it adds in an order of its own, and waits for ever for a rank."""
+    """A library that connects devices. Like NCCL, it adds in another order, and waits for ever for a missing rank."""
 
     def __init__(self) -> None:
         self.meetings: dict[bytes, Meeting] = {}

@@ -1,4 +1,4 @@
-"""Functions that replicas call with what they are given: ``map(..., device=True)``."""
+"""``map(..., device=True)``: functions that replicas call with the elements on their devices."""
 
 from __future__ import annotations
 

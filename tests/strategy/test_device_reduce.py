@@ -1,4 +1,4 @@
-"""Arrays of devices that are reduced, gathered and handed between replicas: as NumPy's are, and on their devices."""
+"""Arrays of devices are reduced, gathered and passed between replicas on their devices, with NumPy's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that worker processes see: who gets which, what is said where one cannot be used, and their list."""
+"""Devices that worker processes see: their assignment, messages about unusable ones, and their list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values a replica: made on replicas, gathered, brought here, kept on workers, and as Dask collections."""
+"""Per-replica values: created on replicas, gathered, fetched, kept on workers, and as Dask collections."""
 
 from __future__ import annotations
 

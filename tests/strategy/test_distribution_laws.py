@@ -39,7 +39,7 @@ def check_all(strategy, ds: Dataset) -> Outcome:
 
 
 class Files:
-    """Files of rows that are numbered through all of them, each written once."""
+    """Files with rows that are numbered through all files; each file is written once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,7 +100,7 @@ ROWS = [7, 3, 6, 5]
 
 
 class Laws(DistributionLaws):
-    """Each dataset is distributed once for all laws."""
+    """The laws, for which each dataset is distributed once."""
 
     found: list | None = None
 
@@ -287,14 +287,14 @@ def test_an_endless_dataset_where_one_worker_has_no_rows(files):
 
 
 class Swapped(SimulatedWorkers):
-    """Hands out pieces in the wrong order."""
+    """A wrong strategy, which returns pieces in the wrong order."""
 
     def local_results(self, value):
         return super().local_results(value)[::-1]
 
 
 class Lossy(SimulatedWorkers):
-    """Loses rows of the first replica."""
+    """A wrong strategy, which loses rows of the first replica."""
 
     def local_results(self, value):
         first, *others = super().local_results(value)

@@ -1,4 +1,4 @@
-"""`strategy.extended`: devices, and values reduced, sent and updated where they are asked for."""
+"""`strategy.extended`: devices, and values that are reduced to, sent to and updated on given devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker is lost: what needs it fails, and the same strategy goes on with the replicas that are left."""
+"""A worker is lost: calls that need it fail, and the same strategy goes on with the remaining replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets that a function makes for each input pipeline: where, of what, and how replicas take their elements."""
+"""Datasets that a function creates for each input pipeline: where it is called, its datasets, and the elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`daskdist.function`: what is sent for a function of many steps, and that it gives what the steps alone would."""
+"""`daskdist.function`: messages for a function of many steps, and the same results as of separate steps."""
 
 from __future__ import annotations
 

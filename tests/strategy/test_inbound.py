@@ -20,7 +20,7 @@ NUM_MESSAGES = 60
 
 
 class Receiver:
-    """Cells that are set by the messages of the same number, and the threads that read those."""
+    """Cells that messages with the same numbers set, and the threads that read these messages."""
 
     def __init__(self):
         self.cells = [Cell() for _ in range(NUM_MESSAGES + 1)]

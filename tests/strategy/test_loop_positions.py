@@ -1,4 +1,4 @@
-"""Positions of the iterators of replicas: from every step exactly the rest comes, for any replicas and workers."""
+"""Positions of replicas' iterators: from every step exactly the rest is given, for any replicas and workers."""
 
 from __future__ import annotations
 

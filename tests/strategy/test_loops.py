@@ -233,7 +233,7 @@ def test_calls_and_iterators_draw_from_one_sequence():
 
 
 class Counting:
-    """Counts the elements that are made."""
+    """A counter of the elements that are made."""
 
     def __init__(self):
         self.number = 0

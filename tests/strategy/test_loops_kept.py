@@ -160,7 +160,7 @@ def test_a_function_has_it_from_around_it(client, on_cluster):
 
 
 class LookedAtSlowly(MaterializedLayer):
-    """Part of a graph that the scheduler needs some time for."""
+    """A part of a graph that takes the scheduler some time."""
 
     def __reduce__(self):
         return looked_at_slowly, (dict(self.mapping),)

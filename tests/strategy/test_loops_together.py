@@ -1,4 +1,4 @@
-"""Whole loops on replicas that go wrong, or end early, on one of them; and steps whose batch cannot be read."""
+"""Whole loops on replicas that fail or end early on one of them; and steps whose batch cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole loops over datasets of a function whose number of elements only their own worker can tell."""
+"""Whole loops over datasets of a function, whose number of elements only their worker can know."""
 
 from __future__ import annotations
 

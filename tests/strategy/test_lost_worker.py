@@ -1,4 +1,4 @@
-"""A worker process is killed: what it read is read again, and replicas on it are not waited for."""
+"""A worker process is killed: its data are read again, and the program does not wait for its replicas."""
 
 from __future__ import annotations
 

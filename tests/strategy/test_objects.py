@@ -31,7 +31,7 @@ def variable(strategy, *args, **options):
 
 
 class Counter:
-    """Something that is no array, and has no state_dict."""
+    """An object that is no array, and has no state_dict."""
 
     def __init__(self, number=0, names=()):
         self.number = number
@@ -39,7 +39,7 @@ class Counter:
 
 
 class Model:
-    """Something with a state_dict, and with what does not pickle."""
+    """An object with a state_dict, and with an attribute that cannot be pickled."""
 
     def __init__(self, weights):
         self.weights = np.array(weights)

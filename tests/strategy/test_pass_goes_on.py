@@ -24,7 +24,7 @@ ROWS = [row for row in range(NUM_ROWS) if row % 7 != 3]
 
 
 class KillableWorkers:
-    """Three workers that may be killed: Dask starts each again, or else there are three others."""
+    """Three workers that may be killed; Dask starts them again, or else there are three other ones."""
 
     def __init__(self) -> None:
         self._opened = contextlib.ExitStack()

@@ -1,4 +1,4 @@
-"""Programs that end with work under way: they end soon, with their own exit code, and print nothing but their own."""
+"""Programs that end with work under way: they end soon, with their own exit code and without further output."""
 
 from __future__ import annotations
 

@@ -522,7 +522,7 @@ def test_where_an_array_begins_makes_no_difference_to_the_bits(strategy):
 
 @dataclass
 class Made:
-    """A result, how many calls that take results of other workers it is behind, and where it is."""
+    """A result, the depth of its tree in calls that need results of other workers, and its worker."""
 
     result: Any
     depth: int
@@ -530,7 +530,7 @@ class Made:
 
 
 class Noting(LocalBackend):
-    """Makes each call at once, and notes what it took from where."""
+    """A caller that makes each call at once, and records transfers."""
 
     def __init__(self) -> None:
         self.num_calls = 0

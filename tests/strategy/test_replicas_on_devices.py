@@ -1,4 +1,4 @@
-"""Replicas on devices that stand in for GPUs: on their devices, in their streams, with what processors give."""
+"""Replicas on devices that stand in for GPUs: on their devices, in their streams, with the CPU's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions of distributed iterators: from every one exactly the rest comes, for any replicas and workers."""
+"""Positions of distributed iterators: from every position exactly the rest is given, for any replicas and workers."""
 
 from __future__ import annotations
 

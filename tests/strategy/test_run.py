@@ -1,4 +1,4 @@
-"""`run`: what it sends, how often, and how what goes wrong on a replica is told."""
+"""`run`: which objects it sends, how often, and how errors of replicas are reported."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_later_steps_fail_with_the_same_cause_and_the_strategy_goes_on(on_cluste
 
 
 class AwkwardError(Exception):
-    """Does not come out of a pickle: it is made of two arguments and keeps one."""
+    """An error that cannot be unpickled, since it takes two arguments and keeps one."""
 
     def __init__(self, first, second):
         super().__init__(first)

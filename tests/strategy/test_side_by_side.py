@@ -1,4 +1,4 @@
-"""Replicas of a step run at the same time, whatever threads there are, unless the step is over before that."""
+"""Replicas of a step run at the same time, for any number of threads, unless the step is very short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of steps: what travels by them, in which order, and what is left of it."""
+"""Streams of steps: their messages, the order of calls, and that nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections of steps that are cut while both ends live on."""
+"""Connections of steps that are cut while the processes at both ends go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of steps by way of the scheduler, for programs that cannot connect to workers."""
+"""Streams of steps through the scheduler, for programs that cannot connect to workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RELAYED = {"daskdist.steps.relay": True}
 
 
 class OnlyTheScheduler:
-    """The TCP of a program that reaches the scheduler and no worker."""
+    """A TCP backend that connects to the scheduler only, and to no worker."""
 
     def __init__(self, backend, address):
         self._backend = backend

@@ -1,4 +1,4 @@
-"""Strategies: what run and reduce give, embedded and on a cluster, and what they leave behind."""
+"""Strategies: results of run and reduce, embedded and on a cluster, and that nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that replicas have, and asynchronous ones used as the numbers and arrays they will be."""
+"""Per-replica values, and asynchronous values that are used like the numbers and arrays that they will be."""
 
 from __future__ import annotations
 

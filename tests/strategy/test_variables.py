@@ -1,4 +1,4 @@
-"""Variables: what replicas keep from call to call, in a process and on workers."""
+"""Variables, whose values replicas keep between calls, in a process and on workers."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_initial_values_from_a_function_are_equal_on_all_replicas(strategy):
 
 
 class Counter:
-    """Something that is no array."""
+    """An object that is no array."""
 
     def __init__(self, start=0):
         self.number = start
@@ -681,7 +681,7 @@ def test_refused_values_are_freed(two):
 
 
 class Refused:
-    """Something of which no other test makes any."""
+    """An object that no other test creates."""
 
 
 def test_many_steps_with_a_variable_do_not_make_a_chain_without_end(two):

@@ -1,4 +1,4 @@
-"""Variables between replicas: assignments and aggregations outside of functions."""
+"""Variables in cross-replica context: assignments and aggregations outside of functions."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_between_replicas_objects_are_assigned_and_changed(strategy):
 
 
 class Steps:
-    """An optimizer, say."""
+    """An object such as an optimizer."""
 
     def __init__(self, kept):
         self.kept = kept

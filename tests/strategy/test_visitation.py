@@ -1,4 +1,4 @@
-"""Passes with faults, and reports of the rows that completed steps visited."""
+"""Passes with faults, and reports about the rows that complete steps have visited."""
 
 from __future__ import annotations
 
