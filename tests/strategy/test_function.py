@@ -249,7 +249,7 @@ def test_methods(strategy):
     assert strategy.local_results(first.step(floats(1, 2))) == (2.0, 3.0)
     assert strategy.local_results(second.step(floats(1, 2))) == (3.0, 4.0)
     assert Trainer.step.__name__ == "step"
-    assert Trainer.step.__doc__ == "One step."
+    assert Trainer.step.__doc__ == "Make one step."
 
 
 @pytest.mark.cluster
