@@ -86,7 +86,7 @@ def number(*args):
     leaf = first_leaf(args)
     if isinstance(leaf, Nested):
         return len(list(leaf))
-    if isinstance(leaf, daskdist.Ragged):
+    while isinstance(leaf, daskdist.Ragged):
         leaf = leaf.values
     return int(np.sum(leaf)) if leaf.dtype.kind in "biuf" else len(str(leaf.tolist()))
 

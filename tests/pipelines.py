@@ -500,7 +500,7 @@ def _grow_rebatch(draw, made, fixed):
     if made.kind.num_axes < 1 or made.kind.name == "ragged":
         return None
     # The shape of a batch without rows is undefined if rows have different shapes, as they may after these operations.
-    others = {"concatenate", "padded_batch"}
+    others = {"batch_by_size", "bucket_by_sequence_length", "concatenate", "padded_batch"}
     is_one_shape = made.kind.name in _FIXED and all(name not in others for name, _ in made.pipeline.operations)
     sizes = draw(st.sampled_from([1, 2, 3, 5, [2, 1], *([[3, 0, 1], [0, 2]] if is_one_shape else [])]))
     kind = "lone" if made.kind == Kind("uneven", 1) else None
