@@ -259,6 +259,8 @@ class Read:
     kept_for
         An object that lives as long as its data, if that is in memory already, as payloads of the splits or values of
         the ``graph``; then the data can be sent once and kept for later passes. None otherwise.
+    costly
+        The last function of users that ``function``, a `Composition`, calls and that may be slow; None without one.
     """
 
     splits: Splits
@@ -271,6 +273,7 @@ class Read:
     in_order: bool = True
     lenient: Read | None = None
     kept_for: object = None
+    costly: object = None
     grouped = 0
 
 
@@ -367,6 +370,8 @@ class Compute:
         Whether its blocks come in the order of the source; otherwise in the order in which they finish.
     is_full
         Whether each call waits for as many elements as are worth a call.
+    costly
+        The function of users that ``function`` calls and that may be slow; None without one.
     """
 
     source: Primitive
@@ -376,6 +381,7 @@ class Compute:
     unstacked: bool = False
     in_order: bool = True
     is_full: bool = False
+    costly: object = None
     grouped = 0
 
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
 
 from daskdist.core.block import Rows
 from daskdist.core.failing.failed_elements import FailedElement, failed_of, raw_item
@@ -49,17 +50,37 @@ class Report:
         Elements that were left out while the block was computed.
     failed
         The elements that failed, each with its place.
+    seconds
+        The time that computing the elements took, if it was measured and is known to this process.
     """
 
     num_rows: int
     nbytes: int
     skipped: tuple[Skipped, ...] = ()
     failed: tuple[tuple[int, FailedElement], ...] = ()
+    seconds: float | None = None
+
+
+# The seconds that `Timed` measured, by its result.
+_SECONDS: Final[WeakKeyDictionary[Any, float]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A function that returns rows, with its time measured for `report_of`."""
+
+    function: Callable[..., Rows]
+
+    def __call__(self, *args: Any) -> Rows:
+        begun_at = perf_counter()
+        rows = self.function(*args)
+        _SECONDS[rows] = perf_counter() - begun_at
+        return rows
 
 
 def report_of(rows: Rows) -> Report:
     """Return the report on a block."""
-    return Report(len(rows), rows.nbytes, rows.skipped, failed_of(rows))
+    return Report(len(rows), rows.nbytes, rows.skipped, failed_of(rows), _SECONDS.get(rows))
 
 
 def lengths_of(blocks: Sequence[Rows]) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ class Filter(Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         vectorised = Vectorised(self.predicate) if self.vectorized is None else None
         function = FilterBlocks(self.predicate) if self.vectorized else FilterRows(self.predicate, vectorised)
-        return Compute(inputs[0], function, "filter", factor=None)
+        return Compute(inputs[0], function, "filter", factor=None, costly=self.predicate)
 
 
 @dataclass(frozen=True)

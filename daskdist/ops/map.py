@@ -81,7 +81,7 @@ class Map(Transformation):
             function = MapColumns(MapRows(self.function), Vectorised(self.function))
         elif self.vectorized:
             function = MapBlocks(self.function)
-        return Compute(inputs[0], function, "map", factor=1, in_order=self.in_order)
+        return Compute(inputs[0], function, "map", factor=1, in_order=self.in_order, costly=self.function)
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,5 +48,6 @@ def fuse(primitive: Primitive) -> Primitive:
         "function": Composed(source.function, primitive.function),
         "factor": None if source.factor is None or primitive.factor is None else source.factor * primitive.factor,
         "name": f"{source.name}-{primitive.name}",
+        "costly": primitive.costly or source.costly,
     }
     return replace(source, in_order=source.in_order and primitive.in_order, **changes)

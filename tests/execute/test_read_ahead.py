@@ -6,17 +6,19 @@ import gc
 import itertools
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
 from conftest import mirrored, threads_of_passes
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, get_worker
 
 import daskdist
 from daskdist import Dataset, Options, TensorSpec
 from daskdist.core.dataset_base import node_of
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.primitive import Exhausted, NotReady
+from daskdist.errors import UserFunctionError
 from daskdist.execute.stream.element_puller import ElementPuller
 from daskdist.execute.stream.element_reader import ElementReader
 from daskdist.ops.from_generator import Generated
@@ -334,6 +336,117 @@ def test_slow_rows_do_not_hold_up_the_first_batch(on_cluster):
     it.close()
     # Computing all rows would take 50 s on two workers.
     assert time.monotonic() - begun_at < 15
+
+
+def slow_count(row):
+    time.sleep(0.001)
+    return np.int64(bin(int(row)).count("1"))
+
+
+@pytest.fixture
+def files_of(tmp_path):
+    """A function that writes numbers to files and returns a dataset of them."""
+
+    def write(kind, num_files, num_rows):
+        for number in range(num_files):
+            rows = np.arange(number * num_rows, (number + 1) * num_rows)
+            if kind == "npy":
+                np.save(tmp_path / f"{number}.npy", rows)
+            else:
+                (tmp_path / f"{number}.txt").write_text("".join(f"{row}\n" for row in rows))
+        read = daskdist.read_npy if kind == "npy" else daskdist.read_text
+        return read(str(tmp_path / "*.*")).with_options(Options(auto_shard_policy="data"))
+
+    return write
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["npy", "text"])
+def test_slow_rows_of_files_do_not_hold_up_the_first_batch(on_cluster, files_of, kind):
+    # The rows of a file take 50 s.
+    rows = files_of(kind, 2, 50_000).map(slow_count)
+    for _ in range(2):
+        begun_at = time.monotonic()
+        it = iter(on_cluster.distribute_dataset(rows.batch(64)))
+        assert lists(on_cluster.gather(next(it), axis=0)) == [bin(number).count("1") for number in range(64)]
+        it.close()
+        assert time.monotonic() - begun_at < 10
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["npy", "text"])
+def test_slow_functions_of_rows_of_files_keep_all_workers_busy(on_cluster, files_of, kind):
+    def where(row):
+        time.sleep(0.002)
+        return get_worker().name
+
+    workers = [
+        name
+        for batch in on_cluster.distribute_dataset(files_of(kind, 1, 2_000).map(where).batch(200))
+        for name in on_cluster.gather(batch, axis=0).tolist()
+    ]
+    assert len(workers) == 2_000
+    assert min(Counter(workers).values()) >= 500
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["npy", "text"])
+def test_files_with_fast_functions_are_computed_whole_once_that_is_known(on_cluster, files_of, kind):
+    def sizes(rows):
+        return np.full(len(rows), len(rows))
+
+    dist = on_cluster.distribute_dataset(files_of(kind, 6, 5_000).map(sizes, vectorized=True).batch(1_000))
+    first, second = [
+        Counter(size for batch in dist for size in lists(on_cluster.gather(batch, axis=0))) for _ in range(2)
+    ]
+    assert min(first) == 64
+    assert first[5_000] >= 15_000
+    assert second == {5_000: 30_000}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["npy", "text"])
+@pytest.mark.parametrize("keep", [None, lambda row: row % 3 > 0])
+def test_a_pass_over_parts_of_files_goes_on_behind_what_was_computed(on_cluster, files_of, kind, keep):
+    def number(row):
+        time.sleep(0.001)
+        return np.int64(row)
+
+    rows = files_of(kind, 3, 700).map(number)
+    rows = (rows if keep is None else rows.filter(keep)).batch(50)
+    dist = on_cluster.distribute_dataset(rows)
+    it = iter(dist)
+    before = [lists(on_cluster.gather(next(it), axis=0)) for _ in range(5)]
+    state = it.state_dict()
+    after = [lists(on_cluster.gather(batch, axis=0)) for batch in it]
+    other = iter(dist)
+    other.load_state_dict(state)
+    assert [lists(on_cluster.gather(batch, axis=0)) for batch in other] == after
+    assert list(itertools.chain(*before, *after)) == [number for number in range(2_100) if keep is None or keep(number)]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["npy", "text"])
+def test_rows_of_parts_of_files_fail_by_themselves(on_cluster, files_of, kind):
+    def fragile(row):
+        time.sleep(0.001)
+        if int(row) in (3, 500):
+            raise ValueError(f"{int(row)} is not wanted")
+        return np.int64(row)
+
+    rows = files_of(kind, 2, 600).map(fragile)
+    kept = [number for number in range(1_200) if number not in (3, 500)]
+    lenient = on_cluster.distribute_dataset(rows.with_options(Options(on_error="skip")).batch(50))
+    it = iter(lenient)
+    found = [lists(on_cluster.gather(batch, axis=0)) for batch in it]
+    assert list(itertools.chain(*found)) == kept
+    assert it.stats()["num_skipped"] == 2
+
+    def first_batch():
+        return lists(on_cluster.gather(next(iter(on_cluster.distribute_dataset(rows.batch(50)))), axis=0))
+
+    with pytest.raises(UserFunctionError, match="3 is not wanted"):
+        first_batch()
 
 
 def test_few_large_elements_are_made_of_small_rows_before_their_size_is_known():

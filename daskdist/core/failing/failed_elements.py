@@ -281,17 +281,28 @@ class TryEachRead:
     function: Callable[..., Rows]
 
     def __call__(self, split: Split, *values: Any) -> Rows:
-        try:
-            return self.function(split, *values)
-        except Exception as error:
-            if not isinstance(self.function, Composition):
-                return _none_of(split, error)
-        read, *computations = self.function.stages
+        read, *computations = self.function.stages if isinstance(self.function, Composition) else (self.function,)
         try:
             rows: Rows = read(split, *values)
         except Exception as error:
             return _none_of(split, error)
-        for function in computations:
+        return TryEachStage(tuple(computations))(rows)
+
+
+@dataclass(frozen=True)
+class TryEachStage:
+    """Functions of rows, each called with the result of the one before, and for each element if it fails.
+
+    Parameters
+    ----------
+    functions
+        The functions.
+    """
+
+    functions: tuple[Callable[[Rows], Rows], ...]
+
+    def __call__(self, rows: Rows) -> Rows:
+        for function in self.functions:
             result = TryEach(function)(rows)
             if result is not rows:
                 result.skipped = (*rows.skipped, *result.skipped)

@@ -55,6 +55,16 @@ class GetItem:
         return values[0][self.number]
 
 
+@dataclass(frozen=True)
+class Constant:
+    """A call that returns a constant."""
+
+    value: Any
+
+    def __call__(self) -> Any:
+        return self.value
+
+
 def pulled(values: Sequence[Any], num_rows: int) -> Rows:
     """Return the next rows of a pass that runs on a worker; called after the call for the rows before."""
     rows: Rows = values[0].pull(num_rows)

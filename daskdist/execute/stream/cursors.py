@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, Final
+from functools import cached_property
+from typing import Any
 
-from daskdist.config import in_bytes
-from daskdist.core.failing.failed_elements import FailedElement, TryEach, TryEachCarried, TryEachRead
+from daskdist.core.failing.failed_elements import FailedElement, TryEach, TryEachCarried
 from daskdist.core.primitive import (
     Chain,
     Compute,
@@ -20,24 +17,17 @@ from daskdist.core.primitive import (
     Epoch,
     Exhausted,
     NotReady,
-    Read,
-    Split,
-    payload_itself,
     same,
-    value_itself,
 )
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
-from daskdist.execute.caller import Handle, SplitLocations
+from daskdist.execute.caller import Handle
 from daskdist.execute.resume.answers import HAS_FAILED, AnswerLog, Known, Path, PathKey
 from daskdist.execute.resume.deferring import Deferred
-from daskdist.execute.stream.calls import CallWithCarry, GetItem, ReadGraphValue, ReadKeptSplit
+from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem
 from daskdist.execute.stream.gather import bundle_size, run_bytes
 from daskdist.execute.stream.runtime import Sizes, StreamRuntime
-
-# On a cluster, parts of this many rows are read from a divisible split before they grow with the progress of the pass.
-_FEW_ROWS: Final = 1024
 
 
 class BlockCursor:
@@ -52,6 +42,8 @@ class BlockCursor:
     goes_on = False
     # True if blocks are data as it is, so that their size and the time that they take are known beforehand.
     is_plain = False
+    # The number of rows that the last call computed if its time is of interest; 0 if it is not.
+    num_timed = 0
 
     def __init__(self, runtime: StreamRuntime, factor: int | None, path: Path, epoch: Epoch) -> None:
         self.runtime = runtime
@@ -202,21 +194,29 @@ class BlockCursor:
                 self._note_sample(ref)
 
     def _note_sample(self, latest: BlockRef) -> None:
-        # Learn from one block at a time; if a report costs a call, only from the first one.
+        # Learn from one block at a time; if a report costs a call, only from the first one and from calls for far more
+        # rows than those whose time is known.
         if latest.is_kept or isinstance(latest.handle, Deferred):
             return
         sizes = self._sizes
         sizes.num_calls += 1
-        if sizes.sample is None and (self.runtime.caller.reports_freely or not sizes.are_known):
-            sizes.sample = weakref.ref(latest), latest.nbytes
+        is_new = not sizes.are_known or self.num_timed > 2 * sizes.num_timed
+        if sizes.sample is None and (self.runtime.caller.reports_freely or is_new):
+            # The time of a call decides how many rows the next ones are for, and so is not to be missed.
+            ref = (lambda: latest) if self.num_timed else weakref.ref(latest)
+            sizes.sample, sizes.num_calls = (ref, latest.nbytes, self.num_timed), 1
         self._learn(wait=False)
 
+    @property
+    def _few_calls(self) -> int:
+        # The most calls to make before the report on the first of them is there.
+        return self.runtime.caller.num_ahead + 1
+
     def _is_far_ahead(self) -> bool:
-        # Elements may be far larger than the rows that they come from: until the size of the first ones is known, only
-        # as many calls are made as keep the workers busy.
+        # Elements may be far larger than the rows that they come from, and functions slow: until a report on the first
+        # ones is there, only as many calls are made as keep the workers busy.
         caller, sizes = self.runtime.caller, self._sizes
-        are_few = sizes.num_calls <= caller.num_ahead
-        if self.is_plain or caller.reports_freely or not caller.divides or sizes.are_known or are_few:
+        if self.is_plain or caller.reports_freely or not caller.divides or sizes.num_calls < self._few_calls:
             return False
         self._learn(wait=self.runtime.waits and not self.pending)
         return sizes.sample is not None
@@ -224,13 +224,19 @@ class BlockCursor:
     def _learn(self, *, wait: bool) -> None:
         caller, sizes = self.runtime.caller, self._sizes
         if sizes.sample is not None:
-            ref, expected = sizes.sample[0](), sizes.sample[1]
+            (sampled, expected, num_rows) = sizes.sample
+            ref = sampled()
             if ref is None:
                 sizes.sample = None
             elif (report := caller.report(ref.handle, wait=wait)) is not None:
                 self._resize(ref, report.nbytes)
                 sizes.growth *= max(report.nbytes, 1) / max(expected, 1)
                 sizes.sample, sizes.are_known = None, True
+                if num_rows:
+                    self._note_time(num_rows, report.seconds)
+
+    def _note_time(self, num_rows: int, seconds: float | None) -> None:
+        raise NotImplementedError
 
     def _refer(self, handle: Any, num_rows: int | None, num_bytes: int, worker: str | None) -> BlockRef:
         runtime = self.runtime
@@ -250,188 +256,6 @@ class BlockCursor:
             total += rows
             self.num_cut, self.num_counted = self.num_cut + 1, self.num_counted + 1
         return total
-
-
-class ReadCursor(BlockCursor):
-    """A cursor over the blocks of a source's splits."""
-
-    def __init__(self, runtime: StreamRuntime, read: Read, path: Path, epoch: Epoch) -> None:
-        super().__init__(runtime, read.factor, path, epoch)
-        self.in_order = read.in_order
-        self.read = read
-        self.is_plain = read.function in (payload_itself, value_itself)
-        # The number of the next split, and the number of its rows that were requested already.
-        self.number = 0
-        self.offset = 0
-        self.num_rows = self._sizes.num_rows
-        self._splits: Iterator[Split] | None = None
-        self._split: Split | None = None
-        # The workers that have the data of splits, and the number of splits assigned to each of them.
-        self._locations: SplitLocations | None = None
-        self._has_asked_locations = False
-        self._num_assigned: Counter[str] = Counter()
-        # The handle of the data of the only split, if that is kept for all passes.
-        self._kept: Handle | None = None
-
-    def _ask(self) -> BlockRef:
-        split = self._current()
-        if not (self.number or self.offset):
-            self._kept = self._kept_data(split)
-        if self._kept is not None and self.read.function in (payload_itself, value_itself):
-            self.number, self._split = self.number + 1, None
-            return self._kept_block(self._kept, split)
-        start, is_recorded = self.offset, not self._is_known(split)
-        cut = self._next_cut() if is_recorded else None
-        stop = self._stop(split) if cut is None else None if cut < 0 else cut
-        if is_recorded:
-            self._note_cut(-1 if stop is None else stop)
-        ref = self._part(split, start, stop)
-        self._pass_to(split, stop)
-        return ref
-
-    def _is_known(self, split: Split) -> bool:
-        # Return whether the cuts and the number of rows of a split are known without reading it, or do not matter.
-        return self.in_order and self.factor is not None and split.num_rows is not None
-
-    def _pass_to(self, split: Split, stop: int | None) -> None:
-        if stop is None or stop == split.num_rows:
-            self.number, self.offset, self._split = self.number + 1, 0, None
-        else:
-            self.offset = stop
-
-    def skip(self, num_rows: int) -> int:
-        """Skip rows without requesting their blocks; fewer than ``num_rows`` where that needs a block."""
-        total = 0
-        while total < num_rows and self.in_order and not self.pending:
-            try:
-                split = self._current()
-            except Exhausted:
-                break
-            if not self._is_known(split):
-                skipped = self._skip_counted(num_rows - total, partial(self._skip_cut, split))
-                total += skipped
-                if self._split is split:
-                    break
-                continue
-            factor, left = self.factor or 1, (split.num_rows or 0) - self.offset
-            if left * factor <= num_rows - total:
-                total += left * factor
-                self._pass_to(split, None)
-                continue
-            part = (num_rows - total) // factor
-            if part and self.read.divide is not None and self.runtime.caller.divides:
-                total += part * factor
-                self.offset += part
-            break
-        return total
-
-    def _skip_cut(self, split: Split, cut: int) -> bool:
-        # One call at a time: the next one may be of another split.
-        if self._split is not split:
-            return False
-        self._pass_to(split, None if cut < 0 else cut)
-        return True
-
-    def _part(self, split: Split, start: int, stop: int | None) -> BlockRef:
-        read, worker = self.read, self._worker(split)
-        is_divided = stop is not None and read.divide is not None and (start, stop) != (0, split.num_rows)
-        divide = read.divide if is_divided else None
-        part = split if divide is None or stop is None else divide(split, start, stop)
-        num_bytes = in_bytes("split-bytes") if part.num_bytes is None else part.num_bytes
-        if self._kept is None:
-            handle = self._handle(part, worker)
-        else:
-            function, without = ReadKeptSplit(TryEachRead(read.function), divide), replace(split, payload=None)
-            call = self.runtime.caller.call
-            handle = call(function, [self._kept], without, start, stop, worker=worker, name=read.name)
-        ref = self._refer(handle, part.num_rows, num_bytes, worker)
-        ref.is_kept = read.kept_for is not None and read.function is value_itself
-        return ref
-
-    def _handle(self, split: Split, worker: str | None) -> Handle:
-        read, caller = self.read, self.runtime.caller
-        if read.graph is None:
-            return caller.source(TryEachRead(read.function), split, worker=worker, name=read.name)
-        value = caller.upstream(read.graph, split.payload, worker=worker)
-        if read.function is value_itself:
-            return value
-        return caller.call(ReadGraphValue(TryEachRead(read.function)), [value], split, worker=worker, name=read.name)
-
-    def _kept_data(self, split: Split) -> Handle | None:
-        read, runtime = self.read, self.runtime
-        if read.kept_for is None or split.num_rows is None or not self._is_lasting:
-            return None
-        splits = read.splits()
-        if not isinstance(splits, Sequence) or len(splits) > 1:
-            return None
-        if (split.num_bytes or 0) > runtime.most_bytes:
-            return None
-        return runtime.caller.kept_handle(read, split, runtime.next_worker())
-
-    def _kept_block(self, handle: Handle, split: Split) -> BlockRef:
-        # All repetitions share one reference. Each counts as a request, so that a tiny dataset is not repeated
-        # thousands of times before the first element is handed out.
-        runtime = self.runtime
-        runtime.num_asked += 1
-        ref = runtime.kept.get(self.path)
-        if ref is None or ref.handle is not handle:
-            ref = BlockRef(handle, split.num_rows or 0, split.num_bytes or 0, is_kept=True)
-            runtime.kept[self.path] = ref
-        return ref
-
-    def _worker(self, split: Split) -> str | None:
-        # Return a worker that has the data, or else the next in turn. The choice does not affect the elements or their
-        # order.
-        if not self._has_asked_locations:
-            self._locations, self._has_asked_locations = self.runtime.caller.split_locations(self.read), True
-        holders = self._locations(split) if self._locations is not None else ()
-        if not holders:
-            return self.runtime.next_worker()
-        worker = min(holders, key=self._num_assigned.__getitem__)
-        self._num_assigned[worker] += 1
-        return worker
-
-    def _current(self) -> Split:
-        if self._splits is None:
-            self._splits = self._splits_from(self.number)
-        if self._split is None:
-            self._split = next(self._splits, None)
-        if self._split is None:
-            raise Exhausted
-        return self._split
-
-    def _splits_from(self, number: int) -> Iterator[Split]:
-        by_epoch = self.read.splits_of
-        return _splits_after(number, self.read.splits() if by_epoch is None else by_epoch(self.epoch))
-
-    def _stop(self, split: Split) -> int | None:
-        # Return the row of the split at which to stop reading now; None to read the split whole.
-        if self.read.divide is None or not self.runtime.caller.divides or not split.num_rows:
-            return None
-        row_bytes = (split.num_bytes or 0) / split.num_rows * self._sizes.growth
-        num_rows = max(min(self.num_rows, int(in_bytes("split-bytes") / max(row_bytes, 1))), 1)
-        self._sizes.num_read += num_rows
-        if self.is_plain or self.runtime.caller.reports_freely:
-            self.num_rows = 2 * num_rows
-        elif self._sizes.are_known:
-            # Parts grow with the progress of the pass, so that those of slow functions hold up neither the first
-            # elements nor the next pass.
-            self.num_rows = max(num_rows, min(2 * num_rows, max(_FEW_ROWS, self._sizes.num_read // 4)))
-        if not self.runtime.caller.reports_freely:
-            # Each part costs tasks, so that repetitions start with parts as large as this pass has reached.
-            self._sizes.num_rows = self.num_rows
-        return min(self.offset + num_rows, split.num_rows)
-
-
-def _splits_after(number: int, splits: Any) -> Iterator[Split]:
-    # A function rather than a method: a generator that refers to its cursor would form a cycle, so that a dropped
-    # cursor and its blocks would stay until the garbage collector runs.
-    for place in itertools.count(number):
-        try:
-            split = splits[place]
-        except IndexError:
-            return
-        yield split
 
 
 class ComputeCursor(BlockCursor):
@@ -534,13 +358,3 @@ def next_bundle(
         if len(waiting.runs) > 1:
             return waiting.pop(len(waiting))
     return waiting.pop(bundle_size(runtime.caller, waiting.runs[0], runtime.most_bytes))
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A call that returns a constant."""
-
-    value: Any
-
-    def __call__(self) -> Any:
-        return self.value

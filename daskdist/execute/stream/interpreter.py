@@ -30,8 +30,9 @@ from daskdist.core.selection.skipping import advance
 from daskdist.execute.resume.answers import AnswerLog, Answers, Path, PathKey
 from daskdist.execute.resume.deferring import DeferringCaller, RefusedError
 from daskdist.execute.resume.skipping import SkippingCursor
-from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor, ReadCursor
+from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor
 from daskdist.execute.stream.fact_cursor import FactCursor
+from daskdist.execute.stream.read_cursor import ReadCursor
 from daskdist.execute.stream.runtime import StreamRuntime
 from daskdist.execute.stream.stream_cursors import StreamCursor, WorkerStreamCursor
 

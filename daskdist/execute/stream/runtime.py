@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,26 +50,27 @@ class Sizes:
     Parameters
     ----------
     num_rows
-        The number of rows to read next of a divisible split. It starts small, so that the first elements arrive soon,
-        and doubles.
+        The number of rows of the next call for part of a split. It starts small, so that the first elements arrive
+        soon.
+    num_timed
+        The number of rows of the last call whose time is known.
     growth
         The actual size of blocks as a multiple of the expected size, learned from reports.
     are_known
         Whether a report has arrived.
     num_calls
-        The number of calls for blocks whose size is not known beforehand, so far.
-    num_read
-        The number of rows of divisible splits that were requested, so far.
+        The number of calls since the sample was taken, or so far.
     sample
-        The block whose report is awaited, and its expected size. The reference is weak, so as not to keep the block.
+        A function that returns the block whose report is awaited, or None if it is gone; the block's expected size, and
+        the number of rows that its call computed if the time is of interest.
     """
 
     num_rows: int = 64
     growth: float = 1.0
     are_known: bool = False
     num_calls: int = 0
-    num_read: int = 0
-    sample: tuple[weakref.ref[BlockRef], int] | None = None
+    num_timed: int = 0
+    sample: tuple[Callable[[], BlockRef | None], int, int] | None = None
 
 
 class StreamRuntime:
