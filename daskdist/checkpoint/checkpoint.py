@@ -44,7 +44,7 @@ class Stateful(HasState, Protocol):
 
 
 def _described(value: Any) -> str:
-    # What an object would say of itself may take long, or need its data.
+    # The repr of other objects may take long, or read data.
     return abridged(value) if isinstance(value, _PLAIN) else ""
 
 

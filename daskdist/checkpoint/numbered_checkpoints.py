@@ -93,7 +93,7 @@ class CheckpointManager:
         # A copy on a worker goes on from the same step, and saves there.
         self.wait()
         state = {**self.__dict__, "_writer": None, "_writing": None, "_claim": None}
-        # Which steps that copy saves, the directory tells.
+        # Only the directory knows which steps that copy saves.
         self._step = None
         return state
 
@@ -292,7 +292,7 @@ class CheckpointManager:
         number, content = self._claim
         fs, path = self._storage.located(self._claim_path(number))
         with failures(self.directory, "cannot be read", (OSError,)):
-            # Two that claim it at once have one number.
+            # Two managers that claim it at the same time may take the same number.
             is_last = max(self._numbers(_CLAIM), default=0) == number and fs.cat_file(path) == content
         if not is_last:
             raise FileError(

@@ -421,7 +421,7 @@ class ZarrWriter:
         try:
             if not write.finished and not is_complete:
                 if is_replaced and place == root:
-                    # A pointer that a killed process left to a path that this store may have.
+                    # Remove a pointer that a killed process left to the path that this store may get.
                     fs.rm_file(pointer_to(root))
                 store.create(overwrite=is_there or is_replaced)
             num_rows = sum(part.num_rows for part in calls(write))
@@ -442,7 +442,7 @@ class ZarrWriter:
             finished = finished_parts(fs, directory)
             if is_complete or (finished and is_store(fs, temporary)):
                 return WriteChunk(store, finished, done)
-            # In this order: files for chunks are there only if the store is.
+            # Remove in this order, as files for chunks may exist only while their store does.
             for leftover in (directory, temporary):
                 if fs.exists(leftover):
                     fs.rm(leftover, recursive=True)

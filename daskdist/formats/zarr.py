@@ -148,7 +148,7 @@ class Zarr:
             return StoredArrays.of(columns, describe, path), stamps
 
     def _array(self, store: Any, name: str, path: str) -> tuple[Any, str]:
-        # By the metadata of the array: the consolidated metadata of its group may be older.
+        # Use the array's own metadata, as the group's consolidated metadata may be older.
         array = _library().open_array(store, path=name, mode="r")
         metadata = array.metadata.to_dict()
         metadata.pop("attributes", None)
@@ -173,7 +173,7 @@ class Zarr:
         try:
             yield store
         finally:
-            # An archive that is none was never opened, which its store does not expect.
+            # A file that is no archive was never opened, which its store does not expect when it is closed.
             with suppress(AttributeError):
                 store.close()
 

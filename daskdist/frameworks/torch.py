@@ -252,7 +252,7 @@ def _only_group_of_processes(context: Any, timeout_s: float) -> Iterator[None]:
                 f"torch_process_group: a process of a replica has had another group for {timeout_s:g} s, and PyTorch "
                 "has one per process; wait until the other program or strategy has finished with it"
             )
-        # Two that try at once are not to try again at once.
+        # Wait a random time, so that two groups that tried together do not try together again.
         time.sleep(random.uniform(0, _TRY_AGAIN_S))
 
 
@@ -272,7 +272,7 @@ def _failures_told_apart() -> Iterator[None]:
 
 
 def _broken_connection(error: BaseException | None) -> BaseException | None:
-    # The error of Gloo or NCCL among an error and its causes.
+    # Return the error of Gloo or NCCL among an error and its causes.
     while error is not None:
         if isinstance(error, RuntimeError) and _OF_CONNECTIONS.search(str(error)):
             return error

@@ -19,7 +19,7 @@ class CachedElements:
 
     def __init__(self) -> None:
         self.runs: dict[Any, list[Run]] = {}
-        # For each of them the pass that it was stored in.
+        # For each key, the pass in which its runs were stored.
         self.parts: dict[Any, Epoch] = {}
         self.resumed = ResumedPasses()
 
@@ -52,7 +52,7 @@ class Cache(Transformation):
         number = self.source.cardinality
         if number != UNKNOWN or not self.kept.runs:
             return number
-        # The number that complete passes have stored, wherever they ran.
+        # Complete passes on any worker tell the number of elements.
         key_here = self._key()
         counts = {sum(map(len, runs)) for key, runs in list(self.kept.runs.items()) if key[0] == key_here}
         return counts.pop() if len(counts) == 1 else UNKNOWN
@@ -105,7 +105,7 @@ class CacheRows:
             for outdated in kept_keys:
                 del self.kept.runs[outdated]
             epoch = self.kept.resumed.instead_of(key, epoch, self.places)
-        # The pass whose order this one has.
+        # This is the pass whose order the elements have.
         now = part_of(epoch, self.places) if stored is None else self.kept.parts[key]
         part: Epoch = context.recall(lambda: now)
         if stored is not None and part == now:

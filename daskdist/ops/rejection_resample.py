@@ -26,7 +26,7 @@ from daskdist.errors import ArgumentError, UserFunctionError
 
 logger: Final = logging.getLogger("daskdist")
 
-# Differences of shares of the result from the target that are told, if they are no accident.
+# The least difference between a share of the result and its target that is logged, if it is not chance.
 _LARGE_DEVIATION: Final = 0.02
 _PAIR = Structure.of((0, 0))[1]
 
@@ -183,7 +183,7 @@ class ResampleCursor:
                 return run
 
     def _tell_of_other_shares(self) -> None:
-        # The estimate is that of the elements so far, and so wrong where the first elements are unlike the others.
+        # Shares are estimated from the elements so far, so they are wrong if the first elements differ from the others.
         number, is_over, self.is_over = int(self.num_kept.sum()), self.is_over, True
         if is_over or not number:
             return

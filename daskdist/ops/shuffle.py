@@ -94,7 +94,8 @@ class ShuffleCursor:
     buffer: RowBuffer | BatchBuffer | None = None
     waiting: RunQueue = field(default_factory=RunQueue)
     num_untidy: int = 0
-    # The number of elements of the input so far, of draws, and at which the state of the generator is recorded next.
+    # The numbers of input elements and of draws so far, and the number of draws at which the generator's state is
+    # recorded next.
     num_elements: int = 0
     num_draws: int = 0
     next_mark: int = 2 * _DRAWS

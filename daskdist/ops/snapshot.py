@@ -153,7 +153,7 @@ class SnapshotRows:
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         snapshot = self.snapshot
-        # A pass that goes on reads what it read before, or makes what it made before.
+        # A resumed pass reads the same snapshot, or makes the same elements, as before.
         part, read = context.recall(lambda: self._begin(epoch))
         if read is not None:
             return SnapshotCursor(None, context.open(read)(epoch), snapshot, part)

@@ -47,7 +47,7 @@ logger: Final = logging.getLogger("daskdist")
 
 # The most elements whose whole order is kept at hand; which part an element is in does not depend on it.
 _MOST_DRAWN: Final = 2**16
-# Elements of a label are shared out among the parts so many at a time where fewer do not come out even.
+# The most elements of a label that are divided among the parts together; fewer suffice if they divide evenly.
 _MOST_IN_TURN: Final = 1000
 # Random words that are drawn for turns at a time.
 _MOST_WORDS: Final = 2**22
@@ -96,7 +96,7 @@ class SplitNode(Transformation):
 
     name = "split"
     facts = Facts(keeps_spec=True)
-    # How elements are assigned to parts, for texts.
+    # A description of how elements are assigned to parts.
     manner: ClassVar[str] = ""
 
     def __str__(self) -> str:
@@ -317,7 +317,7 @@ class SplitLabelsCursor:
         distinct, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
         before = np.array([self.num_before.get(label, 0) for label in distinct.tolist()])
         self.num_before.update(zip(distinct.tolist(), (before + counts).tolist(), strict=True))
-        # Which element of its label each is.
+        # Return for each element its number among those of its label.
         order = np.argsort(which, kind="stable")
         places = np.empty(len(labels), np.int64)
         places[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -328,11 +328,11 @@ def parts_in_turns(split: SplitByLabel, labels: Index, places: Index) -> Index:
     """Return the part of each element by its label's hash and its place among the elements of that label."""
     turns, places = np.divmod(places, split.turn)
     seeds, which = np.unique(mixed(mixed(turns.astype(np.uint64), labels), split.key()), return_inverse=True)
-    # Sizes are rounded over all turns together, so that the rounding of one is made up for by others.
+    # Sizes are rounded over all turns together, so that rounding errors do not add up.
     sizes = split.bounds * split.turn
     ends = np.floor(sizes * (turns[:, None] + 1) + 0.5) - np.floor(sizes * turns[:, None] + 0.5)
     parts = np.empty(len(labels), np.intp)
-    # A turn may be of many elements, and each element of another turn.
+    # Each element may be of another turn, which needs random words for a whole turn.
     at_once = max(_MOST_WORDS // split.turn, 1)
     for start in range(0, len(seeds), at_once):
         rows = np.flatnonzero((which >= start) & (which < start + at_once))
@@ -457,7 +457,7 @@ def _draws_anew(node: Any) -> bool:
 def _keys_of(
     node: Node, operation: str, argument: str, by: Any, make: Callable[[Any, str], UserFunction]
 ) -> Callable[[Rows], Rows]:
-    # Return the function that gives the keys of rows: columns of theirs, or what a function makes of each.
+    # Return the function that computes keys of rows: from columns, or by a user's function.
     if callable(by):
         function = make(by, operation)
         return MapColumns(MapRows(function), Vectorised(function))

@@ -79,7 +79,7 @@ def batches_of_windows(node: Node, function: NestedFunction) -> bool | None:
     batch, structure, sources = _batched(result)
     if batch is None or batch.batch_size < node.size or structure != spec.structure:
         return None
-    # `Zip` asks once; a function that asks may do something else with shorter windows.
+    # `Zip` asks each window once for its size; a function that asks may treat shorter windows differently.
     num_asks = 0 if type(result) is Batch and result.source in rows else 1
     if any(source is not leaf or len(leaf.asked) != num_asks for source, leaf in zip(sources, rows, strict=True)):
         return None
@@ -89,7 +89,7 @@ def batches_of_windows(node: Node, function: NestedFunction) -> bool | None:
 
 
 def _batched(node: Node) -> tuple[Batch | None, Structure, tuple[Node, ...]]:
-    # The batch that all leaves are put into, how they nest, and what they are batched of.
+    # Return the batch of all leaves, their structure, and the batched sources.
     if type(node) is Batch:
         if type(node.source) is Zip:
             return node, node.source.structure, node.source.sources

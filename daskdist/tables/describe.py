@@ -15,9 +15,9 @@ from daskdist.core.structure import Nested
 
 Array = np.ndarray[Any, Any]
 
-# Up to so many values quantiles are exact; of more so many are kept, each standing for as many others.
+# With up to this many values, quantiles are exact; of more, this many are kept, each with a weight.
 _MOST_VALUES: Final = 2**14
-# Up to so many distinct values are counted; the number of more is told from the smallest hashes.
+# Up to this many distinct values are counted exactly; larger numbers are estimated from the smallest hashes.
 _MOST_HASHES: Final = 2**12
 QUANTILES: Final = (0.25, 0.5, 0.75)
 
@@ -113,7 +113,7 @@ class ColumnStatistics:
         """Return the value below which a share of all are: interpolated between neighbours, as in NumPy."""
         if not len(self.points):
             return float("nan")
-        # The ranks of the first and the last value that a point stands for, of which its own is the middle.
+        # A point of weight w stands for w neighbouring values; its rank is the middle of theirs.
         ranks = np.cumsum(self.weights) - (self.weights + 1) / 2
         return float(np.interp(share * (self.count - 1), ranks, self.points))
 
@@ -133,7 +133,7 @@ def _plain(value: Any) -> Any:
 
 
 def _fewer(points: Array, weights: Array) -> tuple[Array, Array]:
-    # Where there are too many points, as many as may be, each of which stands for as many of the sorted values.
+    # If there are too many points, keep as many as allowed, each of which stands for equally many of the sorted values.
     if len(points) <= _MOST_VALUES:
         return points, weights
     total = weights.sum()
@@ -206,7 +206,7 @@ def column_name(path: str) -> str:
 
 
 def _values(rows: Rows, place: int) -> Array | None:
-    # All values of a leaf, in one axis; None where they are datasets.
+    # Return all values of a leaf as one flat array, or None if they are datasets.
     if isinstance(rows, Block):
         leaf = rows.leaves[place]
         values: Array = leaf.values if isinstance(leaf, Ragged) else leaf

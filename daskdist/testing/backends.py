@@ -180,7 +180,7 @@ class BackendLaws:
                 # The failure was raised already.
                 getattr(program.backend, ask)()
                 program.error_of(lambda program=program: program.run(_fail, "no such label"))  # type: ignore[misc]
-                # It was looked at.
+                # The failure was read already.
                 getattr(program.backend, ask)()
 
     # --- back-pressure ---

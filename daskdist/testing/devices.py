@@ -193,7 +193,7 @@ class DeviceLaws:
             check(event.is_over, "a stream is done and an event of it is not over")
         back = here.pinned(num_bytes)
         for value in (1, 2, 3):
-            # The same target: one after the other.
+            # All copies have the same target, so each waits for the one before.
             source = here.pinned(num_bytes)
             source[:] = value
             here.copy(source, target, stream)

@@ -69,7 +69,7 @@ def _modules(names: Any) -> list[ModuleType]:
 
 
 def _folder() -> Path:
-    # That of the script, or of the notebook or prompt.
+    # Return the folder of the script, or the current one in a notebook or at a prompt.
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(file).resolve().parent if file else Path.cwd().resolve()
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("daskdist")
 
-# A worker that is silent for so many seconds is logged as such, in these words.
+# After this time, a silent worker is logged, with this text.
 TOLD_AFTER_S: Final = 5.0
 STILL_WAITED_FOR: Final = "%s has not answered for %.0f s, and is waited for up to %g s (daskdist.timeouts.silence)"
 # Seconds for a nanny to end a worker that is given up.
@@ -36,7 +36,8 @@ class LiveWorkers:
         self._present_and_lost: tuple[tuple[str, ...], tuple[str, ...]] = tuple(workers), ()
         # The local directory of each worker, which identifies its process.
         self._directories: dict[str, str] = {}
-        # By address the last heartbeat that the scheduler knew of, and the time here at which it was new.
+        # Address -> the last heartbeat that the scheduler knew of, and the time in this process at which it was first
+        # seen.
         self._heartbeats: dict[str, tuple[float, float]] = {}
         # Workers that have said that they are going to end, for example as they are retired.
         self._leaving: set[str] = set()

@@ -32,15 +32,15 @@ from daskdist.waiting import stretches
 _SMALL_BYTES: Final = 2**16
 # Arrays in a file begin at multiples of this.
 _ALIGNMENT: Final = 64
-# Where files are memory, on Linux.
+# On Linux, files in this directory are in memory.
 _MEMORY: Final = Path("/dev/shm")
 _PREFIX: Final = "daskdist-processes-"
 _MOST_FUNCTIONS: Final = 64
-# Attempts of a call whose processes end.
+# The most attempts of a call, if its processes end.
 _MOST_ATTEMPTS: Final = 3
-# Until a killed process has ended.
+# The time to wait for a killed process to end.
 _KILLED_WITHIN_S: Final = 60.0
-# Libraries of several processes beside each other are to use one thread each, as in Dask's workers.
+# Libraries use one thread in each process, as in Dask's workers.
 _ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -151,7 +151,7 @@ class _Process:
     # A process with a connection for the call that it makes, and one for the next, which is on the way meanwhile.
     def __init__(self) -> None:
         pairs = [Pipe() for _ in range(2)]
-        # Not by `multiprocessing`, which would run the program's main module again.
+        # `multiprocessing` would run the program's main module again.
         code = (
             f"import sys; sys.path[:], sys.argv = {sys.path!r}, {sys.argv!r}; "
             "from multiprocessing.connection import Connection; from daskdist.execute.callers import process_pool; "
@@ -283,7 +283,7 @@ class ProcessPool:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-# By the process that started them, of which a forked process has a copy, and the number of processes.
+# (id of the process that started it, number of processes) -> pool; a forked process has a copy of this dict.
 _pools: Final[dict[tuple[int, int], ProcessPool]] = {}
 _opening: Final = threading.Lock()
 

@@ -76,7 +76,7 @@ class Processes(Threads):
 
 
 def _has_arrays(argument: Any) -> bool:
-    # Of data in memory, which is here already.
+    # Only data in memory is looked at, which is in this process already.
     payload = argument.payload if isinstance(argument, Split) else argument
     parts = payload if isinstance(payload, (tuple, list)) else (payload,)
     return any(isinstance(part, np.ndarray) for part in parts)

@@ -15,7 +15,8 @@ from daskdist.config import seconds
 from daskdist.errors import ClusterError
 
 _LOOK_EVERY_S: Final = 0.01
-# The interval at which data that no task needs any more is dropped, and the bytes at which it is dropped before.
+# The interval at which data that no task needs any more is dropped, and the bytes of such data at which it is dropped
+# earlier.
 _DROP_EVERY_S: Final = 5.0
 _MOST_NEW_BYTES: Final = 64 * 2**20
 # Seconds after which the scheduler knows a task that was submitted, if the program is not held up.

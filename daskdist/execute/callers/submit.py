@@ -393,7 +393,7 @@ class Submit:
                     self._check_workers()
                     before, num_done = num_done, sum(handle.done() for handle in handles)
                     if num_done != before:
-                        # Each call has the time of the setting.
+                        # Another call has ended: the time limit starts again for the rest.
                         waiting = _stretches(handles)
             except FuturesCancelledError as error:
                 self._check_workers()
@@ -477,7 +477,7 @@ class Submit:
         return self.live_workers.missing(workers_of(self.client))
 
     def _silent(self, connected: dict[str, dict[str, Any]]) -> list[str]:
-        # A stopped worker keeps its connections; its tasks would be waited for until Dask gives it up.
+        # A stopped worker keeps its connections, so the program would wait for its tasks until Dask gives it up.
         most = seconds("timeouts.silence")
         now = time.monotonic()
         silent_s = self.live_workers.silent_s(connected, now)

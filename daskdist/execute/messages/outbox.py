@@ -23,7 +23,7 @@ _SMALL_BYTES: Final = 2**16
 # Before each batch on a framed comm: the length of its pickle, and how many buffers, whose lengths follow.
 _HEADER: Final = struct.Struct("<QQ")
 _READ_BYTES: Final = 2**16
-# In one piece, which libraries for TLS limit to 2 GiB.
+# The most bytes of one write; TLS libraries have a limit of 2 GiB.
 _MOST_WRITTEN_BYTES: Final = 2**30
 
 _Packed = dict[str, Any]
@@ -81,7 +81,7 @@ class Outbox:
 
     def kick(self) -> None:
         """Send the waiting messages: at once if they are small and nothing is being written, else by the writer."""
-        # Another thread that holds the lock looks again after it.
+        # If another thread holds the lock, that thread checks for messages again afterwards.
         while self._is_idle and self._messages and self._lock.acquire(blocking=False):
             try:
                 if self._is_idle and not self._is_sent_at_once():
@@ -91,7 +91,7 @@ class Outbox:
                 self._lock.release()
 
     def _is_sent_at_once(self) -> bool:
-        # Sent by this thread a message does not wait for the event loop's thread to wake up.
+        # A message that this thread sends need not wait until the event loop's thread wakes up.
         is_here = threading.get_ident() == self._loop_thread
         if self.num_bytes or not self._is_framed or not (is_here or self._socket):
             return False
@@ -102,7 +102,7 @@ class Outbox:
                 num_sent = _sent_now(self._socket, part)
                 parts = [part[num_sent:]] if num_sent < len(part) else []
             elif is_here:
-                # The first is sent once the stream has nothing else to send; the writer waits for that.
+                # The stream sends the first part now; the writer waits for its end and writes the rest.
                 _stream_of(self._comm).write(parts.pop(0))
             self._rest = parts
         except StreamClosedError as error:
@@ -271,7 +271,7 @@ async def _write(comm: Comm, data: bytes | memoryview) -> None:
     except StreamClosedError as error:
         raise CommClosedError(str(error)) from error
     finally:
-        # See `Outbox`: it is not to be part of a traceback.
+        # Tracebacks must not refer to the data, for the reason given in `Outbox`.
         del data
 
 

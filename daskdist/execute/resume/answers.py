@@ -26,10 +26,10 @@ LogKey = tuple[Path, Epoch, int]
 HAS_FAILED: Final = -2
 # In place of the number of a call's elements: an error was raised that belongs to no single element.
 RAISED: Final = -1
-# Facts of up to so many bytes per element are recorded. Larger ones are asked for again.
+# The most bytes per element of a recorded fact; larger facts are computed again.
 _MOST_FACT_BYTES: Final = 64
 _SMALL_FACT_BYTES: Final = 1024
-# The largest number of values carried through a chain to keep; none of the last ones is left out.
+# The most values carried through a chain that are kept; if there are more, some earlier ones are dropped.
 _MOST_CARRIED: Final = 32
 _MOST_MARKS: Final = 32
 

@@ -29,7 +29,7 @@ def real(handle: Handle) -> Handle:
     """Return the caller's own handle of a call, which is made now if it was put off."""
     if not isinstance(handle, Deferred):
         return handle
-    # A loop: calls of a chain each need the one before.
+    # Use a loop and no recursion, since each call of a chain needs the one before.
     deferred, stack = handle, [handle]
     while stack:
         last = stack[-1]

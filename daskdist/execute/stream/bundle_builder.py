@@ -34,7 +34,7 @@ _BUILT_AT_ONCE = 3
 _FEW_STEPS = 4
 # The size of the first bundle if its blocks are available already: gathering it takes about as long as the call itself.
 _FIRST_BYTES = 2**20
-# The number of logs of cursors to keep at least, before those that are behind are looked for.
+# With more logs of cursors than this, outdated ones are searched for and dropped.
 _MOST_LOGS = 256
 
 
@@ -227,7 +227,7 @@ class BundleBuilder:
                 self.ready.append(self._build())
                 num_built += 1
             except Exhausted:
-                # After an element that failed there may be others.
+                # Other elements may follow the failed one.
                 self.is_over = isinstance(self.failure, (ClusterError, type(None)))
             except NotReady:
                 return

@@ -183,7 +183,7 @@ def _joined(blocks: Sequence[Rows], joins: Joins, function: Callable[[Rows], Any
         start += num_blocks
     if not any(isinstance(part, PartlyFailed) for part in parts):
         return join(parts, joins.structure)
-    # An element fails if that of one of its parts does.
+    # An element fails if one of its parts has failed.
     structure, items = joins.structure.nest([structure_of([part]) for part in parts]), []
     for index in range(len(parts[0])):
         part_items = [raw_item(part, index) for part in parts]

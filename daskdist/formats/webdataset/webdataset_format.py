@@ -212,17 +212,17 @@ class WebDataset:
         return Decoding(self.decode, ImageOptions(self.image_mode, self.resize))
 
     def _columns(self, spec: ElementSpec) -> Columns:
-        # The columns that the user names, or all fields of the spec.
+        # Return the columns that the user names, or all fields of the spec.
         names = list(spec.packed) if self.columns is None else optree.tree_leaves(self.columns)
         return Columns.of(self.columns, names)
 
     def _first_samples(self, path: str) -> tuple[list[tuple[Sample, bytes]], bool]:
-        # With the bytes they lie in; and whether nothing else was met there.
+        # Return the samples, each with the bytes that contain it, and whether there was nothing else.
         num_bytes = _HEAD_BYTES
         while True:
             data, is_all = self._ranges.head(path, num_bytes)
             samples = samples_of(data)
-            # The last one may go on.
+            # The last sample may continue after these bytes.
             whole = [sample for sample in (samples if is_all else samples[:-1]) if sample.end <= len(data)]
             sound = [(sample, data) for sample in whole if not sample.broken]
             if sound or is_all or whole:
@@ -419,7 +419,7 @@ def _encoded(decoding: Decoding, name: str, value: Any, number: int) -> bytes:
 
 
 def _key_of(number: int, members: Mapping[str, bytes]) -> str:
-    # Other files have rows of the same numbers.
+    # Other files have rows with the same numbers, so add a digest to the key.
     digest = hashlib.blake2b(digest_size=6)
     for name, content in members.items():
         digest.update(f"{name} {len(content)} ".encode() + content)
