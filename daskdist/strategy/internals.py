@@ -322,7 +322,7 @@ def _fold_values(
         parts = [list(row) for row in zip(*[value.parts() for value in values], strict=True)]
     workers = group.worker_of
     if values[0].number() != len(workers):
-        # The replicas that had them are fewer now, and what they had is here.
+        # There are fewer replicas than values now, and the values are in this process.
         workers = (workers[0],) * values[0].number()
     on = on if on in group.workers else None
     return fold_tree(backend, op, axis, workers, parts, split_every, on, is_weighted=is_weighted)

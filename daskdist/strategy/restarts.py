@@ -14,8 +14,8 @@ _Others = TypeVarTuple("_Others")
 
 logger: Final = logging.getLogger("daskdist")
 
-# Seconds in which the loss of a worker becomes known that made a replica fail: an error of other replicas may come
-# first. Any error may be a consequence, such as that of a library whose own connection broke.
+# Seconds within which the loss of a worker becomes known that made a replica fail. An error of another replica may come
+# first, and any error may be a consequence of the loss, such as that of a library whose own connection broke.
 _KNOWN_WITHIN_S: Final = 0.5
 # An error of ours that names a worker is not raised without one.
 _CERTAIN_WITHIN_S: Final = 5.0

@@ -9,7 +9,7 @@ from typing import Final
 
 # Seconds after which a thread without calls ends.
 _IDLE_S: Final = 2.0
-# The start of their names.
+# The beginning of the threads' names.
 _NAME: Final = "daskdist idle"
 
 
@@ -66,7 +66,7 @@ class CallThreads:
                     if calls in self._idle:
                         self._idle.remove(calls)
                         return
-                # A call is on its way.
+                # This thread was just given a call.
                 continue
             try:
                 call.run()

@@ -123,7 +123,7 @@ class DeviceLinks:
 
     def _connect(self, device: Device, new_id: bytes, tell: Tell) -> None:
         connections: list[Any] = []
-        # It had the library when it made its offer.
+        # The device had the library when this worker offered the connection.
         links: Any = device.links()
 
         def connect() -> None:
@@ -160,7 +160,7 @@ class DeviceLinks:
             return
         self._has_failed, connection = True, self._connection
         self._connection = None
-        # Kernels that wait for the other devices end.
+        # This ends kernels that wait for other devices.
         connection.abort()
         if failures:
             raise CollectiveError(f"{name}: devices of workers did not complete it: {failures[0]}") from failures[0]

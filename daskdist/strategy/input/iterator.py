@@ -120,7 +120,7 @@ class DistributedIterator:
         # Returns the replicas that are left; None if none can be lost.
         self._replicas_left = replicas
         self._replicas = None if replicas is None else replicas()
-        # Returns what depends on the replicas, after some were lost.
+        # Returns the parts that depend on the replicas, after some were lost.
         self._follow = follow
         # Returns statistics of copies that the replicas' workers make.
         self._copy_stats = copy_stats
@@ -332,7 +332,7 @@ class DistributedIterator:
         return self._worker_times(self._caller)
 
     def _own_stats(self) -> dict[str, Any]:
-        # The statistics that need no question to workers.
+        # These statistics need no answers of workers.
         times = {
             "waiting_s": self.times.waiting_s,
             "step_s": self.times.step_s,
@@ -464,11 +464,11 @@ class DistributedIterator:
             raise OutOfRangeError(AT_ITS_END)
         self._num_steps += 1
         self._handed_out = self._host_steps.handed_out.popleft()  # type: ignore[union-attr]
-        # For the leaves that stay on the host.
+        # Make the leaves that stay on the host writable.
         return [list(map(writable, leaves)) for leaves in rows] if self._is_writable else rows
 
     def _step_value(self, rows: Sequence[Sequence[Any]], *, is_uneven: bool) -> Any:
-        # The elements of all replicas, as the program gets them.
+        # Return the elements of all replicas in the form for the program.
         if len(rows) == 1:
             return self._structure.pack(rows[0])
         if is_uneven and self._skips_empty:
@@ -485,7 +485,7 @@ class DistributedIterator:
         )
 
     def _references(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
-        # References to the elements of all replicas, as `_leaves` for one replica.
+        # Return references to the elements of all replicas, like `_leaves` for one replica.
         refs = [lane.ref for lane, _ in places]
         # All steps of one bundle share their references.
         if refs != self._refs:

@@ -336,7 +336,7 @@ def _elements(
 
 
 def _steps(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int, progress: _Progress) -> Iterator[Any]:
-    # The same as `_elements`, as leaves.
+    # Like `_elements`, but yield leaves.
     progress.shared_pass = reader.begin(lane, iteration)
     parts = progress.shared_pass.parts(lane)
     try:
@@ -350,7 +350,7 @@ def _steps(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int, p
 
 
 def _timed(parts: Iterator[Any], times: ReplicaTimes | None) -> Iterator[Any]:
-    # The same, while the time in which the replica waits for them is counted. Elements of one part are there at once.
+    # Yield the parts, and count the time for which the replica waits for them. All elements of a part arrive together.
     if times is None:
         yield from parts
         return
@@ -574,7 +574,7 @@ def _iterator(
     read_plan = in_pass(plan, [(tuple(pass_numbers), *rest) for pass_numbers, *rest in json.loads(numbers)])
     peers = None
     if services is not None:
-        # Questions are asked in other threads, with the settings of the call.
+        # Other workers are asked in other threads, which get the settings of the call.
         within, ask, step_counts = contextvars.copy_context(), services.ask, services.step_counts
 
         def peers(token: str, number: int) -> PeerPipelines:
@@ -583,7 +583,7 @@ def _iterator(
         read_plan = replace(read_plan, fetch=services.fetch)
     if argument.held is not None:
         pipeline = replace(read_plan.pipeline, node=node_of(argument.held))
-        # The number of the one operation that stands for the whole dataset.
+        # One operation stands for the whole dataset; keep its number.
         (((number_of_all,), *rest), *others) = read_plan.epochs
         read_plan = replace(read_plan, pipeline=pipeline, epochs=((number_of_all, *rest), *others))
         pipelines = list(plan.source.pipelines)

@@ -246,14 +246,14 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feed: Repl
 
 
 def _source_for(source: PassSource, fresh: Sequence[Pipeline], needed: Sequence[int]) -> PassSource:
-    # Without the pipelines that replicas read only if a pass is divided again.
+    # Leave out pipelines that replicas read only if a pass is divided again.
     nothing: Any = None
     pipelines = [
         pipeline if number in needed else replace(pipeline, node=nothing) for number, pipeline in enumerate(fresh)
     ]
     node: Any = source.node
     if isinstance(node, OnWorker):
-        # The dataset itself is read there, which has other positions than the stream of its elements.
+        # Loops read the dataset itself, whose positions differ from those of the stream of its elements.
         identity = source.identity
         told = replace(identity, fingerprint=f"{identity.fingerprint} in loops")
         return replace(source, node=nothing, pipelines=pipelines, known_identity=told)
@@ -265,7 +265,7 @@ def _source_for(source: PassSource, fresh: Sequence[Pipeline], needed: Sequence[
 def _step_source(
     pipeline: Pipeline, fresh: Pipeline, number: int, first_replica: int
 ) -> Cuts | Pipeline | RemotePipeline:
-    # The object from which others know in which steps a pipeline has rows.
+    # Return the object that tells others in which steps a pipeline has rows.
     known = Cuts.of(pipeline)
     if known is not None:
         return known

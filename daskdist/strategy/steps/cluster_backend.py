@@ -203,7 +203,7 @@ class ClusterBackend(ChangesWorkers):
         columns = list(map(self._own_column, columns))
         needs = [column if type(column) in COLUMNS else repeat(column, len(workers)) for column in columns]
         lanes = list(zip(*needs, strict=True)) or [()] * len(workers)
-        # In a function, before its first step: it may be called as often as a step.
+        # In a captured function, wait only before its first step, since the function may be called as often as a step.
         if is_step and ((capture := current_capture()) is None or not capture.num_steps):
             streams.wait_for_room()
         with streams.lock:
@@ -214,7 +214,8 @@ class ClusterBackend(ChangesWorkers):
                 number = call.record.number
                 for worker in group.workers:
                     members = group.members(worker)
-                    # Before a message to another worker that tells the place of the one that needs them.
+                    # Send the needed objects before references are made: a reference may tell another worker the number
+                    # of this stream's next message, which has to be the one below.
                     stream = streams.stream_with(worker, (function, *chain.from_iterable([lanes[k] for k in members])))
                     worker_lanes = [
                         (k, [streams.reference(worker, need) for need in lanes[k] if need is not None], args[k])
@@ -271,7 +272,7 @@ class ClusterBackend(ChangesWorkers):
         return Result(call, 0)
 
     def _workers_of(self, kind: Any, worker: str, handles: Sequence[Handle]) -> tuple[str, ...]:
-        # The workers that make a call: one, or all if each has a part of its inputs.
+        # Return the workers that make a call: one, or all if each has a part of its inputs.
         num_workers = len(self.live_workers.present)
         if kind is not None and self.streams.replicated.has(kind, num_workers):
             others = [handle.worker for handle in handles if type(handle) is Result]
@@ -398,7 +399,7 @@ class ClusterBackend(ChangesWorkers):
             return leaf.reference or PerReplica([self.packed(part, name) for part in leaf.values])
         if SentObjects.goes_along(leaf):
             if isinstance(leaf, np.ndarray):
-                # There too, as what is sent once.
+                # Replicas get the array read-only, like values that are sent once.
                 leaf = leaf.view()
                 leaf.flags.writeable = False
             return leaf
@@ -454,12 +455,12 @@ class ClusterBackend(ChangesWorkers):
             return all(result.is_over for result in step)
 
         self._note_wait(step, reason)
-        # Of another strategy, it may be.
+        # The step may be of another strategy.
         streams = step[0].call.streams() or self.streams
         streams.wait(lambda: are_over() or bool(failed()))
         if failed():
-            # The others come soon, if at all: the first in order is raised, but what one raised of its own accord
-            # rather than that another is missed.
+            # Other failures follow soon, if at all. Raise the first in order, but prefer a replica's own error to one
+            # about a missing replica.
             streams.wait(are_over, _SOON_S)
         streams.raise_first(sorted(failed(), key=lambda failure: failure.is_of_others))
 

@@ -17,9 +17,9 @@ from daskdist.execute.messages.pickling import describe_unpicklable
 from daskdist.execute.messages.sizes import size_of
 from daskdist.strategy.values.extract import FlatResult
 
-# Results of at most so many bytes come to the program along with the news that their call is over.
+# Results of at most this many bytes are sent to the program with the message that their call has ended.
 SMALL_BYTES: Final = 2**16
-# The same for results that a later call was waiting for: the program has gone on, and looks at numbers if at all.
+# The limit for results that a later call was waiting for: the program has gone on, and reads numbers, if any.
 SMALL_AWAITED_BYTES: Final = 2**10
 # Values that nobody can change, and that pickle as they are.
 _PLAIN: Final = frozenset({int, float, bool, complex, type(None), np.float32, np.float64, np.int32, np.int64, np.bool_})
@@ -112,7 +112,8 @@ def _not_pickled(value: Any, error: Exception) -> Failed:
     return Failed(Failure(cloudpickle.dumps([(text, None)])), None)
 
 
-# By the address of a structure and which of its leaves are None: those of dicts in different orders are equal.
+# (address of a structure, which leaves are None) -> structure and pickle; by address, since structures of dicts in
+# different orders are equal.
 _structures: Final[dict[tuple[int, tuple[bool, ...]], tuple[Any, bytes]]] = {}
 _MOST_STRUCTURES: Final = 1024
 
@@ -123,7 +124,7 @@ def pickled_structure(treespec: Any, are_none: tuple[bool, ...] = ()) -> bytes:
     if known is None:
         if len(_structures) >= _MOST_STRUCTURES:
             _structures.clear()
-        # The structure is kept, so that nothing else comes to be at its address.
+        # Keep the structure, so that its address is not reused.
         known = treespec, cloudpickle.dumps((treespec, are_none))
         _structures[id(treespec), are_none] = known
     return known[1]
@@ -166,10 +167,10 @@ def travelling(outcome: Any, most_bytes: float = SMALL_BYTES) -> tuple[bytes | N
         return structure, tuple(leaves)
     num_bytes = _num_plain_bytes(leaves)
     if 0 < num_bytes <= SMALL_BYTES:
-        # A small message has their buffers in its pickle.
+        # Arrays of a small message are in its pickle.
         if num_bytes > most_bytes:
             return structure, Held(num_bytes)
-        # As it is now: the replica may change it before it is sent.
+        # Copy now, as the replica may change it before it is sent.
         return structure, tuple(leaves if most_bytes == math.inf else map(_copied, leaves))
     return structure, send(leaves)
 
@@ -197,15 +198,15 @@ def _small(most_bytes: float, value: Any) -> Any:
     try:
         num_bytes = size_of(value)
     except Exception:
-        # An object of the user's own that cannot tell.
+        # A user's object failed to tell its size.
         return Held(0)
     if num_bytes > most_bytes:
         return Held(num_bytes)
     packed = packed_value(value)
     if type(packed) is Packed:
-        # As it is now: the replica may change it before it is sent.
+        # Copy now, as the replica may change it before it is sent.
         return packed._replace(buffers=[bytes(buffer._raw) for buffer in packed.buffers])
-    # It stays of use where it is.
+    # It cannot be sent, but can be used on its worker.
     return Held(num_bytes)
 
 

@@ -24,7 +24,7 @@ logger: Final = logging.getLogger("daskdist")
 
 OPERATION = "daskdist_steps"
 RELAY = "daskdist_relay"
-# A worker that is connected to at all is connected to within so long.
+# The most seconds to connect to a worker directly.
 _MOST_S: Final = 3.0
 
 
@@ -64,21 +64,22 @@ class StepStream:
         self._comm = comm
         self._receive = receive
         self._broken = broken
-        # Messages so far; a result of another worker is sent with the place of the message that needs it.
+        # The number of messages so far; a result of another worker is sent with the number of the message that needs
+        # it.
         self.num_messages = 0
         # The numbers of the objects that the worker has.
         self.objects: set[int] = set()
         self.is_open = True
-        # The time at which it was asked for the answer that it owes.
+        # The time of the question that the worker has not answered.
         self._asked_at = time.monotonic()
-        # True while it owes an answer.
+        # True while an answer is missing.
         self._is_asked = False
         # True once it was logged that no answer comes.
         self._is_silent = False
-        # Its replicas' calls, as (replica, name, seconds so far), and when the question was asked that this answers.
+        # The running calls of its replicas, as (replica, name, seconds so far), and the time of the question.
         self.running: list[tuple[int, str, float]] = []
         self.running_at = self._asked_at
-        # Calls of `run` that were sent so far.
+        # The number of calls of `run` that were sent so far.
         self.num_steps = 0
         self._why = "it was closed"
         self._task = asyncio.ensure_future(self._run())
@@ -97,7 +98,7 @@ class StepStream:
         try:
             opening = {"group": pickle.dumps(group), "is_framed": not is_relayed and can_be_framed(comm)}
             await comm.write({"op": OPERATION, "reply": False, **opening})
-            # From then on it takes results of other workers.
+            # After this message, the worker accepts results of other workers.
             is_framed: bool = await comm.read()
         except BaseException:
             comm.abort()

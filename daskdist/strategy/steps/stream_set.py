@@ -38,13 +38,13 @@ from daskdist.strategy.steps.worker_statuses import worker_statuses
 
 logger: Final = logging.getLogger("daskdist")
 
-# How often streams are looked after while the program sends nothing.
+# Seconds between checks of the streams.
 _BEAT_S: Final = 1.0
-# Handles that are gone before workers are told, though the program sends nothing else.
+# With this many dropped handles, workers are told even if nothing else is sent.
 _MANY_DROPPED: Final = 64
-# While so many steps are under way, messages may wait for so many seconds.
+# With at least this many steps under way, messages may wait for these seconds to be sent together.
 _MANY_STEPS, _LATER_S = 16, 0.002
-# How often whoever waits looks whether the connection is still open.
+# Seconds between a waiter's checks of the connection.
 _LOOK_EVERY_S: Final = 1.0
 
 
@@ -65,7 +65,7 @@ class StreamSet:
         self.client = client
         self.live_workers = live_workers
         self._log = log
-        # Held while messages are appended, so that all workers have them in one order.
+        # Held while messages are appended, so that all workers get them in the same order.
         self.lock = threading.RLock()
         self.dropped_objects: deque[int] = deque()
         self.dropped_variables: deque[int] = deque()
@@ -74,7 +74,7 @@ class StreamSet:
         self._streams: dict[str, StepStream] = {}
         self._under_way: dict[int, Record] = {}
         self.num_steps = 0
-        # By the number of the request, values that came.
+        # Request number -> fetched value.
         self._fetched: dict[int, Any] = {}
         self._requests: set[int] = set()
         self._failures = UnseenFailures()
@@ -84,7 +84,7 @@ class StreamSet:
         self._is_kicked = self._is_kicked_later = self._is_closed = False
         self._beat_at = self._ended_at = time.monotonic()
         self._loop: Any = client.loop.asyncio_loop
-        # By it calls of these streams are told from those of another strategy.
+        # Identifies calls of these streams among those of other strategies.
         self.identity = weakref.ref(self)
 
     # --- open and close ---
@@ -121,7 +121,7 @@ class StreamSet:
                 raise result
         if not self._streams:
             beat = asyncio.ensure_future(_beat(reference))
-            # When nobody has them any more, nor anything that came of them.
+            # Close the streams when nothing refers to them or to their results.
             weakref.finalize(self, close_all_soon, self._streams.values(), beat, self._loop).atexit = False
         self._streams.update({stream.address: stream for stream in opened})
         relayed = [stream.address for stream in opened if stream.is_relayed]
@@ -144,7 +144,7 @@ class StreamSet:
         """Tell the workers that are left which replicas there are now, once what was sent before is over."""
         self.finish()
         with self.lock:
-            # What failed because of the loss was told.
+            # Failures because of the loss have been reported.
             self._failures.forget_before(next(self._numbers))
             for address in group.workers:
                 self._streams[address].append("group", group)
@@ -158,7 +158,7 @@ class StreamSet:
                 if stream.is_open and address not in lost:
                     stream.append("lost", list(lost), why, "it has left the cluster")
                 elif address in lost:
-                    # The scheduler knows it no more, though it may be there.
+                    # The scheduler has dropped the worker, which may still be running.
                     self._fail_calls(address, why)
         self._wake()
         self.kick()
@@ -211,7 +211,7 @@ class StreamSet:
         return "r", record.number, place, origin
 
     def _last_reference(self, record: Record, place: int) -> tuple[Any, ...]:
-        # Of a result whose worker is lost: it may have come here before.
+        # The worker of the result is lost, but the result may have been fetched before.
         structure, payload = record.outcomes[place] or (None, Held(0))
         if type(payload) is Failed:
             return "f", payload
@@ -220,7 +220,7 @@ class StreamSet:
         try:
             return "p", cloudpickle.dumps(received(structure, payload))
         except Exception as error:
-            # It travels, but cannot be made again here.
+            # It could be sent, but not unpickled here.
             return "f", Failed(Failure.of(error), None)
 
     def check_open(self, workers: Iterable[str]) -> None:
@@ -256,7 +256,7 @@ class StreamSet:
 
     def lost(self) -> list[str]:
         """Return the workers that take part and whose streams are broken."""
-        # Looked at in each step.
+        # Avoid a method call for each worker, since this runs in each step.
         opened = {address for address, stream in self._streams.items() if stream.is_open}
         return [address for address in self.live_workers.present if address not in opened]
 
@@ -287,13 +287,13 @@ class StreamSet:
     def _flush(self) -> None:
         self._is_kicked = self._is_kicked_later = False
         self._send_drops()
-        # The first worker last: it combines reductions, and by then the parts of the other workers are on their way.
+        # Send to the first worker last: it combines reductions, whose parts the other workers then send already.
         for stream in reversed(self._streams.values()):
             if stream.is_open and not stream.outbox.is_empty:
                 stream.outbox.kick()
 
     def _send_drops(self) -> None:
-        # After it is closed, a call on a worker may still wait for what is dropped, and ends with the stream.
+        # After closing, calls on workers may still need dropped results, and end with their streams.
         if self._is_closed or not (self._dropped or self.dropped_objects or self.dropped_variables):
             return
         with self.lock:
@@ -359,7 +359,7 @@ class StreamSet:
         self._wake()
 
     async def _tell_of_key(self, stream: StepStream, key: Any) -> None:
-        # A worker waits for the result of a task; it does not hear of one that failed elsewhere.
+        # A worker waits for a task's result, and is not told if the task failed elsewhere.
         futures = [needed for record in list(self._under_way.values()) for needed in futures_in(record.needs)]
         future = next((candidate for candidate in futures if candidate.key == key), None)
         if future is None:
@@ -402,7 +402,7 @@ class StreamSet:
             self._fail_calls(stream.address, failed)
             for other in self._streams.values():
                 if other.is_open and stream.address in self.live_workers.present:
-                    # Nobody is to wait for what that worker was to send.
+                    # End all waiting for messages of that worker.
                     other.append("lost", [stream.address], failed, why)
         self._wake()
         self.kick()
@@ -447,15 +447,16 @@ class StreamSet:
             raise ClusterError(f"no call has ended for {silent_s:.0f} s, longer than daskdist.timeouts.step: {names}")
 
     def _ping(self) -> None:
-        # A message in between would come to be the one that needs a result of another worker.
+        # Hold the lock, so that no ping comes between a reference and its call, whose message number another worker is
+        # told.
         with self.lock:
             now = time.monotonic()
-            # Time in which this process did not listen, being stopped perhaps, is no silence of workers.
+            # Time in which this process was stopped or busy does not count as silence of workers.
             late_s = now - self._beat_at - _BEAT_S
             self._beat_at = now
             for stream in self._streams.values():
                 if stream.is_open and stream.has_died(now, late_s if late_s > _BEAT_S else 0.0):
-                    # Others would wait for its tasks.
+                    # Otherwise other workers would wait for its tasks.
                     task = asyncio.ensure_future(give_up(self.client, [stream.address]))
                     task.add_done_callback(lambda done: done.cancelled() or done.exception())
                 elif stream.is_open and self._under_way:
@@ -503,7 +504,7 @@ class StreamSet:
         self.wait(lambda: not self._under_way, math.inf if within_s is None else within_s)
 
     def _fetch(self, results: Sequence[Result]) -> list[Any]:
-        # Results that stayed on their workers, as they travel.
+        # Return results that stayed on their workers, in the form in which they are sent.
         if not results:
             return []
         self.check_open(())
@@ -553,14 +554,14 @@ class StreamSet:
         for failure in failures:
             self._failures.mark_seen(failure)
         if failures:
-            # A lost worker may be what it comes of.
+            # A lost worker may be the cause.
             self.live_workers.in_doubt = True
             raise failures[0].failure.error()
 
     def raise_unseen(self) -> None:
         """Raise the first failure that nobody can look at any more, if there is one."""
         if self.lost():
-            # What fails because of that is no news, and the calls are to be made anew.
+            # Failures because of the loss are not reported, since the calls are made again.
             self._send_drops()
             self._failures.forget()
             return

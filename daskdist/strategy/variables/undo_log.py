@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from daskdist.execute.messages.sizes import size_of
 
-# States of so many bytes are kept, besides those of the last call: more would take the memory of replicas.
+# The most bytes of states that are kept besides those of the last call, as replicas need the memory.
 _MOST_BYTES: Final = 2**26
 # In place of a state: the replica had no value, or an object that may have been changed in place.
 MISSING: Final = object()

@@ -15,7 +15,7 @@ from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.remote.cells import Cell, SentValue
 
-# References to the same parts of results come with many steps.
+# Many steps refer to the same parts of results.
 loaded_references: Final = lru_cache(maxsize=1024)(load_sent)
 
 
@@ -41,7 +41,7 @@ class TaskData:
         self._worker = worker
         self._batches = batches
         self._bring = bring
-        # The cell that has the result, or why it does not come, once it was waited for.
+        # The cell with the result or the failure, once it was waited for.
         self._cell: Cell | None = None
 
     @property

@@ -45,7 +45,7 @@ class Executor:
         get = self._queue.get
         while (call := get()) is not None and not self._is_closed:
             call()
-            # Not until the next one: it holds on to its results.
+            # Drop the call before waiting for the next one, as it refers to its results.
             del call
 
 

@@ -118,7 +118,7 @@ class InboundConnection:
 
     def end(self) -> None:
         """Read nothing any more."""
-        # A thread reads at this moment if the worker is closing.
+        # If the worker is closing, a thread may be reading at this moment.
         with contextlib.suppress(ValueError):
             self._reading.close()
 
@@ -130,7 +130,7 @@ class InboundConnection:
         try:
             num_sent = self.socket.send(data)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            # The sender does not read; it is told by a later one.
+            # The sender does not read now; a later acknowledgement covers these messages.
             return
         if num_sent < len(data):
             raise StreamClosedError
@@ -163,7 +163,7 @@ class Inbound:
         weakref.finalize(self, _close, self._waker, self._woken).atexit = False
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
-        # Whether the event loop reads; and whether a thread that has waited for long tells when it stops.
+        # Whether the event loop reads, and whether a thread that has waited for long has to tell when it stops.
         self._is_armed = True
         self._is_parked = False
         self._acknowledges_soon = False
@@ -175,7 +175,7 @@ class Inbound:
         self._poll.register(connection.fd, select.POLLIN)
         if self._is_armed:
             self._loop.add_reader(connection.fd, self._read_in_loop, connection.fd)
-        # A thread that reads does not know it yet.
+        # A thread that is reading has to poll the new connection too.
         self._wake()
         try:
             await connection.has_ended.wait()
@@ -187,7 +187,7 @@ class Inbound:
     def wait_for(self, cell: Cell) -> None:
         """Wait for a result in a thread that is not the event loop's."""
         if not self._connections:
-            # The event loop reads any that is made.
+            # The event loop reads new connections.
             return
         gate: SimpleQueue[None] = SimpleQueue()
         cell.when_set(partial(self._when_set, threading.get_ident(), gate))
@@ -208,7 +208,7 @@ class Inbound:
                     self._stop_waiting(gate)
 
     def _stop_waiting(self, gate: SimpleQueue[None]) -> None:
-        # It is not there any more if another thread has woken this one.
+        # The gate is gone if another thread has woken this one.
         with contextlib.suppress(ValueError):
             self._waiting.remove(gate)
 
@@ -219,7 +219,7 @@ class Inbound:
                 self._wake()
 
     def _wake(self) -> None:
-        # It is full of what nobody has read yet, or the worker is closed.
+        # The socket is full of unread wake-ups, or the worker is closed.
         with contextlib.suppress(OSError):
             self._waker.send(b"w")
 
@@ -239,7 +239,7 @@ class Inbound:
     def _release(self) -> None:
         self.reading_thread = 0
         self._lock.release()
-        # Any of them may be the next one that reads.
+        # Any of these threads may read next.
         with contextlib.suppress(IndexError):
             while self._waiting:
                 self._waiting.popleft().put(None)
@@ -268,7 +268,7 @@ class Inbound:
                 self._loop.call_soon_threadsafe(connection.has_ended.set)
 
     def _remove(self, connection: InboundConnection) -> None:
-        # Another connection has its descriptor if this one was closed elsewhere.
+        # If this connection was closed elsewhere, another one may have its descriptor.
         if self._connections.get(connection.fd) is connection:
             del self._connections[connection.fd]
             self._poll.unregister(connection.fd)
@@ -291,7 +291,7 @@ class Inbound:
         self._acknowledge_soon()
 
     def _disarm(self) -> None:
-        # Each message would wake the event loop, too.
+        # While threads read, messages must not wake the event loop too.
         self._is_armed = False
         for fd in list(self._connections):
             self._loop.remove_reader(fd)
@@ -321,7 +321,7 @@ class Inbound:
 
     def _acknowledge_in_loop(self) -> None:
         self._acknowledges_soon = False
-        # A thread that reads acknowledges, too.
+        # Otherwise the thread that reads acknowledges them.
         if self._lock.acquire(blocking=False):
             try:
                 self._acknowledge_all()

@@ -21,10 +21,10 @@ from daskdist.strategy.steps.remote.cells import Cell
 from daskdist.strategy.steps.remote.inbound import ACKNOWLEDGED_WITHIN_S, Inbound, can_be_read_by_threads
 
 _OPERATION: Final = "daskdist_results"
-# Between connections by which nothing came to be acknowledged; twice as long each time.
+# The pause after a connection on which nothing was acknowledged; it doubles each time.
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
-# Senders of which it is remembered what came last.
+# The number of senders whose last message number is remembered.
 _MOST_SENDERS: Final = 4096
 
 
@@ -115,7 +115,7 @@ class Peers:
         self._loop_thread = threading.get_ident()
         self._links: dict[str, _Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # By the name of a sender's link, the number of the last message that came.
+        # Name of a sender's link -> the number of the last message that arrived.
         self._last: OrderedDict[str, int] = OrderedDict()
         self._inbound = Inbound(self._take)
         worker.handlers[_OPERATION] = self._serve
@@ -192,7 +192,7 @@ class Peers:
     async def _serve(self, comm: Comm, link: str, is_framed: bool) -> Any:
         is_framed = is_framed and can_be_read_by_threads(comm)
         with contextlib.suppress(OSError):
-            # By connections before.
+            # Tell the sender which messages earlier connections brought.
             await comm.write((self._last.get(link, 0), is_framed))
             await flush(comm)
             await (self._inbound.read_all(comm, link) if is_framed else self._read_all(comm, link))
@@ -202,7 +202,7 @@ class Peers:
     async def _read_all(self, comm: Comm, link: str) -> None:
         came = asyncio.Event()
         acknowledging = asyncio.ensure_future(self._acknowledge(comm, link, came))
-        # What it raises, reading raises too.
+        # Reading raises the same error.
         acknowledging.add_done_callback(lambda task: task.cancelled() or task.exception())
         reader = BatchReader(comm, is_framed=False)
         try:
@@ -216,18 +216,18 @@ class Peers:
     async def _acknowledge(self, comm: Comm, link: str, came: asyncio.Event) -> None:
         while True:
             await came.wait()
-            # Together with those that come soon.
+            # Acknowledge messages that arrive soon together.
             await asyncio.sleep(ACKNOWLEDGED_WITHIN_S)
             came.clear()
             await comm.write(pack_messages([self._last[link]]))
 
     def _take(self, link: str, number: int, message: Any) -> None:
-        # The connection before may still bring it, too.
+        # An earlier connection may have brought the message already.
         last = self._last.get(link, 0)
         if number <= last:
             return
         self._last[link] = number
-        # Those that send are kept.
+        # Keep the senders that were active last.
         self._last.move_to_end(link)
         if not last and len(self._last) > _MOST_SENDERS:
             self._last.popitem(last=False)

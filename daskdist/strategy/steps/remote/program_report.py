@@ -33,7 +33,7 @@ class ProgramReport:
         self.token = token
         self._streams = streams
         self._iterators: deque[tuple[StepTimes, weakref.ref[DistributedIterator]]] = deque()
-        # Of iterators that are gone.
+        # The times of iterators that are gone.
         self._waiting_s = self._step_s = 0.0
 
     def add(self, iterator: DistributedIterator) -> None:

@@ -43,9 +43,9 @@ from daskdist.strategy.steps.remote.peers import Peers
 from daskdist.strategy.steps.remote.replica_call import STEP, CrossReplica, ReplicaSlot, call_replica
 from daskdist.strategy.variables.store import VariableStore
 
-# News that can wait goes along with others, or after so long.
+# A message that can wait is sent with others, or after this time.
 _LATER_S: Final = 0.002
-# The settings of the worker.
+# The context for calls with the worker's own settings.
 _AS_THEY_ARE: Final = contextlib.nullcontext()
 
 
@@ -97,20 +97,20 @@ class StepsOnWorker:
         self._to_call: deque[Callable[[], Any]] = deque()
         self._is_woken = False
         self._is_closed = False
-        # By the number of the call, and the replica or the place among the workers that make the call.
+        # Call number -> replica, or place among the workers that make the call -> cell.
         self._cells: dict[int, dict[int, Cell]] = {}
         self._objects: dict[int, SentValue] = {}
         self._awaited: dict[Any, Cell] = {}
-        # By key, batches that are in the worker's memory: many steps ask for each, and that takes long to find one.
+        # Key -> batches in the worker's memory, since many steps use the same ones and looking them up takes long.
         self.batches: WeakValueDictionary[Any, Batches] = WeakValueDictionary()
         self._num_received = 0
-        # Held while a message is handled, or the result is looked up that another worker sent.
+        # Held while a message is handled, and while the cell for another worker's result is looked up.
         self._receiving = threading.Lock()
         self._lock = threading.Lock()
-        # By the place of the replica among those of this worker, which stays when others are lost.
+        # In the order of this worker's replicas, which stays when others are lost.
         self._executors: list[Executor] = []
         self._slots: dict[int, tuple[ReplicaSlot, Executor]] = {}
-        # By call and replica, what is being called: the name, since when, and its end.
+        # (call, replica) -> the name of the running call, its start, and its end.
         self._running: dict[tuple[int, int], tuple[str, float, CallEnd | None]] = {}
         self._combiner = Executor("daskdist combine", self._enter)
         self._handlers: dict[str, Callable[..., None]] = {
@@ -134,7 +134,7 @@ class StepsOnWorker:
     async def serve(self) -> None:
         """Handle messages until the stream is closed, then free everything of the strategy."""
         writer = asyncio.ensure_future(self._outbox.write_all())
-        # What it raises, reading raises too.
+        # Reading raises the same error.
         writer.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             with contextlib.suppress(OSError):
@@ -149,11 +149,11 @@ class StepsOnWorker:
             self._close()
 
     def _enter(self) -> None:
-        # As in a task: `distributed.get_worker` and `get_client` find the worker.
+        # Let `distributed.get_worker` and `get_client` find the worker, as in a task.
         _worker_cvar.set(self.worker)
 
     def _close(self) -> None:
-        # Others learn from the program that this worker is lost to it, not from here that the strategy is closed.
+        # Other workers learn of the end from the program, and not from this worker.
         self._is_closed = True
         why = f"{self.worker.address}: the program that made this call is gone, or has closed the strategy"
         ends = [end for _, _, end in list(self._running.values())]
@@ -203,7 +203,7 @@ class StepsOnWorker:
         for replica, references, lane_args in lanes:
             cell = self._new_cell(number, replica, end=end)
             if replica not in self._slots:
-                # A thread of the program had still the replicas before some were lost.
+                # A thread of the program made the call for the replicas before some were lost.
                 error = CollectiveError(
                     f"run: a call for replica {replica}, of which there are fewer now; make it again"
                 )
@@ -232,7 +232,7 @@ class StepsOnWorker:
         if not missing:
             self._make_soon(make, inputs)
             return
-        # Counting is atomic: just one of the callbacks sees the last, and just one makes the call.
+        # Counting is atomic, so exactly one callback sees the last number, and exactly one makes the call.
         num_left = itertools.count(len(missing), -1)
         num_made = itertools.count()
 
@@ -240,7 +240,7 @@ class StepsOnWorker:
             value = arrived.get() if type(arrived) is Cell else None
             is_last = next(num_left) == 1
             if type(value) is Failed:
-                # Others may take long, or never come.
+                # Do not wait for the other inputs, which may take long or never arrive.
                 if not next(num_made):
                     finish(value)
             elif is_last and not next(num_made):
@@ -250,7 +250,7 @@ class StepsOnWorker:
             call_input.when_set(partial(one_is_there, call_input))
 
     def _make_soon(self, make: Callable[[], None], inputs: Sequence[Any]) -> None:
-        # A thread that receives results receives those of other calls, too.
+        # A thread that receives results must not be busy, as it also receives those of other calls.
         is_busy = threading.get_ident() in (self._loop_thread, self._peers.receiving_thread)
         if not is_busy or is_quick(inputs):
             run_ready(make)
@@ -363,7 +363,7 @@ class StepsOnWorker:
             cell: Cell | None = self._cells.get(number, {}).get(replica)
             if cell is None:
                 if seq <= self._num_received:
-                    # It was dropped meanwhile.
+                    # The result was dropped meanwhile.
                     return
                 cell = self._new_cell(number, replica)
         try:
@@ -382,7 +382,7 @@ class StepsOnWorker:
             return cell
 
     async def _bring(self, key: Any, cell: Cell) -> None:
-        # The program knows of a task that failed.
+        # Ask the program, which knows whether the task has failed.
         asking = self._loop.call_later(0.05, self._tell, ("key", key))
         value: Any
         try:
@@ -445,7 +445,7 @@ class StepsOnWorker:
             undo_log = None if undo_from is None or store is None else store.undo_log(slot.number)
             try:
                 if self._is_closed:
-                    # It is not among those that are told to end.
+                    # The call began after running calls were told to end.
                     raise ClusterError("the strategy is closed")
                 if undo_log is not None and undo_from is not None:
                     undo_log.begin(number, undo_from)
@@ -465,7 +465,8 @@ class StepsOnWorker:
                     undo_log.end()
         is_awaited = cell.is_awaited
         cell.set(outcome)
-        # What a later call was waiting for is looked at later, if at all; and a program that has gone on does not wait.
+        # A result that a later call awaits is read later, if at all, and a program that has sent further calls is not
+        # waiting.
         most_bytes = SMALL_AWAITED_BYTES if is_awaited else SMALL_BYTES
         is_urgent = not is_awaited and not executor.has_more
         self._tell_outcome(number, slot.number, outcome, most_bytes, is_urgent=is_urgent)
@@ -488,7 +489,7 @@ class StepsOnWorker:
         if outcome is None:
             function, args = values[0]
             try:
-                # It stands for a call of the worker's first replica.
+                # It counts as a call of the worker's first replica.
                 with self._running_as(number, next(iter(self._slots)), name, settings):
                     outcome = function(values[1:], *args)
             except BaseException as error:
@@ -498,7 +499,7 @@ class StepsOnWorker:
     def _finish_call(self, number: int, place: int, cell: Cell, is_replicated: bool, outcome: Any) -> None:
         is_awaited = cell.is_awaited
         cell.set(outcome)
-        # Of results that are the same the first worker sends its own.
+        # If all workers have the same result, the first one sends it.
         is_urgent = not place and not is_awaited and not any(executor.has_more for executor in self._executors)
         most_bytes = SMALL_AWAITED_BYTES if is_replicated and (place or is_awaited) else SMALL_BYTES
         self._tell_outcome(number, place, outcome, most_bytes, is_urgent=is_urgent)
@@ -519,7 +520,7 @@ class StepsOnWorker:
     def _kick(self) -> None:
         self._is_kicked_later = False
         if not self._outbox.is_empty:
-            # More is likely to come.
+            # Further messages are likely, so check again.
             self._is_kicked_later = True
             self._loop.call_later(_LATER_S, self._kick)
             self._outbox.kick()

@@ -26,8 +26,8 @@ from daskdist.strategy.steps.remote.worker_steps import StepsOnWorker
 from daskdist.strategy.steps.stream import OPERATION
 
 _PLUGIN: Final = "daskdist-steps"
-# The interval at which an ending worker checks whether its calls have ended, and one that heard of the end of another
-# whether its connections to that have.
+# The interval at which an ending worker checks whether its calls have ended, and at which another worker checks whether
+# its connections to an ended one have ended.
 _LOOK_EVERY_S: Final = 0.01
 # Seconds without calls after which an ending worker ends.
 _AT_REST_S: Final = 0.1
@@ -119,9 +119,9 @@ def install(cross_replica: CrossReplica, dask_worker: Worker) -> None:
 
 
 def _end_late_connections(worker: Worker) -> None:
-    # Dask ends a worker's connections to another that has left, those being made included, when it hears of that. A
-    # transfer that it decided on in the same batch of messages connects only after that, and would try for 30 s
-    # (``distributed.comm.timeouts.connect``) before the data is sought elsewhere.
+    # When Dask hears that a worker has left, it ends all connections to it, including those being made. A transfer that
+    # was decided on in the same batch of messages connects only afterwards, and would try for 30 s
+    # (``distributed.comm.timeouts.connect``) before the data is requested elsewhere.
     handle, loop = worker.stream_handlers["remove-worker"], asyncio.get_running_loop()
     pool = worker.rpc
 
@@ -133,7 +133,7 @@ def _end_late_connections(worker: Worker) -> None:
         try:
             pool.remove(address)
         except RuntimeError:
-            # A connection is being ended already, and the pool has not looked at the others.
+            # A connection is being ended already, and the pool has not handled the others: try again.
             loop.call_later(_LOOK_EVERY_S, end, address)
 
     worker.stream_handlers["remove-worker"] = remove_worker

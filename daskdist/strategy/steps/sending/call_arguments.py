@@ -54,7 +54,7 @@ class ReplicaCall:
     name: str
     is_step: bool
     is_loop: bool
-    # The first call that can still be undone, as changes of variables are; None if this one is not to be.
+    # The first call whose changes of variables can still be undone; None if this call need not be undone.
     undo_from: int | None = None
 
 
@@ -89,7 +89,7 @@ def as_now(leaf: Any) -> Any:
 
 
 def _sendable(picks: list[tuple[int, Any]], leaves: list[Any]) -> Any:
-    # References go along as they are; anything else is pickled now, as it is now.
+    # References are sent unchanged; other values are pickled now, since they may change later.
     if set(map(type, leaves)) == _SLOTS:
         if _SIMPLE.issuperset([type(pick) for _, pick in picks]):
             return picks, leaves
@@ -102,10 +102,10 @@ def _pickled_references(picks: tuple[tuple[int, Any], ...], leaves: tuple[Any, .
     return pickled_value((picks, list(leaves)), lambda: "run: an argument")
 
 
-# Types of what has a handle for each replica.
+# Types of arguments with a handle for each replica.
 COLUMNS: Final = frozenset({tuple, Call})
 _SLOTS: Final = frozenset({Slot})
-# What takes parts out of results and pickles for certain.
+# Types that extract parts of results and can always be pickled.
 _SIMPLE: Final = frozenset({ExtractFromRows, ExtractAll})
 
 
@@ -128,7 +128,7 @@ def pickled_value(value: Any, name: Callable[[], str]) -> bytes:
         if b"__main__" not in pickled:
             return pickled
     except Exception:
-        # Another way may do.
+        # Try again below, with functions by value.
         pass
     try:
         return dumps_on_host(value, by_value=True)

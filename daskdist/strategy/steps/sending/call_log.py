@@ -70,7 +70,7 @@ class LoggedCall:
         """Make the call again; whatever refers to its results refers to the new ones."""
         call = self.call()
         if call is None and not self.is_on_replicas:
-            # Nobody can look at the result.
+            # Nothing can read the result.
             return
         result = self.make(group)
         new: Call = result.call if type(result) is Result else result
@@ -104,7 +104,7 @@ class CallLog:
             if takes_batch:
                 self._pop_complete()
             if takes_batch or not self._steps:
-                # What a call changes cannot be undone after another that is not in the log.
+                # Changes of a call cannot be undone after a later call that is not in the log.
                 if (last := self._last_call()) is not None:
                     last.step = ()
                 self._last = None
@@ -135,7 +135,7 @@ class CallLog:
                 self._rest_after(call)
 
     def _rest_after(self, call: Call) -> None:
-        # A call that was over before it was added is told of by no later outcome.
+        # If the call has ended already, no outcome will come to clean up the log.
         if not call.record.num_left:
             self.rest()
 
@@ -149,7 +149,7 @@ class CallLog:
             if step and not self._steps:
                 call = step[0].call()
                 if call is not None:
-                    # Later calls in it refer to the results of the first, which would keep themselves alive.
+                    # Later calls refer to results of the first, which would form a reference cycle.
                     is_alone = not any(logged.is_on_replicas for logged in step[1:])
                     call.step, self._last = step[:1] if is_alone else (), weakref.ref(call)
 
@@ -182,7 +182,7 @@ class CallLog:
             for place, logged in enumerate(step):
                 is_unseen = not logged.is_on_replicas and logged.call() is not None
                 if logged.is_lost or (is_unseen and logged.is_gone(is_open)):
-                    # Replicas that are fewer now cannot be given what each of them had.
+                    # Results that each replica had cannot be given to fewer replicas.
                     needs_step = any(earlier.is_on_replicas and earlier.is_gone(is_open) for earlier in step[:place])
                     needs_step = needs_step or any(later.takes_results for later in step[place:])
                     return list(chain(step if needs_step else step[place:], *steps[number + 1 :]))

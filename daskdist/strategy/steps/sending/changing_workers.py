@@ -40,7 +40,7 @@ class ChangesWorkers(EndsCalls):
         live_workers = self.live_workers
         while len(lost := self.missing()) < len(live_workers.present):
             if live_workers.leaving:
-                # They complete the calls that were sent to them.
+                # Leaving workers complete the calls that were sent to them.
                 self.streams.finish()
             live_workers.drop(lost)
             left = replace(
@@ -53,7 +53,7 @@ class ChangesWorkers(EndsCalls):
                 run_on_scheduler(self.client, cancel_lost_tasks, lost, self.client.id, _KNOWN_WITHIN_S)
             try:
                 self.streams.end_waiting_for(live_workers.lost)
-                # Calls in flight change variables.
+                # Wait for calls in flight, which change variables.
                 self.streams.become(left)
                 self.objects.clear()
                 note_in_use(self.client, group.token, left.workers)
