@@ -49,12 +49,10 @@ _SEED: Final = 0
 
 def compared(name: str, strategy: Any, size: Size, target: float | None) -> Iterator[Figure]:
     """Measure the steps a second of both loops, and the difference between their losses at the end."""
-    found: dict[str, list[digits.Step]] = {}
+    found: dict[str, list[digits.TrainingStep]] = {}
 
     def train(loop: str, batches: Any) -> None:
-        steps: list[digits.Step] = []
-        digits.LOOPS[loop](strategy, batches, size.num_epochs, _SEED, steps.extend)
-        found[loop] = steps
+        found[loop], _ = digits.LOOPS[loop](strategy, batches, size.num_epochs, _SEED)
 
     with tempfile.TemporaryDirectory() as directory:
         paths = digits.write_files(digits.load()[0], Path(directory))

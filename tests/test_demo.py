@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
-import pty
 import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +20,6 @@ from click.testing import CliRunner, Result
 from distributed import LocalCluster
 
 from daskdist.cli import digits, main
-from daskdist.display.progress import Progress
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "daskdist", "demo"]
@@ -93,8 +88,7 @@ def test_as_a_newcomer_runs_it(tmp_path, env):
     assert "1,437 to train on, 360 held out" in screen
     assert "sharding: FILE (8 files for 2 workers)" in screen
     assert screen.count("tcp://127.0.0.1:") == 2
-    assert "100 %  epoch 12/12  loss " in screen
-    assert 2 <= screen.count(" rows/s\n") <= 6
+    assert "epoch 12/12  loss " in screen
     accuracy = float(screen.partition("recognises")[2].split("%")[0])
     assert accuracy >= 95
     check_picture(tmp_path / "daskdist-demo.png")
@@ -164,12 +158,10 @@ def test_a_loop_on_the_replicas_gives_the_same_losses(summary, cluster, where):
     assert [found[name] for name in same] == [expected[name] for name in same]
 
 
-def test_a_loop_on_the_replicas_tells_at_its_end(demo, tmp_path):
+def test_a_loop_on_the_replicas_shows_its_result(demo, tmp_path):
     result = demo("--embedded", "--replicas", 2, "--epochs", 3, "--loop", "replicas")
     assert result.exit_code == 0, result.output
-    training = result.output.partition("Training\n")[2].partition("\nResult")[0]
-    assert training.count("\n") == 1
-    assert "100 %  epoch 3/3  loss " in training
+    assert "epoch 3/3  loss " in result.output
     assert "4,311 rows in " in result.output
     check_picture(tmp_path / "daskdist-demo.png")
 
@@ -192,15 +184,15 @@ def test_files_are_left_where_asked(demo, tmp_path):
 
 def test_digits_are_split_without_overlap():
     train_on, held_out = digits.load()
-    assert (len(train_on), len(held_out)) == (1437, 360)
-    assert train_on.x.dtype == np.float64
-    assert (train_on.x.min(), train_on.x.max()) == (0, 1)
-    assert set(train_on.y) == set(held_out.y) == set(range(10))
+    assert (len(train_on["y"]), len(held_out["y"])) == (1437, 360)
+    assert train_on["x"].dtype == np.float64
+    assert (train_on["x"].min(), train_on["x"].max()) == (0, 1)
+    assert set(train_on["y"]) == set(held_out["y"]) == set(range(10))
 
 
 def test_gradients_are_slopes():
     train_on, _ = digits.load()
-    batch = {"x": train_on.x[:20], "y": train_on.y[:20]}
+    batch = {"x": train_on["x"][:20], "y": train_on["y"][:20]}
     weights = digits.fresh_weights(0)
     _, _, slopes = digits.gradients(weights, batch)
     for name, slope in slopes.items():
@@ -237,7 +229,7 @@ def test_not_a_scheduler_file(demo, tmp_path):
     (tmp_path / "odd.json").write_text("[1]")
     result = demo("--scheduler-file", "odd.json")
     assert result.exit_code == 1
-    assert "Error: 'odd.json' is not a scheduler file" in result.output
+    assert "Error: 'odd.json' is not a file that 'dask scheduler --scheduler-file' wrote" in result.output
 
 
 @pytest.mark.parametrize("library", ["sklearn", "matplotlib"])
@@ -299,51 +291,3 @@ def test_command_line_is_light():
         timeout=60,
     )
     assert done.stdout == "[]\n", done.stderr
-
-
-def test_bar_on_a_terminal(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    here, there = pty.openpty()
-    seen = []
-
-    def read():
-        with contextlib.suppress(OSError):  # what Linux gives at the end
-            while chunk := os.read(here, 4096):
-                seen.append(chunk)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with open(there, "w", encoding="utf-8") as terminal, contextlib.redirect_stdout(terminal):
-        main(["demo", "--embedded", "--epochs", "2"], standalone_mode=False)
-    reader.join(20)
-    os.close(here)
-    text = b"".join(seen).decode()
-    assert "\r" in text
-    assert "█" in text
-    assert "100 %  epoch 2/2" in text
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_redraws_ten_times_a_second_at_most():
-    stream = Terminal()
-    progress = Progress(100, stream, clock=iter(np.arange(0, 10, 0.0625)).__next__)
-    for rows in range(1, 101):
-        progress.update(rows, loss=1.0)
-    progress.close()
-    progress.close()
-    lines = stream.getvalue().split("\r")
-    assert 50 <= len(lines) <= 53
-    assert "100 %" in lines[-1]
-    assert "#" in lines[-1]
-    assert lines[-1].endswith("\n")
-    assert stream.getvalue().count("\n") == 1
-
-
-def test_progress_of_nothing():
-    stream = io.StringIO()
-    Progress(0, stream).update(0, loss=0.0)
-    assert "100 %" in stream.getvalue()

@@ -11,141 +11,45 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import click
 import numpy as np
 
 from daskdist.cli import digits as job
-from daskdist.display.progress import Progress
-from daskdist.errors import ClusterError, DaskdistError, FileError
+from daskdist.display.plan import count
+from daskdist.errors import DaskdistError, FileError
 from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.strategy import Strategy
 
 # Import name of a library -> the name to install it by.
 _NEEDED: Final = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
-_DEFAULT_WORKERS: Final = 2
 
 
-@dataclass(frozen=True)
-class DemoReplicas:
-    """The place of the replicas: a new cluster, an existing cluster, or this process."""
+@contextlib.contextmanager
+def _strategy(
+    workers: int | None, scheduler: str | None, scheduler_file: str | None, num_embedded: int
+) -> Iterator[Strategy]:
+    # A cluster that the demo started is closed after the block.
+    if num_embedded:
+        yield MirroredStrategy([f"CPU:{k}" for k in range(num_embedded)])
+        return
+    # Importing the cluster's library takes a second, and embedded replicas do not need it.
+    from distributed import LocalCluster
 
-    num_workers: int | None
-    scheduler: str | None
-    scheduler_file: str | None
-    embedded: bool
-    num_replicas: int | None
+    from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy
 
-    def __post_init__(self) -> None:
-        named = [
-            option
-            for option, value in (
-                ("--workers", self.num_workers),
-                ("--scheduler", self.scheduler),
-                ("--scheduler-file", self.scheduler_file),
-                ("--embedded", self.embedded or None),
-            )
-            if value is not None
-        ]
-        if len(named) > 1:
-            raise click.UsageError(f"{' and '.join(named)} exclude each other; give one of them")
-        if self.num_replicas is not None and not self.embedded:
-            raise click.UsageError("--replicas needs --embedded; on a cluster, each worker is one replica")
-
-    @property
-    def is_joined(self) -> bool:
-        """Return whether the demo joins an existing cluster."""
-        return self.scheduler is not None or self.scheduler_file is not None
-
-    def __str__(self) -> str:
-        if self.embedded:
-            return f"none, {_counted(self.num_replicas or 1, 'replica', 'replicas')} in this process ... "
-        if self.is_joined:
-            return f"joining {self.scheduler or self.scheduler_file} ... "
-        count = _counted(self.num_workers or _DEFAULT_WORKERS, "worker process", "worker processes")
-        return f"starting {count} ... "
-
-    @contextlib.contextmanager
-    def strategy(self) -> Iterator[Strategy]:
-        """Provide the strategy; a cluster that the demo started is closed after the block."""
-        if self.embedded:
-            yield MirroredStrategy([f"CPU:{k}" for k in range(self.num_replicas or 1)])
-            return
-        # Importing the cluster's library takes a second, and embedded replicas do not need it.
-        from distributed import LocalCluster
-
-        from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy
-
-        with contextlib.ExitStack() as stack:
-            target: Any = self.scheduler
-            if self.scheduler_file is not None:
-                target = _address_in(self.scheduler_file)
-            elif target is None:
-                target = stack.enter_context(
-                    LocalCluster(
-                        n_workers=self.num_workers or _DEFAULT_WORKERS,
-                        threads_per_worker=1,
-                        host="127.0.0.1",
-                        dashboard_address="127.0.0.1:0",
-                    )
+    with contextlib.ExitStack() as stack:
+        target: Any = scheduler if scheduler_file is None else Path(scheduler_file)
+        if target is None:
+            address = "127.0.0.1"
+            target = stack.enter_context(
+                LocalCluster(
+                    n_workers=workers or 2, threads_per_worker=1, host=address, dashboard_address=f"{address}:0"
                 )
-            yield stack.enter_context(MultiWorkerMirroredStrategy(target))
-
-
-@dataclass(frozen=True)
-class Training:
-    """The options of the training."""
-
-    policy: str
-    num_epochs: int
-    batch_size: int
-    seed: int
-    loop: str
-
-
-@dataclass(frozen=True)
-class TrainingSummary:
-    """The outcome of the training; the fields of ``--json``.
-
-    Parameters
-    ----------
-    policy
-        The policy by which the data was sharded, where ``auto`` is resolved.
-    workers, replicas
-        The numbers of workers and replicas; no workers if the replicas are in this process.
-    loop
-        The place of the loop: in this program or on the replicas.
-    steps, rows
-        The number of training steps, and of the rows in all of them.
-    final_loss
-        The mean loss per row in the last epoch.
-    accuracy
-        The share of the held-out digits that are recognised.
-    seconds
-        Time from the first batch to the last.
-    rows_per_s
-        The number of rows trained on per second.
-    losses
-        The mean loss of each step.
-    picture
-        The path of the picture.
-    """
-
-    policy: str
-    workers: int
-    replicas: int
-    loop: str
-    steps: int
-    rows: int
-    final_loss: float
-    accuracy: float
-    seconds: float
-    rows_per_s: float
-    losses: list[float]
-    picture: str
+            )
+        yield stack.enter_context(MultiWorkerMirroredStrategy(target))
 
 
 @click.command(short_help="Train a small network on real digits, on a cluster.")
@@ -239,102 +143,88 @@ def demo(
     The workers of an existing cluster read the files themselves. If they do not share this machine's file
     system, give a directory with --data that they can access by the same path.
     """
-    place = DemoReplicas(workers, scheduler, scheduler_file, embedded, replicas)
+    places = {
+        "--workers": workers,
+        "--scheduler": scheduler,
+        "--scheduler-file": scheduler_file,
+        "--embedded": embedded or None,
+    }
+    named = [option for option, value in places.items() if value is not None]
+    if len(named) > 1:
+        raise click.UsageError(f"{' and '.join(named)} exclude each other; give one of them")
+    if replicas is not None and not embedded:
+        raise click.UsageError("--replicas needs --embedded; on a cluster, each worker is one replica")
     _check_libraries()
     if not output.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no directory {output.absolute().parent}", param_hint="--output")
+    num_embedded = (replicas or 1) if embedded else 0
     stream = io.StringIO() if as_json else sys.stdout
+
+    def say(text: str, *, ends: bool = True) -> None:
+        click.echo(text, file=stream, nl=ends)
+
     try:
-        summary = _run(place, Training(policy, epochs, batch_size, seed, loop), data, output, stream)
+        with contextlib.ExitStack() as stack:
+            if data is None:
+                # Created before the cluster, so that workers have closed the files when they are removed.
+                data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="daskdist-demo-")))
+            here = f"none, {count(num_embedded, 'replica')} in this process"
+            joined = f"joining {scheduler or scheduler_file}"
+            started = f"starting {count(workers or 2, 'worker process')}".replace("processs", "processes")
+            place = here if num_embedded else joined if scheduler or scheduler_file else started
+            say(f"{_bold('Cluster')}  {place} ... ", ends=False)
+            start_s = time.perf_counter()
+            try:
+                strategy = stack.enter_context(_strategy(workers, scheduler, scheduler_file, num_embedded))
+            except BaseException:
+                say("failed")
+                raise
+            say(f"ready in {time.perf_counter() - start_s:.1f} s")
+            train_on, held_out = job.load()
+            paths = job.write_files(train_on, data)
+            say(f"{_bold('Digits')}   {len(train_on['y']):,} to train on, {len(held_out['y']):,} held out")
+            say(f"         {len(paths)} Parquet files in {data}")
+            batches = strategy.distribute_dataset(job.read_batches(paths, batch_size, seed, policy))
+            say(f"\n{_bold('Plan')}\n{textwrap.indent(batches.explain(), '  ')}\n\n{_bold('Training')}")
+            start_s = time.perf_counter()
+            steps, weights = job.LOOPS[loop](strategy, batches, epochs, seed)
+            seconds = time.perf_counter() - start_s
+            for epoch, loss in enumerate(job.means_of_epochs(steps)):
+                say(f"  epoch {epoch + 1}/{epochs}  loss {loss:.4f}")
     except BrokenPipeError:
         # The reader of the output is gone, which click handles.
         raise
     except (DaskdistError, OSError) as error:
         hint = ""
-        if isinstance(error, FileError) and place.is_joined:
+        if isinstance(error, FileError) and (scheduler or scheduler_file):
             hint = " (workers read the files themselves: give --data DIR, a directory that they can access)"
         raise click.ClickException(" ".join(str(error).split()) + hint) from error
-    if as_json:
-        click.echo(json.dumps(asdict(summary)))
 
-
-def _run(place: DemoReplicas, training: Training, data: Path | None, output: Path, stream: TextIO) -> TrainingSummary:
-    def say(text: str, *, ends: bool = True) -> None:
-        click.echo(text, file=stream, nl=ends)
-
-    with contextlib.ExitStack() as stack:
-        if data is None:
-            # Created before the cluster, so that workers have closed the files when they are removed.
-            data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="daskdist-demo-")))
-        say(f"{_bold('Cluster')}  {place}", ends=False)
-        start_s = time.perf_counter()
-        try:
-            strategy = stack.enter_context(place.strategy())
-        except BaseException:
-            say("failed")
-            raise
-        say(f"ready in {time.perf_counter() - start_s:.1f} s")
-        train_on, held_out = job.load()
-        paths = job.write_files(train_on, data)
-        say(f"{_bold('Digits')}   {len(train_on):,} to train on, {len(held_out):,} held out")
-        say(f"         {len(paths)} Parquet files in {data}")
-        batches = strategy.distribute_dataset(
-            job.read_batches(paths, training.batch_size, training.seed, training.policy)
-        )
-        say(f"\n{_bold('Plan')}\n{textwrap.indent(batches.explain(), '  ')}\n\n{_bold('Training')}")
-
-        copies = len(strategy.workers) if batches.sharding.policy.name == "OFF" else 1
-        num_rows = len(train_on) * copies * training.num_epochs
-        steps, weights, seconds = _train(strategy, batches, training, Progress(num_rows, stream))
-
-    predicted = job.predict(weights, held_out)
+    is_right = job.predict(weights, held_out) == held_out["y"]
     rows = sum(step.num_rows for step in steps)
-    summary = TrainingSummary(
-        policy=training.policy if training.policy != "auto" else batches.sharding.policy.name.lower(),
-        workers=0 if place.embedded else len(strategy.workers),
-        replicas=strategy.num_replicas_in_sync,
-        loop=training.loop,
-        steps=len(steps),
-        rows=rows,
-        final_loss=job.means_of_epochs(steps)[-1],
-        accuracy=float((predicted == held_out.y).mean()),
-        seconds=seconds,
-        rows_per_s=rows / seconds,
-        losses=[step.loss for step in steps],
-        picture=str(output.absolute()),
-    )
-    draw(output, steps, summary, held_out, predicted)
-    num_right = int((predicted == held_out.y).sum())
+    summary: dict[str, Any] = {
+        "policy": policy if policy != "auto" else batches.sharding.policy.name.lower(),
+        # No workers if the replicas are in this process.
+        "workers": 0 if embedded else len(strategy.workers),
+        "replicas": strategy.num_replicas_in_sync,
+        "loop": loop,
+        "steps": len(steps),
+        "rows": rows,
+        "final_loss": job.means_of_epochs(steps)[-1],
+        "accuracy": float(is_right.mean()),
+        "seconds": seconds,
+        "rows_per_s": rows / seconds,
+        "losses": [step.loss for step in steps],
+        "picture": str(output.absolute()),
+    }
+    draw(output, steps, summary, held_out, job.predict(weights, held_out))
     say(f"\n{_bold('Result')}")
-    say(f"  recognises  {summary.accuracy:.1%} of the held-out digits ({num_right} of {len(held_out)})")
-    say(f"  loss        {summary.losses[0]:.3f} in the first step, {summary.final_loss:.3f} in the last epoch")
-    say(f"  speed       {rows:,} rows in {seconds:.1f} s, {summary.rows_per_s:,.0f} rows/s, {len(steps)} steps")
+    say(f"  recognises  {is_right.mean():.1%} of the held-out digits ({is_right.sum()} of {len(is_right)})")
+    say(f"  loss        {steps[0].loss:.3f} in the first step, {summary['final_loss']:.3f} in the last epoch")
+    say(f"  speed       {rows:,} rows in {seconds:.1f} s, {rows / seconds:,.0f} rows/s, {len(steps)} steps")
     say(f"  picture     {output}")
-    return summary
-
-
-def _train(
-    strategy: Strategy, batches: Any, training: Training, progress: Progress
-) -> tuple[list[job.TrainingStep], job.Weights, float]:
-    steps: list[job.TrainingStep] = []
-    rows = 0
-
-    def tell(new: Sequence[job.TrainingStep]) -> None:
-        nonlocal rows
-        steps.extend(new)
-        rows += sum(step.num_rows for step in new)
-        progress.update(rows, loss=steps[-1].loss, note=f"epoch {steps[-1].epoch + 1}/{training.num_epochs}")
-
-    start_s = time.perf_counter()
-    try:
-        weights = job.LOOPS[training.loop](strategy, batches, training.num_epochs, training.seed, tell)
-    finally:
-        progress.close()
-    return steps, weights, time.perf_counter() - start_s
-
-
-def _counted(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+    if as_json:
+        click.echo(json.dumps(summary))
 
 
 def _bold(text: str) -> str:
@@ -349,64 +239,39 @@ def _check_libraries() -> None:
         )
 
 
-def _address_in(scheduler_file: str) -> str:
-    try:
-        return str(json.loads(Path(scheduler_file).read_text())["address"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ClusterError(
-            f"{scheduler_file!r} is not a scheduler file; create one with: dask scheduler --scheduler-file FILE"
-        ) from error
-
-
 def draw(
     output: Path,
     steps: Sequence[job.TrainingStep],
-    summary: TrainingSummary,
+    summary: dict[str, Any],
     held_out: job.Digits,
     predicted: job.Array,
 ) -> None:
     """Save a picture of the loss of every step and epoch, and of some held-out digits with their predictions."""
     from matplotlib.figure import Figure
 
-    ink, right, wrong = "#1f3b57", "#2b7a4b", "#c0392b"
     figure = Figure(figsize=(9, 6), layout="constrained")
-    grid = figure.add_gridspec(2, 1, height_ratios=[2.6, 1])
-    upper, lower = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
-    axes = upper.subplots()
+    axes, cells = figure.subplots(2, 1, height_ratios=[2.2, 1])
     means = job.means_of_epochs(steps)
     # Space the steps evenly, so that the axis counts epochs.
     places = np.linspace(0, len(means), len(steps) + 1)[1:]
-    axes.plot(places, summary.losses, color=ink, alpha=0.35, linewidth=1, label="each step")
-    axes.plot(np.arange(len(means)) + 0.5, means, "o-", color=ink, markersize=4, label="mean of the epoch")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlim(0, len(means))
-    axes.set_xlabel("epochs")
-    axes.set_ylabel("cross-entropy a row")
-    axes.grid(which="both", axis="y", alpha=0.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    sharded = f", policy {summary.policy}" if summary.workers > 1 else ""
-    axes.set_title(
-        f"{summary.accuracy:.1%} of held-out digits recognised "
-        f"({_counted(summary.replicas, 'replica', 'replicas')}{sharded})"
+    axes.plot(places, summary["losses"], alpha=0.4, label="each step")
+    axes.plot(np.arange(len(means)) + 0.5, means, "o-", label="mean of the epoch")
+    sharded = f", policy {summary['policy']}" if summary["workers"] > 1 else ""
+    title = (
+        f"{summary['accuracy']:.1%} of held-out digits recognised ({count(summary['replicas'], 'replica')}{sharded})"
     )
+    axes.set(yscale="log", xlim=(0, len(means)), xlabel="epochs", ylabel="cross-entropy a row", title=title)
+    axes.grid(which="both", axis="y", alpha=0.2)
+    axes.legend()
     # Show mistakes first, since they tell more.
-    is_wrong = predicted != held_out.y
+    is_wrong = predicted != held_out["y"]
     shown = np.argsort(~is_wrong, kind="stable")[:20]
-    lower.suptitle(f"Held-out digits and their predictions, the {is_wrong.sum()} mistakes first", fontsize=10)
-    # Use one set of axes: laying out twenty takes longer than the training.
-    cells = lower.subplots()
-    cells.set_axis_off()
+    images = np.pad(held_out["x"][shown].reshape(2, 10, 8, 8), ((0, 0), (0, 0), (4, 1), (1, 1)))
+    cells.imshow(images.transpose(0, 2, 1, 3).reshape(26, 100), cmap="gray_r")
     for place, example in enumerate(shown):
-        row, column = divmod(place, 10)
-        left, bottom = 1.3 * column, -1.4 * row
-        cells.imshow(held_out.x[example].reshape(8, 8), cmap="gray_r", extent=(left, left + 1, bottom, bottom + 1))
-        color = wrong if is_wrong[example] else right
-        cells.plot(
-            [left, left + 1, left + 1, left, left], [bottom, bottom, bottom + 1, bottom + 1, bottom], color=color
-        )
-        text = f"{predicted[example]}, is {held_out.y[example]}" if is_wrong[example] else str(predicted[example])
-        cells.text(left + 0.5, bottom + 1.05, text, fontsize=8, color=color, ha="center", va="bottom")
-    cells.set(xlim=(-0.05, 12.75), ylim=(-1.45, 1.35))
+        text = f"{predicted[example]}, is {held_out['y'][example]}" if is_wrong[example] else str(predicted[example])
+        x, y = 10 * (place % 10) + 4.5, 13 * (place // 10) + 1.5
+        cells.text(x, y, text, fontsize=8, color="firebrick" if is_wrong[example] else "green", ha="center")
+    cells.set_title(f"Held-out digits and their predictions, the {is_wrong.sum()} mistakes first", fontsize=10)
+    cells.set_axis_off()
     figure.savefig(output, dpi=130, format="png")

@@ -5,11 +5,9 @@ Only functions of this module run on workers, so a worker needs nothing but dask
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -23,6 +21,8 @@ from daskdist.strategy.strategy import Strategy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Weights = dict[str, Array]
+# The darkness ``x`` of each pixel from 0 to 1, shape (num_rows, 64), and the digits ``y``, shape (num_rows,).
+Digits = dict[str, Array]
 
 NUM_FILES: Final = 8
 NUM_CLASSES: Final = 10
@@ -36,46 +36,12 @@ _LEARNING_RATE: Final = 0.2
 _MOMENTUM: Final = 0.9
 
 
-@dataclass(frozen=True)
-class Digits:
-    """Handwritten digits of 8 by 8 pixels.
-
-    Parameters
-    ----------
-    x
-        The darkness of each pixel, shape ``(num_rows, 64)``, float64 from 0 to 1.
-    y
-        The digits, shape ``(num_rows,)``, int64.
-    """
-
-    x: Array
-    y: Array
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-
-@dataclass(frozen=True)
-class TrainingStep:
-    """The outcome of one step of training.
-
-    Parameters
-    ----------
-    epoch
-        The number of the pass over the data, from 0 on.
-    loss
-        The mean cross-entropy of its rows.
-    num_rows
-        The number of rows of all replicas.
-    """
+class TrainingStep(NamedTuple):
+    """The number of the pass over the data, the mean cross-entropy of the rows of a step, and their number."""
 
     epoch: int
     loss: float
     num_rows: int
-
-
-# Called with steps as they become known.
-Tell = Callable[[Sequence[TrainingStep]], object]
 
 
 def load() -> tuple[Digits, Digits]:
@@ -85,7 +51,7 @@ def load() -> tuple[Digits, Digits]:
     x, y = load_digits(return_X_y=True)
     is_held_out = np.arange(len(y)) % _HOLD_OUT_EVERY == 0
     x, y = x / _MOST_INK, y.astype(np.int64)
-    return Digits(x[~is_held_out], y[~is_held_out]), Digits(x[is_held_out], y[is_held_out])
+    return {"x": x[~is_held_out], "y": y[~is_held_out]}, {"x": x[is_held_out], "y": y[is_held_out]}
 
 
 def write_files(digits: Digits, directory: Path) -> list[Path]:
@@ -95,10 +61,10 @@ def write_files(digits: Digits, directory: Path) -> list[Path]:
 
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
-    for number, rows in enumerate(np.array_split(np.arange(len(digits)), NUM_FILES)):
-        columns = {name: digits.x[rows, place] for place, name in enumerate(PIXELS)}
+    for number, rows in enumerate(np.array_split(np.arange(len(digits["y"])), NUM_FILES)):
+        columns = {name: digits["x"][rows, place] for place, name in enumerate(PIXELS)}
         paths.append(directory / f"digits-{number}.parquet")
-        pyarrow.parquet.write_table(pyarrow.table({**columns, "label": digits.y[rows]}), paths[-1])
+        pyarrow.parquet.write_table(pyarrow.table({**columns, "label": digits["y"][rows]}), paths[-1])
     return paths
 
 
@@ -129,7 +95,7 @@ def forward(weights: Weights, x: Array) -> tuple[Array, Array]:
     return hidden, scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
 
 
-def gradients(weights: Weights, batch: dict[str, Array]) -> tuple[Any, Any, Weights]:
+def gradients(weights: Weights, batch: Digits) -> tuple[Any, Any, Weights]:
     """Compute one replica's part of a step: sums over its rows, so that replicas' sums add up.
 
     Returns
@@ -153,88 +119,71 @@ def gradients(weights: Weights, batch: dict[str, Array]) -> tuple[Any, Any, Weig
     return loss, len(y), sums
 
 
-def descended(weights: Weights, speeds: Weights, num_rows: Any, slopes: Weights) -> tuple[Weights, Weights]:
-    """Return the network and its velocity after a step of gradient descent with momentum.
+def train(
+    batches: Iterable[Any], num_epochs: int, seed: int, sums_of: Callable[[Weights, Any], Any]
+) -> tuple[list[TrainingStep], Weights]:
+    """Train by gradient descent with momentum.
 
     Parameters
     ----------
-    weights, speeds
-        The weights and the velocity before the step.
-    num_rows, slopes
-        The results of `gradients`, summed over the replicas.
-    """
-    speeds = {name: _MOMENTUM * speed - _LEARNING_RATE * slopes[name] / num_rows for name, speed in speeds.items()}
-    return {name: weight + speeds[name] for name, weight in weights.items()}, speeds
-
-
-def train_on_driver(strategy: Strategy, batches: DistributedDataset, num_epochs: int, seed: int, tell: Tell) -> Weights:
-    """Train by a loop in this program, which keeps the weights and sends each step to all replicas.
-
-    Parameters
-    ----------
-    strategy, batches
-        The strategy of the replicas, and the batches they train on.
+    batches
+        The batches of each pass.
     num_epochs, seed
         The number of passes over the batches, and the seed of the initial weights.
-    tell
-        Called with the steps whose results have become known.
+    sums_of
+        Returns the results of `gradients` for a batch, summed over the replicas.
 
     Returns
     -------
-    weights
-        The trained network.
+    steps, weights
+        The steps, and the trained network.
     """
-    weights = fresh_weights(seed)
-    speeds = {name: np.zeros_like(weight) for name, weight in weights.items()}
-    for epoch in range(num_epochs):
-        for batch in batches:
-            sums = strategy.reduce("SUM", strategy.run(gradients, args=(weights, batch)), axis=None)
-            # Fetch the losses together; one by one, each would be a request.
-            loss, num_rows, slopes = strategy.local_results(sums)[0]
-            weights, speeds = descended(weights, speeds, num_rows, slopes)
-            tell([TrainingStep(epoch, float(loss / num_rows), int(num_rows))])
-    return weights
-
-
-def train_on_replicas(
-    strategy: Strategy, batches: DistributedDataset, num_epochs: int, seed: int, tell: Tell
-) -> Weights:
-    """Train like `train_on_driver`, but by a loop on each replica, whose weights stay equal."""
-    weights: Weights
-    result = strategy.run(replica_loop, args=(batches, num_epochs, seed))
-    epochs, losses, num_rows, weights = strategy.local_results(result)[0]
-    tell(
-        [
-            TrainingStep(int(epoch), float(loss), int(rows))
-            for epoch, loss, rows in zip(epochs, losses, num_rows, strict=True)
-        ]
-    )
-    return weights
-
-
-def replica_loop(
-    batches: Iterable[dict[str, Array]], num_epochs: int, seed: int
-) -> tuple[Array, Array, Array, Weights]:
-    """Run the training loop of one replica.
-
-    Returns
-    -------
-    epochs, losses, num_rows, weights
-        For each step the pass, the mean loss and the number of rows of all replicas, shape ``(num_steps,)``; and the
-        trained network. They are the same on all replicas.
-    """
-    context: Any = get_replica_context()
     weights = fresh_weights(seed)
     speeds = {name: np.zeros_like(weight) for name, weight in weights.items()}
     steps = []
     for epoch in range(num_epochs):
         for batch in batches:
-            # Reduce loss and gradients in one call, since each call is a message to the other workers.
-            loss, num_rows, slopes = context.all_reduce("SUM", gradients(weights, batch))
-            weights, speeds = descended(weights, speeds, num_rows, slopes)
-            steps.append((epoch, loss / num_rows, num_rows))
-    epochs, losses, rows = (np.array(column) for column in zip(*steps, strict=True))
-    return epochs, losses, rows, weights
+            loss, num_rows, slopes = sums_of(weights, batch)
+            speeds = {
+                name: _MOMENTUM * speed - _LEARNING_RATE * slopes[name] / num_rows for name, speed in speeds.items()
+            }
+            weights = {name: weight + speeds[name] for name, weight in weights.items()}
+            steps.append(TrainingStep(epoch, float(loss / num_rows), int(num_rows)))
+    return steps, weights
+
+
+def train_on_driver(
+    strategy: Strategy, batches: DistributedDataset, num_epochs: int, seed: int
+) -> tuple[list[TrainingStep], Weights]:
+    """Train by a loop in this program, which keeps the weights and sends each step to all replicas."""
+
+    def sums_of(weights: Weights, batch: Any) -> Any:
+        sums = strategy.reduce("SUM", strategy.run(gradients, args=(weights, batch)), axis=None)
+        # Fetch the losses together; one by one, each would be a request.
+        return strategy.local_results(sums)[0]
+
+    return train(batches, num_epochs, seed, sums_of)
+
+
+def train_on_replicas(
+    strategy: Strategy, batches: DistributedDataset, num_epochs: int, seed: int
+) -> tuple[list[TrainingStep], Weights]:
+    """Train like `train_on_driver`, but by a loop on each replica, whose weights stay equal."""
+    columns, weights = strategy.local_results(strategy.run(replica_loop, args=(batches, num_epochs, seed)))[0]
+    return [TrainingStep(*step) for step in zip(*(column.tolist() for column in columns), strict=True)], weights
+
+
+def replica_loop(batches: Iterable[Digits], num_epochs: int, seed: int) -> tuple[list[Array], Weights]:
+    """Train on one replica; return the columns of `TrainingStep` of all steps, shape ``(num_steps,)``, and the network.
+
+    They are the same on all replicas.
+    """
+    context: Any = get_replica_context()
+    # Reduce loss and gradients in one call, since each call is a message to the other workers.
+    steps, weights = train(
+        batches, num_epochs, seed, lambda weights, batch: context.all_reduce("SUM", gradients(weights, batch))
+    )
+    return [np.array(column) for column in zip(*steps, strict=True)], weights
 
 
 # The place of the loop -> the function that trains.
@@ -243,14 +192,13 @@ LOOPS: Final = {"driver": train_on_driver, "replicas": train_on_replicas}
 
 def means_of_epochs(steps: Sequence[TrainingStep]) -> list[float]:
     """Return the mean loss per row of each pass over the data."""
-    means = []
-    for _, group in itertools.groupby(steps, lambda step: step.epoch):
-        epoch = list(group)
-        means.append(float(np.average([step.loss for step in epoch], weights=[step.num_rows for step in epoch])))
+    epochs, losses, num_rows = map(np.array, zip(*steps, strict=True))
+    sums = np.bincount(epochs, weights=losses * num_rows) / np.bincount(epochs, weights=num_rows)
+    means: list[float] = sums.tolist()
     return means
 
 
 def predict(weights: Weights, digits: Digits) -> Array:
     """Return the most likely digit of each image, shape ``(num_rows,)``."""
-    likeliest: Array = forward(weights, digits.x)[1].argmax(axis=1)
+    likeliest: Array = forward(weights, digits["x"])[1].argmax(axis=1)
     return likeliest
