@@ -48,8 +48,7 @@ def read_tfrecord(
     -------
     Dataset
         An element for each record: bytes, or a dict of arrays by name. A `VarLenFeature` has varying length: batch it
-        with ``padded_batch`` or ``ragged_batch``. The unit of reading is a byte range, or with an index a range of
-        records.
+        with ``padded_batch`` or ``ragged_batch``. The unit of reading is a byte range.
 
     Raises
     ------

@@ -125,6 +125,8 @@ class ByteRange:
     start, stop
         The bytes of the file; the range has the records that begin in them. For a compressed file these are compressed
         bytes, read before the part starts and when it stops.
+    begin
+        The offset of its first record; None if unknown.
     """
 
     version: Version
@@ -132,6 +134,7 @@ class ByteRange:
     index: int
     start: int
     stop: int
+    begin: int | None = None
 
     @property
     def is_last(self) -> bool:
@@ -260,6 +263,8 @@ class ByteRanges:
     def _from_file(self, part: ByteRange) -> RangeRecords:
         if self.framing.is_local:
             return self._between(part, max(part.start - 1, 0))
+        if part.begin is not None:
+            return self._between(part, part.begin)
         begins, size = _begins((part.version, self.framing, part.size)), part.size
         with begins.lock:
             # Boundaries are found in order.

@@ -1,18 +1,18 @@
 """TFRecord: records of bytes, each preceded by its length, with checksums of both.
 
-Splits are byte ranges, whose first record is found by following records from the beginning; with an index they are
-ranges of records.
+Splits are byte ranges, whose first record is found by following records from the beginning; with an index that is done
+once, when they are listed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import IO, Any, Final
 
 import numpy as np
 
-from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows
 from daskdist.core.failing.origin import Origin, SelectedOrigins, Skipped
 from daskdist.core.primitive import Split
@@ -23,10 +23,9 @@ from daskdist.formats.tfrecord.crc import library, of_records
 from daskdist.formats.tfrecord.example import Examples, Feature
 from daskdist.formats.tfrecord.example_writer import block_of, check_example, examples_of
 from daskdist.formats.tfrecord.record_framing import FOOTER_BYTES, HEADER_BYTES, Records, framed, headers_of, is_plain
-from daskdist.formats.tfrecord.record_index import TFRecordSplit, index_of
-from daskdist.storage.byte_ranges import BrokenRecord, ByteRanges, RangeRecords
+from daskdist.storage.byte_ranges import ByteRanges, RangeRecords
 from daskdist.storage.compression import compressed, inferred, suffix_of, without_suffix
-from daskdist.storage.filesystem import Storage, failures
+from daskdist.storage.filesystem import Storage
 from daskdist.storage.schema_check import FirstFile
 from daskdist.tables.byte_rows import objects_at, rows_at
 
@@ -88,23 +87,10 @@ class TFRecord:
 
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         ranges = self._ranges(path)
+        splits = ranges.list(path, file)
         if not self.index or ranges.compression is not None:
-            return ranges.list(path, file)
-        version = self.storage.version(path)
-        index = index_of(self.storage, version, check=self.check_crc)
-        return [
-            Split(
-                f"{path} records {part.first} to {part.first + part.num_rows}"
-                if part.num_rows is not None
-                else f"{path} bytes {part.start} to {part.stop}",
-                part,
-                part.num_rows,
-                part.stop - part.start,
-                file,
-                path,
-            )
-            for part in index.parts(in_bytes("split-bytes"))
-        ]
+            return splits
+        return [_counted(split, self.storage, self.check_crc) for split in splits]
 
     def read(self, split: Split) -> Block:
         block, refused = self._block(split, *self._piece(split))
@@ -132,34 +118,14 @@ class TFRecord:
     def _piece(self, split: Split, *, is_lenient: bool = False) -> tuple[RangeRecords, Array | None]:
         # Return the records of a split, and their offsets as far as known.
         framing = Records(self.check_crc)
-        if isinstance(split.payload, TFRecordSplit):
-            piece = self._part(split, split.payload, framing)
-            if piece.broken is not None and not is_lenient:
-                raise FileError(f"{split.label}: damaged or cut short: {piece.broken}")
-        else:
-            piece = ByteRanges(framing, self.storage).read(split, is_lenient=is_lenient)
+        piece = ByteRanges(framing, self.storage).read(split, is_lenient=is_lenient)
         begins = framing.begins.pop() if framing.begins else None
         return piece, None if begins is None else begins[: np.searchsorted(begins, len(piece.data))]
-
-    def _part(self, split: Split, part: TFRecordSplit, framing: Records) -> RangeRecords:
-        self.storage.check_unchanged(part.version, split.label)
-        with failures(split.label):
-            data = self.storage.read(part.version.path, part.start, part.stop)
-        try:
-            framing.boundary(data, len(data), is_end=True)
-        except BrokenRecord as error:
-            return RangeRecords(
-                data[: error.offset], part.start, f"at byte {part.start + error.offset}: {error.reason}"
-            )
-        return RangeRecords(data, part.start)
 
     def _block(self, split: Split, piece: RangeRecords, begins: Array | None) -> tuple[Block, list[tuple[str, str]]]:
         # Return the valid records of a piece, and the positions and problems of the others.
         headers = headers_of(piece.data, check=False, begins=begins)
         starts, lengths = headers.starts, headers.lengths.astype(np.int64)
-        expected = split.num_rows
-        if expected is not None and expected != len(starts) and piece.broken is None:
-            raise FileError(f"{split.label}: it has {len(starts)} records, but {expected} by its index")
         rows, refused = np.arange(len(starts)), []
         raw = objects_at(piece.data, starts, lengths) if self.check_crc or self.features is None else None
         if raw is not None and self.check_crc:
@@ -195,6 +161,16 @@ class TFRecord:
         # A few at a time, so that intermediate data stays in the processor's cache.
         parts = [_framed(rows.slice(at, at + _WRITTEN_ROWS)) for at in range(0, len(rows), _WRITTEN_ROWS)]
         file.write(compressed(b"".join(parts), None if self.compression == "infer" else self.compression))
+
+
+@lru_cache(maxsize=4096)
+def _counted(split: Split, storage: Storage, check_crc: bool) -> Split:
+    # A split with the number of its records and the offset of the first, unless a record up to its end is damaged.
+    piece = ByteRanges(Records(check_crc), storage).read(split, is_lenient=True)
+    if piece.broken is not None:
+        return split
+    num_rows = len(headers_of(piece.data, check=False).starts)
+    return replace(split, payload=replace(split.payload, begin=piece.offset), num_rows=num_rows)
 
 
 def _framed(rows: Rows) -> bytes:
