@@ -18,7 +18,8 @@ _AT_ONCE: Final = 2**17
 _ZERO, _TEN, _PLUS, _MINUS, _X = np.uint8(48), np.uint8(10), 43, 45, 120
 _LOWER: Final = np.uint8(32)
 
-is_number_text: Final = re.compile(rb"[ \t]*(\+|-?0[0-9xX])").match
+_PATTERN: Final = r"^[ \t]*(\+|-?0[0-9xX])"
+is_number_text: Final = re.compile(_PATTERN.encode()).match
 
 
 def may_hold_number_text(data: bytes, delimiter: str, quote: str) -> bool:
@@ -66,27 +67,7 @@ def number_texts(column: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
     column
         An Arrow array of bytes without nulls.
     """
-    _, offsets, data = column.buffers()
-    mask = np.zeros(len(column), bool)
-    if data is None or not data.size or not len(column):
-        return mask
-    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    starts, lengths = bounds[:-1], np.diff(bounds)
-    content = np.frombuffer(data, np.uint8)
+    import pyarrow.compute as pc
 
-    def byte(place: int) -> Any:
-        return np.where(lengths > place, content.take(starts + place, mode="clip"), 0).astype(np.uint8)
-
-    first, second = byte(0), byte(1)
-    is_minus = first == _MINUS
-    if is_minus.any():
-        third = byte(2)
-        digit, after = np.where(is_minus, second, first), np.where(is_minus, third, second)
-    else:
-        digit, after = first, second
-    mask |= (digit == _ZERO) & (((after - _ZERO) < _TEN) | ((after | _LOWER) == _X))
-    mask |= first == _PLUS
-    # Ignore blanks before a number.
-    for row in np.flatnonzero((first == ord(" ")) | (first == ord("\t"))).tolist():
-        mask[row] = is_number_text(column[row].as_py()) is not None
-    return mask
+    mask = pc.match_substring_regex(column, _PATTERN)
+    return mask.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]

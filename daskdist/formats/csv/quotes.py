@@ -7,7 +7,6 @@ not change their result. A row ends with ``\n``, ``\r\n`` or ``\r``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -23,11 +22,6 @@ _NEWLINE, _RETURN = 10, 13
 _LONGEST_BYTES: Final = 2**28
 
 Positions = np.ndarray[Any, np.dtype[np.intp]]
-Bits = np.ndarray[Any, np.dtype[np.uint64]]
-
-_ONE, _LAST = np.uint64(1), np.uint64(63)
-# The number of bytes to process together.
-_AT_ONCE: Final = 2**17
 
 
 @dataclass(frozen=True)
@@ -55,14 +49,14 @@ class Quotes:
     def boundary(self, data: bytes, at_least: int, *, is_end: bool) -> int | None:
         if not at_least:
             return 0
-        quoted = _Quoted.of(self, data) if not self.is_local and self.quote in data else None
+        marks = _NONE if self.is_local else self.marks(data)
         at: int | None = at_least - 1
         while at is not None:
             place = _line_end(data, at, is_end)
             if place is None:
                 break
             last, begin = place
-            if quoted is not None and quoted.has(last):
+            if np.searchsorted(marks, last) % 2:
                 # Continue after the closing quote.
                 closing = data.find(self.quote, last)
                 at = None if closing < 0 else closing
@@ -72,8 +66,8 @@ class Quotes:
                 # Readers take a byte-order mark at the beginning for that of the encoding, so no part may begin with
                 # one.
                 at = begin
-        if quoted is not None and quoted.is_open:
-            self._see_that_it_closes(data, self.marks(data), is_end)
+        if len(marks) % 2:
+            self._see_that_it_closes(data, marks, is_end)
         return len(data) if is_end else None
 
     def _see_that_it_closes(self, data: bytes, marks: Positions, is_end: bool) -> None:
@@ -101,11 +95,7 @@ class Quotes:
 
     def rows(self, data: bytes, *, with_blank: bool = False) -> tuple[Positions, Positions]:
         """Return the begin and end of each complete row, without its newline; blank lines only if ``with_blank``."""
-        array = np.frombuffer(data, np.uint8)
-        is_end = array == _NEWLINE
-        if b"\r" in data:
-            is_end |= array == _RETURN
-        ends = np.flatnonzero(is_end)
+        array, ends = np.frombuffer(data, np.uint8), _line_ends(data)
         marks = self.marks(data)
         if len(marks):
             ends = ends[np.searchsorted(marks, ends) % 2 == 0]
@@ -121,10 +111,8 @@ class Quotes:
 
     def has_quoted_newline(self, data: bytes) -> bool:
         """Return whether a newline is in quotes, or a quote is not closed."""
-        if not self.quote or self.quote not in data:
-            return False
-        quoted = _Quoted.of(self, data)
-        return quoted.is_open or quoted.has_newline()
+        marks = self.marks(data)
+        return bool(len(marks) % 2 or (np.searchsorted(marks, _line_ends(data)) % 2).any())
 
     def marks(self, data: bytes) -> Positions:
         """Return the positions of opening and closing quotes in turn; a doubled quote counts as closing and opening."""
@@ -158,67 +146,13 @@ class Quotes:
         return ends_field
 
 
-@dataclass(frozen=True)
-class _Quoted:
-    # The bytes in quotes of data that begins with a row.
-    data: bytes
-    # One bit per byte, set from an opening quote up to the closing one.
-    bits: Bits
-
-    @classmethod
-    def of(cls, quotes: Quotes, data: bytes) -> _Quoted:
-        delimiter, quote = quotes.delimiter[0], quotes.quote[0]
-        marks = _packed(data, lambda part: part == quote)
-        bits = _toggled(marks)
-        # The bits are right if each opening quote begins a field or directly follows another, as a doubled quote.
-        ends_line = _ends_line if b"\r" in data else _is_newline
-        before = marks | _packed(data, lambda part: ends_line(part) | (part == delimiter))
-        may_open = before << _ONE
-        may_open[1:] |= before[:-1] >> _LAST
-        may_open[0] |= np.uint64(1 << (3 if data.startswith(MARK) else 0))
-        if (marks & bits & ~may_open).any():
-            counts = np.zeros(len(data), bool)
-            counts[quotes.marks(data)] = True
-            bits = _toggled(_packed(counts, lambda part: part))
-        return cls(data, bits)
-
-    @property
-    def is_open(self) -> bool:
-        return self.has(len(self.data) - 1)
-
-    def has(self, at: int) -> bool:
-        return bool(int(self.bits[at // 64]) >> at % 64 & 1)
-
-    def has_newline(self) -> bool:
-        return bool((self.bits & _packed(self.data, _ends_line)).any())
-
-
-def _packed(data: Any, is_one: Callable[[Any], Any]) -> Bits:
-    # Pack one bit per byte into 64-bit numbers, lowest bit first; in parts that stay in the cache.
-    array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
-    bits = np.zeros(-(-len(array) // 64) * 8, np.uint8)
-    for start in range(0, len(array), _AT_ONCE):
-        packed = np.packbits(is_one(array[start : start + _AT_ONCE]), bitorder="little")
-        bits[start // 8 : start // 8 + len(packed)] = packed
-    return bits.view("<u8")
-
-
-def _toggled(marks: Bits) -> Bits:
-    # Return for each bit the parity of the bits up to it: within a word by doubling, then across words.
-    bits = marks.copy()
-    for distance in (1, 2, 4, 8, 16, 32):
-        bits ^= bits << np.uint64(distance)
-    odd = np.bitwise_xor.accumulate(bits >> _LAST)
-    bits[1:] ^= np.uint64(0) - odd[:-1]
-    return bits
-
-
-def _is_newline(array: Any) -> Any:
-    return array == _NEWLINE
-
-
-def _ends_line(array: Any) -> Any:
-    return (array == _NEWLINE) | (array == _RETURN)
+def _line_ends(data: bytes) -> Positions:
+    # Return the positions of line ends, of which a carriage return and a newline are two.
+    array = np.frombuffer(data, np.uint8)
+    is_end = array == _NEWLINE
+    if b"\r" in data:
+        is_end |= array == _RETURN
+    return np.flatnonzero(is_end)
 
 
 def _follows(positions: Positions) -> Any:
