@@ -6,18 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from daskdist.config import in_bytes
-from daskdist.core.array_pool import pooled_empty
-from daskdist.core.block import Block, Bundle, Rows, merge
-from daskdist.core.failing.origin import JoinedOrigin, Origin, SelectedOrigins, Skipped
+from daskdist.core.block import Block, Rows, merge
+from daskdist.core.failing.origin import SelectedOrigins
 from daskdist.core.primitive import Split
-
-# Rows are merged as they come up to this multiple of the setting split-bytes.
-_TIMES_SPLIT: Final = 4
 
 
 @dataclass(frozen=True)
@@ -127,89 +123,16 @@ class ReadGroup:
     function: Callable[[Split], Rows]
 
     def __call__(self, split: Split) -> Rows:
-        first, *rest = split.payload
-        together = _MergedRows(self.function(first), (split.num_rows or 0) if rest else 0)
-        for part in rest:
-            together.add(self.function(part))
-        rows = together.rows()
+        parts = [self.function(part) for part in split.payload]
+        rows = merge(parts, parts[0])
+        blocks = [part for part in parts if isinstance(part, Block)]
+        if isinstance(rows, Block) and len(blocks) == len(parts):
+            # The origins of rows in bundles are not known.
+            counts = list(map(len, blocks))
+            places = np.concatenate([np.arange(count) for count in counts])
+            rows.origin = SelectedOrigins(
+                [block.origin for block in blocks], places, np.repeat(range(len(blocks)), counts)
+            )
+        rows.skipped = tuple(note for part in parts for note in part.skipped)
         rows.label = split.label
-        return rows
-
-
-class _MergedRows:
-    """The rows of several splits merged into one block, if shapes and dtypes agree.
-
-    Rows are copied to their final place as they come. The memory they came in is reused for the next split while it is
-    in the processor's cache.
-
-    Parameters
-    ----------
-    first
-        The rows of the first split.
-    num_rows
-        The number of rows to allocate; with 0 the rows are concatenated at the end.
-    """
-
-    def __init__(self, first: Rows, num_rows: int) -> None:
-        self._room = num_rows
-        # The first block with rows; until one comes, the first block.
-        self._like = first
-        self._leaves: list[Any] = []
-        self._num_rows = 0
-        # The blocks from the first on that did not fit, in order.
-        self._others: list[Rows] = []
-        self._origins: list[Origin | SelectedOrigins | JoinedOrigin] = []
-        self._counts: list[int] = []
-        self._skipped: list[Skipped] = []
-        self.add(first)
-
-    def add(self, rows: Rows) -> None:
-        """Add the rows of the next split."""
-        self._skipped += rows.skipped
-        if not len(rows):
-            return
-        if not len(self._like):
-            self._like = rows
-        if isinstance(rows, Block):
-            self._origins.append(rows.origin)
-            self._counts.append(len(rows))
-            if not self._leaves and not self._others:
-                self._make_room_for_all_like(rows)
-            if self._fits(rows):
-                stop = self._num_rows + len(rows)
-                for target, leaf in zip(self._leaves, rows.leaves, strict=True):
-                    target[self._num_rows : stop] = leaf
-                self._num_rows = stop
-                return
-        self._others.append(rows)
-
-    def _fits(self, rows: Block) -> bool:
-        if self._others or not self._leaves or self._num_rows + len(rows) > self._room:
-            return False
-        return isinstance(self._like, Block) and self._like.is_like(rows)
-
-    def _make_room_for_all_like(self, rows: Block) -> None:
-        # The first block may be far larger than the others.
-        num_bytes = rows.nbytes // len(rows) * self._room
-        is_room = num_bytes <= _TIMES_SPLIT * in_bytes("split-bytes")
-        if is_room and all(isinstance(leaf, np.ndarray) for leaf in rows.leaves):
-            self._leaves = [pooled_empty((self._room, *leaf.shape[1:]), leaf.dtype) for leaf in rows.leaves]
-
-    def rows(self) -> Block | Bundle:
-        """Return the merged rows, in order."""
-        like, parts = self._like, self._others
-        if self._num_rows:
-            leaves = [leaf[: self._num_rows] for leaf in self._leaves]
-            blocks = [Block(like.structure, leaves, like.label)]
-            if parts:
-                # Rows of different shapes become a bundle, each in separate memory: keeping one keeps no other alive.
-                blocks = [blocks[0].take([row]) for row in range(self._num_rows)]
-            parts = [*blocks, *parts]
-        rows = merge(parts, like)
-        # The origins of rows in bundles are not known.
-        if isinstance(rows, Block) and sum(self._counts) == len(rows):
-            which = np.repeat(np.arange(len(self._counts)), self._counts)
-            places = np.concatenate([np.arange(count) for count in self._counts])
-            rows.origin = SelectedOrigins(self._origins, places, which)
-        rows.skipped = tuple(self._skipped)
         return rows
