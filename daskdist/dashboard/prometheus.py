@@ -23,8 +23,7 @@ class DaskdistCollector(PrometheusCollector):  # type: ignore[misc]
         plugin = self.server.plugins.get(_PLUGIN)
         if plugin is not None:
             figures: DashboardFigures = plugin.figures
-            yield from _of_replicas(figures)
-            yield from _of_programs(figures)
+            yield from _of_strategies(figures)
             yield from _of_jobs(figures)
 
 
@@ -38,81 +37,49 @@ def _family(kind: str, name: str, text: str, labels: Sequence[str], rows: Sequen
     return family
 
 
-def _of_replicas(figures: DashboardFigures) -> Iterator[Any]:
+# For each kind of figure: the type of the metric, its name, its meaning, and the attribute that has it.
+_REPLICA_METRICS: Final = (
+    ("counter", "replica_steps", "Steps that a replica has taken", "num_steps"),
+    ("counter", "replica_rows", "Rows of datasets in the steps of a replica", "num_rows"),
+    ("counter", "replica_step_seconds", "Time that a replica has spent in its steps", "step_s"),
+    ("counter", "replica_waiting_seconds", "Time that a replica has waited for the input of a step", "waiting_s"),
+)
+_PROGRAM_METRICS: Final = (
+    (
+        "counter",
+        "program_waiting_seconds",
+        "Time that a program has waited for next steps of distributed datasets",
+        "waiting_s",
+    ),
+    ("gauge", "steps_in_flight", "Steps that were sent to replicas and have not finished", "num_in_flight"),
+    ("gauge", "read_ahead_bytes", "Bytes of batches that workers have read ahead", "ahead_bytes"),
+    (
+        "gauge",
+        "read_ahead_limit_bytes",
+        "The most bytes of batches that workers may read ahead",
+        "most_ahead_bytes",
+    ),
+)
+
+
+def _of_strategies(figures: DashboardFigures) -> Iterator[Any]:
     replicas = [
         ((replica.strategy, str(replica.number), replica.worker, replica.device), replica)
         for replica in figures.replicas.values()
     ]
-    yield _family(
-        "counter",
-        "replica_steps",
-        "Steps that a replica has taken",
-        _OF_REPLICA,
-        [(labels, replica.num_steps) for labels, replica in replicas],
-    )
-    yield _family(
-        "counter",
-        "replica_rows",
-        "Rows of datasets in the steps of a replica",
-        _OF_REPLICA,
-        [(labels, replica.num_rows) for labels, replica in replicas],
-    )
-    yield _family(
-        "counter",
-        "replica_step_seconds",
-        "Time that a replica has spent in its steps",
-        _OF_REPLICA,
-        [(labels, replica.step_s) for labels, replica in replicas],
-    )
-    yield _family(
-        "counter",
-        "replica_waiting_seconds",
-        "Time that a replica has waited for the input of a step",
-        _OF_REPLICA,
-        [(labels, replica.waiting_s) for labels, replica in replicas],
-    )
-    yield _family(
-        "counter",
-        "task_seconds",
-        "Time that tasks of datasets with a name have taken on all workers",
-        ("task",),
-        [((name,), seconds) for name, seconds in figures.task_s.items()],
-    )
-    yield _family(
-        "counter", "lost_workers", "Workers that were lost while a strategy used them", (), [((), figures.num_lost)]
-    )
-
-
-def _of_programs(figures: DashboardFigures) -> Iterator[Any]:
     programs = [((token,), program) for token, program in figures.programs.items()]
-    yield _family(
-        "counter",
-        "program_waiting_seconds",
-        "Time that a program has waited for next steps of distributed datasets",
-        ("strategy",),
-        [(labels, program.waiting_s) for labels, program in programs],
-    )
-    yield _family(
-        "gauge",
-        "steps_in_flight",
-        "Steps that were sent to replicas and have not finished",
-        ("strategy",),
-        [(labels, program.num_in_flight) for labels, program in programs],
-    )
-    yield _family(
-        "gauge",
-        "read_ahead_bytes",
-        "Bytes of batches that workers have read ahead",
-        ("strategy",),
-        [(labels, program.ahead_bytes) for labels, program in programs],
-    )
-    yield _family(
-        "gauge",
-        "read_ahead_limit_bytes",
-        "The most bytes of batches that workers may read ahead",
-        ("strategy",),
-        [(labels, program.most_ahead_bytes) for labels, program in programs],
-    )
+    for metrics, labels, observed in (
+        (_REPLICA_METRICS, _OF_REPLICA, replicas),
+        (_PROGRAM_METRICS, ("strategy",), programs),
+    ):
+        for kind, name, text, attribute in metrics:
+            rows = [(values, getattr(known, attribute)) for values, known in observed]
+            yield _family(kind, name, text, labels, rows)
+    tasks = [((name,), seconds) for name, seconds in figures.task_s.items()]
+    text = "Time that tasks of datasets with a name have taken on all workers"
+    yield _family("counter", "task_seconds", text, ("task",), tasks)
+    text = "Workers that were lost while a strategy used them"
+    yield _family("counter", "lost_workers", text, (), [((), figures.num_lost)])
 
 
 def _of_jobs(figures: DashboardFigures) -> Iterator[Any]:
