@@ -62,7 +62,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_gives_figures(run, name: str) -> None:
+def test_the_main_benchmark_gives_figures(run, name: str) -> None:
     figures = run(SPINE, "--only", name)
     assert figures
     assert all(figure["ours"] >= 0 for figure in figures)

@@ -75,7 +75,7 @@ def busy_s() -> float:
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_as_a_newcomer_runs_it(tmp_path, env):
+def test_the_documented_command_works_without_warnings(tmp_path, env):
     start_s, start_busy_s = time.perf_counter(), busy_s()
     done = subprocess.run(COMMAND, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=100)
     # The demo takes less than a minute. Beside other tests, only its CPU time can be checked.
@@ -130,7 +130,7 @@ def test_data_policy_gives_one_loss_anywhere(summary, cluster):
 
 
 @pytest.mark.cluster
-def test_file_policy_repeats_itself(summary, cluster, tmp_path):
+def test_policy_file_gives_the_same_losses_again(summary, cluster, tmp_path):
     scheduler_file = tmp_path / "scheduler.json"
     scheduler_file.write_text(json.dumps({"address": cluster.scheduler_address}))
     first = summary("--policy", "file", "--scheduler", cluster.scheduler_address)
@@ -141,7 +141,7 @@ def test_file_policy_repeats_itself(summary, cluster, tmp_path):
 
 
 @pytest.mark.cluster
-def test_off_trains_on_every_row_once_a_worker(summary, cluster):
+def test_policy_off_trains_on_every_row_on_each_worker(summary, cluster):
     found = summary("--policy", "off", "--epochs", 1, "--scheduler", cluster.scheduler_address)
     assert found["rows"] == 2 * 1437
 
@@ -166,7 +166,7 @@ def test_a_loop_on_the_replicas_shows_its_result(demo, tmp_path):
     check_picture(tmp_path / "daskdist-demo.png")
 
 
-def test_seed_decides(summary):
+def test_the_seed_determines_the_losses(summary):
     one, same, other = [summary("--embedded", "--epochs", 1, "--seed", seed)["losses"] for seed in (1, 1, 2)]
     assert one == same
     assert one != other
@@ -182,7 +182,7 @@ def test_files_are_left_where_asked(demo, tmp_path):
     assert all(table.num_columns == 65 for table in tables)
 
 
-def test_digits_are_split_without_overlap():
+def test_training_and_test_digits_do_not_overlap():
     train_on, held_out = digits.load()
     assert (len(train_on["y"]), len(held_out["y"])) == (1437, 360)
     assert train_on["x"].dtype == np.float64
@@ -190,7 +190,7 @@ def test_digits_are_split_without_overlap():
     assert set(train_on["y"]) == set(held_out["y"]) == set(range(10))
 
 
-def test_gradients_are_slopes():
+def test_gradients_equal_numerical_derivatives():
     train_on, _ = digits.load()
     batch = {"x": train_on["x"][:20], "y": train_on["y"][:20]}
     weights = digits.fresh_weights(0)
@@ -278,7 +278,7 @@ def test_help():
     assert runner.invoke(main, ["--version"]).stdout.startswith("daskdist ")
 
 
-def test_command_line_is_light():
+def test_the_command_line_imports_no_large_library():
     script = (
         "import sys, daskdist.cli\n"
         "print(sorted({'distributed', 'numpy', 'pyarrow', 'sklearn', 'matplotlib'} & set(sys.modules)))"

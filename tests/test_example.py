@@ -208,7 +208,7 @@ def drawn(draws, damage):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_at_once_is_as_one_by_one(seed):
+def test_records_parsed_together_equal_records_parsed_one_by_one(seed):
     draws = random.Random(seed)
     records = [drawn(draws, draws.choice([0, 0.3])) for _ in range(300)]
     reader = Examples(
@@ -234,7 +234,7 @@ def test_at_once_is_as_one_by_one(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_records_of_one_length_are_as_one_by_one(seed):
+def test_records_of_one_length_parsed_together_equal_those_parsed_one_by_one(seed):
     # Most records have the layout of the first; bits of some are flipped, in the layout or in values.
     draws = random.Random(seed)
     records = []

@@ -138,7 +138,7 @@ def test_nccl_reduces_between_gpus(dtype):
     assert np.array_equal(CupyDevice(0).get(found), np.sum(values, axis=0, dtype=values[0].dtype))
 
 
-def test_nccl_is_as_its_stand_in_has_it():
+def test_nccl_has_the_interface_of_its_stand_in():
     library = nccl._library()
     if library is None:
         pytest.skip("CuPy finds no NCCL")
@@ -169,7 +169,7 @@ class TestCupySecond(DeviceLaws):
         return CupyDevice(1)
 
 
-def test_the_uuid_is_nvidia_smis(cupy):
+def test_the_uuid_equals_that_of_nvidia_smi(cupy):
     if cupy.cuda.runtime.is_hip:
         pytest.skip("of AMD's GPUs it is another")
     uuid = CupyDevice(0).uuid

@@ -354,14 +354,14 @@ def test_files_of_tests_are_small():
 
 
 @each_file
-def test_files_say_what_they_are(path):
+def test_files_have_docstrings(path):
     docstring = ast.get_docstring(tree_of(path))
     assert docstring, f"{name_of(path)} has no docstring"
     assert docstring.splitlines()[0].endswith((".", ":")), f"{name_of(path)}: {docstring.splitlines()[0]!r}"
 
 
 @each_file
-def test_names_say_something(path):
+def test_file_names_are_not_vague(path):
     vague = {"utils", "util", "common", "helpers", "base", "manager", "misc"}
     assert not vague & set(name_of(path).removesuffix(".py").split("/")), f"{name_of(path)} has a vague name"
 
@@ -431,7 +431,7 @@ def _is_node_of(each: object, module: object) -> bool:
 
 
 @each_file
-def test_passes_read_facts(path):
+def test_passes_look_for_no_operation(path):
     # A pass may build an operation, but it does not look for one.
     if unit_of(path) != "passes":
         return
@@ -523,7 +523,7 @@ def test_rooms_are_small():
     assert {name_of(room): number for room, number in numbers.items() if number > 16 and room != PACKAGE} == {}
 
 
-def test_imports_go_round_in_no_circle():
+def test_imports_have_no_cycles():
     # Imports for types only, and in functions, count too.
     modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES}
     modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}

@@ -37,7 +37,7 @@ def text_of(notebook: nbformat.NotebookNode) -> str:
     return "\n".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in found)
 
 
-def test_there_are_notebooks():
+def test_the_folder_has_notebooks():
     assert NOTEBOOKS
 
 
@@ -61,7 +61,7 @@ def kernel(tmp_path_factory):
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs(path, tmp_path, kernel):
+def test_each_notebook_runs_without_errors(path, tmp_path, kernel):
     for name in NEEDS.get(path.stem, ()):
         pytest.importorskip(name, reason=f"{name} is not installed")
     copy = Path(shutil.copy(path, tmp_path))
@@ -84,7 +84,7 @@ def test_runs(path, tmp_path, kernel):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_is_kept_with_outputs(path):
+def test_each_notebook_is_stored_with_outputs(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     cells = code_cells(notebook)

@@ -40,7 +40,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert "{'x': array([[500. , 250. ]," in shown
 
 
-def test_there_are_examples() -> None:
+def test_the_readme_has_examples() -> None:
     assert len(BLOCKS) == 17
 
 

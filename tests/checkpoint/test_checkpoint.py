@@ -302,12 +302,12 @@ def test_objects_need_both_methods(given):
         Checkpoint(it=given)
 
 
-def test_a_checkpoint_of_nothing_is_refused():
+def test_a_checkpoint_without_objects_is_refused():
     with pytest.raises(ArgumentError, match="give the objects to be saved, by name"):
         Checkpoint()
 
 
-def test_any_name_will_do(tmp_path):
+def test_objects_can_have_any_name(tmp_path):
     names = {"self": Thing(1), "path": Thing(2), "a/b c": Thing(3)}
     checkpoint = Checkpoint(**names)
     checkpoint.save(tmp_path / "a.ckpt")
@@ -635,7 +635,7 @@ def test_foreign_files(tmp_path, data, words):
         restored(tmp_path / "a.ckpt")
 
 
-def test_archives_of_numpy_are_none(tmp_path):
+def test_archives_of_numpy_are_refused_as_checkpoints(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros(2))
     with pytest.raises(FileError, match=r"no checkpoint: an archive without 'checkpoint.json'"):
         restored(tmp_path / "a.npz")

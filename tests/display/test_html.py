@@ -115,7 +115,7 @@ def test_files_are_not_read(parquet_files, tmp_path):
     assert "this process CPU:0, CPU:1" in text_of(distributed)
 
 
-def test_an_element_that_only_data_tells():
+def test_an_unknown_spec_is_shown_as_such():
     def unknown(row):
         raise ValueError("not for sample rows" if row == 0 else "nor for others")
 

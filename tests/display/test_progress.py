@@ -94,7 +94,7 @@ def test_without_tqdm_a_line_is_redrawn(monkeypatch):
 
 
 @pytest.mark.cluster
-def test_figures_are_not_waited_for(on_cluster, terminal):
+def test_progress_does_not_wait_for_figures(on_cluster, terminal):
     terminal = terminal()
     large = on_cluster.run(lambda: np.zeros(100_000))
     steps = on_cluster.distribute_dataset(Dataset.range(6).batch(2)).progress()

@@ -52,7 +52,7 @@ def test_control_characters_are_not_printed(capsys):
     assert "\x1b" not in printed(Dataset.from_list(["\x1b[2J\r\x07"]), capsys)
 
 
-def test_it_is_no_pass():
+def test_show_does_not_count_as_a_pass():
     shown, other = (Dataset.range(50).shuffle(50, seed=1) for _ in range(2))
     for _ in range(2):
         shown.show(1)
@@ -60,7 +60,7 @@ def test_it_is_no_pass():
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "2"])
-def test_the_number_is_checked(number):
+def test_show_refuses_invalid_numbers(number):
     with pytest.raises(errors.ArgumentError, match="show"):
         Dataset.range(3).show(number)
 

@@ -236,7 +236,7 @@ def test_an_iterator_dropped_while_it_fails_releases_everything():
     assert outstanding() == before
 
 
-def test_a_distributed_iterator_shares_it_too():
+def test_distributed_iterators_share_the_window():
     live = Live()
     dist = mirrored(2).distribute_dataset(Dataset(Blocks(100, live)).batch(100))
     iterators = [iter(dist) for _ in range(NUM_ITERATORS)]
@@ -430,7 +430,7 @@ def test_accounts_are_dropped_with_their_last_reference():
     assert Windows("gone", 100, 100)["a"].shared_bytes == 0
 
 
-def test_only_recording_takes_nothing_from_others():
+def test_a_window_without_a_limit_takes_no_room_from_others():
     noting = Windows("noted", 100, None)
     noting["a"].acquire(100)
     assert Windows("noted", 100, 100)["a"].shared_bytes == 0

@@ -34,7 +34,7 @@ def files(tmp_path):
 # --- graph and keys ---
 
 
-def test_is_a_collection():
+def test_a_dataset_is_a_dask_collection():
     assert is_dask_collection(rows())
     assert is_dask_collection(rows().batch(3))
 
@@ -75,7 +75,7 @@ def test_compute_gives_a_list():
     assert dask.compute(Dataset.range(5).filter(lambda x: x > 9)) == ([],)
 
 
-def test_several_are_computed_together():
+def test_several_datasets_are_computed_together():
     ds = Dataset.range(6)
     evens, squares = dask.compute(ds.filter(lambda x: x % 2 == 0), {"squares": ds.map(lambda x: x * x).batch(6)})
     assert [int(each) for each in evens] == [0, 2, 4]
@@ -97,7 +97,7 @@ def test_with_other_collections():
     assert len(batches) == 2
 
 
-def test_in_delayed():
+def test_a_dataset_is_an_argument_of_delayed():
     found = dask.delayed(lambda batches: sum(map(np.sum, batches)))(Dataset.range(6).batch(4)).compute()
     assert found == 15
 
@@ -153,7 +153,7 @@ def test_a_failing_function_says_where(files):
         lambda ds: ds.map(lambda d: np.zeros(d["a"] % 3)),
     ],
 )
-def test_persisted_is_the_same(build):
+def test_a_persisted_dataset_has_the_same_elements(build):
     ds = build(rows())
     kept = ds.persist()
     same_elements(list(kept), list(ds), "persisted")
@@ -200,7 +200,7 @@ def test_computed_on_a_cluster(client, files, is_counted):
 # --- arrays ---
 
 
-def test_one_array_a_leaf():
+def test_to_dask_array_gives_an_array_for_each_leaf():
     arrays = rows().batch(4).to_dask_array()
     assert set(arrays) == {"a", "b"}
     assert arrays["a"].chunks == ((4, 4, 2),)
@@ -266,12 +266,12 @@ def test_datasets_that_cannot_become_arrays():
     "use", [dask.compute, dask.persist, lambda ds: ds.__dask_graph__(), lambda ds: ds.__dask_keys__()]
 )
 @pytest.mark.parametrize("build", [lambda ds: ds.repeat(), lambda ds: ds.repeat().shuffle(3).batch(2)])
-def test_endless_ones_have_no_graph(use, build):
+def test_endless_datasets_have_no_graph(use, build):
     with pytest.raises(UnknownLengthError, match=r"endless.*take\(n\)"):
         use(build(Dataset.range(3)))
 
 
-def test_part_of_an_endless_one_has_a_graph():
+def test_a_part_of_an_endless_dataset_has_a_graph():
     (found,) = dask.compute(Dataset.range(3).repeat().batch(2).take(3))
     assert [each.tolist() for each in found] == [[0, 1], [2, 0], [1, 2]]
     with pytest.raises(TypeError, match="endless"):
@@ -414,7 +414,7 @@ def test_from_a_computed_frame_plans_once():
     assert [int(each["c"]) for each in dask.compute(ds)[0]] == [4, 6, 8, 10]
 
 
-def test_from_dask_takes_no_other_thing():
+def test_from_dask_refuses_other_objects():
     with pytest.raises(ArgumentError, match="is neither a Dask collection"):
         Dataset.from_dask(np.arange(3))
     with pytest.raises(ArgumentError, match="a list must have delayed values only"):
@@ -459,13 +459,13 @@ def test_delayed_values_need_rows():
 
 
 @pytest.mark.cluster
-def test_collections_flow_into_batches_on_a_cluster(on_cluster):
+def test_collections_are_batched_on_a_cluster(on_cluster):
     bag = dask.bag.from_sequence(range(20), npartitions=4).map(lambda n: n * 2)
     steps = [on_cluster.local_results(s) for s in on_cluster.distribute_dataset(Dataset.from_dask(bag).batch(6))]
     assert [int(x) for step in steps for part in step for x in part] == list(range(0, 40, 2))
 
 
-def test_upstream_is_not_written_once_a_partition():
+def test_the_graph_contains_upstream_tasks_once():
     # The graph has one copy of the array's tasks, whatever the number of partitions.
     array = da.ones(400, chunks=1)
     ds = Dataset.from_dask(array).batch(100)

@@ -94,7 +94,7 @@ def _nested(part: Any) -> Any:
     return [on_host(leaf).tolist() for leaf in part] if isinstance(part, tuple) else on_host(part).tolist()
 
 
-def test_rows_that_are_few_of_their_blocks_are_compacted_there(host_copies: list[int]) -> None:
+def test_few_rows_of_large_blocks_are_compacted_on_the_device(host_copies: list[int]) -> None:
     device = StrictDevice(0)
     by = DeviceGather(device)
     ready = device.current_stream().record()
@@ -135,7 +135,7 @@ def test_an_array_is_read_only_once_it_is_computed() -> None:
     timer.join()
 
 
-def test_where_the_host_computes_partitions_come_to_it(host_copies: list[int]) -> None:
+def test_partitions_are_copied_to_the_host_for_functions_on_the_host(host_copies: list[int]) -> None:
     mapped = Dataset.from_dask(_there()).map(lambda row: row * 2).batch(100).with_options(ON)
     (step, *_) = MirroredStrategy(["STRICT:0"]).distribute_dataset(mapped)
     np.testing.assert_array_equal(on_host(step), X[:100] * 2)
@@ -206,7 +206,7 @@ class SimpleFrame(dict):  # type: ignore[type-arg]
         return 400
 
 
-def test_columns_of_dataframes_stay_there() -> None:
+def test_columns_of_dataframes_stay_on_the_device() -> None:
     frame = pd.DataFrame({"x": X[:, 0], "n": np.arange(400), "name": [f"row {number}" for number in range(400)]})
     frame["some"] = pd.array([None, *range(399)], "Int64")
     reader = FrameReader.of(frame, None, {"some": -1})

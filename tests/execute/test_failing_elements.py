@@ -101,18 +101,18 @@ PLACES = {
 
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("case", CASES)
-def test_the_rest_is_delivered(case, where):
+def test_iteration_continues_after_a_failed_element(case, where):
     ds, expected = CASES[case]
     assert taken(iter(PLACES[where](ds))) == expected
 
 
 @pytest.mark.parametrize("where", ["plain", "threads"])
-def test_elements_without_batches(where):
+def test_unbatched_elements_after_a_failed_one_are_delivered(where):
     ds = PLACES[where](numbers(5).map(fails_at(2)))
     assert taken(iter(ds)) == [0, 1, ERROR, 3, 4]
 
 
-def test_a_function_of_columns_takes_no_row_with_it():
+def test_an_error_in_one_row_of_a_block_fails_no_other_row():
     with np.errstate(all="raise"):
         ds = numbers().map(lambda x: fails_at(5)(x), vectorized=False).batch(3)
         assert taken(iter(ds)) == [[0, 1, 2], ERROR, [6, 7]]
@@ -129,7 +129,7 @@ def test_a_shuffle_keeps_all_others(where):
 
 @pytest.mark.parametrize("where", ["plain", "threads"])
 @pytest.mark.parametrize("name", ["map", "filter", "flat_map", "generator", "scan", "unique"])
-def test_a_position_after_the_error_is_behind_it(name, where):
+def test_a_position_after_an_error_skips_the_failed_element(name, where):
     ds, expected = CASES[name]
     ds = PLACES[where](ds)
     for number in range(len(expected) + 1):
@@ -181,7 +181,7 @@ def test_replicas_loops_go_on():
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("case", ["map", "two maps", "filter", "flat_map", "map of batches", "generator", "unique"])
-def test_the_rest_is_delivered_on_a_cluster(on_cluster, case):
+def test_iteration_on_a_cluster_continues_after_a_failed_element(on_cluster, case):
     ds, expected = CASES[case]
     it = iter(on_cluster.distribute_dataset(ds))
     found = []
@@ -227,7 +227,7 @@ def test_a_dataset_whose_first_elements_fail_has_the_spec_of_those_that_do_not()
 
 
 @pytest.mark.parametrize("rest", [lambda ds: ds, lambda ds: ds.skip(0).take(-1), lambda ds: ds.prefetch(2)])
-def test_a_batch_that_does_not_stack_takes_no_other_with_it(rest):
+def test_a_batch_that_does_not_stack_fails_no_other_batch(rest):
     ds = rest(Dataset.range(8).map(lambda x: np.full(2 if x == 3 else 1, x)).batch(2))
     expected = [[[0], [1]], ERROR, [[4], [5]], [[6], [7]]]
     assert taken(iter(ds)) == expected

@@ -213,7 +213,7 @@ def up_to_the_error(strategy, dataset):
     return None
 
 
-def test_an_error_comes_in_its_place(late):
+def test_an_error_is_raised_after_the_steps_before_it(late):
     dataset = Dataset.range(200).batch(4).map(fails_at_hundred)
     found = up_to_the_error(device_gather_of(2), dataset)
     assert found == up_to_the_error(mirrored(2), dataset)
@@ -221,7 +221,7 @@ def test_an_error_comes_in_its_place(late):
     join(feed_threads())
 
 
-def test_a_step_is_given_to_functions_as_it_is(late):
+def test_functions_get_steps_on_their_devices_without_copies(late):
     strategy = device_gather_of(2)
     iterator = iter(strategy.distribute_dataset(Dataset.range(16).batch(8)))
 
@@ -347,7 +347,7 @@ def test_memory_of_the_host_is_written_to_again_only_when_it_is_copied():
         np.testing.assert_array_equal(found, leaf)
 
 
-def test_that_would_be_seen_if_it_were_not(monkeypatch):
+def test_early_reuse_of_host_memory_would_be_noticed(monkeypatch):
     StrictStream.delay_s = 0.01
     monkeypatch.setattr(layout.PinnedSlot, "is_free", property(lambda self: not self.is_taken))
     monkeypatch.setattr(layout.PinnedSlot, "wait", lambda self: None)
@@ -471,7 +471,7 @@ def test_memory_is_reused_only_after_its_last_reader():
         np.testing.assert_array_equal(found, np.arange(2**12) + 1000.0 * step)
 
 
-def test_that_would_be_seen_too_if_it_were_not(monkeypatch):
+def test_early_reuse_of_device_memory_would_be_noticed(monkeypatch):
     monkeypatch.setattr(Channel, "_take_back", lambda *args: None)
     assert any(found[0] != 1000 * step for step, found in enumerate(read_late()))
 
@@ -504,7 +504,7 @@ def test_memory_read_in_an_unknown_stream_is_kept_until_it_is_done():
         copier._channel_of.cache_clear()
 
 
-def test_limit_of_memory_before_a_copy_waits():
+def test_a_copy_waits_when_too_much_memory_is_held():
     may_go = threading.Event()
     holding = DeferredRelease(lambda: may_go.wait(30))
     for number in range(4):
@@ -628,7 +628,7 @@ def test_released_chunks_free_their_memory():
     [({"num_units": 1}, 1), ({"num_units": 3}, 3), ({"num_units": 9, "num_bytes": 2 * 32 * KIB + 5}, 2)],
     ids=["one", "three", "bytes"],
 )
-def test_no_more_than_so_much_is_ahead(options, num_chunks):
+def test_bytes_ahead_are_limited(options, num_chunks):
     num_read = 0
 
     def source():
@@ -651,7 +651,7 @@ def test_no_more_than_so_much_is_ahead(options, num_chunks):
 
 
 @pytest.mark.parametrize("where", ["on_the_device", "on_the_host"])
-def test_arrays_that_are_not_copied_count_too(where):
+def test_arrays_that_are_not_copied_count_as_steps_ahead(where):
     num_read = 0
 
     def source():
@@ -685,7 +685,7 @@ def test_small_steps_share_a_copy():
     assert num_copies < 30
 
 
-def test_out_of_memory_less_is_ahead(late, caplog):
+def test_fewer_steps_are_ahead_when_memory_is_exhausted(late, caplog):
     chunk_bytes = 32 * KIB
     LIMITS[0] = 3 * chunk_bytes
     steps = arrays((2**12,), num_steps=12)
@@ -712,7 +712,7 @@ def test_released_memory_is_reused_when_nothing_else_is_free():
     assert found == [1000.0 * step for step in range(6)]
 
 
-def test_a_step_that_does_not_fit_at_all():
+def test_a_step_larger_than_the_device_is_an_error():
     LIMITS[0] = 10 * KIB
     strategy = device_gather_of()
     iterator = iter(strategy.distribute_dataset(Dataset.range(10_000).batch(5_000)))

@@ -64,7 +64,7 @@ def test_the_source_is_used_and_closed_by_one_thread():
         next(ahead)
 
 
-def test_one_that_was_never_begun_closes_its_source():
+def test_a_prefetch_that_never_began_closes_its_source():
     closed = []
 
     class Source:
@@ -205,7 +205,7 @@ def test_options_that_are_wrong(options, message):
         InputOptions(**options)
 
 
-def test_options_have_their_say():
+def test_options_bound_the_steps_and_bytes_ahead():
     LIMITS[0] = 2**21
     num_rows = 2**13
     options = InputOptions(device_buffer_size=8, device_buffer_bytes=3 * 8 * num_rows)
@@ -240,7 +240,7 @@ def test_threads_that_come_at_once_share_it(monkeypatch, of, name):
     assert one is other
 
 
-def test_no_consumer_is_forgotten_where_two_come_at_once():
+def test_consumers_that_are_added_at_the_same_time_are_all_kept():
     class Slow:
         """A stream that adds another one to the channel while it is compared with a third."""
 

@@ -228,7 +228,7 @@ def test_saved_batches_stay_batches(tmp_path):
     assert [x.tolist() for x in found] == [[[], [1]], [[2, 2], [3, 3, 3]], [[4, 4, 4, 4]]]
 
 
-def test_saved_again_replaces_it_once_whole(tmp_path):
+def test_saving_again_replaces_the_old_dataset_only_on_success(tmp_path):
     Dataset.range(5).save(tmp_path)
     old = files_in(tmp_path)
 

@@ -98,7 +98,7 @@ def lone(leaf):
     return Block(LONE, [leaf], "rows")
 
 
-def test_a_block_is_sent_once_for_whoever_has_it(kept):
+def test_a_block_is_sent_once_for_each_owner(kept):
     one, other, rows = Owner(), Owner(), lone(np.arange(6).reshape(3, 2))
     assert [kept.of(one, rows), kept.of(one, rows), kept.of(other, rows), kept.of(one, rows)] == [1, 1, 2, 1]
     assert len(kept.blocks) == 2
@@ -264,7 +264,7 @@ def test_elements_and_their_order_are_those_of_a_strategy_in_this_process(on_clu
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("policy", ["DATA", "OFF"])
-def test_under_each_policy(on_cluster, tasks, policy):
+def test_kept_blocks_are_used_under_each_policy(on_cluster, tasks, policy):
     dataset = Dataset.from_tensor_slices(ROWS).batch(128).with_options(Options(auto_shard_policy=policy))
     distributed = on_cluster.distribute_dataset(dataset)
     found = [np.concatenate(batches_of(on_cluster, distributed)) for _ in range(2)]
@@ -374,7 +374,7 @@ def test_arrays_on_workers_are_not_copied_when_few_of_their_rows_are_left(on_clu
 
 
 @pytest.mark.cluster
-def test_parts_that_a_function_is_called_with_grow_over_the_ends_of_repetitions(on_cluster, tasks):
+def test_parts_grow_across_repetitions(on_cluster, tasks):
     dataset = Dataset.from_tensor_slices(ROWS).map(lambda x: x + 1).repeat().batch(128)
     found = np.concatenate(batches_of(on_cluster, on_cluster.distribute_dataset(dataset), 200))
     assert np.array_equal(found, np.concatenate([ROWS + 1] * 20))

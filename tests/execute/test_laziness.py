@@ -52,7 +52,7 @@ def files(tmp_path):
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_building_and_looking(name, files):
+def test_building_and_printing_a_dataset_computes_nothing(name, files):
     with never_run():
         ds = BUILDERS[name](daskdist.read_parquet(files))
         assert ds.element_spec is not None
@@ -65,7 +65,7 @@ def test_building_and_looking(name, files):
 
 
 @pytest.mark.parametrize("name", [name for name in BUILDERS if name != "repeat for ever"])
-def test_recording_a_graph(name, files):
+def test_building_a_graph_computes_nothing(name, files):
     with never_run():
         ds = BUILDERS[name](daskdist.read_parquet(files))
         assert len(ds.__dask_graph__()) >= len(ds.__dask_keys__()) > 0
@@ -117,7 +117,7 @@ def test_splits_are_not_listed_before_they_are_wanted(files, monkeypatch):
     assert "read_parquet" in ds.explain()
 
 
-def test_never_run_refuses_what_runs(files):
+def test_never_run_refuses_operations_that_compute(files):
     ds = daskdist.read_parquet(files)
     strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
     with never_run():

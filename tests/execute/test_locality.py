@@ -322,7 +322,7 @@ def test_an_unknown_worker(on_cluster, texts, say):
         on_cluster.distribute_dataset(ds)
 
 
-def test_places_say_nothing_in_one_process(texts):
+def test_locations_have_no_effect_in_one_process(texts):
     ds = located(read_text(texts), {texts[0]: "anywhere"}).batch(24)
     (step,) = mirrored(2).distribute_dataset(ds)
     assert [len(value) for value in step.values] == [12, 12]
@@ -346,6 +346,6 @@ def test_locations_do_not_change_a_fingerprint(texts):
         ({"a": [None]}, r"has \[None\] for"),
     ],
 )
-def test_places_that_are_none(locations, message):
+def test_invalid_locations_are_refused(locations, message):
     with pytest.raises(errors.ArgumentError, match=message):
         Options(locations=locations)

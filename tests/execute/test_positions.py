@@ -171,13 +171,13 @@ FILES = {
 
 
 @pytest.mark.parametrize(("name", "sizes", "caller"), every_pair(list(FILES), [LARGE, SMALL], [Now, Threads]))
-def test_of_files_from_every_position_the_rest(files, name, sizes, caller):
+def test_files_continue_from_every_position(files, name, sizes, caller):
     with dask.config.set(sizes):
         check_every_position(lambda: FILES[name](files), caller)
 
 
 @pytest.mark.parametrize(("name", "sizes", "caller"), every_pair(list(PIPELINES), [LARGE, SMALL], [Now, Threads]))
-def test_from_every_position_the_rest(name, sizes, caller):
+def test_pipelines_continue_from_every_position(name, sizes, caller):
     with dask.config.set(sizes):
         check_every_position(PIPELINES[name], caller)
 
@@ -186,12 +186,12 @@ def test_from_every_position_the_rest(name, sizes, caller):
 @pytest.mark.parametrize("caller", [Now, Threads])
 @pytest.mark.parametrize("budget_bytes", [1, 100])
 @pytest.mark.parametrize("name", [name for name in PIPELINES if "generator" in name or "streams" in name])
-def test_of_streams_from_every_position_the_rest_whatever_the_budget(name, budget_bytes, caller):
+def test_streams_continue_from_every_position_with_any_budget(name, budget_bytes, caller):
     options = daskdist.Options(memory_budget_bytes=budget_bytes)
     check_every_position(lambda: PIPELINES[name]().with_options(options), caller)
 
 
-def test_every_method_has_its_row():
+def test_every_method_is_in_a_tested_pipeline():
     covered = " ".join(PIPELINES)
     made = {"map", "filter", "flat_map", "interleave", "enumerate", "scan", "take", "skip", "take_while", "shard"}
     made |= {"repeat", "concatenate", "unique", "shuffle", "global_shuffle", "rejection_resample", "prefetch", "cache"}
@@ -210,7 +210,7 @@ def test_every_method_has_its_row():
 
 @given(pipelines(), st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_from_a_position_of_any_pipeline(pipeline, data):
+def test_generated_pipelines_continue_from_any_position(pipeline, data):
     outcome = pipeline.reference()
     if outcome.met_unmade:
         return
@@ -289,7 +289,7 @@ def test_a_position_does_not_continue_in_a_new_snapshot(tmp_path):
         iter(ds).load_state_dict(state)
 
 
-def test_from_a_position_gone_on_from():
+def test_a_continued_iterator_can_be_continued_again():
     make = PIPELINES["interleave of streams"]
     whole = list(make())
     first = begun(make, 3, Now)
@@ -303,7 +303,7 @@ def test_from_a_position_gone_on_from():
 
 @pytest.mark.parametrize("unit", ["Y", "D", "s", "us", "ns"])
 @pytest.mark.parametrize("dtype", ["datetime64", "timedelta64"])
-def test_times_that_came_before_are_known(dtype, unit):
+def test_unique_remembers_times_before_the_position(dtype, unit):
     times = np.arange(12).astype(f"{dtype}[{unit}]")[np.arange(400) * 7 % 12]
     ds = Dataset.from_tensor_slices(times).unique()
     elements, again = iter(ds), iter(ds)
@@ -313,7 +313,7 @@ def test_times_that_came_before_are_known(dtype, unit):
         same_elements([*first, *again], list(ds), "the rest")
 
 
-def test_orders_that_were_drawn_are_gone_on_with():
+def test_random_orders_continue_without_a_seed():
     def make():
         return Dataset.range(50).shuffle(50).repeat(2).global_shuffle()
 
@@ -415,7 +415,7 @@ def test_positions_in_endless_repetitions_stay_small(name):
     same_elements(list(islice(again, 50)), list(islice(iterator, 50)), "after many repetitions")
 
 
-def test_an_element_that_failed_is_behind():
+def test_a_position_after_a_failed_element_skips_it():
     def make():
         return Dataset.range(30).filter(lambda x: 1 // (int(x) % 7 - 3) < 5).shuffle(4, seed=1).batch(3)
 
@@ -440,7 +440,7 @@ def test_an_element_that_failed_is_behind():
         assert events(again, 99) == whole[number:], f"gone on from {number}"
 
 
-def test_in_another_process(tmp_path):
+def test_a_position_is_continued_by_another_process(tmp_path):
     program = (
         "import pickle, sys\n"
         "from daskdist import Dataset\n"

@@ -112,7 +112,7 @@ def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
     assert (done.stdout, done.stderr) == ("[0, 1, 2, 3] ['given']\n", "")
 
 
-def test_processes_end_after_the_calls_that_they_have(tmp_path):
+def test_processes_end_after_their_current_calls(tmp_path):
     pool, gate = ProcessPool(1), tmp_path / "gate"
     os.mkfifo(gate)
     function = pool.add(cloudpickle.dumps(lambda path: Path(path).read_text()))
@@ -143,7 +143,7 @@ def test_distributed_passes_and_positions():
     assert [batch.tolist() for batch in again] == expected[1:]
 
 
-def test_arrays_travel_by_files_that_are_gone(tmp_path):
+def test_arrays_are_sent_by_files_that_are_removed(tmp_path):
     value = {"large": np.arange(10_000.0), "text": ["a"], "fixed": np.zeros(9000)}
     value["fixed"].flags.writeable = False
     packed = PackedArrays.of(value, str(tmp_path))
@@ -172,6 +172,6 @@ def test_no_files_are_left():
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "all"])
-def test_numbers_that_are_refused(value):
+def test_invalid_num_processes_are_refused(value):
     with pytest.raises(errors.ArgumentError, match="num_processes is"):
         Options(num_processes=value)

@@ -198,7 +198,7 @@ def test_a_reader_returns_ready_elements_without_waiting_for_more():
     reader.close()
 
 
-def test_a_reader_holds_so_many_bytes():
+def test_a_reader_holds_a_limited_number_of_bytes():
     source = Gated(end=100)
     reader = reader_of(source, 80)
     assert values(reader.take(50, wait=True)) == list(range(10))

@@ -84,7 +84,7 @@ def test_generators_are_found(name):
 
 
 @pytest.mark.parametrize("name", NONE)
-def test_functions_without_one(name):
+def test_functions_without_a_generator_are_recognised(name):
     assert fingerprint_of(NONE[name]).generators == []
 
 
@@ -163,7 +163,7 @@ def test_a_dataset_fn_that_does_not_pickle_is_named(on_cluster):
         on_cluster.distribute_datasets_from_function(dataset_fn)
 
 
-def test_the_number_of_replicas_is_taken_along(on_cluster):
+def test_functions_can_use_the_number_of_replicas(on_cluster):
     strategy = on_cluster
     number = strategy.num_replicas_in_sync
     ds = Dataset.range(8).map(lambda x: x * strategy.num_replicas_in_sync).batch(4)
@@ -181,7 +181,7 @@ def test_the_number_of_replicas_is_taken_along(on_cluster):
     assert [len(np.asarray(each)) for each in strategy.local_results(first)] == [8 // number] * number
 
 
-def test_nothing_else_of_a_strategy_is(on_cluster):
+def test_functions_cannot_use_anything_else_of_a_strategy(on_cluster):
     strategy = on_cluster
     ds = Dataset.range(8).map(lambda x: x * len(strategy.workers)).batch(4)
     with pytest.raises(Exception, match=r"strategy\.workers is not available in a dataset's function"):

@@ -128,7 +128,7 @@ def test_each_step_of_a_cluster_goes_to_one_thread(on_cluster, parquet_files, po
     assert rows_taken(lambda: next(iterator), on_cluster.local_results) == list(range(200))
 
 
-def test_another_iterator_is_of_use_while_a_thread_waits():
+def test_another_iterator_is_usable_while_a_thread_waits():
     go_on, begun = threading.Event(), threading.Event()
 
     def slow():

@@ -276,7 +276,7 @@ def test_memory_comes_back_while_blocks_go_and_at_the_end() -> None:
 
 @pytest.mark.usefixtures("orders")
 @pytest.mark.parametrize("buffer_size", [100, 1000])
-def test_blocks_that_are_kept_stay_there_for_the_next_pass(buffer_size: int) -> None:
+def test_kept_blocks_stay_on_the_device_for_the_next_pass(buffer_size: int) -> None:
     dataset = _of_blocks(1000, 125).cache().shuffle(buffer_size, seed=1).batch(50)
     made = device_gather_of(StrictDevice(0))
     _by_steps(dataset, 0, ["STRICT:0"], Now())
@@ -304,7 +304,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", ["all", "all_of_blocks", "all_of_other_blocks", "global"])
-def test_an_order_of_many_is_worked_out_on_the_device(
+def test_the_order_of_many_rows_is_computed_on_the_device(
     name: str, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = PIPELINES[name]()
@@ -344,7 +344,9 @@ def test_many_small_parts_are_computed_on_the_host(
     assert len(parts) < 300
 
 
-def test_rows_of_any_blocks_are_worked_out(parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_any_blocks_are_gathered_on_the_device(
+    parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _worked_out(monkeypatch)
     made = DeviceGather(StrictDevice(0))
     blocks = [_block(100 * number, size) for number, size in enumerate([30, 8, 50, 50])]
@@ -461,7 +463,7 @@ def test_memory_is_reused_only_after_its_last_reader() -> None:
     assert [np.frombuffer(each, np.intp)[0] for each in _read_late()] == list(range(0, 4096, 512))
 
 
-def test_that_would_be_seen_if_it_were_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_reuse_of_memory_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Channel, "_take_back", lambda *args: None)
     assert [np.frombuffer(each, np.intp)[0] for each in _read_late()] != list(range(0, 4096, 512))
 
@@ -514,7 +516,7 @@ class TestStrategies:
     """The option with replicas of a strategy."""
 
     @pytest.mark.parametrize("num_replicas", [1, 3])
-    def test_steps_are_the_same(self, num_replicas: int) -> None:
+    def test_steps_equal_those_shuffled_on_the_host(self, num_replicas: int) -> None:
         names = [f"STRICT:{index}" for index in range(num_replicas)]
         strategy = MirroredStrategy(names)
         on, off = strategy.distribute_dataset(_shuffled(True)), strategy.distribute_dataset(_shuffled(False))
@@ -522,7 +524,7 @@ class TestStrategies:
             assert _strategy_steps(on) == _strategy_steps(off)
         assert all(device_gather_of(StrictDevice(index)).num_uploads for index in range(num_replicas))
 
-    def test_memory_comes_back(self) -> None:
+    def test_an_abandoned_pass_releases_device_memory(self) -> None:
         gc.collect()
         before = TAKEN.get(0, 0)
         strategy = MirroredStrategy(["STRICT:0"])
@@ -534,7 +536,7 @@ class TestStrategies:
         gc.collect()
         assert TAKEN[0] == before
 
-    def test_loops_are_the_same(self) -> None:
+    def test_loops_give_the_elements_of_those_shuffled_on_the_host(self) -> None:
         strategy = MirroredStrategy(["STRICT:0", "STRICT:1"])
         found = []
         for option in (True, False):
@@ -545,7 +547,7 @@ class TestStrategies:
         assert len(set(found[0])) == 2
         assert device_gather_of(StrictDevice(1)).num_uploads
 
-    def test_plans_tell(self) -> None:
+    def test_plans_state_where_rows_are_put_in_order(self) -> None:
         strategy = MirroredStrategy(["STRICT:0"])
         said = strategy.distribute_dataset(_shuffled(True)).explain()
         assert "shuffle_on_device=True" in said
@@ -607,7 +609,7 @@ def _num_uploads() -> int:
 
 
 @pytest.mark.cluster
-def test_loops_on_workers_are_the_same(client: Client) -> None:
+def test_loops_on_workers_give_the_elements_of_those_shuffled_on_the_host(client: Client) -> None:
     client.run(_register, str(TESTS), 0.0003)
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(each, "STRICT:0") for each in workers]))

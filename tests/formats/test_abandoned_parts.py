@@ -81,7 +81,7 @@ def test_parts_of_a_killed_pass_are_removed_by_the_next_pass_over_the_path(tmp_p
     assert len(os.listdir(tmp_path)) == 2
 
 
-def test_a_pass_that_reads_removes_them_too(tmp_path):
+def test_a_pass_that_only_reads_removes_abandoned_parts_too(tmp_path):
     ds = dataset(tmp_path)
     it, _ = begun(ds)
     (directory,) = tmp_path.iterdir()
@@ -173,7 +173,7 @@ class RemovedWhileListed(dict):
         return iter(names)
 
 
-def test_a_part_that_is_removed_while_parts_are_listed(monkeypatch):
+def test_a_part_removed_while_parts_are_listed_is_no_error(monkeypatch):
     fs = fsspec.filesystem("memory")
     monkeypatch.setattr(type(fs), "store", RemovedWhileListed(fs.store))
     it, found = begun(dataset("memory://kept/here"))

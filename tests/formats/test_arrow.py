@@ -296,7 +296,7 @@ def test_partitions_and_columns(tmp_path):
         (b"a,b", "a message is cut short at byte 0"),
     ],
 )
-def test_files_that_are_none(tmp_path, content, message):
+def test_invalid_files_are_errors(tmp_path, content, message):
     (tmp_path / "a.arrow").write_bytes(content)
     with pytest.raises(errors.FileError, match=message) as caught:
         read_arrow(tmp_path / "a.arrow")

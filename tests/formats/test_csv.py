@@ -221,7 +221,7 @@ def test_a_quote_that_is_not_closed(tmp_path, split_bytes):
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_a_field_without_end_is_not_waited_for(tmp_path, monkeypatch, compress):
+def test_an_unclosed_quote_is_an_error_after_a_limit(tmp_path, monkeypatch, compress):
     monkeypatch.setattr("daskdist.formats.csv.quotes._LONGEST_BYTES", 100_000)
     path = write(tmp_path, compress(b'a,b\n1,"2\n' + b"3,4\n" * 200_000))
     with dask.config.set({"daskdist.split-bytes": 10_000}):
@@ -464,12 +464,12 @@ def test_a_row_alone_needs_no_newline(tmp_path, end):
         ({"columns": [["a", "b"]]}, r"columns: \['a', 'b'\] is not a name"),
     ],
 )
-def test_options_that_are_none(tmp_path, options, message):
+def test_invalid_options_are_refused(tmp_path, options, message):
     with pytest.raises(errors.ArgumentError, match=message):
         read_csv(write(tmp_path, "a,b\n1,2\n"), **options)
 
 
-def test_no_path_is_no_directory():
+def test_an_empty_path_is_refused():
     with pytest.raises(errors.ArgumentError, match="the list of files has ''; give paths"):
         read_csv("")
 

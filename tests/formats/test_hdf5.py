@@ -95,7 +95,7 @@ class TestHdf5OfAnyLength(FormatLaws):
 @pytest.mark.parametrize(
     ("dtype", "value"), [(h5py.string_dtype(), "text"), (h5py.vlen_dtype("f4"), np.arange(4))], ids=["text", "lists"]
 )
-def test_lengths_that_cannot_be_are_not_allocated(tmp_path, chunks, dtype, value):
+def test_no_memory_is_allocated_for_impossible_lengths(tmp_path, chunks, dtype, value):
     # With one changed byte in a length, the library would allocate gigabytes before it sees that the file is smaller.
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
@@ -434,7 +434,7 @@ def test_a_broken_chunk_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["i4", h5py.string_dtype()], ids=["numbers", "text"])
-def test_chunks_of_a_size_that_cannot_be_are_not_read(tmp_path, dtype):
+def test_chunks_of_impossible_sizes_are_not_read(tmp_path, dtype):
     # The library would write such a chunk beyond the end of its buffer, and the process would crash.
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:

@@ -129,7 +129,7 @@ def test_extensions(folder):
         ({"resize": (-2, 3)}, "resize is "),
     ],
 )
-def test_options_that_are_none(folder, options, why):
+def test_invalid_options_are_refused(folder, options, why):
     with pytest.raises(errors.ArgumentError, match=why):
         read_images(folder, **options)
 
@@ -300,7 +300,7 @@ def test_an_image_of_another_width_keeps_no_other_in_memory(tmp_path, odd):
     assert is_alone == [k // 64 == odd // 64 for k in range(100)]
 
 
-def test_where_the_first_is_large_the_others_take_their_own_size(tmp_path):
+def test_a_large_first_image_reserves_no_memory_for_the_others(tmp_path):
     save(tmp_path / "00.png", np.zeros((1500, 1500, 3), np.uint8))
     for k in range(1, 64):
         save(tmp_path / f"{k:02d}.png", picture(k))

@@ -288,7 +288,7 @@ def test_text_that_is_no_utf8(write):
     assert list(ds.ignore_errors()) == ["fine", "too"]
 
 
-def test_times_that_are_none(write):
+def test_invalid_times_are_an_error(write):
     path = write('{"t": "2024-02-29"}\n{"t": "soon"}\n')
     with pytest.raises(errors.FileError, match=r"the field 't' is 'soon', which does not become timestamp\[s\]"):
         list(read_json(path, dtypes={"t": "datetime64[s]"}))
@@ -324,7 +324,7 @@ def test_where_objects_are(write, content, split_bytes):
 
 @pytest.mark.parametrize("split_bytes", [1, 1000])
 @pytest.mark.parametrize("content", ['null\n{"a": 1}\n', '{"a": 1}\nnull\n', '\n null\n{"a": 1}', '{"a": 1}\n\tnull'])
-def test_null_is_no_object(write, content, split_bytes):
+def test_null_in_place_of_an_object_is_an_error(write, content, split_bytes):
     path = write(content)
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
         ds = read_json(path, "a", lines=True)

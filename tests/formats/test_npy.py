@@ -296,7 +296,7 @@ def with_header(path, header, data=b""):
         ("{" * 5000, "damaged or cut short"),
     ],
 )
-def test_headers_that_lie(tmp_path, header, words):
+def test_wrong_headers_are_errors(tmp_path, header, words):
     with_header(tmp_path / "a.npy", header, bytes(16))
     with pytest.raises(errors.FileError, match=words) as caught:
         read_npy(tmp_path / "a.npy")

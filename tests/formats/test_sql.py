@@ -237,7 +237,7 @@ def test_a_file_of_one_table_is_recognised_by_its_first_bytes(tmp_path):
         read_files(tmp_path / "rows")
 
 
-def test_nothing_is_written(tmp_path):
+def test_reading_never_writes_to_the_database(tmp_path):
     path = table(tmp_path, "INTEGER", [1, 2])
     before = Path(path).read_bytes()
     with pytest.raises(errors.FileError, match=r"syntax error|readonly|read-only"):
@@ -388,12 +388,12 @@ def test_missing_tables_and_columns(tmp_path):
         ({"limits": (None, 3)}, "neither value may be None"),
     ],
 )
-def test_options_that_are_none(tmp_path, options, said):
+def test_invalid_options_are_refused(tmp_path, options, said):
     with pytest.raises(errors.ArgumentError, match=said):
         read_sql("t", table(tmp_path, "INTEGER", [1]), "i", **options)
 
 
-def test_connections_that_are_none(tmp_path):
+def test_invalid_connections_are_refused(tmp_path):
     import sqlalchemy
 
     engine = sqlalchemy.create_engine("postgresql+psycopg://me:opensesame@h/d")
@@ -456,7 +456,7 @@ def test_secrets_are_not_shown():
     assert pickle.loads(pickle.dumps(form)).login.url == url
 
 
-def test_a_server_that_is_not_there():
+def test_an_unreachable_server_is_an_error_without_passwords():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -219,7 +219,7 @@ def test_elements_without_leaves(tmp_path):
 
 
 @pytest.mark.parametrize("compression", [None, "lz4"])
-def test_nothing(tmp_path, compression):
+def test_an_empty_bundle_is_stored(tmp_path, compression):
     found = round_trip(Bundle(PAIR, []), tmp_path, compression)
     assert isinstance(found, Bundle)
     assert list(found.elements()) == []

@@ -416,7 +416,7 @@ def test_a_field_that_the_first_samples_have_not(tmp_path):
     assert len(list(read_webdataset(path, ["cls", "txt"], missing={"txt": ""}))) == 100
 
 
-def test_columns_that_are_none(tmp_path):
+def test_invalid_columns_and_options_are_refused(tmp_path):
     path = save(tmp_path, members_of(1))
     with pytest.raises(errors.ArgumentError, match="no column 'jpg'; there are '__key__', 'png'"):
         read_webdataset(path, ["jpg"])
@@ -585,7 +585,7 @@ def test_images_come_back_as_they_were(tmp_path, name, shape):
     np.testing.assert_array_equal(np.stack(list(read_webdataset(path, name, image_mode=None))), images)
 
 
-def test_keys_that_are_made(tmp_path):
+def test_generated_keys_are_unique_over_files(tmp_path):
     one = written(tmp_path, {"cls": np.arange(3)}, "1.tar")
     other = written(tmp_path, {"cls": np.arange(3, 6)}, "2.tar")
     keys = [row["__key__"] for row in read_webdataset([one, other])]
@@ -630,7 +630,7 @@ def test_elements_that_are_no_samples(element, why):
         (["a/../../b", "c"], "row 0 .*points outside"),
     ],
 )
-def test_keys_that_are_none(tmp_path, keys, why):
+def test_invalid_keys_are_refused(tmp_path, keys, why):
     with pytest.raises(errors.ArgumentError, match=why):
         written(tmp_path, {"__key__": np.array(keys, TEXT), "cls": np.arange(2)})
 

@@ -63,7 +63,7 @@ def test_hostile_members(tmp_path, name, why):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_names_that_headers_of_their_own_hold(tmp_path):
+def test_names_in_extra_headers_are_checked(tmp_path):
     for name, why in [
         ("a\0b.cls", "that contains a NUL"),
         ("b\udcff.cls", "that is not UTF-8"),
@@ -201,7 +201,7 @@ def test_damaged_arrays(tmp_path, content, why):
         list(read_webdataset(path))
 
 
-def test_numbers_that_no_int64_is(tmp_path):
+def test_numbers_beyond_int64_are_an_error(tmp_path):
     path = save(tmp_path, [("a.cls", b"1"), ("b.cls", str(2**63).encode())])
     with pytest.raises(errors.FileError, match=r"'b\.cls' at byte \d+ .*does not fit into 64 bits"):
         list(read_webdataset(path))

@@ -210,7 +210,7 @@ def test_batches_are_written_as_rows_where_that_is_asked_for(tmp_path, method):
         lambda ds: ds.batch(3).map(lambda batch: {"cls": batch["cls"] * 2}),
     ],
 )
-def test_batches_are_not_written_as_elements_without_a_word(tmp_path, method, build):
+def test_batches_are_refused_unless_unbatch_is_given(tmp_path, method, build):
     ds = build(Dataset.range(10).map(lambda x: {"cls": x}))
     with pytest.raises(errors.ArgumentError, match=f"{method}: elements look like batches; give unbatch=True"):
         getattr(ds, method)(tmp_path / "new")
@@ -371,7 +371,7 @@ def test_options_are_checked(tmp_path):
 
 
 @pytest.mark.parametrize("method", [*WRITERS, "to_zarr"])
-def test_endless(tmp_path, method):
+def test_endless_datasets_are_refused(tmp_path, method):
     with pytest.raises(errors.UnknownLengthError, match=f"{method}: the dataset is endless; use take"):
         getattr(Dataset.counter().map(lambda x: {"cls": x}), method)(tmp_path / "new")
 
@@ -810,7 +810,7 @@ def test_the_workers_write(tmp_path, on_cluster, method, split_small):
 
 
 @pytest.mark.cluster
-def test_the_elements_do_not_come_here(tmp_path, on_cluster):
+def test_elements_are_not_sent_to_the_program(tmp_path, on_cluster):
     mapped = Dataset.range(64).map(lambda x: np.random.default_rng(int(x)).random(20_000), vectorized=False)
     ds = mapped.shuffle(16, seed=1, reshuffle_each_iteration=False)
     caller = Watched(on_cluster.client, on_cluster.workers)

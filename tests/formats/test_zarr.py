@@ -84,7 +84,7 @@ class TestZarr(FormatLaws):
         assert len(messages) > 50
         assert all(path in message for message in messages)
 
-    def test_guesses_its_own(self, tmp_path):
+    def test_a_store_is_recognised_by_its_name(self, tmp_path):
         # A directory has no first bytes, so its name decides.
         form = self.make_format()
         assert form.guess("a/b.zarr", b"")
@@ -264,7 +264,7 @@ def test_stores_anywhere(tmp_path):
         fs.rm("/stores", recursive=True)
 
 
-def test_stores_that_are_none(tmp_path):
+def test_missing_and_invalid_stores_are_errors(tmp_path):
     with pytest.raises(errors.FileError, match=r"no such store: .*none\.zarr"):
         read_zarr(tmp_path / "none.zarr")
     with pytest.raises(errors.FileError, match=r"no such store: .*\*\.zarr"):
@@ -325,7 +325,7 @@ def test_pickled_objects_are_refused(tmp_path):
     assert not (tmp_path / "was-here").exists()
 
 
-def test_a_length_that_cannot_be(tmp_path):
+def test_an_impossible_length_is_an_error(tmp_path):
     path = write_group(tmp_path / "a.zarr", {"x": np.arange(3)}, 2)
     file = Path(path) / "x" / "zarr.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "shape": [10**18]}))
@@ -503,7 +503,7 @@ def test_a_store_is_one_dataset_whatever_it_is_called(tmp_path, zarr_format):
 
 
 @pytest.mark.parametrize("given", [5, [5]])
-def test_paths_that_are_none(given):
+def test_invalid_paths_are_refused(given):
     with pytest.raises(errors.ArgumentError, match=r"got int|contains 5; give paths, URLs and globs"):
         read_zarr(given)
 

@@ -186,7 +186,7 @@ def test_a_file_cut_short_anywhere_is_named(parquet_files):
             list(read_parquet(path).batch(5))
 
 
-def test_a_damaged_index_is_an_error_of_ours_or_none(parquet_files):
+def test_a_damaged_index_raises_only_errors_of_daskdist(parquet_files):
     (path,) = parquet_files(20, row_group=10)
     whole = Path(path).read_bytes()
     rng = np.random.default_rng(0)
@@ -480,7 +480,7 @@ def test_a_value_of_another_strategy():
         (lambda paths: read_parquet(paths * 2, "id").batch(4).skip(1), ["skip", "DATA"]),
     ],
 )
-def test_what_file_sharding_refuses(on_cluster, parquet_files, pipeline, says):
+def test_file_sharding_refuses_unsuitable_datasets(on_cluster, parquet_files, pipeline, says):
     ds = pipeline(parquet_files(8)).with_options(policy("file"))
     with pytest.raises(errors.ShardingError) as caught:
         on_cluster.distribute_dataset(ds)
@@ -507,7 +507,7 @@ def free_port() -> int:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(30)
-def test_nobody_listens_is_an_error_within_the_time_that_is_set():
+def test_an_address_without_a_server_is_an_error_within_the_time_limit():
     assert DEFAULTS["timeouts"]["connect"] == 8
     address = f"tcp://127.0.0.1:{free_port()}"
     start = time.monotonic()
@@ -560,7 +560,7 @@ def test_another_server_at_the_address_or_an_invalid_one():
 
 
 @pytest.mark.parametrize("strategy_name", ["mirrored", pytest.param("on_cluster", marks=pytest.mark.cluster)])
-def test_past_the_end(request, strategy_name):
+def test_get_next_past_the_end_raises_again_and_again(request, strategy_name):
     strategy = mirrored(2) if strategy_name == "mirrored" else request.getfixturevalue(strategy_name)
     iterator = iter(strategy.distribute_dataset(Dataset.range(4).batch(4)))
     iterator.get_next()

@@ -130,7 +130,7 @@ def test_xarray_of_unknown_lengths():
     assert [int(x) for x in Dataset.from_dask(xr.DataArray(some, dims="t"))] == [0, 3, 6, 9]
 
 
-def test_chunks_that_are_not_as_long_as_they_say():
+def test_chunks_of_other_lengths_than_stated_are_an_error():
     wrong = da.arange(4, chunks=2).map_blocks(lambda block: block[:1], dtype=int)
     with pytest.raises(ArgumentError, match=r"partition 0 of the Dask collection .*they need equal lengths"):
         list(Dataset.from_dask(xr.Dataset({"a": ("t", wrong), "b": ("t", da.arange(4))})))
@@ -276,7 +276,7 @@ def test_categories_that_are_not_known_yet():
     assert [str(row["c"]) for row in Dataset.from_dask(collection)] == ["a", "b"]
 
 
-def test_names_that_are_no_text():
+def test_columns_with_names_that_are_not_text():
     collection = dd.from_pandas(pd.DataFrame({0: [1, 2], ("a", 1): [3.0, 4.0]}), npartitions=1)
     ds = Dataset.from_dask(collection, columns=(["0", "('a', 1)"], "0"))
     assert [row[0].tolist() for row in ds] == [[1.0, 3.0], [2.0, 4.0]]
@@ -313,7 +313,7 @@ def test_partitions_without_rows():
 # --- when, where, and how often ---
 
 
-def test_values_made_together_are_computed_once():
+def test_delayed_values_with_a_common_input_compute_it_once():
     made = []
 
     def make(k):

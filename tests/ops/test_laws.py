@@ -552,7 +552,7 @@ class TestHint(PolicyLaws):
         return decide(AutoShardPolicy.HINT, sharding_input)
 
 
-def test_every_one_is_tested():
+def test_every_device_and_policy_is_tested():
     assert set(KINDS) >= {"CPU"}
     assert set(POLICIES) == set(AutoShardPolicy)
 
@@ -638,7 +638,7 @@ def test_multisets():
         same_multiset([1, 2], [1, 2, 2])
 
 
-def test_fact_of_one_is_no_fact_of_many():
+def test_declaring_a_scan_as_a_map_breaks_laws():
     # A running sum depends on the order of elements, so declaring it as a computation breaks a law.
     total = []
 
@@ -654,7 +654,7 @@ def test_fact_of_one_is_no_fact_of_many():
         _OfRunning().test_fact_compute()
 
 
-def test_given_elements():
+def test_elements_are_a_source_of_given_values():
     spec = ElementSpec.of(np.int64(0))
     node = Filter(Elements(spec, tuple(np.arange(5)), 2), UserFunction(lambda x: x > 2, "filter"))
     assert [int(x) for x in Dataset(node)] == [3, 4]

@@ -42,7 +42,7 @@ def test_head():
         ds.head(-1)
 
 
-def test_to_look_is_no_iteration():
+def test_head_count_and_describe_do_not_count_as_passes():
     ds = Dataset.range(20).shuffle(20, seed=1)
     first = [int(x) for x in Dataset.range(20).shuffle(20, seed=1)]
     assert [int(x) for x in ds.head(3)] == first[:3]
@@ -95,7 +95,7 @@ def test_describe_of_other_kinds():
     assert (uneven["n"]["count"], uneven["n"]["max"], uneven["t"]["distinct"]) == (6, 3, 3)
 
 
-def test_to_normalise_by():
+def test_statistics_of_describe_normalise_columns():
     ds = numbers()
     of = ds.describe().to_dict()["x"]
     scaled = ds.map(lambda row: (row["x"] - of["mean"]) / of["std"]).describe()["value"]

@@ -22,7 +22,7 @@ def rows(ds):
     return [(int(x), float(y)) for x, y in ds]
 
 
-def test_each_element_and_pass_has_its_own():
+def test_each_element_of_each_pass_has_its_own_generator():
     ds = build()
     first, second = rows(ds), rows(ds)
     assert len({y for _, y in first + second}) == 80
@@ -32,7 +32,7 @@ def test_each_element_and_pass_has_its_own():
     assert rows(build(rng=8)) != first
 
 
-def test_uniform_and_uncorrelated():
+def test_drawn_numbers_are_uniform_and_uncorrelated():
     values = np.array([y for _, y in rows(build(n=20_000))])
     assert abs(values.mean() - 0.5) < 0.01
     assert abs(np.corrcoef(values[1:], values[:-1])[0, 1]) < 0.03

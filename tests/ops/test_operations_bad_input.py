@@ -105,7 +105,7 @@ def test_arguments_that_must_be_whole_numbers(operation, argument, build):
 
 
 @pytest.mark.parametrize(("operation", "argument", "build"), WHOLE)
-def test_none_is_no_number(operation, argument, build):
+def test_none_is_refused_as_a_number(operation, argument, build):
     refused(lambda: build(None), [f"{operation}: {argument} is None"])
 
 
@@ -174,7 +174,7 @@ def sample(weights):
     [[1], [1, 2, 3], [-1, 1], [0, 0], [np.nan, 1], [np.inf, 1], "ab", ["a", "b"], 0.5, [[1, 2]], NUMBERS],
     ids=repr,
 )
-def test_weights_that_are_none(weights):
+def test_invalid_weights_are_refused(weights):
     refused(lambda: sample(weights), ["sample_from_datasets: weights is"])
 
 
@@ -650,7 +650,7 @@ def test_reduce(initial, function, says):
         assert phrase in str(caught.value)
 
 
-def test_an_inner_pipeline_tells_its_own_row():
+def test_an_error_in_an_inner_pipeline_names_its_row_there():
     ds = NUMBERS.flat_map(lambda x: Dataset.range(5, 9).map(lambda y: y // (y - 7 if int(y) == 7 else 1)))
     with pytest.raises(errors.UserFunctionError, match=r"map: .*row 2 of range"):
         list(ds.map(lambda x: 1 // int(x != 7)))
@@ -794,7 +794,7 @@ def test_a_length_beyond_the_last_boundary():
         ({"padding_values": 1.5}, ["padding_values", "1.5", "int64"]),
     ],
 )
-def test_sizes_of_batches_that_do_not_go(arguments, says):
+def test_invalid_arguments_of_batch_by_size(arguments, says):
     refused(lambda: LENGTHS.batch_by_size(**{"budget": 4, "length_fn": len} | arguments), ["batch_by_size", *says])
 
 

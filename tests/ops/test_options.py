@@ -23,7 +23,7 @@ def with_options(ds, **fields):
     return ds.with_options(Options(**fields))
 
 
-def test_a_later_one_wins_field_by_field():
+def test_later_options_override_earlier_ones_field_by_field():
     ds = with_options(Dataset.range(3), deterministic=False, num_threads=2)
     ds = with_options(ds.map(lambda x: x), num_threads=3, seed=5)
     assert dict(ds.options().given()) == {"deterministic": False, "num_threads": 3, "seed": 5}
@@ -76,7 +76,7 @@ def test_bad_values(field, value, message):
         setattr(options, field, value)
 
 
-def test_an_unknown_field_names_those_there_are():
+def test_the_error_about_an_unknown_field_lists_the_known_ones():
     with pytest.raises(AttributeError, match=r"no 'speed'; there are auto_shard_policy, balance, deterministic"):
         Options().speed = 3
     with pytest.raises(errors.ArgumentError, match="expected Options, got dict"):
@@ -130,7 +130,7 @@ def test_the_memory_budget_bounds_what_is_read_ahead():
     assert read_ahead(memory_budget_bytes=1_000) <= 500
 
 
-def test_blocks_come_as_they_are_done_where_order_is_of_no_matter():
+def test_blocks_are_given_as_they_are_ready_if_deterministic_is_false():
     first_may_go_on = threading.Event()
 
     def slow_at_first(x):
@@ -183,7 +183,7 @@ def test_ignored_errors_are_of_what_is_upstream_only():
         list(ds.map(fails))
 
 
-def test_how_many_were_left_out():
+def test_num_skipped_counts_the_skipped_elements():
     iterator = iter(Dataset.range(8).map(lambda x: 6 // (int(x) % 4)).ignore_errors())
     assert len(list(iterator)) == 6
     assert iterator.num_skipped == 2
@@ -241,7 +241,7 @@ def test_a_seed_for_the_whole_pipeline():
     assert order() != order()
 
 
-def test_a_seed_of_its_own_stays():
+def test_the_seed_of_an_operation_overrides_that_of_the_options():
     own = Dataset.range(50).shuffle(50, seed=4)
     assert [int(x) for x in with_options(afresh(own), seed=1)] == [int(x) for x in own]
 

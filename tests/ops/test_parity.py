@@ -193,7 +193,7 @@ def test_a_batch_that_does_not_stack_is_an_error_on_a_cluster(client):
         list(map(strategy.local_results, strategy.distribute_dataset(ds)))
 
 
-def test_pieces_are_of_the_rule():
+def test_pieces_have_the_documented_sizes():
     # Of n rows, each of N replicas gets ceil(n / N), until no rows are left.
     table = {
         (8, 2): [4, 4],
@@ -240,7 +240,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("caller", [Now, Threads])
 @pytest.mark.parametrize("name", ENDLESS)
-def test_endless(name, caller):
+def test_parts_of_endless_datasets_equal_those_of_longer_parts(name, caller):
     # For any window, exactly the requested elements are returned, and a longer request begins with the same ones.
     few, more = ENDLESS[name]().take(5), ENDLESS[name]().take(40)
     with using(caller):
@@ -266,7 +266,7 @@ def test_while_another_iterator_is_half_way(pipeline, number):
 
 @given(pipelines(max_operations=5))
 @some
-def test_of_nothing(pipeline):
+def test_operations_on_an_empty_dataset_give_nothing(pipeline):
     """Every operation accepts an empty dataset, also one of blocks without rows."""
     names = {name for name, _ in pipeline.operations}
     if "assert_cardinality" in pipeline.names() or names & {"zip", "concatenate", "choose", "sample"}:

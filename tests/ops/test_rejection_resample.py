@@ -15,7 +15,7 @@ def told(caplog):
     return [record.getMessage() for record in caplog.records if "rejection_resample" in record.getMessage()]
 
 
-def test_it_is_told_where_the_first_elements_are_unlike_the_others(caplog):
+def test_a_wrong_estimate_of_the_shares_is_logged(caplog):
     shares = np.bincount(resampled(lambda x: int(x >= 15_000))) / 20_000
     assert shares[0] > 2 * shares[1]
     (message,) = told(caplog)
@@ -38,13 +38,13 @@ def test_it_is_told_where_the_first_elements_are_unlike_the_others(caplog):
         (lambda x: 0, 0, (0.5, 0.5)),
     ],
 )
-def test_nothing_is_told_where_the_shares_are_right_or_chance(build_class, number, target, caplog):
+def test_right_shares_and_chance_deviations_are_not_logged(build_class, number, target, caplog):
     for _ in range(2):
         resampled(build_class, number, target)
     assert told(caplog) == []
 
 
-def test_each_pass_tells_it_once(caplog):
+def test_wrong_shares_are_logged_once_in_each_pass(caplog):
     ds = Dataset.range(20_000).rejection_resample(lambda x: int(x >= 15_000), [0.5, 0.5], seed=1)
     list(ds)
     assert len(told(caplog)) == 1

@@ -290,7 +290,7 @@ def test_arguments_and_results_of_functions():
     check(lambda: pairs.scan(np.int64(0), lambda s, pair: (s + pair[1], (s, pair[0]))), [(0, 0), (5, 1)])
 
 
-def test_errors_come_at_their_element_and_iteration_goes_on():
+def test_iteration_continues_after_a_skipped_error():
     elements = iter(Dataset.range(3).map(lambda x: 12 // int(x - 1), vectorized=False).ignore_errors())
     assert [int(x) for x in elements] == [-12, 12]
 
@@ -316,7 +316,7 @@ def test_reduce():
     assert plain(state) == (4, [6.0, 6.0])
 
 
-def test_take_while_ends_for_good():
+def test_take_while_ends_at_the_first_false():
     check(lambda: slices([1, 3, 9, 2]).take_while(lambda x: x < 5), [1, 3])
     check(lambda: slices([9, 1]).take_while(lambda x: x < 5), [])
     check(lambda: Dataset.counter().take_while(lambda x: x < 3), [0, 1, 2])
@@ -332,7 +332,7 @@ def test_enumerate():
 # --- which elements ---
 
 
-def test_an_empty_pass_is_not_the_last():
+def test_repeat_continues_after_an_empty_pass():
     # The source that is drawn first differs between passes; if it is the empty one, the pass has no elements.
     sources = [Dataset.range(1), Dataset.range(0)]
     for seed in range(10):
@@ -566,7 +566,7 @@ def test_batches_of_matrices_have_two_axes_as_any_matrix():
         np.testing.assert_array_equal(np.concatenate(batches), matrix)
 
 
-def test_rebatch_keeps_structure_and_makes_nothing_of_nothing():
+def test_rebatch_keeps_the_structure_and_accepts_empty_datasets():
     ds = Dataset.from_tensor_slices({"a": [1, 2, 3], "b": [[1.0], [2.0], [3.0]]}).batch(2).rebatch([0, 3])
     first, second = list(ds)[:2]
     assert plain(second) == {"a": [1, 2, 3], "b": [[1.0], [2.0], [3.0]]}
@@ -792,7 +792,7 @@ def test_pipelines(build, expected):
     check(build, expected)
 
 
-def test_options_merge_and_the_later_wins():
+def test_options_merge_and_later_ones_override():
     ds = Dataset.range(4).with_options(Options(seed=1, deterministic=True)).batch(2).with_options(Options(seed=2))
     assert (ds.options().seed, ds.options().deterministic, ds.options().on_error) == (2, True, None)
     with pytest.raises(AttributeError, match="bogus"):

@@ -36,7 +36,7 @@ def ints(ds):
 
 @given(st.data(), st.integers(1, 12))
 @settings(max_examples=100, deadline=None)
-def test_exchange_is_drawing_in_turn(data, size):
+def test_draws_equal_those_of_a_buffer(data, size):
     slots = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=40))
     buffer, expected = list(range(size)), []
     for draw, slot in enumerate(slots):
@@ -51,7 +51,7 @@ def test_exchange_is_drawing_in_turn(data, size):
 
 @given(st.integers(0, 200), st.integers(1, 60), st.integers(0, 2**64), st.integers(0, 2))
 @settings(max_examples=60, deadline=None)
-def test_order_is_drawing_in_turn(num_rows, buffer_size, seed, passes):
+def test_the_order_equals_that_of_a_buffer(num_rows, buffer_size, seed, passes):
     ds = Dataset.range(num_rows).shuffle(buffer_size, seed=seed)
     for _ in range(passes):
         list(ds)
@@ -59,7 +59,7 @@ def test_order_is_drawing_in_turn(num_rows, buffer_size, seed, passes):
 
 
 @pytest.mark.parametrize("buffer_size", [1, 1000, 1024, 1025, 32_768, 40_000])
-def test_order_of_many(buffer_size):
+def test_the_order_of_many_rows_equals_that_of_a_buffer(buffer_size):
     # There are more rows than are drawn together, and the length of blocks is a prime.
     num_rows = 90_000
     with dask.config.set({"daskdist.split-bytes": 8 * 7919}):
@@ -167,14 +167,14 @@ def test_shuffling_repeated_elements_mixes_passes():
     assert sorted(found[:20]) != list(range(20))
 
 
-def test_two_with_one_given_seed_draw_alike():
+def test_two_shuffles_with_the_same_seed_draw_alike():
     once = Dataset.range(50).shuffle(50, seed=3, reshuffle_each_iteration=False)
     order = ints(once)
     twice = ints(once.shuffle(50, seed=3, reshuffle_each_iteration=False))
     assert [order[k] for k in order] == twice
 
 
-def test_two_with_one_seed_that_was_not_given_draw_differently():
+def test_two_shuffles_without_seeds_draw_differently():
     once = Dataset.range(50).shuffle(50, reshuffle_each_iteration=False)
     options = daskdist.Options(seed=3)
     order = ints(once.with_options(options))
@@ -270,7 +270,7 @@ def test_a_small_buffer_of_batches_reads_little(rows_a_batch):
     assert window.peak_bytes <= max(100 * batch_bytes, 2**22), f"{window.peak_bytes / batch_bytes} batches"
 
 
-def test_all_bytes_are_given_back_when_it_is_left_half_way():
+def test_an_abandoned_shuffle_releases_its_bytes():
     ds = Dataset.from_tensor_slices(np.zeros((10_000, 10))).shuffle(500, seed=0).batch(10)
     with dask.config.set({"daskdist.split-bytes": 4096}):
         interpreter = Interpreter(Now())

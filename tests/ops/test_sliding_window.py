@@ -46,7 +46,7 @@ def test_windows(arguments, expected):
 
 @pytest.mark.parametrize("size", [2, 9, 40])
 @pytest.mark.parametrize("shift", [1, 3, 50])
-def test_as_numpy_has_them(size, shift):
+def test_windows_equal_those_of_numpy(size, shift):
     x = np.random.default_rng(0).normal(size=(300, 2, 3)).astype("float32")
     expected = np.lib.stride_tricks.sliding_window_view(x, size, axis=0).transpose(0, 3, 1, 2)[::shift]
     sources = [Dataset.from_tensor_slices(x), Dataset.range(300).map(lambda k: x[int(k)], vectorized=False)]

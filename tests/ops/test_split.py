@@ -96,7 +96,7 @@ def test_sizes_are_exact_where_the_number_is_known(fractions):
     assert sum(map(len, parts)) == NUMBER
 
 
-def test_nothing_is_read_for_it(parquet_files):
+def test_splitting_reads_nothing(parquet_files):
     from daskdist.testing import never_run
 
     with never_run():
@@ -116,7 +116,7 @@ def test_maps_before_and_after_do_not_change_parts():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_part_is_a_random_one(seed):
+def test_a_part_is_a_random_sample(seed):
     part = ids(numbers(10_000).split(0.5, seed=seed)[0])
     unknown = ids(numbers(10_000).filter(lambda x: x >= 0).split(0.5, seed=seed)[0])
     for found in (part, unknown):
@@ -177,7 +177,7 @@ def test_each_turn_of_a_label_has_the_share_of_each_part(weights, labels, seed):
     assert alone == parts.tolist()
 
 
-def test_folds():
+def test_folds_are_disjoint_and_complete():
     folds = numbers(11).kfold(3, seed=1)
     valid = [ids(part) for _, part in folds]
     assert sorted(map(len, valid)) == [3, 4, 4]
@@ -247,7 +247,7 @@ def test_datasets_that_cannot_be_split(build, says):
         assert phrase in str(caught.value)
 
 
-def test_keys_that_are_none():
+def test_invalid_keys_are_refused():
     # The columns are known only when elements are computed.
     unknown = Dataset.from_dask(dask.bag.from_sequence([{"a": np.zeros(2)}] * 6, npartitions=2))
     parts = [unknown.split(0.5, by="a")[0], unknown.split(0.5, stratify="a")[0]]
@@ -274,7 +274,7 @@ def test_parts_are_the_same_on_workers(client, parquet_files, policy, how):
             assert Counter(found) == Counter({int(each["id"]): times for each in part})
 
 
-def test_it_is_told_where_fewer_elements_come_than_were_counted(caplog):
+def test_fewer_elements_than_counted_are_reported(caplog):
     def bad(x):
         if x in (3, 7):
             raise ValueError("bad")

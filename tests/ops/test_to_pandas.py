@@ -34,7 +34,7 @@ def check_rows(ds, **arguments):
     pd.testing.assert_frame_equal(found[list(frame())], frame())
 
 
-def test_rows_come_back():
+def test_frames_have_the_rows_of_the_dataset():
     check_rows(dataset())
     check_rows(dataset().prefetch(2), unbatch=False)
     check_rows(dataset().batch(3), unbatch=True)
@@ -51,7 +51,7 @@ def test_rows_come_back():
         lambda ds: ds.batch(2, drop_remainder=True).batch(2),
     ],
 )
-def test_batches_are_no_rows_without_a_word(build):
+def test_batches_are_refused_unless_unbatch_is_given(build):
     with pytest.raises(errors.ArgumentError, match="unbatch=True"):
         build(dataset()).to_pandas()
     assert len(build(dataset()).to_pandas(unbatch=False)) == len(list(build(dataset())))
@@ -138,7 +138,7 @@ def test_dask_dataframes_are_computed_on_workers(client):
     assert client.compute(found.x.sum()).result(timeout=60) == 45
 
 
-def test_what_makes_no_dask_dataframe():
+def test_datasets_that_make_no_dask_dataframe_are_refused():
     with pytest.raises(errors.ArgumentError, match="to_dask_dataframe: elements look like batches"):
         Dataset.range(9).batch(3).to_dask_dataframe()
     with pytest.raises(errors.UnknownLengthError, match="to_dask_dataframe: the number of elements is unknown"):

@@ -210,7 +210,7 @@ def test_a_mapped_source_gives_its_first_element_early():
         lambda ds: ds.filter(lambda x: x[0] % 2 == 0).batch(10),
     ],
 )
-def test_leaving_half_way_leaves_nothing(build):
+def test_an_abandoned_pass_leaves_no_threads_or_bytes(build):
     counter = Counter()
     ds = build(Dataset(Counted(200, counter, delay_s=0.002)))
     with dask.config.set({"daskdist.window-bytes": 16 * MIB}):
@@ -222,7 +222,7 @@ def test_leaving_half_way_leaves_nothing(build):
     assert counter.total == settled(counter) < 100
 
 
-def test_leaving_by_an_exception_leaves_nothing():
+def test_a_pass_left_by_an_exception_leaves_no_threads_or_bytes():
     counter = Counter()
 
     def loop():
@@ -260,7 +260,7 @@ def test_the_end_leaves_nothing():
 
 
 @pytest.mark.parametrize("how", ["close", "drop", "end"])
-def test_leaving_a_distributed_iterator_leaves_nothing(how):
+def test_an_abandoned_distributed_pass_leaves_no_threads_or_bytes(how):
     counter = Counter()
     strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
     it = iter(strategy.distribute_dataset(Dataset(Counted(20, counter)).batch(100)))
@@ -275,7 +275,7 @@ def test_leaving_a_distributed_iterator_leaves_nothing(how):
     assert counter.total == settled(counter)
 
 
-def test_threads_are_as_many_as_set():
+def test_no_more_threads_run_than_configured():
     counter = Counter()
     with dask.config.set({"daskdist.num-threads": 3}):
         it = iter(Dataset(Counted(50, counter, delay_s=0.005)).batch(10))
@@ -297,7 +297,7 @@ def test_iterators_side_by_side():
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("how", ["break", "close"])
-def test_leaving_half_way_leaves_nothing_on_a_cluster(client, how):
+def test_an_abandoned_pass_leaves_nothing_on_a_cluster(client, how):
     strategy = daskdist.MultiWorkerMirroredStrategy(client)
     before = {key for keys in client.has_what().values() for key in keys}
     ds = Dataset.from_tensor_slices(np.zeros((20_000, 16))).shuffle(1000, seed=0).batch(100)
@@ -322,7 +322,7 @@ def test_leaving_half_way_leaves_nothing_on_a_cluster(client, how):
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 100)), max_size=30), st.integers(0, 300))
 @settings(max_examples=100, deadline=None)
-def test_window_is_a_sum(steps, limit):
+def test_the_window_counts_acquired_and_released_bytes(steps, limit):
     window, used = ByteWindow(limit), 0
     for takes, num_bytes in steps:
         if takes:

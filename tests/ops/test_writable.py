@@ -139,7 +139,7 @@ def test_functions_are_given_read_only_arrays():
 
 @pytest.mark.parametrize("make", [lambda leaf: Block(LONE, [leaf]), lambda leaf: Bundle(LONE, [(leaf,)])])
 @pytest.mark.parametrize("leaf", [SOURCE, Ragged(np.arange(3), [0, 1, 3]), Ragged(Ragged(SOURCE, [0, 4, 12]), [0, 2])])
-def test_rows_that_have_travelled_are_read_only(make, leaf):
+def test_unpickled_rows_are_read_only(make, leaf):
     for rows in (make(leaf), pickle.loads(pickle.dumps(make(leaf))), pickle.loads(pickle.dumps(make(leaf), 5))):
         (found,) = rows.leaves if isinstance(rows, Block) else rows.item(0)
         assert not any(array.flags.writeable for array in arrays_of(found))
