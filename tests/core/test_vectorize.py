@@ -352,7 +352,7 @@ def _out(x):
         (lambda x: np.array([x, x]), scalars(), "it calls np.array or the like"),
         (_written, vectors(), "it writes to an array"),
         (_in_place, vectors(), "it changes an array in place"),
-        (_out, vectors(), "it calls add with out="),
+        (_out, vectors(), "it changes an array in place"),
         (lambda x: x @ MEAN, vectors(), "it calls matmul, for which there is no rule"),
         (lambda x: np.dot(x, x), vectors(), "it calls dot, for which there is no rule"),
         (lambda x: np.linalg.norm(x), vectors(), "it calls norm, which is not known to be pure"),
@@ -455,6 +455,8 @@ COUNTER = itertools.count()
 SHARED = np.zeros(3)
 LOG = []
 OPTIONS = {"b": 2}
+SET = {2}
+STRUCTURE = importlib
 FUNCTIONS = {"double": lambda x: x * 2}
 
 
@@ -524,32 +526,32 @@ STATEFUL_VECTORIZED = np.vectorize(_stateful, otypes=[float])
         (_counting, "it sets a global variable"),
         (_setting_global, "it sets a global variable"),
         (_cell(), "it sets the variable number"),
-        (_noting, "it changes a list that all rows share, by .append"),
-        (_helped, "it changes a list that all rows share, by .append"),
-        (lambda x: seen.append(1) or x, "it changes a list that all rows share, by .append"),
+        (_noting, "it changes a list that all rows share"),
+        (_helped, "it changes a list that all rows share"),
+        (lambda x: seen.append(1) or x, "it changes a list that all rows share"),
         (lambda x: print(end="") or x, "it calls print, which is not known to be pure"),
         (_drawing, "it calls RandomState.random, which is not known to be pure"),
         (_importing, "it imports numpy.random"),
         (lambda x: x + 0 * rng.random(), "Generator.random, which is not known to be pure"),
         (lambda x: x + next(COUNTER), "it calls next, which is not known to be pure"),
         (lambda x: x + sum(zip(COUNTER)), "it uses a count, which is not plain data"),
-        (Scaler().noting, "it changes a list that all rows share, by .append"),
-        (Scaler().indirect, "it changes a list that all rows share, by .append"),
+        (Scaler().noting, "it changes a list that all rows share"),
+        (Scaler().indirect, "it changes a list that all rows share"),
         (Scaler().setting, "it sets an attribute"),
         (lambda x: x * LOUD[0], "it uses a Loud, which is not plain data"),
         (lambda x: x * ROWS["a"], "it uses a Rows, which is not plain data"),
         (lambda x: x * len(ITEMS), "it uses a Items, which is not plain data"),
         (lambda x: x * len(MANY), "it uses MANY, which has too many items to look at"),
         (lambda x: warnings.warn("no", stacklevel=1) or x, "it calls warn, which is not known to be pure"),
-        (lambda x: np.add(SHARED, 1, SHARED) is None or x, "it calls add with an array to write to"),
-        (lambda x: np.add(SHARED, 1, out=SHARED) is None or x, "it calls add with out="),
-        (lambda x: np.add.at(SHARED, 0, 1) or x, "it uses .at of a ufunc, which is not known to be pure"),
+        (lambda x: np.add(SHARED, 1, SHARED) is None or x, "raises ValueError: output array is read-only"),
+        (lambda x: np.add(SHARED, 1, out=SHARED) is None or x, "raises ValueError: output array is read-only"),
+        (lambda x: np.add.at(SHARED, 0, 1) or x, "it uses .at, which is not known to be pure"),
         (lambda x: SHARED.sum(0, None, SHARED[0:]) is None or x, "raises ValueError"),
-        (lambda x: SHARED.sort() or x, "it uses .sort of a ndarray, which is not known to be pure"),
-        (_aliased, "it changes a ndarray in place"),
-        (_aliased_list, "it changes a list in place"),
-        (_default, "it changes a list in place"),
-        (_maybe_shared, "it writes to a dict that all rows share"),
+        (lambda x: SHARED.sort() or x, "raises ValueError: sort array is read-only"),
+        (_aliased, "raises ValueError: output array is read-only"),
+        (_aliased_list, "it changes a list that all rows share"),
+        (_default, "it changes a list that all rows share"),
+        (_maybe_shared, "it changes a dict that all rows share"),
         (_tried, "it handles exceptions, or has a with statement"),
         (_calls_tried, "it handles exceptions, or has a with statement"),
         (_quiet, "it handles exceptions, or has a with statement"),
@@ -558,12 +560,17 @@ STATEFUL_VECTORIZED = np.vectorize(_stateful, otypes=[float])
             "it calls _stateful (vectorized), which is not known to be pure",
         ),
         (lambda x: STATEFUL_UFUNC(x), "it calls _stateful (vectorized), which is not known to be pure"),
-        (lambda x: STATEFUL_VECTORIZED(x), "which is not known to be pure"),
-        (lambda x: sorted([1, 2], key=_stateful) and x, "it uses a function, which is not plain data"),
+        (lambda x: STATEFUL_VECTORIZED(x), "it uses a set, which is not plain data"),
+        (lambda x: sorted([1, 2], key=_stateful) and x, "it changes a list that all rows share"),
         (lambda x: x + time.time() * 0, "it calls time, which is not known to be pure"),
         (lambda x: x + len(os.environ) * 0, "it uses a _Environ, which is not plain data"),
         (lambda x: x + id(x) * 0, "it calls id, which is not known to be pure"),
         (functools.lru_cache(lambda x: x * 2), "which is not known to be pure"),
+        (lambda x: (x, f"{_doubled}"), "it makes text of a function"),
+        (lambda x: x * (2 in SET), "it uses a set, which is not plain data"),
+        (lambda x: _doubled.__globals__ and x, "it uses .__globals__, which is not known to be pure"),
+        (lambda x: (x > 0) is (x > 1), "it asks whether a value is another"),
+        (lambda x: STRUCTURE and x, "it uses a module, which is not plain data"),
     ],
 )
 def test_what_is_not_known_to_be_pure(function, reason):
@@ -598,6 +605,14 @@ def _own_list(x):
     return tuple(made), {key: value * 2 for key, value in zip("ab", made, strict=False)}
 
 
+def _with_attribute(x):
+    return x * getattr(_with_attribute, "factor", 1) + _with_attribute.terms[-1]
+
+
+_with_attribute.factor = 3
+_with_attribute.terms = [4]
+
+
 def _own_cell(x):
     total = x * 0
 
@@ -620,6 +635,18 @@ def _keywords(x, /, a, *rest, b=3, **more):
         _dispatched,
         _own_list,
         _own_cell,
+        _with_attribute,
+        lambda x: x * (x.dtype in ("f4", np.float64)) + (x.dtype == np.float64) + np.dtype(np.float32).itemsize,
+        lambda x: (
+            x.astype(np.float32) * np.array([1, 2], np.float32) + np.zeros(2, dtype=np.int8) + np.iinfo(np.int8).max
+        ),
+        lambda x: {np.float64: x, np.float32: -x}[type(x)] * (np.float64 in (int, np.float64)),
+        lambda x: functools.reduce(lambda a, b: a + b, filter(None, [x.ndim, 2, 3])) * x,
+        lambda x: x * 2 if isinstance(x, np.float64) and not isinstance(x, (np.float32, Pair, dict)) else x,
+        lambda x: np.float32(np.float64(2) * x) + np.float64(3.5),
+        lambda x: x * np.finfo(np.float64).bits + np.can_cast(np.float32, np.float64),
+        lambda x: x * (np.result_type(np.float32, np.int64) == np.float64) + np.full(2, 3, np.uint8),
+        lambda x: (x, f"{np.float32}"),
         lambda x: _keywords(x, 2, 3, b=4, c=5) + _keywords(*[x, 1], **OPTIONS),
         lambda x: sum(y * 2 for y in (x, x + 1)) if isinstance(x, np.generic) and x.dtype.kind == "f" else x,
         lambda x: [y for y in [x, -x] if y is not None][1],

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.vectorize.rules import FUNCTIONS, UFUNCS
-from daskdist.core.vectorize.tracer import Method, Tracer
+from daskdist.core.vectorize.tracer import Tracer
 
 
 def _named(module: Any, names: str) -> frozenset[Any]:
@@ -40,7 +40,7 @@ _OPERATOR: Final = _named(
 )
 _BUILTINS: Final = _named(
     builtins,
-    "abs all any ascii bin chr divmod format hex isinstance issubclass len max min oct ord pow repr round sorted sum",
+    "abs all any ascii bin chr divmod format hex len max min oct ord pow repr round sorted sum",
 )
 _NUMPY: Final = _named(
     np,
@@ -52,37 +52,25 @@ _NUMPY: Final = _named(
     full_like
     """,
 )
-CALLABLES: Final = _MATH | _OPERATOR | _BUILTINS | _NUMPY | frozenset(FUNCTIONS) | frozenset(UFUNCS)
+CALLABLES: Final = (
+    _MATH | _OPERATOR | _BUILTINS | _NUMPY | frozenset(FUNCTIONS) | frozenset(UFUNCS) | {functools.reduce}
+)
 
 # The types whose instances are plain data; subclasses are not.
 NUMBERS: Final = frozenset({*np.sctypeDict.values()}) - {np.object_, np.void}
 _SCALARS: Final = frozenset({int, float, complex, bool, str, bytes, type(None), type(Ellipsis), slice, range})
-_VIEWS: Final = frozenset({type({}.keys()), type({}.values()), type({}.items())})
 _DTYPES: Final = frozenset({type(np.dtype(kind)) for kind in NUMBERS} | {np.dtypes.StringDType})
-# Examples of iterables, for the types of their iterators. Iterators from outside of the function are refused.
-_EXAMPLES: Final[tuple[Any, ...]] = ([], (), {}, {}.values(), {}.items(), set(), "", "é", b"", range(1), range(2**70))
-_ITERATORS: Final = frozenset(
-    {type(iter(example)) for example in _EXAMPLES}
-    | {zip, enumerate, reversed, type(reversed([])), type(reversed({})), type(reversed(range(1)))}
-)
 CONTAINERS: Final = frozenset({tuple, list, dict, set, frozenset})
-PLAIN: Final = _SCALARS | NUMBERS | _DTYPES | CONTAINERS | _VIEWS | {np.ndarray, np.finfo, np.iinfo, Tracer, Method}
-OPERANDS: Final = PLAIN | _ITERATORS
 IMMUTABLE: Final = _SCALARS | NUMBERS | _DTYPES | {np.finfo, np.iinfo}
-ITERATORS: Final = _ITERATORS
-# Types that compare and hash by identity, which are harmless in containers.
-OPAQUE: Final = frozenset(
-    {types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.ufunc, type, type(np.sum), functools.partial}
-)
 # Types that may be called or used as a dtype.
 TYPES: Final = (
-    (_SCALARS - {type(None), type(Ellipsis)}) | NUMBERS | CONTAINERS | {zip, enumerate, reversed, np.dtype}
+    (_SCALARS - {type(None), type(Ellipsis)}) | NUMBERS | CONTAINERS | {zip, enumerate, reversed, map, filter, np.dtype}
 ) | {np.finfo, np.iinfo, np.integer, np.floating, np.number, np.generic, np.signedinteger, np.unsignedinteger}
 
 _ARRAY: Final = """
     all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten item max mean min
     nonzero prod ravel repeat reshape round searchsorted squeeze std sum swapaxes take tobytes tolist trace transpose
-    var dtype itemsize nbytes ndim shape size T real imag strides
+    var data device dtype flags itemsize nbytes ndim shape size T real imag strides
 """
 _TEXT: Final = """
     capitalize casefold center count decode encode endswith expandtabs find format index isalnum isalpha isascii
@@ -99,7 +87,7 @@ _RANGE: Final = "start stop step count index indices"
 # Type -> its methods and attributes without side effects.
 ATTRIBUTES: Final[dict[Any, frozenset[str]]] = {
     **{kind: frozenset(_ARRAY.split()) for kind in NUMBERS | {np.ndarray}},
-    **{kind: frozenset({"char", "itemsize", "kind", "name", "names", "str", "type"}) for kind in _DTYPES},
+    **{kind: frozenset({"char", "fields", "itemsize", "kind", "metadata", "name", "names", "str"}) for kind in _DTYPES},
     **{kind: frozenset(_NUMBER.split()) for kind in (int, float, complex, bool)},
     **{kind: frozenset(_RANGE.split()) for kind in (slice, range)},
     str: frozenset(_TEXT.split()),
@@ -111,9 +99,9 @@ ATTRIBUTES: Final[dict[Any, frozenset[str]]] = {
     frozenset: frozenset(_SET.split()),
     np.finfo: frozenset({"bits", "dtype", "eps", "max", "min", "resolution", "smallest_normal", "tiny"}),
     np.iinfo: frozenset({"bits", "dtype", "max", "min"}),
-    np.ufunc: frozenset({"__name__", "accumulate", "outer", "reduce"}),
+    np.ufunc: frozenset({"accumulate", "outer", "reduce"}),
 }
-# Type -> its methods that change a container, allowed for containers that the same call created.
+# Type -> its methods that change a container.
 CHANGES: Final[dict[Any, frozenset[str]]] = {
     list: frozenset({"append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"}),
     dict: frozenset({"clear", "pop", "popitem", "setdefault", "update"}),
@@ -122,39 +110,12 @@ CHANGES: Final[dict[Any, frozenset[str]]] = {
 # The modules that may be imported inside a function.
 MODULES: Final = frozenset({"numpy", "math", "operator", "functools"})
 
-_MOST_ITEMS: Final = 10_000
-
-
-def impurity(value: Any) -> str | None:
-    """Return the reason why a value that a function refers to is not plain data, as a clause; None if it is.
-
-    Callables, modules and objects are not inspected: their uses are checked when they happen.
-    """
-    budget = [_MOST_ITEMS]
-    return _impurity(value, budget)
-
-
-def _impurity(value: Any, budget: list[int]) -> str | None:
-    kind = type(value)
-    if kind in IMMUTABLE:
-        return None
-    if kind is np.ndarray:
-        return "is an array of objects" if value.dtype.kind in "OV" else None
-    if kind in CONTAINERS:
-        budget[0] -= len(value)
-        if budget[0] < 0:
-            return "has too many items to look at"
-        for item in [*value, *value.values()] if kind is dict else value:
-            if type(item) not in IMMUTABLE and type(item) not in OPAQUE:
-                if type(item) not in CONTAINERS and type(item) is not np.ndarray:
-                    return f"has a {type(item).__name__} in it, which is not plain data"
-                reason = _impurity(item, budget)
-                if reason is not None:
-                    return reason
-        return None
-    if kind in ITERATORS or kind in _VIEWS:
-        return f"is a {kind.__name__}, which may do more than compute"
-    return None
+KNOWN: Final = frozenset().union(*ATTRIBUTES.values(), *CHANGES.values())
+# Attributes of built-in values and functions that may have side effects, or give access to more.
+_BUILT_IN: Final = frozenset({*ATTRIBUTES, *CHANGES, type(np.sum), types.FunctionType, types.GeneratorType, type})
+HIDDEN: Final = frozenset({name for kind in _BUILT_IN - {np.finfo, np.iinfo} for name in dir(kind)}) - KNOWN | {
+    *Tracer.__slots__
+}
 
 
 def is_named_tuple(kind: Any) -> bool:

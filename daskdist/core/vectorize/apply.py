@@ -1,6 +1,6 @@
 """A function of one element, called once for the rows of a block if that gives bitwise identical results.
 
-For each block, the function is run on columns (`daskdist.core.vectorize.interpreter`). It is called row by row instead
+For each block, the function is run on columns (`daskdist.core.vectorize.sandbox`). It is called row by row instead
 if it does anything that is not known to be pure or has no rule, if the loop over these rows could warn, raise or give
 other bits, or if the results for the first rows differ.
 """
@@ -21,9 +21,9 @@ from daskdist.core.node import Node, lower
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import SpecUnknown, TensorSpec
 from daskdist.core.structure import Leaves, Nested, Structure
-from daskdist.core.vectorize.interpreter import FunctionInterpreter
 from daskdist.core.vectorize.proof import problem, same_bits
 from daskdist.core.vectorize.rules import RULES
+from daskdist.core.vectorize.sandbox import Sandbox
 from daskdist.core.vectorize.tracer import Flagged, NotVectorisable, Trace
 from daskdist.errors import ArgumentError, UserFunctionError
 
@@ -217,8 +217,8 @@ def traced(function: UserFunction, structure: Structure, leaves: Sequence[Any], 
     for leaf in leaves:
         if isinstance(leaf, Ragged):
             raise NotVectorisable("its elements differ in length")
-    interpreter = FunctionInterpreter(trace)
-    result = interpreter.call_with(function.function, structure.pack([trace.enter(leaf) for leaf in leaves]))
+    sandbox = Sandbox(trace)
+    result = sandbox.call_with(function.function, structure.pack([trace.enter(leaf) for leaf in leaves]))
     result_leaves, of_result = Structure.of(tuple(result) if type(result) is list else result)
     columns = [trace.leaf(leaf) for leaf in result_leaves]
     if trace.failure is not None:
@@ -227,7 +227,7 @@ def traced(function: UserFunction, structure: Structure, leaves: Sequence[Any], 
         raise NotVectorisable("it returns nothing")
     layout = tuple([(leaf.dtype, leaf.shape[1:]) for leaf in leaves])
     results = of_result, *[(column.dtype, column.shape[1:]) for column in columns]
-    key = function.operation, function.narrow, tuple(interpreter.codes), tuple(trace.names), structure, layout, results
+    key = function.operation, function.narrow, tuple(sandbox.codes), tuple(trace.names), structure, layout, results
     return Run(columns, of_result, tuple(trace.names), key)
 
 

@@ -18,6 +18,7 @@ from daskdist.core.structure import as_array
 
 # Numbers and times. Elements of text and objects have other types, and complex products are rounded differently.
 KINDS: Final = "biufmM"
+_MOST_OPERATIONS: Final = 5000
 
 
 class NotVectorisable(Exception):  # noqa: N818 - a signal between layers
@@ -106,6 +107,8 @@ class Trace:
         Flagged
             The results may differ for these rows.
         """
+        if len(self.names) > _MOST_OPERATIONS:
+            raise self.fail("it takes too many steps to look into")
         problem = self.prove(self.rules, name, native, rule, args, options) if self.prove else None
         if problem:
             raise self.fail(problem)
@@ -147,6 +150,9 @@ class Trace:
         value = as_array(leaf, narrow=self.narrow)
         if not isinstance(value, (np.ndarray, np.generic)):
             raise self.fail(f"it returns a {type(leaf).__name__}")
+        if value.dtype.kind in "TSUO" and " at 0x" in str(value):
+            # The copies of functions and objects have other addresses.
+            raise self.fail("it makes text of a function")
         return np.ascontiguousarray(self.column(value))
 
     def column(self, value: Any) -> Any:
@@ -387,6 +393,13 @@ def _refusing(reason: str) -> Callable[..., Any]:
     return refuse
 
 
+def _in_place(self: Tracer, other: Any) -> Any:
+    if isinstance(self._row, np.ndarray):
+        raise self._trace.fail("it changes an array in place")
+    # For numbers, `x += 1` creates a new object.
+    return NotImplemented
+
+
 # Special method that reads or exposes values or writes -> its description in messages.
 REFUSED: Final = {
     "__bool__": "it asks for the truth of a value",
@@ -407,27 +420,25 @@ REFUSED: Final = {
     "__delitem__": "it writes to an array",
     "__array__": "it calls np.array or the like on a value; np.stack and .astype have rules",
     "__reduce_ex__": "it copies or pickles a value",
-    **{
-        f"__i{name}__": "it changes an array in place"
-        for name in (
-            "add",
-            "sub",
-            "mul",
-            "truediv",
-            "floordiv",
-            "mod",
-            "pow",
-            "lshift",
-            "rshift",
-            "and",
-            "or",
-            "xor",
-            "matmul",
-        )
-    },
 }
 for _name, _reason in REFUSED.items():
     setattr(Tracer, _name, _refusing(_reason))
+for _name in [
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "lshift",
+    "rshift",
+    "and",
+    "or",
+    "xor",
+    "matmul",
+]:
+    setattr(Tracer, f"__i{_name}__", _in_place)
 
 _AS_THEY_ARE: Final = frozenset({int, float, bool, type(None), Tracer})
 _WITHOUT_AXES: Final = _AS_THEY_ARE - {Tracer}
