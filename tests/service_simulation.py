@@ -20,7 +20,6 @@ from daskdist.service.dispatcher.commands import (
     StartTask,
     StopTask,
     TellEnd,
-    TellFailure,
     TellRecorded,
     TellTasks,
 )
@@ -438,7 +437,7 @@ class Simulation:
                     self._to_worker(worker, "stop", task)
                 case LoseConsumer(worker, task, consumer, done):
                     self._to_worker(worker, "lose", task, consumer, done)
-                case TellTasks(name) | TellEnd(name) | TellFailure(name) | TellRecorded(name):
+                case TellTasks(name) | TellEnd(name) | TellRecorded(name):
                     if self.consumers[name].is_alive:
                         self.consumers[name].told.append(command)
 

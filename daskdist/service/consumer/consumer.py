@@ -22,7 +22,6 @@ from daskdist.core.block import Rows
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Exhausted, NotReady
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.messages.failure import Failure
 from daskdist.service.address import ServiceAddress
 from daskdist.service.consumer.connection import connected, event_loop
 from daskdist.service.consumer.links import Link
@@ -288,10 +287,6 @@ class _Connection:
 
     def _on_refused(self, message: str) -> bool:
         self._arrived.end(ArgumentError(message))
-        return True
-
-    def _on_failed(self, message: str, error: Failure | None) -> bool:
-        self._arrived.end(error.error() if error is not None else ClusterError(message))
         return True
 
     def _on_waiting(self, message: str) -> None:

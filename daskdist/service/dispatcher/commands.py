@@ -180,15 +180,6 @@ class TellEnd:
 
 
 @dataclass(frozen=True)
-class TellFailure:
-    """Tell a consumer why it gets no more elements: a message, and the pickled error of a worker if there is one."""
-
-    consumer: str
-    message: str
-    error: Any = None
-
-
-@dataclass(frozen=True)
 class TellWaiting:
     """Tell a consumer what it is waiting for."""
 
@@ -204,4 +195,4 @@ class TellRecorded:
     tasks: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
 
 
-Command = StartTask | StopTask | LoseConsumer | TellTasks | TellEnd | TellFailure | TellWaiting | TellRecorded
+Command = StartTask | StopTask | LoseConsumer | TellTasks | TellEnd | TellWaiting | TellRecorded

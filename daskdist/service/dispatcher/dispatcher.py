@@ -18,7 +18,6 @@ from daskdist.service.dispatcher.commands import (
     StartTask,
     StopTask,
     TellEnd,
-    TellFailure,
     TellRecorded,
     TellTasks,
     TellWaiting,
@@ -119,7 +118,7 @@ class Dispatcher:
         # Other workers may still have leases of lost workers beside the usual number: this worker gets new leases.
         return [
             command
-            for iteration in self.iterations(only_running=True)
+            for iteration in self.iterations()
             for command in self._assign(iteration, num_more=max(LEASES_A_WORKER - len(iteration.waiting), 0))
         ]
 
@@ -127,7 +126,7 @@ class Dispatcher:
         """Remove a worker; its tasks restart on other workers, after the elements that were acknowledged."""
         self.workers.pop(address, None)
         commands: list[Command] = []
-        for iteration in self.iterations(only_running=True):
+        for iteration in self.iterations():
             lost = [task for task in iteration.tasks.values() if task.worker == address and not task.is_done]
             for task in lost:
                 task.worker = None
@@ -169,14 +168,12 @@ class Dispatcher:
             taken = [consumer for consumer in iteration.consumers.values() if consumer.join.index == join.index]
             if taken and taken[0].join.name != join.name:
                 raise Refused(f"consumer_index {join.index} is taken by another consumer of the job {job.name!r}")
-        consumer = JobConsumer(join, iteration, self._clock())
+        consumer = JobConsumer(join, iteration)
         self._consumers[join.name] = iteration.consumers[join.name] = consumer
         self._away.pop(join.name, None)
         iteration.idle_since = None
         self._note_change(iteration)
         self._forget_over(job)
-        if iteration.failure is not None:
-            return [TellFailure(join.name, *iteration.failure)]
         if iteration.is_over:
             return [TellEnd(join.name, was_over=not join.is_again)]
         return self._assign(iteration) + self._tell(consumer)
@@ -251,25 +248,13 @@ class Dispatcher:
         self._note_change(iteration)
         return self._assign(iteration) + self._end_if_over(iteration)
 
-    def task_failed(self, task_id: str, attempt: int, message: str, error: Any) -> list[Command]:
-        """Record that a task failed, which fails its iteration."""
-        current = self._current(task_id, attempt)
-        if current is None:
-            return []
-        iteration, _ = current
-        iteration.failure = (message, error)
-        self._note_change(iteration)
-        commands: list[Command] = [TellFailure(name, message, error) for name in iteration.consumers]
-        return self._stop(iteration) + commands
-
     def jobs(self) -> list[JobStatus]:
         """Return the status of the iterations of all jobs, without what only their workers know."""
         return [job_status(iteration, {}) for iteration in self.iterations()]
 
-    def iterations(self, *, only_running: bool = False) -> list[Iteration]:
-        """Return the iterations of all jobs; without the failed ones if ``only_running``."""
-        iterations = [iteration for job in self._jobs.values() for iteration in job.iterations.values()]
-        return [iteration for iteration in iterations if iteration.failure is None] if only_running else iterations
+    def iterations(self) -> list[Iteration]:
+        """Return the iterations of all jobs."""
+        return [iteration for job in self._jobs.values() for iteration in job.iterations.values()]
 
     # --- time ---
 
@@ -294,7 +279,7 @@ class Dispatcher:
         for name, since in list(self._away.items()):
             if now - since >= self._reconnect_timeout_s:
                 commands += self.left(name)
-        for iteration in self.iterations(only_running=True):
+        for iteration in self.iterations():
             if iteration.tick(now):
                 commands += self._tell_recorded(iteration)
             commands += self._warnings(iteration, now)
@@ -398,7 +383,7 @@ class Dispatcher:
     def _assign(self, iteration: Iteration, num_more: int = 0) -> list[Command]:
         """Create tasks of an iteration and assign workers; ``num_more`` is the number of leases beside the usual."""
         workers = self._eligible(iteration.job)
-        if not workers or iteration.failure is not None or iteration.is_over:
+        if not workers or iteration.is_over:
             return []
         for task in self._new_tasks(iteration, workers, num_more):
             self._tasks[task.id] = iteration, task
@@ -467,7 +452,7 @@ class Dispatcher:
         # The number of an iteration that is over suffices for late consumers. The latest is kept for `status`.
         latest = max(job.iterations)
         for number, iteration in list(job.iterations.items()):
-            if number < latest and iteration.is_over and not iteration.consumers and iteration.failure is None:
+            if number < latest and iteration.is_over and not iteration.consumers:
                 job.over.add(number, number + 1)
                 self._forget(iteration)
 

@@ -69,13 +69,10 @@ class JobConsumer:
         The request of the consumer.
     iteration
         The iteration that it reads.
-    joined_at
-        The time at which it joined.
     """
 
     join: Join
     iteration: Iteration
-    joined_at: float
     # The number of the last message with its tasks; -1 before the first.
     told: int = -1
 
@@ -104,7 +101,6 @@ class Iteration:
     # The first unit that was not leased, and the number of elements of the finished leases.
     next_unit: int = 0
     num_done: int = 0
-    failure: tuple[str, Any] | None = None
     idle_since: float | None = None
     # The reason for waiting, and since when; no time once consumers were told.
     waits_for: str = ""
@@ -215,7 +211,6 @@ class Iteration:
             "count": self.count,
             "next_unit": self.next_unit,
             "num_done": self.num_done,
-            "failure": self.failure,
         }
 
     @classmethod
@@ -228,11 +223,10 @@ class Iteration:
             count=saved["count"],
             next_unit=saved["next_unit"],
             num_done=saved["num_done"],
-            failure=saved["failure"],
         )
         iteration.tasks = {task.id: replace(task, done=Intervals(task.done)) for task in saved["tasks"]}
         iteration.measured = iteration.num_used, now
-        iteration.consumers = {join.name: JobConsumer(join, iteration, now) for join in saved["consumers"]}
+        iteration.consumers = {join.name: JobConsumer(join, iteration) for join in saved["consumers"]}
         if not iteration.consumers:
             iteration.idle_since = now
         return iteration

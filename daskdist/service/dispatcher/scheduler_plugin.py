@@ -26,7 +26,6 @@ from daskdist.service.dispatcher.commands import (
     StartTask,
     StopTask,
     TellEnd,
-    TellFailure,
     TellRecorded,
     TellTasks,
     TellWaiting,
@@ -244,8 +243,6 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
                     self._to_consumer(consumer, "tasks", tasks, number)
                 case TellEnd(consumer, was_over):
                     self._to_consumer(consumer, "end", was_over)
-                case TellFailure(consumer, message, error):
-                    self._to_consumer(consumer, "failed", message, error)
                 case TellWaiting(consumer, message):
                     self._to_consumer(consumer, "waiting", message)
                 case TellRecorded(consumer, tasks):

@@ -47,7 +47,7 @@ class JobStatus:
     mode
         The name of its `ShardingPolicy`.
     state
-        ``"running"``, ``"idle"`` while it has no consumer, ``"over"`` or ``"failed"``.
+        ``"running"``, ``"idle"`` while it has no consumer, or ``"over"``.
     unit
         The unit of the numbers pending, leased and done: ``"units"``, the elements, rows or splits that are leased to
         workers; or ``"tasks"``, if none are leased.
@@ -166,8 +166,6 @@ def job_status(iteration: Iteration, reports: Reports) -> JobStatus:
 
 
 def _state(iteration: Iteration) -> str:
-    if iteration.failure is not None:
-        return "failed"
     if iteration.is_over:
         return "over"
     return "running" if iteration.consumers else "idle"
