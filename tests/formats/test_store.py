@@ -213,8 +213,6 @@ def test_elements_without_leaves(tmp_path):
     empty = Structure.of(())[1]
     found = round_trip(Bundle(empty, [(), (), ()]), tmp_path)
     assert list(found.elements()) == [(), (), ()]
-    part = SavedPart("part-0.arrow", 3, 0)
-    assert list(read_part(str(tmp_path), part, empty, 1).elements()) == [(), ()]
     assert len(round_trip(Block(empty, []), tmp_path)) == 0
 
 
@@ -266,7 +264,6 @@ def test_any_block(data, nest, num_rows, compression):
         assert isinstance(found, Block)
         assert all(map(same_leaf, block.leaves, found.leaves))
         same_rows(found, block)
-        check_choice(data, block, directory, compression)
 
 
 @given(st.data(), nests, st.integers(0, 4), codecs)
@@ -276,21 +273,9 @@ def test_any_bundle(data, nest, num_rows, compression):
     items = [tuple(data.draw(leaves) for _ in range(structure.num_leaves)) for _ in range(num_rows)]
     with tempfile.TemporaryDirectory() as directory:
         same_rows(round_trip(Bundle(structure, items), directory, compression), Bundle(structure, items))
-        check_choice(data, Bundle(structure, items), directory, compression)
 
 
-def check_choice(data, rows, directory, compression):
-    """Check that reading a range of rows gives those rows, in order."""
-    part = write_part(rows, directory, "part-0", compression)
-    start, stop = sorted(data.draw(st.tuples(st.integers(0, 5), st.integers(0, 5))))
-    found = list(read_part(directory, part, rows.structure, start, stop).elements())
-    expected = list(rows.elements())[start:stop]
-    assert len(found) == len(expected)
-    for a, b in zip(expected, found, strict=True):
-        assert all(map(same_leaf, rows.structure.leaves_of(a), rows.structure.leaves_of(b)))
-
-
-# --- some rows of many ---
+# --- many rows ---
 
 
 @pytest.fixture(scope="module", params=[None, "lz4", "zstd"])
@@ -321,23 +306,6 @@ def test_all_of_many_rows(long):
     found = read_part(directory, part, block.structure)
     assert all(map(same_leaf, block.leaves, found.leaves))
     assert found.where(7) == f"row 7 of {directory}/long.arrow"
-
-
-@given(st.data())
-@settings(max_examples=30, deadline=None)
-def test_some_of_many_rows(long, data):
-    block, directory, part = long
-    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(block) + 5)] * 2)))
-    found = read_part(directory, part, block.structure, start, stop)
-    assert all(map(same_leaf, block.slice(start, stop).leaves, found.leaves))
-
-
-@pytest.mark.parametrize("start", [-5, 0, 10**6, None])
-@pytest.mark.parametrize("stop", [None, -1, 0, 3, 10**6])
-def test_starts_and_stops_are_those_of_slices(long, start, stop):
-    block, directory, part = long
-    found = read_part(directory, part, block.structure, start, stop)
-    np.testing.assert_array_equal(found.leaves[0], block.leaves[0][start:stop])
 
 
 def test_numbers_are_used_where_they_lie(tmp_path):

@@ -24,7 +24,6 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows
-from daskdist.core.failing.origin import Origin, SelectedOrigins
 from daskdist.core.json_codec import dtype_from_json, dtype_to_json, no_dataset
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.structure import Leaves, Nested, Structure, as_array
@@ -298,10 +297,8 @@ def _stream(leaf: Any) -> bytes:
 # --- reading ---
 
 
-def read_part(
-    directory: str, part: SavedPart, structure: Structure, start: int = 0, stop: int | None = None
-) -> Block | Bundle:
-    """Read the elements of a part, or those from ``start`` to ``stop``.
+def read_part(directory: str, part: SavedPart, structure: Structure) -> Block | Bundle:
+    """Read the elements of a part.
 
     Parameters
     ----------
@@ -309,8 +306,6 @@ def read_part(
         The directory of the part: a local path or an fsspec URL.
     part, structure
         The structure and specs in the manifest.
-    start, stop
-        The first row, and the row after the last, as in a slice.
 
     Returns
     -------
@@ -327,7 +322,6 @@ def read_part(
     Values are not checked: altered numbers are not noticed. An uncompressed local file must not change while its
     elements are in use; it may be deleted.
     """
-    rows = range(part.num_rows)[start:stop] or range(0)
     with _opened(directory, part.name) as (path, reader):
         content = json.loads(reader.schema.metadata[KEY])
         if content["num_rows"] != part.num_rows:
@@ -335,12 +329,12 @@ def read_part(
         if tuple(reader.schema.names) != structure.paths:
             raise FileError(f"{path}: its leaves are {reader.schema.names}, but {structure.paths} are expected")
         layouts = [_Layout.from_json(layout) for layout in content["layouts"]]
-        columns = _selected(reader, layouts, content, rows)
+        columns = _columns(reader, layouts, content)
         leaves = [_finished(column, layout) for column, layout in zip(columns, layouts, strict=True)]
         if content["is_block"]:
-            return Block(structure, leaves, path, SelectedOrigins([Origin(path)], rows))
+            return Block(structure, leaves, path)
         items: list[Leaves] = (
-            list(zip(*[map(as_array, leaf) for leaf in leaves], strict=True)) if leaves else [()] * len(rows)
+            list(zip(*[map(as_array, leaf) for leaf in leaves], strict=True)) if leaves else [()] * part.num_rows
         )
         return Bundle(structure, items, path)
 
@@ -371,20 +365,14 @@ def _opened(directory: str, name: str) -> Iterator[tuple[str, Any]]:
         raise FileError(f"{path}: damaged or cut short: {error}") from error
 
 
-def _selected(reader: Any, layouts: Sequence[_Layout], content: Any, rows: range) -> list[Any]:
-    # Return the columns of the selected rows, from the pieces of the file that contain them.
+def _columns(reader: Any, layouts: Sequence[_Layout], content: Any) -> list[Any]:
     num_rows, piece_rows = content["num_rows"], content["piece_rows"]
     if reader.num_record_batches != max(1, -(-num_rows // piece_rows)):
         raise ValueError(f"{reader.num_record_batches} pieces of {piece_rows} rows for {num_rows} rows")
-    first, last = rows.start // piece_rows, max(rows.start, rows.stop - 1) // piece_rows
-    parts = [
-        (piece, slice(max(0, rows.start - piece * piece_rows), max(0, rows.stop - piece * piece_rows)))
-        for piece in range(min(first, reader.num_record_batches - 1), last + 1)
-    ]
-    return _together([_piece(reader, layouts, content, *part) for part in parts])
+    return _together([_piece(reader, layouts, content, piece) for piece in range(reader.num_record_batches)])
 
 
-def _piece(reader: Any, layouts: Sequence[_Layout], content: Any, piece: int, which: slice) -> list[Any]:
+def _piece(reader: Any, layouts: Sequence[_Layout], content: Any, piece: int) -> list[Any]:
     try:
         batch = reader.get_batch(piece)
     except MemoryError as error:
@@ -393,10 +381,7 @@ def _piece(reader: Any, layouts: Sequence[_Layout], content: Any, piece: int, wh
     piece_rows = min(content["piece_rows"], content["num_rows"] - piece * content["piece_rows"])
     if layouts and batch.num_rows != piece_rows:
         raise ValueError(f"piece {piece} has {batch.num_rows} rows, not {piece_rows}")
-    columns = [_laid(array, layout) for array, layout in zip(batch.columns, layouts, strict=True)]
-    return [
-        tuple(values[which] for values in column) if isinstance(column, tuple) else column[which] for column in columns
-    ]
+    return [_laid(array, layout) for array, layout in zip(batch.columns, layouts, strict=True)]
 
 
 def _together(pieces: list[list[Any]]) -> list[Any]:
