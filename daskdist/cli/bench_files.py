@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import click
 
-from daskdist.cli.reports import dataset_of, of_files, short_errors, write
+from daskdist.cli.reports import dataset_of, of_files, short_errors, strategy_on, write
 from daskdist.config import in_bytes
 from daskdist.core.dataset_base import node_of, primitive_of
 from daskdist.core.structure import Structure
@@ -90,7 +90,9 @@ def bench_files(
     """
     if workers is not None and scheduler is not None:
         raise click.UsageError("give --workers for a new cluster, or --scheduler for one that runs, not both")
-    with short_errors(), _strategy(workers, scheduler) as strategy:
+    is_here = workers is None and scheduler is None
+    opened = contextlib.nullcontext() if is_here else strategy_on(scheduler, workers)
+    with short_errors(), opened as strategy:
         dataset = dataset_of(files, format_name)
         # Read the indexes of the files before the measurement.
         dataset.cardinality()
@@ -120,22 +122,6 @@ def bench_files(
     }
     where = [] if num_workers is None else [f"on {count(num_workers, 'worker')}"]
     write(report, "\n".join([*where, _text(speeds)]), as_json=as_json)
-
-
-@contextlib.contextmanager
-def _strategy(workers: int | None, scheduler: str | None) -> Iterator[Strategy | None]:
-    if workers is None and scheduler is None:
-        yield None
-        return
-    from distributed import LocalCluster
-
-    from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy
-
-    with contextlib.ExitStack() as stack:
-        target: Any = scheduler or stack.enter_context(
-            LocalCluster(n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0")
-        )
-        yield stack.enter_context(MultiWorkerMirroredStrategy(target))
 
 
 def _measure(stage: str, parts: Generator[tuple[int, int], None, None], most_s: float) -> StageSpeed:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ import click
 import numpy as np
 
 from daskdist.cli import digits as job
+from daskdist.cli.reports import strategy_on
 from daskdist.display.plan import count
 from daskdist.errors import DaskdistError, FileError
 from daskdist.strategy.mirrored import MirroredStrategy
@@ -25,31 +26,6 @@ from daskdist.strategy.strategy import Strategy
 
 # Import name of a library -> the name to install it by.
 _NEEDED: Final = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
-
-
-@contextlib.contextmanager
-def _strategy(
-    workers: int | None, scheduler: str | None, scheduler_file: str | None, num_embedded: int
-) -> Iterator[Strategy]:
-    # A cluster that the demo started is closed after the block.
-    if num_embedded:
-        yield MirroredStrategy([f"CPU:{k}" for k in range(num_embedded)])
-        return
-    # Importing the cluster's library takes a second, and embedded replicas do not need it.
-    from distributed import LocalCluster
-
-    from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy
-
-    with contextlib.ExitStack() as stack:
-        target: Any = scheduler if scheduler_file is None else Path(scheduler_file)
-        if target is None:
-            address = "127.0.0.1"
-            target = stack.enter_context(
-                LocalCluster(
-                    n_workers=workers or 2, threads_per_worker=1, host=address, dashboard_address=f"{address}:0"
-                )
-            )
-        yield stack.enter_context(MultiWorkerMirroredStrategy(target))
 
 
 @click.command(short_help="Train a small network on real digits, on a cluster.")
@@ -175,7 +151,11 @@ def demo(
             say(f"{_bold('Cluster')}  {place} ... ", ends=False)
             start_s = time.perf_counter()
             try:
-                strategy = stack.enter_context(_strategy(workers, scheduler, scheduler_file, num_embedded))
+                if num_embedded:
+                    strategy: Strategy = MirroredStrategy([f"CPU:{k}" for k in range(num_embedded)])
+                else:
+                    target = scheduler or (scheduler_file and Path(scheduler_file))
+                    strategy = stack.enter_context(strategy_on(target, workers or 2))
             except BaseException:
                 say("failed")
                 raise

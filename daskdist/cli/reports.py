@@ -13,6 +13,7 @@ from daskdist.dataset import Dataset
 from daskdist.display.step_display import progress
 from daskdist.errors import DaskdistError
 from daskdist.readers.files import read_files
+from daskdist.strategy.strategy import Strategy
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -56,3 +57,26 @@ def short_errors() -> Iterator[None]:
 def write(report: dict[str, Any], text: str, *, as_json: bool) -> None:
     """Print a report as text or JSON."""
     click.echo(json.dumps(report) if as_json else text)
+
+
+@contextlib.contextmanager
+def strategy_on(scheduler: Any, num_workers: int | None) -> Iterator[Strategy]:
+    """Provide a strategy on the cluster of a scheduler, or if that is None, on new processes that end after the block.
+
+    Parameters
+    ----------
+    scheduler
+        The address of the scheduler, or the path of its file.
+    num_workers
+        The number of new worker processes.
+    """
+    # Importing the cluster's library takes a second, and not all commands need it.
+    from distributed import LocalCluster
+
+    from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy
+
+    with contextlib.ExitStack() as stack:
+        target = scheduler or stack.enter_context(
+            LocalCluster(n_workers=num_workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0")
+        )
+        yield stack.enter_context(MultiWorkerMirroredStrategy(target))

@@ -48,7 +48,7 @@ class BackendLaws:
     # --- order ---
 
     def test_calls_are_made_in_order(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             key = _new_key()
             calls = [program.run(_note, key, number, 0.002 * (number % 3 == 0)) for number in range(_NUM_CALLS)]
             for number, call in enumerate(calls):
@@ -56,7 +56,7 @@ class BackendLaws:
                     check(notes == list(range(number + 1)), f"call {number} found {notes} of the calls before it")
 
     def test_calls_of_each_thread_are_made_in_its_order(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             key = _new_key()
             errors: list[BaseException] = []
 
@@ -81,7 +81,7 @@ class BackendLaws:
                     )
 
     def test_arguments_are_as_they_were_at_the_call(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             key, array = _new_key(), np.zeros(4)
             program.run(_note, key, 0, 0.05)
             call = program.run(_total, array)
@@ -91,7 +91,7 @@ class BackendLaws:
     # --- references ---
 
     def test_results_are_given_to_later_calls(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             numbers = program.values(program.run(_number, 10))
             again = program.values(program.run(_sum, numbers, 5))
             check(program.here(again) == [15 + replica for replica in range(program.size)], "on the same replica")
@@ -102,7 +102,7 @@ class BackendLaws:
             )
 
     def test_arithmetic_on_results_is_given_to_later_calls(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             numbers = program.values(program.run(_number, 10)).values
             total = sum(numbers[1:], numbers[0] * 2)
             expected = 20 + sum(10 + replica for replica in range(1, program.size))
@@ -111,7 +111,7 @@ class BackendLaws:
             check(int(total) == expected, f"{int(total)} instead of {expected} in the program")
 
     def test_calls_between_replicas(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             handles = program.run(_number, 10)
             total = program.backend.call(
                 _total_of, list(handles), 100, worker=program.group.worker_of[-1], name="total"
@@ -122,7 +122,7 @@ class BackendLaws:
             check(program.backend.results([more, total]) == [expected + 1, expected], "of the result of such a call")
 
     def test_structures(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             structures = program.backend.structures(program.run(_nest))
             check(len(structures) == program.size, f"{len(structures)} structures for {program.size} replicas")
             treespec = flattened({"a": 0, "b": (0, 0)})[1]
@@ -131,7 +131,7 @@ class BackendLaws:
     # --- ends of calls ---
 
     def test_calls_that_are_waited_for_are_over(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             call = program.run(_note, _new_key(), 0, 0.05)
             program.backend.wait(list(call))
             check(all(map(program.backend.is_done, call)), "after wait")
@@ -141,18 +141,18 @@ class BackendLaws:
 
     def test_a_failure_is_raised_where_it_is_looked_at(self) -> None:
         for look in ("result", "results", "see"):
-            with _program(self) as program:
+            with _Program(self) as program:
                 error = program.error_of(lambda program=program: program.run(_fail, "no such label"), look)  # type: ignore[misc]
                 check(type(error) is ValueError, f"{look} raised {error!r}, not the function's error")
                 check("no such label" in str(error), f"{look} raised {error!r}, without the message")
 
     def test_calls_after_a_failure_are_made(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             program.error_of(lambda: program.run(_fail, "no such label"))
             check(program.results(program.run(_total, np.ones(3))) == [3.0] * program.size, "after a failure")
 
     def test_what_depends_on_a_failure_fails_with_it(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             key = _new_key()
             error = program.error_of(
                 lambda: program.run(_note, key, program.values_of_one(program.run(_fail, "no such label")), 0.0)
@@ -167,7 +167,7 @@ class BackendLaws:
 
     def test_a_failure_that_nobody_can_look_at_is_raised_once(self) -> None:
         for ask in ("raise_unseen", "finish"):
-            with _program(self) as program:
+            with _Program(self) as program:
 
                 def drop_and_ask(program: _Program = program, ask: str = ask) -> Sequence[Handle]:
                     # The call has ended, its results were not read, and its handles are dropped.
@@ -186,7 +186,7 @@ class BackendLaws:
     # --- back-pressure ---
 
     def test_few_steps_are_under_way(self) -> None:
-        with dask.config.set({"daskdist.max-steps-in-flight": _MOST_IN_FLIGHT}), _program(self) as program:
+        with dask.config.set({"daskdist.max-steps-in-flight": _MOST_IN_FLIGHT}), _Program(self) as program:
             key, calls = _new_key(), []
             for number in range(5 * _MOST_IN_FLIGHT):
                 calls.append(program.run(_note, key, number, 0.005))
@@ -197,7 +197,7 @@ class BackendLaws:
     # --- status ---
 
     def test_status_is_of_all_workers_and_counts_steps(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             for number in range(3):
                 workers = program.backend.status(program.group)
                 check([status.address for status in workers] == [*dict.fromkeys(program.group.worker_of)], f"{workers}")
@@ -216,7 +216,7 @@ class BackendLaws:
 
     def test_results_that_are_dropped_are_dropped_where_they_were(self) -> None:
         for num_bytes in (0, 2**20):
-            with _program(self) as program:
+            with _Program(self) as program:
                 key = _new_key()
                 first, second = program.run(_make, key, num_bytes), program.run(_make, key, num_bytes)
                 # Of two replicas in a process, one may count before the other has made its results: count twice.
@@ -230,7 +230,7 @@ class BackendLaws:
                 self._eventually(program, key, lambda number: not number)
 
     def test_variables_are_forgotten_after_the_calls_before(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             variable = _FakeVariable(next(_numbers))
             program.results(program.run(_keep, variable))
             before = program.run(_is_kept, variable, 0.05)
@@ -243,7 +243,7 @@ class BackendLaws:
     # --- lost workers ---
 
     def test_without_a_loss_the_replicas_stay(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             check(not program.backend.in_doubt, "nothing failed, and workers are in doubt")
             check(
                 program.backend.recover(program.group) is program.group, "no worker is lost, and the replicas changed"
@@ -266,7 +266,7 @@ class BackendLaws:
             time.sleep(0.01)
 
     def test_calls_after_close_are_refused(self) -> None:
-        with _program(self) as program:
+        with _Program(self) as program:
             call = program.run(_number, 10)
             program.backend.close()
             calls: list[Callable[[], Sequence[Handle]]] = [
@@ -322,10 +322,6 @@ class _Program:
         except Exception as error:
             return error
         return None
-
-
-def _program(laws: BackendLaws) -> _Program:
-    return _Program(laws)
 
 
 def _new_key() -> str:
