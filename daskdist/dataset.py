@@ -2251,9 +2251,9 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Elements are computed in this process. It does not count as an iteration, so later orders stay the same.
 
         >>> Dataset.from_tensor_slices({"x": [[1, 2], [3, 4]], "label": ["cat", "dog"]}).show()
-          element  label  x
-                0  cat    [1 2]
-                1  dog    [3 4]
+          element  x      label
+                0  [1 2]  cat
+                1  [3 4]  dog
         all 2 elements
         """
         whole_number("show", "n", n, at_least=1)
@@ -2291,7 +2291,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         number = display.cardinality(cardinality.UNKNOWN if known is None else known)
         spec = self._spec_at_hand
         if spec is None:
-            what = "of kinds that only data tells"
+            what = "types are known once they are computed"
         elif spec.structure.num_leaves > _MOST_IN_A_LINE:
             return f"<Dataset of {number} elements:\n{columns_table(spec)}\n{display.tree(self._node)}>"
         else:

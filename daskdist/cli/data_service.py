@@ -29,8 +29,9 @@ def serve(workers: int, host: str, port: int, dashboard_address: str, work_dir: 
     from distributed import LocalCluster
 
     is_over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: is_over.set())
+    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+    # Ctrl-C reaches the worker processes too: they inherit that they ignore it, and end with the cluster.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with (
         short_errors(),
         dask.config.set({"daskdist.service.work-dir": work_dir}),
@@ -43,6 +44,7 @@ def serve(workers: int, host: str, port: int, dashboard_address: str, work_dir: 
             scheduler_kwargs={"preload": ["daskdist.preload"]},
         ) as cluster,
     ):
+        signal.signal(signal.SIGINT, lambda *_: is_over.set())
         address = cluster.scheduler_address
         text = f"data service at {address}, {count(workers, 'worker')}; end it with Ctrl-C"
         write({"address": address, "workers": workers, "dashboard": cluster.dashboard_link}, text, as_json=as_json)

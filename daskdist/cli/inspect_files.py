@@ -16,6 +16,7 @@ from daskdist.display.plan import count, size, table
 from daskdist.errors import FileError
 from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.with_options import Options
+from daskdist.tables.describe import column_name
 
 
 @click.command("inspect", short_help="Show the format, columns, rows and damage of files.")
@@ -54,7 +55,7 @@ def _report(dataset: Dataset, *, check: bool) -> dict[str, Any]:
         "splits": len(splits),
         "rows": None if None in num_rows else sum(filter(None, num_rows)),
         "bytes": None if None in num_bytes else sum(filter(None, num_bytes)),
-        "columns": [_column(path, leaf) for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True)],
+        "columns": [_column(path, leaf) for path, leaf in spec.structure.in_order(spec.leaves)],
         "damage": damage,
     }
     if check:
@@ -90,6 +91,7 @@ def _text(report: dict[str, Any]) -> str:
     rows: list[tuple[str, ...]] = [("column", "shape", "dtype")]
     for column in report["columns"]:
         shape = "?" if column["shape"] is None else str(tuple(column["shape"])).replace("None", "?")
-        rows.append((column["path"] or "(the element)", shape, column["dtype"]))
-    damaged = [f"damaged: {path}: {reason}" for path, reason in report["damage"].items()]
+        name = column_name(column["path"]) if column["path"] else "(the element)"
+        rows.append((name, shape, column["dtype"]))
+    damaged = [f"damaged: {path}: {reason.removeprefix(f'{path}: ')}" for path, reason in report["damage"].items()]
     return "\n".join([", ".join(filter(None, facts)), table(rows), *damaged])

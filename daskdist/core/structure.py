@@ -9,7 +9,7 @@ different lengths (`Ragged`) and datasets (`Nested`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -94,6 +94,16 @@ class Structure:
         """The path of each leaf in an element, as Python would write it; ``""`` for a lone leaf."""
         return tuple(accessor.codify("") for accessor in self.treespec.accessors())
 
+    def in_order(self, leaves: Iterable[Any]) -> list[tuple[str, Any]]:
+        """Return the path and the value of each leaf, in the order of the element: dicts keep that of their keys.
+
+        >>> leaves, structure = Structure.of({"y": 1, "x": (2, 3)})
+        >>> structure.in_order(leaves)
+        [("['y']", 1), ("['x'][0]", 2), ("['x'][1]", 3)]
+        """
+        pairs = list(zip(self.paths, leaves, strict=True))
+        return [pairs[place] for place in _places(self.pack(range(len(pairs))))]
+
     @property
     def num_leaves(self) -> int:
         return int(self.treespec.num_leaves)
@@ -126,6 +136,14 @@ def describe_nesting(treespec: Any) -> str:
     "{'a': value, 'b': (value, value)}"
     """
     return str(treespec.unflatten([_Leaf()] * treespec.num_leaves))
+
+
+def _places(nest: Any) -> Iterator[int]:
+    if isinstance(nest, int):
+        yield nest
+        return
+    for part in nest.values() if isinstance(nest, dict) else optree.tree_flatten_one_level(nest)[0]:
+        yield from _places(part)
 
 
 def _packer(treespec: Any) -> Callable[[Iterable[Any]], Any]:

@@ -60,10 +60,9 @@ class Head(list[Any]):
 
 def columns_table(spec: ElementSpec) -> str:
     """Return a table of the leaves of elements: the name, dtype and shape of each."""
-    names = map(column_name, spec.structure.paths)
     rows = [
-        (name, str(getattr(leaf, "dtype", type(leaf).__name__)), str(getattr(leaf, "shape", "")))
-        for name, leaf in zip(names, spec.leaves, strict=True)
+        (column_name(path), str(getattr(leaf, "dtype", type(leaf).__name__)), str(getattr(leaf, "shape", "")))
+        for path, leaf in spec.structure.in_order(spec.leaves)
     ]
     more = f"\n  and {len(rows) - _MOST_COLUMNS} more columns" if len(rows) > _MOST_COLUMNS else ""
     return table([("column", "dtype", "shape"), *rows[:_MOST_COLUMNS]]) + more

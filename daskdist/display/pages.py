@@ -52,7 +52,7 @@ def spec_section(spec: ElementSpec, title: str = "Each element") -> Section:
             Box(_shape_of(leaf), is_code=True),
             Box(_dtype_of(leaf)),
         ]
-        for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True)
+        for path, leaf in spec.structure.in_order(spec.leaves)
     ]
     title = f"{title}: {count(len(rows), 'array')}" if len(rows) > 8 else title
     return Section("table", PageTable(texts("column", "shape", "dtype"), rows), title, is_folded=len(rows) > 8)

@@ -36,9 +36,9 @@ class Preview:
 
     >>> import numpy as np
     >>> Preview([{"x": np.int64(1), "name": "one"}, {"x": np.int64(2), "name": "two"}], is_all=True)
-      element  name  x
-            0  one   1
-            1  two   2
+      element  x  name
+            0  1  one
+            1  2  two
     all 2 elements
     """
 
@@ -47,8 +47,9 @@ class Preview:
         self._columns: tuple[str, ...] = ()
         for element in elements:
             leaves, structure = Structure.of(element)
-            self._columns = self._columns or tuple(map(column_name, structure.paths))
-            self._rows.append(list(leaves))
+            columns = structure.in_order(leaves)
+            self._columns = self._columns or tuple(column_name(path) for path, _ in columns)
+            self._rows.append([leaf for _, leaf in columns])
         number = count(len(elements), "element")
         self._extent = "no elements" if not elements else f"all {number}" if is_all else f"the first {number}"
 
@@ -113,6 +114,9 @@ def _text(leaf: Any) -> str:
         with np.printoptions(threshold=12, edgeitems=3, precision=4):
             text = " ".join(str(leaf).split())
         return f"{text} {leaf.shape}" if leaf.size > 12 else text
+    if isinstance(leaf, (float, np.floating)):
+        number = f"{leaf:.6g}"
+        return f"{number}.0" if number.lstrip("-").isdigit() else number
     # Control characters of a text would move the cursor of a terminal.
     text = "".join(char if char.isprintable() else " " for char in str(leaf)[: _MOST_CHARACTERS + 1])
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."

@@ -66,9 +66,8 @@ def shares_of(fractions: Any) -> tuple[float, ...]:
     >>> shares_of(0.75), shares_of([0.5, 0.25, 0.25])
     ((0.75, 0.25), (0.5, 0.25, 0.25))
     """
-    if isinstance(fractions, float):
-        fractions = (fractions, 1 - fractions)
-    shares = numbers("split", "fractions", fractions)
+    several = (fractions, 1 - fractions) if isinstance(fractions, float) else fractions
+    shares = numbers("split", "fractions", several)
     if len(shares) < 2 or not all(0 < share < 1 for share in shares) or not isclose(sum(shares), 1, abs_tol=1e-6):
         raise ArgumentError(
             f"split: fractions is {fractions!r:.80}; give one number between 0 and 1, or a list of such that sum to 1"

@@ -89,7 +89,7 @@ def try_to(sharding_input: ShardingInput) -> Decision:
         return _refusal(
             f"{names} would have another result on each worker's files",
             is_costly,
-            f"Apply {names} to the names of the files, or leave it out",
+            f"To shard by file, apply {names} to the names of the files",
         )
     by_split = False
     for source in sharding_input.sources:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -73,7 +73,7 @@ class Predictions(Source):
         Returns an iterator over the batches of one pass.
     """
 
-    generator: GeneratorFunction
+    generator: GeneratorFunction = field(repr=False)
 
     name = "predict"
     facts = Facts()

@@ -178,7 +178,7 @@ def count_rows(number: int, rows: Rows) -> PartStatistics:
 def describe_rows(number: int, rows: Rows) -> PartStatistics:
     """Return the statistics of the elements of a call."""
     columns = {}
-    for place, path in enumerate(rows.structure.paths):
+    for path, place in rows.structure.in_order(range(rows.structure.num_leaves)):
         values = _values(rows, place)
         if values is not None:
             columns[column_name(path)] = ColumnStatistics.of(values)
@@ -189,7 +189,7 @@ def describe_nothing(spec: ElementSpec) -> PartStatistics:
     """Return the statistics of no elements of a spec."""
     columns = {
         column_name(path): ColumnStatistics.of(np.empty(0, leaf.dtype))
-        for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True)
+        for path, leaf in spec.structure.in_order(spec.leaves)
         if not isinstance(leaf, DatasetSpec)
     }
     return PartStatistics(0, 0, columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def test_inspect(parquet_files):
     with never_run():
         text = run("inspect", *paths)
     assert text.splitlines()[0].startswith("parquet, 2 files, 2 splits, 10 rows, ")
-    assert "['id']     ()    int64" in text
+    assert "id         ()    int64" in text
     report = as_json("inspect", Path(paths[0]).parent)
     assert (report["format"], report["files"], report["rows"], report["damage"]) == ("parquet", 2, 10, {})
     assert report["columns"][0] == {"path": "['id']", "shape": [], "dtype": "int64"}
@@ -248,17 +249,22 @@ def test_preload_needs_a_scheduler():
 
 
 @pytest.mark.cluster
-def test_a_service_is_started_and_read():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_service_is_started_and_read(number, tmp_path):
     command = [sys.executable, "-m", "daskdist", "serve", "--workers", "1", "--port", "0", "--json"]
     command += ["--dashboard-address", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
+    options = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+    with open(tmp_path / "errors", "w") as written, subprocess.Popen(command, stderr=written, **options) as started:
         try:
             report = json.loads(started.stdout.readline())
             assert report["workers"] == 1
             batches = daskdist.Dataset.range(10).batch(4).serve(report["address"])
             assert sorted(np.concatenate(list(batches)).tolist()) == list(range(10))
             assert len(as_json("preload", report["address"])["workers"]) == 1
-            started.send_signal(signal.SIGTERM)
+            # A terminal sends Ctrl-C to all processes of the command.
+            send = os.killpg if number == signal.SIGINT else os.kill
+            send(started.pid, number)
             assert started.wait(30) == 0
         finally:
             started.kill()
+    assert (tmp_path / "errors").read_text() == ""

@@ -122,7 +122,7 @@ def test_an_unknown_spec_is_shown_as_such():
     dataset = Dataset.range(3).map(unknown)
     assert "The elements depend on the data" in text_of(dataset)
     with never_run():
-        assert repr(dataset).startswith("<Dataset of 3 elements: of kinds that only data tells\n")
+        assert repr(dataset).startswith("<Dataset of 3 elements: types are known once they are computed\n")
 
 
 def test_a_spec_that_was_asked_for_is_shown():

@@ -23,7 +23,7 @@ def printed(dataset, capsys, *args):
 def test_rows_are_printed(capsys):
     dataset = Dataset.from_tensor_slices({"x": np.arange(20.0), "label": ["one word", "two"] * 10})
     assert printed(dataset, capsys, 2) == (
-        "  element  label     x\n        0  one word  0.0\n        1  two       1.0\nthe first 2 elements\n"
+        "  element  x    label\n        0  0.0  one word\n        1  1.0  two\nthe first 2 elements\n"
     )
     assert len(printed(dataset, capsys).splitlines()) == 10
     assert "all 20 elements" in printed(dataset, capsys, 20)
@@ -45,7 +45,7 @@ def test_the_table_fits_the_terminal(capsys, monkeypatch):
     lines = printed(wide, capsys).splitlines()
     assert all(len(line) <= 60 for line in lines[:-1])
     assert len(lines) == 2 + 2 * 4
-    assert "17 columns more: column 11" in lines[-1]
+    assert "17 columns more: column 3, column 4" in lines[-1]
 
 
 def test_control_characters_are_not_printed(capsys):

@@ -484,7 +484,7 @@ def test_one_directory_is_not_for_shards_of_files(files, tmp_path):
     [
         ("interleave", "INFO", "sharding by FILE: 5 files that interleave reads for 2 workers"),
         ("range", "INFO", "sharding by DATA: range reads no files"),
-        ("take", "WARNING", "Apply take to the names of the files"),
+        ("take", "WARNING", "To shard by file, apply take to the names of the files"),
         ("zip-other-files", "WARNING", "Write both as files with the same numbers of rows"),
         ("zip-range", "WARNING", "Write its elements to files too"),
         ("names-few", "WARNING", "Pass the files to the reader itself"),

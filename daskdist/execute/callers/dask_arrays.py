@@ -85,8 +85,8 @@ def how_to_count(node: Node) -> str:
             if operation.cardinality == UNKNOWN and all(source.cardinality != UNKNOWN for source in operation.inputs):
                 cause = operation.name
     return (
-        f"{cause} determines it only when the data is read: state it with "
-        "assert_cardinality(n), or persist() the dataset, or cache() it and iterate over it once"
+        f"{cause} determines it only when the data is read: count() it and state it with assert_cardinality(n), or "
+        "cache() the dataset and iterate over it once"
     )
 
 
