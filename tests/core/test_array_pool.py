@@ -32,7 +32,7 @@ def test_an_array_is_as_numpy_makes_it(pooled_empty):
     assert array.sum(dtype=np.float64) == 3 * 2**23
 
 
-def test_what_is_gone_is_given_out_again(pooled_empty):
+def test_released_memory_is_reused(pooled_empty):
     first = pooled_empty(SHAPE, np.float64)
     first[...] = 7
     del first
@@ -53,7 +53,7 @@ def test_what_is_gone_is_given_out_again(pooled_empty):
     ],
     ids=["transposed", "of another dtype", "memoryview", "dlpack", "asarray", "strided", "masked"],
 )
-def test_what_is_referred_to_is_not(pooled_empty, hold):
+def test_referenced_memory_is_not_reused(pooled_empty, hold):
     array = pooled_empty(SHAPE, np.float32)
     array[...] = 1
     place, held = address(array), hold(array)
@@ -69,7 +69,7 @@ def test_what_is_referred_to_is_not(pooled_empty, hold):
     assert address(pooled_empty(SHAPE, np.float32)) == place
 
 
-def test_what_nobody_asks_for_goes_whatever_chunk_is_still_there():
+def test_idle_memory_is_freed_though_other_chunks_are_in_use():
     pooled_empty = ArrayPool(idle_s=0.1)
     arrays = [pooled_empty(SHAPE, np.float32) for _ in range(3)]
     memory = [weakref.ref(array.base._memory) for array in arrays]
@@ -101,7 +101,7 @@ def test_memory_is_kept_for_as_long_as_some_is_asked_for():
     assert len(places) == 1
 
 
-def test_so_much_is_kept_at_most(pooled_empty):
+def test_kept_memory_is_limited(pooled_empty):
     arrays = [pooled_empty((2**26,), np.uint8) for _ in range(12)]
     memory = [weakref.ref(array.base._memory) for array in arrays]
     arrays.clear()
@@ -171,7 +171,7 @@ def test_chunks_that_are_kept_stay_as_they_are(threads):
         assert chunk.shape == again.shape
 
 
-def test_a_loop_that_lets_go_is_given_the_same_memory():
+def test_a_loop_that_drops_its_chunks_reuses_their_memory():
     rows = np.ones((48 * 2**10, 2**10), np.float32)
     memories = []
     for chunk in daskdist.Dataset.from_tensor_slices(rows).shuffle(len(rows)).repeat(3).batch(12 * 2**10):
@@ -182,7 +182,7 @@ def test_a_loop_that_lets_go_is_given_the_same_memory():
     assert len(set(map(id, memories))) <= 6
 
 
-def test_what_makes_it_travels_as_what_is_there():
+def test_an_unpickled_pool_is_the_pool_of_the_process():
     # Tasks of a graph contain the pool.
     assert pickle.loads(pickle.dumps(shared)) is shared
 

@@ -125,7 +125,7 @@ def test_what_is_edited_changes_it_and_nothing_else_does(project, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_pickled_by_value_it_is_the_same(project, way):
+def test_functions_pickled_by_value_keep_their_fingerprint(project, way):
     """Functions of the main program are pickled by value when they are sent to a worker."""
     module = project(WAYS[way], "preprocess")
     cloudpickle.register_pickle_by_value(module)
@@ -136,7 +136,7 @@ def test_pickled_by_value_it_is_the_same(project, way):
     assert _token(sent) == _token(module.f)
 
 
-def test_it_is_the_same_in_every_process(project):
+def test_fingerprints_are_equal_in_all_processes(project):
     program = """
         from daskdist.core.functions.code_fingerprint import fingerprint_of
         import enum, functools, datetime, numpy as np
@@ -187,7 +187,7 @@ def test_calls_do_not_change_what_they_are_known_to_change():
         assert again == before
 
 
-def test_what_cannot_be_read_is_itself_only():
+def test_opaque_objects_are_equal_to_themselves_only():
     lock = threading.Lock()
     assert code_and_state(lambda: lock) == code_and_state(lambda: lock)
     # Two open files differ, since each has a position of its own.
@@ -227,7 +227,7 @@ def test_versions_of_installed_packages_count(monkeypatch):
     assert code_and_state(f) != before
 
 
-def test_it_takes_little_time():
+def test_fingerprints_are_computed_quickly():
     def g(x):
         return np.log(x) + 1
 
@@ -261,7 +261,7 @@ def test_caches_follow_edits_of_a_module(project, tmp_path):
     assert values() == [[0, 3, 6], [0, 3, 6]]
 
 
-def test_generators_count(project):
+def test_generators_are_part_of_the_fingerprint(project):
     def made(text):
         module = project({"preprocess": f"def rows():\n    yield {text}"}, "preprocess")
         return Dataset.from_generator(module.rows, daskdist.TensorSpec((), "int64")).fingerprint()

@@ -45,7 +45,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("name", COLUMNS)
-def test_a_column_is_what_its_values_are(name, narrow):
+def test_a_column_equals_its_separately_converted_values(name, narrow):
     values = COLUMNS[name]
     items = [(as_array(value, narrow=narrow),) for value in values]
     expected = from_items(Structure.of(0)[1], items)

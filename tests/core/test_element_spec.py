@@ -175,7 +175,7 @@ def check(element_spec, elements, what):
                 assert of_one.is_compatible_with(value), f"{what}: {of_one} and {value!r}"
 
 
-def test_of_many_functions():
+def test_specs_of_many_functions_are_right():
     number = 0
     for number, ds in enumerate(of_all()):  # noqa: B007 - counted
         check(ds.element_spec, ds, repr(ds))
@@ -183,7 +183,7 @@ def test_of_many_functions():
 
 
 @pytest.mark.parametrize("num_replicas", [1, 3])
-def test_distributed(num_replicas):
+def test_specs_of_distributed_datasets_are_right(num_replicas):
     strategy = MirroredStrategy([f"CPU:{k}" for k in range(num_replicas)])
     for ds in of_all():
         made = [strategy.distribute_datasets_from_function(lambda context, ds=ds: ds)]
@@ -206,11 +206,11 @@ def test_distributed(num_replicas):
         (lambda: scalars().scan(0, lambda s, n: (s + 1, np.zeros(2))), (2,)),
     ],
 )
-def test_what_never_differs_is_known(build, expected):
+def test_lengths_that_never_differ_are_in_the_spec(build, expected):
     assert build().element_spec == TensorSpec(expected, "float64")
 
 
-def test_scalars_of_a_function_that_run_out():
+def test_specs_of_scalars_that_some_replicas_lack():
     strategy = MirroredStrategy(["CPU:0", "CPU:1"])
     distributed = strategy.distribute_datasets_from_function(lambda context: Dataset.range(3))
     *_, last = distributed
@@ -235,7 +235,7 @@ SIZES = {"0": (3, 2), "1": (3, 2), "2": (5, 2), "3": (3, 2), "4": (3, 2), "5": (
 NAMES = np.array(list(SIZES), np.dtypes.StringDType())
 
 
-def test_lengths_of_elements_behind_those_that_were_looked_at():
+def test_specs_hold_for_elements_after_the_inspected_ones():
     for ds in (
         Dataset.from_tensor_slices(NAMES).map(_opaque),
         Dataset.from_tensor_slices(NAMES).map(_opaque).batch(1),

@@ -29,7 +29,7 @@ class WordedError(Exception):
         (StopIteration(), ""),
     ],
 )
-def test_what_is_told(error, message):
+def test_context_is_added_to_any_error(error, message):
     arguments = error.args
     add_context(error, "on replica 1")
     assert str(error) == message
@@ -53,7 +53,7 @@ def test_what_is_told(error, message):
         lambda ds, path: list(ds.rename({"text": "words"})),
     ],
 )
-def test_what_looks_at_columns_tells_that_reading_failed(use, tmp_path):
+def test_operations_that_inspect_columns_report_failed_reading(use, tmp_path):
     pd.DataFrame({"text": ["a", None], "x": [1, 2]}).to_parquet(tmp_path / "in.parquet")
     with pytest.raises(errors.FileError, match="column 'text' of type large_string has 1 null"):
         use(daskdist.read_parquet(tmp_path / "in.parquet"), tmp_path / "out")

@@ -20,7 +20,7 @@ class Owner:
         self.itself = self
 
 
-def test_it_is_called_once_where_it_is_asked_for():
+def test_a_finalizer_is_called_once_in_the_calling_thread():
     owner, called = Owner(), []
     finalizer = Finalizer(owner, lambda: called.append(threading.current_thread()))
     assert finalizer.alive
@@ -30,7 +30,7 @@ def test_it_is_called_once_where_it_is_asked_for():
     assert not finalizer.alive
 
 
-def test_one_that_is_detached_is_never_called():
+def test_a_detached_finalizer_is_never_called():
     owner, called, after = Owner(), [], threading.Event()
     finalizer = Finalizer(owner, called.append, None)
     assert finalizer.detach()
@@ -89,7 +89,7 @@ def test_iterators_collected_while_a_thread_starts(make):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_process_that_was_forked_closes_its_own():
+def test_a_forked_process_runs_its_own_finalizers():
     program = """
 import gc, os, threading, warnings
 from daskdist.core.finalizer import Finalizer

@@ -151,7 +151,7 @@ def test_helpers_that_are_defined_later_are_called():
     assert function.function(3) == 6
 
 
-def test_counters_count():
+def test_functions_that_count_their_calls_go_on_counting():
     global NUM_CALLS
     NUM_CALLS = number = 0
 
@@ -177,7 +177,7 @@ def test_objects_are_shared():
     assert values(ds) == [0, 6, 12]
 
 
-def test_what_is_left_alone(factor):
+def test_methods_and_callable_objects_are_not_copied(factor):
     class Scaled:
         def __init__(self):
             self.factor = 2

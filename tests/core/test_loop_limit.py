@@ -94,7 +94,7 @@ def test_rows_that_become_slower_favour_neither() -> None:
     assert chooser.chosen == 2
 
 
-def test_a_few_rows_compare_nothing() -> None:
+def test_too_few_rows_lead_to_no_choice() -> None:
     chooser = LimitChooser(4)
     assert settle(chooser, lambda limit: 100, 10) == {1}
 

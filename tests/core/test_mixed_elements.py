@@ -51,7 +51,7 @@ STRUCTURES = {
 
 @pytest.mark.parametrize("caller", [Now, Threads])
 @pytest.mark.parametrize("name", DTYPES)
-def test_other_dtypes_are_told_with_what_to_do(name, caller):
+def test_the_error_about_other_dtypes_gives_advice(name, caller):
     with using(caller), pytest.raises(errors.StackError, match=r"int64\[\].*dtype first.*astype") as raised:
         list(DTYPES[name](Dataset.range(4)))
     assert "int32[]" in str(raised.value)
@@ -60,7 +60,7 @@ def test_other_dtypes_are_told_with_what_to_do(name, caller):
 
 @pytest.mark.parametrize("caller", [Now, Threads])
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_leaves_never_go_by_the_names_of_others(name, caller):
+def test_different_names_of_leaves_are_an_error(name, caller):
     with using(caller), pytest.raises(errors.StackError, match="differ in structure") as raised:
         list(STRUCTURES[name](Dataset.range(4)))
     assert "'a'" in str(raised.value) or "(value, value)" in str(raised.value)
@@ -92,7 +92,7 @@ def test_lists_of_numbers_and_words_of_any_width_are_taken():
     assert [x.tolist() for x in Dataset.from_list([np.array(["a"]), np.array(["bcd"])]).batch(2)] == [[["a"], ["bcd"]]]
 
 
-def test_other_numbers_of_axes_are_told():
+def test_other_numbers_of_axes_are_an_error():
     ds = Dataset.range(2).map(lambda x: np.zeros(2) if str(x) == "0" else np.zeros((2, 2))).batch(2)
     with pytest.raises(errors.StackError, match=r"float64\[2\], float64\[2, 2\]. Give them one number of axes first"):
         list(ds)

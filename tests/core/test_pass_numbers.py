@@ -63,12 +63,12 @@ DERIVED = {
 
 
 @pytest.mark.parametrize("name", DERIVED)
-def test_each_iteration_of_what_is_made_of_it_has_the_next_order(name):
+def test_each_iteration_of_a_derived_dataset_has_the_next_order(name):
     ds = shuffled()
     assert [flat(DERIVED[name](ds)) for _ in range(3)] == orders()
 
 
-def test_different_iterations_count_together():
+def test_iterations_of_different_derived_datasets_count_together():
     ds = shuffled()
     made = [flat(DERIVED[name](ds)) for name in ("batch", "itself", "distributed")]
     assert made == orders()
@@ -175,7 +175,7 @@ def test_random_without_a_seed_draws_anew_unless_told():
     assert flat(Dataset.random(seed=1).take(3)) == flat(Dataset.random(seed=1).take(3))
 
 
-def test_in_one_iteration_it_has_one_order_wherever_it_is_used():
+def test_in_one_iteration_all_uses_have_one_order():
     ds = shuffled()
     for order in orders(2):
         first, second = zip(*Dataset.zip(ds.map(lambda x: x), ds.batch(1).unbatch()), strict=True)
@@ -192,7 +192,7 @@ def test_iterators_that_are_open_together():
     assert [flat(each) for each in zip(*steps_of_all, strict=True)] == orders()
 
 
-def test_looking_counts_nothing():
+def test_inspecting_a_dataset_does_not_count():
     ds = shuffled().map(lambda x: [x, None][0]).batch(4)
     ds.element_spec, ds.cardinality(), ds.fingerprint(), repr(ds), ds.explain(), len(ds)
     distributed = mirrored(2).distribute_dataset(ds)
@@ -203,14 +203,14 @@ def test_looking_counts_nothing():
     assert [flat(ds), flat(ds)] == orders(2)
 
 
-def test_a_copy_counts_for_itself():
+def test_a_copy_counts_separately():
     ds = shuffled()
     list(ds)
     assert [flat(cloudpickle.loads(cloudpickle.dumps(ds))) for _ in range(2)] == orders(1) * 2
     assert flat(ds) == orders(2)[1]
 
 
-def test_writing_is_an_iteration(tmp_path):
+def test_writing_counts_as_an_iteration(tmp_path):
     ds = shuffled()
     found = []
     for number in range(2):
@@ -221,7 +221,7 @@ def test_writing_is_an_iteration(tmp_path):
     assert found == orders()
 
 
-def test_what_is_resumed_counts():
+def test_a_resumed_pass_counts():
     ds = shuffled()
     list(ds), list(ds)
     iterator = iter(ds.batch(5))
@@ -240,7 +240,7 @@ def test_what_is_resumed_counts():
     assert flat(ds) == orders(6)[5]
 
 
-def test_a_cache_keeps_one_order_for_what_is_made_of_it():
+def test_datasets_derived_from_a_cache_have_one_order():
     ds = shuffled().cache()
     first = flat(ds.batch(5))
     assert [flat(ds), flat(ds.map(lambda x: x)), flat(ds.shuffle(1))] == [first] * 3
@@ -284,7 +284,7 @@ SHUFFLES = {
     st.integers(0, 2),
 )
 @settings(max_examples=40, deadline=None)
-def test_nothing_else_decides(shuffle, before, num_rows, split_bytes, num_passes):
+def test_other_operations_before_a_shuffle_do_not_change_its_order(shuffle, before, num_rows, split_bytes, num_passes):
     plain = SHUFFLES[shuffle](Dataset.from_tensor_slices(np.arange(num_rows)), seed=7)
     ds = Dataset.from_tensor_slices(np.arange(num_rows))
     for name in before:
@@ -504,7 +504,7 @@ def test_passes_within_a_call_do_not_count():
     assert after == [flat(before), flat(before)]
 
 
-def test_a_seed_that_is_given_in_a_call_counts():
+def test_passes_with_a_given_seed_count_within_a_call():
     def both(x):
         made = Dataset.range(6).shuffle(6, seed=1)
         return flat(made) + flat(made)

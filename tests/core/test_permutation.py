@@ -53,7 +53,7 @@ def order_of(length, seed=0):
 @pytest.mark.parametrize(
     "lengths", [range(80), [255, 256, 257, 1023, 1025, 4095, 4097], [65_537, 2**18 + 1, 300_000]], ids=str
 )
-def test_everything_is_there_once(lengths):
+def test_a_permutation_has_each_number_once(lengths):
     for length, seed in itertools.product(lengths, range(3)):
         found = Permutation(length, np.random.default_rng(seed)).at(np.arange(length))
         assert found.dtype == np.int64
@@ -77,7 +77,7 @@ def plain(order, place):
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("length", [2**18 + 1, 2**20, 10**6 + 3, 2**31 - 1, 2**32 + 5, 2**50 + 12345, 2**62])
-def test_it_is_what_it_says_it_is(length):
+def test_a_permutation_equals_its_definition(length):
     order = order_of(length, 7)
     places = np.concatenate([np.arange(20), np.random.default_rng(1).integers(length, size=300), [length - 1]])
     found = order.at(places)
@@ -86,7 +86,7 @@ def test_it_is_what_it_says_it_is(length):
     assert found.max() < length
 
 
-def test_it_stays_the_same():
+def test_the_order_of_a_seed_stays_the_same_in_all_versions():
     # The order of a seed stays the same in later versions.
     assert order_of(10**6).at(np.arange(5)).tolist() == GOLDEN
 
@@ -95,7 +95,7 @@ GOLDEN = [813252, 100015, 479340, 406926, 269342]
 
 
 @pytest.mark.parametrize("length", [10, 2**16, 2**16 + 1, 2**18, 10**6])
-def test_a_part_is_what_stands_at_its_places(length):
+def test_a_part_equals_that_of_the_whole_order(length):
     whole = order_of(length).at(np.arange(length))
     order = order_of(length)
     ends = {0, 1, 7, length // 2, length - 1, length}
@@ -108,7 +108,7 @@ def test_a_part_is_what_stands_at_its_places(length):
                 assert np.array_equal(order.at(places), whole[places])
 
 
-def test_it_is_the_same_once_pickled():
+def test_an_unpickled_permutation_is_the_same():
     order = order_of(10**6)
     assert np.array_equal(pickle.loads(pickle.dumps(order)).at(np.arange(1000)), order.at(np.arange(1000)))
 
@@ -120,7 +120,7 @@ def too_far(counts, expected, degrees):
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("length", [64, 100, 1000, 65_537])
-def test_everything_comes_anywhere(length):
+def test_each_place_gets_all_numbers_equally_often(length):
     num_orders, places = 4000, np.array([0, 1, 2, length // 2, length - 1])
     found = np.array([Permutation(length, np.random.default_rng(seed)).at(places) for seed in range(num_orders)])
     parts = found * 16 // length
@@ -136,7 +136,7 @@ def test_everything_comes_anywhere(length):
 
 
 @pytest.mark.parametrize("length", [2**18 + 1, 10**6 + 3])
-def test_neighbours_are_not_neighbours_any_more(length):
+def test_neighbours_are_far_apart_afterwards(length):
     found = order_of(length, 5).at(np.arange(length))
     for lag in (1, 2, 3, 16, 256, 511, 512, 513, 1024):
         steps = (found[lag:] - found[:-lag]) % length
@@ -304,7 +304,7 @@ PIPELINES = {
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(("name", "split_bytes", "caller"), every_pair(list(PIPELINES), [24, 2**24], [Now, Threads]))
-def test_from_every_position_the_rest(name, split_bytes, caller):
+def test_permuted_pipelines_continue_from_every_position(name, split_bytes, caller):
     with dask.config.set({"daskdist.split-bytes": split_bytes}), using(caller):
         whole = list(PIPELINES[name]())
         if name != "global of nothing":
@@ -327,7 +327,7 @@ def test_blocks_and_graphs_make_no_difference(name):
 
 
 @pytest.mark.parametrize("split_bytes", [8 * 7919, 2**24])
-def test_of_many_rows(split_bytes, monkeypatch):
+def test_orders_of_many_rows_are_complete(split_bytes, monkeypatch):
     # Orders of more rows than `_SMALL` are computed from keys.
     num_rows = 100_001
     monkeypatch.setattr(permutation, "_SMALL", 2**16)
@@ -343,7 +343,7 @@ def test_of_many_rows(split_bytes, monkeypatch):
         assert not np.array_equal(found[:1000], np.arange(1000))
 
 
-def test_the_first_of_many_come_at_once():
+def test_the_first_rows_need_no_order_of_all_rows():
     # The rows take eight bytes each; an order of all rows would take as much again.
     num_rows = 4 * 10**6
     rows = iter(Dataset.range(num_rows).shuffle(num_rows, seed=1))

@@ -28,7 +28,7 @@ def dtypes(ds):
     return found
 
 
-def test_no_digit_is_lost_by_our_names():
+def test_datasets_of_daskdist_lose_no_digits():
     (element,) = Dataset.from_list([{"t": TIME}])
     assert float(element["t"]) == TIME
     assert [float(x) for x in Dataset.range(1).map(lambda x: TIME)] == [TIME]
@@ -56,14 +56,14 @@ def test_no_digit_is_lost_by_our_names():
         lambda kind: pickle.loads(pickle.dumps(kind.from_tensors((1, 2.5)))),
     ],
 )
-def test_the_choice_travels_with_the_dataset(build, kind, integer, real):
+def test_derived_datasets_keep_the_choice(build, kind, integer, real):
     ds = build(kind)
     assert dtypes(ds) == [integer, real]
     assert isinstance(ds, Dataset)
     assert isinstance(ds, kind)
 
 
-def test_what_several_are_made_into_is_of_the_class_that_makes_it():
+def test_combined_datasets_have_the_class_that_combines_them():
     ours, theirs = Dataset.range(2), data.Dataset.range(2)
     assert dtypes(data.Dataset.zip(ours, ours).map(lambda x, y: 1)) == [np.int32]
     assert dtypes(Dataset.zip(theirs, theirs).map(lambda x, y: 1)) == [np.int64]
@@ -72,7 +72,7 @@ def test_what_several_are_made_into_is_of_the_class_that_makes_it():
 
 
 @KINDS
-def test_options_choose_for_what_follows(kind, integer, real):
+def test_options_apply_to_later_operations(kind, integer, real):
     for choice, expected in (("numpy", np.int64), ("tensorflow", np.int32)):
         ds = kind.from_tensors(1).with_options(Options(python_numbers=choice))
         assert dtypes(ds) == [integer]
@@ -82,7 +82,7 @@ def test_options_choose_for_what_follows(kind, integer, real):
         Options(python_numbers=32)
 
 
-def test_what_32_bits_do_not_hold_is_int64_in_both():
+def test_numbers_beyond_32_bits_are_int64_in_both_classes():
     for kind in (Dataset, data.Dataset):
         assert dtypes(kind.from_tensors(2**31)) == [np.int64]
         assert [int(x) for x in kind.from_list([1, 2**40]).batch(2).unbatch()] == [1, 2**40]

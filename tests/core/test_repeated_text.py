@@ -47,7 +47,7 @@ def test_text_is_the_same_as_it_was_written(tmp_path: Path, words: list[str]) ->
     assert texts_of(path) == values
 
 
-def test_what_stands_for_a_null_is_put_in_its_place(tmp_path: Path) -> None:
+def test_nulls_are_replaced_by_the_given_text(tmp_path: Path) -> None:
     path, values = written(tmp_path, ["a", None, "b"])
     assert texts_of(path, missing={"text": "none"}) == [value or "none" for value in values]
     with pytest.raises(errors.FileError, match="nulls, the first in row"):

@@ -120,7 +120,7 @@ def test_spans_are_slices(made, data):
     assert rows_of(copied.with_blocks(found.blocks)) == rows_of(found)
 
 
-def test_long_stretches_take_a_few_numbers():
+def test_long_ranges_are_pickled_as_a_few_numbers():
     refs = [BlockRef(block(1_000 * number, 1_000), 1_000, 8_000) for number in range(4)]
     run = concat([Selection.whole(ref)[10:900] for ref in refs])
     assert type(run) is IntervalSelection
@@ -253,12 +253,12 @@ def test_picks_travel(made):
     assert [int(each) for each in rows.elements()] == expected
 
 
-def test_picks_carry_no_block():
+def test_pickled_picks_contain_no_block():
     ref = BlockRef(Block(LONE, [np.zeros(10**6)]), 10**6)
     assert len(pickle.dumps(Picks.of(Selection.whole(ref)[:10]))) < 1000
 
 
-def test_a_ref_lets_go_once():
+def test_a_reference_is_released_once():
     released = []
     ref = BlockRef(None, 3, 24, None, released.append)
     selection = Selection.whole(ref)[1:]

@@ -72,7 +72,7 @@ def test_errors_that_the_users_function_caught_stay():
     assert [type(error) for error in chain_of(caught.value)] == [errors.UserFunctionError, ZeroDivisionError, KeyError]
 
 
-def test_a_function_that_run_calls():
+def test_errors_of_functions_in_run_have_short_tracebacks():
     strategy = mirrored(2)
     with pytest.raises(ZeroDivisionError) as caught:
         strategy.run(called, args=(np.int64(3),))

@@ -111,7 +111,7 @@ def test_leaves_become_arrays(leaf, dtype, narrow, shape):
 
 
 @pytest.mark.parametrize("leaf", [None, object(), [1, [2]], {1, 2}])
-def test_what_is_no_leaf(leaf):
+def test_values_that_are_not_leaves_are_refused(leaf):
     with pytest.raises(ArgumentError):
         as_array(leaf)
 
@@ -178,7 +178,7 @@ def test_specs_are_values(spec):
     assert spec.grouped(None).shape == (None, *spec.shape)
 
 
-def test_specs_refuse_what_is_no_shape():
+def test_specs_refuse_negative_sizes():
     with pytest.raises(ArgumentError, match="negative"):
         TensorSpec((-1,))
 

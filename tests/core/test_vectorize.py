@@ -239,7 +239,7 @@ def test_tuples_are_arguments():
     is_vectorised_afresh(lambda *args: args[::-1], tuples())
 
 
-def test_times():
+def test_functions_of_times_are_vectorised():
     rows = block(np.datetime64("2024-01-01") + np.arange(100))
     is_vectorised(lambda t: (t - np.datetime64("2024-01-05"), t + np.timedelta64(1, "D"), t.astype("M8[M]")), rows)
 
@@ -656,7 +656,7 @@ def _keywords(x, /, a, *rest, b=3, **more):
         lambda x: {**OPTIONS, "b": f"{2:03d}", "c": -x if not FUNCTIONS else +x}["c"],
     ],
 )
-def test_python_that_is_looked_into(function):
+def test_python_functions_are_vectorised(function):
     is_vectorised(function, scalars())
 
 
@@ -741,7 +741,7 @@ def test_proof_finds_what_differs(monkeypatch):
     proof._PROVEN.clear()
 
 
-def test_rows_that_are_all_the_same_prove_nothing():
+def test_equal_rows_do_not_confirm_a_function():
     given = columns(lambda x: x * 2)
     for _ in range(2):
         given(block(np.zeros(100)))
@@ -750,7 +750,7 @@ def test_rows_that_are_all_the_same_prove_nothing():
     assert list(apply._SAME.values()) == [True]
 
 
-def test_an_array_that_is_found_to_be_something_else_later():
+def test_each_dtype_is_confirmed_separately():
     given = columns(lambda x: x * 2)
     given(scalars(np.int64))
     given(scalars(np.float32))

@@ -136,13 +136,13 @@ def test_functions_travel():
         (lambda x: x.nothing, "raises AttributeError: 'int64' object has no attribute 'nothing'"),
     ],
 )
-def test_note(function, note):
+def test_the_note_gives_the_reason(function, note):
     found = Map(node_of(Dataset.range(5)), UserFunction(function, "map")).note
     assert found.endswith(note) if note.startswith("raises") else found == note
     assert Filter(node_of(Dataset.range(5)), UserFunction(function, "filter")).note == found
 
 
-def test_note_of_what_is_not_known():
+def test_the_note_on_other_elements():
     user = UserFunction(lambda x: x + 1, "map")
 
     def note(ds, vectorized=None):

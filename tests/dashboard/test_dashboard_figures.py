@@ -83,7 +83,7 @@ def test_programs_report_what_they_wait_for_and_how_full_windows_are():
     assert not figures.programs
 
 
-def test_time_goes_to_what_a_replica_is_doing(monkeypatch):
+def test_time_is_counted_for_the_current_activity(monkeypatch):
     now = 0.0
     monkeypatch.setattr(replica_times, "monotonic", lambda: now)
     times = ReplicaTimes()

@@ -36,7 +36,7 @@ def test_tests_of_gpus_pass() -> None:
     assert "passed" in done.stdout
 
 
-def test_all_is_measured_by_one_command(tmp_path: Path) -> None:
+def test_one_command_runs_all_measurements(tmp_path: Path) -> None:
     names = ("reducing", "races", "memcheck")
     done = run("benchmarks/gpu_measure.py", "--quick", "--out", str(tmp_path), *(f"--only={name}" for name in names))
     *ends, sanitizer = done.stdout.splitlines()
@@ -52,7 +52,7 @@ def test_races_are_looked_for_on_other_devices_too() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_wrong_sum_ends_it() -> None:
+def test_a_wrong_sum_ends_the_search_for_races() -> None:
     broken = (
         "import sys; sys.path.insert(0, 'benchmarks'); import gpu_races, numpy; "
         "gpu_races.on_host = lambda total: numpy.asarray(total._array) + 1; "

@@ -57,7 +57,7 @@ class TestStrictAndLate(DeviceLaws):
 
 
 @pytest.mark.usefixtures("_strict")
-def test_a_law_that_does_not_hold_is_told():
+def test_a_wrong_device_breaks_a_law():
     class Early(StrictDevice):
         """A wrong device, which changes the first byte after each copy."""
 
@@ -141,7 +141,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_gpu_that_is_not_there(case, with_cupy, monkeypatch):
+def test_a_missing_gpu_is_an_error_with_the_reason(case, with_cupy, monkeypatch):
     cupy, speaks, said = CASES[case]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with_cupy(cupy, speaks)
@@ -217,13 +217,13 @@ def test_the_pool_of_rmm_is_shared(resource, is_chosen, with_cupy, monkeypatch):
     assert chosen == (["the pool of RMM"] if resource == "PoolMemoryResource" and not is_chosen else [])
 
 
-def test_a_gpu_is_named_without_any(with_cupy):
+def test_a_gpu_can_be_named_in_a_process_without_gpus(with_cupy):
     with_cupy(None)
     assert DeviceAssignment([("0", "GPU:3")]).replicas == (("0", "GPU:3"),)
     assert MirroredStrategy().replicas[0].device == "CPU:0"
 
 
-def test_an_import_that_fails_is_told(monkeypatch, with_cupy, tmp_path):
+def test_a_failed_import_is_reported(monkeypatch, with_cupy, tmp_path):
     (tmp_path / "cupy.py").write_text("raise ImportError('libcudart.so is\\n not to be found')")
     with_cupy(None)
     monkeypatch.delitem(sys.modules, "cupy")
@@ -269,7 +269,7 @@ COMPILER = shutil.which("cc") or shutil.which("gcc")
 
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
-def test_what_gpus_run_to_put_rows_in_order_does_so_here(tmp_path):
+def test_the_kernel_of_permutations_is_right_when_compiled_for_the_cpu(tmp_path):
     # Compile the kernel's text as a loop in C, as there is no GPU to run it.
     kinds = {"int64": "long long", "int32": "int", "uint32": "unsigned int"}
     args = ", ".join(f"{kinds[kind]} {name}" for kind, name in map(str.split, cupy_device.PERMUTED_ARGS.split(",")))
@@ -296,7 +296,7 @@ def test_what_gpus_run_to_put_rows_in_order_does_so_here(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["MIN", "MAX"])
-def test_nccl_is_not_asked_for_the_least_of_floats(how, monkeypatch):
+def test_nccl_does_not_compute_minima_of_floats(how, monkeypatch):
     # NCCL's minimum and maximum would ignore NaN.
     asked = []
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
@@ -377,7 +377,7 @@ def counts(wanted, visible_devices):
 
 @pytest.mark.parametrize("share", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("case", DEALT)
-def test_devices_are_dealt(case, share):
+def test_visible_devices_are_assigned_to_replicas(case, share):
     visible_devices, wanted, expected = DEALT[case]
     found = assign_devices(workers_of(visible_devices), visible_devices, counts(wanted, visible_devices), share)
     assert found == list(map(tuple, expected))
@@ -450,11 +450,11 @@ def test_devices_are_shared(case):
     )
 
 
-def test_more_than_it_sees_is_not_shared_either():
+def test_more_replicas_than_visible_devices_are_refused_even_if_shared():
     with pytest.raises(ArgumentError, match="should have 3 replicas and sees GPU:0, GPU:1"):
         assign_devices(workers_of([BOTH]), [BOTH], [3], True)
 
 
-def test_share_devices_is_a_choice():
+def test_share_devices_is_true_or_false():
     with pytest.raises(ArgumentError, match="share_devices is 1; give True or False"):
         MultiWorkerMirroredStrategy("", share_devices=1)

@@ -46,7 +46,7 @@ def test_arrays_of_gpus_come_together_on_the_first(how, dtype):
     assert [np.array_equal(one, other) for one, other in zip(arrays, given, strict=True)] == [True] * 3
 
 
-def test_what_has_gaps_is_put_together():
+def test_arrays_with_gaps_are_made_contiguous():
     given = [values("f4", seed, (2**10, 2**11)) for seed in range(2)]
     found = nccl.combined("SUM", [on_gpu(each[:, ::2], number) for number, each in enumerate(given)])
     assert np.array_equal(found, given[0][:, ::2] + given[1][:, ::2])
@@ -62,7 +62,7 @@ def test_ranks_are_made_once_for_the_same_gpus():
     assert current.num_groups - before == 4
 
 
-def test_what_is_not_for_it():
+def test_arrays_that_nccl_does_not_reduce():
     two = [on_gpu(values("f4", seed), number) for seed, number in enumerate((0, 1))]
     small = [on_gpu(np.ones(2**10), number) for number in range(2)]
     same = [on_gpu(values("f4", seed), 0) for seed in range(2)]
@@ -72,7 +72,7 @@ def test_what_is_not_for_it():
     assert current.made == []
 
 
-def test_gpus_that_it_does_not_connect(monkeypatch, caplog):
+def test_gpus_that_nccl_does_not_connect(monkeypatch, caplog):
     def refused(devices):
         raise NcclError("unhandled system error")
 
@@ -142,6 +142,6 @@ def test_kinds_of_reductions(how, dtype, suits):
     assert nccl.LINKS.suits(how, np.dtype(dtype)) == suits
 
 
-def test_without_it_nothing_is_asked(monkeypatch):
+def test_without_nccl_nothing_is_reduced(monkeypatch):
     monkeypatch.setattr(sys.modules["cupy.cuda.nccl"], "available", False)
     assert nccl.combined("SUM", [on_gpu(values("f4", seed), number) for seed, number in enumerate((0, 1))]) is None

@@ -54,7 +54,7 @@ def plain(elements):
 
 
 @pytest.mark.parametrize("build", PIPELINES)
-def test_it_is_the_pass_of_that_number(build):
+def test_at_epoch_gives_the_pass_of_that_number(build):
     ds = build()
     passes = [plain(ds) for _ in range(4)]
     for number in (3, 0, 2):
@@ -99,7 +99,7 @@ def test_passes_on_a_cluster(on_cluster):
         assert by_replica[0][number] == [x for piece in pieces for x in piece[:2]]
 
 
-def test_positions_go_on_in_either():
+def test_positions_continue_with_and_without_at_epoch():
     ds = images().batch(5)
     list(ds)
     iterator = iter(ds)
@@ -111,6 +111,6 @@ def test_positions_go_on_in_either():
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.5, "7", None])
-def test_numbers_that_are_refused(epoch):
+def test_invalid_epochs_are_refused(epoch):
     with pytest.raises(errors.ArgumentError, match="at_epoch: epoch is"):
         Dataset.range(3).at_epoch(epoch)

@@ -379,7 +379,7 @@ def test_a_batch_that_turns_out_a_scalar(replicas):
 
 
 @pytest.mark.parametrize("replicas", [[1], [2], [1, 1]], ids=str)
-def test_a_selection_that_no_made_up_row_is_in(replicas):
+def test_a_function_that_selects_no_sample_row(replicas):
     ds = numbers(12).batch(4).map(lambda x: x[x > 3])
     distributed = strategy_of(replicas).distribute_dataset(ds)
     assert ds.element_spec == TensorSpec((None,), np.int64)
@@ -430,7 +430,7 @@ def test_replicas_of_each_worker(wanted, expected):
     ],
     ids=str,
 )
-def test_replicas_that_cannot_be(wanted, words):
+def test_invalid_numbers_of_replicas_are_refused(wanted, words):
     with pytest.raises(ArgumentError, match=words):
         num_replicas_on(WORKERS, as_counts(wanted))
 
@@ -542,7 +542,7 @@ def begin_and_end(piece: np.ndarray) -> list[int]:
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3, 4])
-def test_pieces_lie_where_the_rows_do(num_replicas):
+def test_pieces_are_views_of_the_rows(num_replicas):
     rows = np.arange(4000, dtype=np.float32).reshape(1000, 4)
     strategy = mirrored(num_replicas)
     distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64))
@@ -554,7 +554,7 @@ def test_pieces_lie_where_the_rows_do(num_replicas):
     assert not any(piece.flags.writeable for piece in found)
 
 
-def test_in_a_loop_they_do_too():
+def test_pieces_in_loops_are_views_of_the_rows():
     rows = np.arange(4000, dtype=np.float32).reshape(1000, 4)
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64))
@@ -604,7 +604,7 @@ def test_pieces_of_a_shard_do_not_keep_the_others(num_shards):
     assert not any(np.shares_memory(piece, rows) for step in found[1:] for piece in step)
 
 
-def test_in_a_loop_they_do_not_either():
+def test_pieces_of_a_shard_in_loops_do_not_keep_the_others():
     rows = np.arange(40000, dtype=np.float32).reshape(10000, 4)
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64).shard(8, 0))

@@ -46,13 +46,13 @@ def run(node, primitive):
 
 @given(pipelines())
 @settings(max_examples=80, deadline=None)
-def test_optimised_is_unoptimised(pipeline):
+def test_optimising_does_not_change_elements(pipeline):
     check_stages(pipeline)
 
 
 @given(uneven())
 @settings(max_examples=50, deadline=None)
-def test_optimised_is_unoptimised_for_uneven_elements(pipeline):
+def test_optimising_does_not_change_uneven_elements(pipeline):
     check_stages(pipeline)
 
 

@@ -368,7 +368,7 @@ def test_a_generator_is_not_run_to_see_its_files(files):
     assert not runs
 
 
-def test_names_without_end_are_enough(files):
+def test_endless_names_of_files_are_sharded(files):
     ds = Dataset.from_list(files[:1]).repeat().flat_map(read)
     decision, nodes = autoshard(node_of(ds), AutoShardPolicy.FILE, 3, first)
     assert "files that flat_map reads for 3 workers" in decision.reason
@@ -388,7 +388,7 @@ def test_what_fails_upstream_of_a_reader_fails_when_it_is_iterated_over(files):
 
 @pytest.mark.parametrize("num_workers", [2, 3])
 @pytest.mark.parametrize("index", [SHARD_HINT, 0, 99])
-def test_a_hint_becomes_the_workers_shard(num_workers, index):
+def test_a_hint_is_replaced_by_the_shard_of_the_worker(num_workers, index):
     ds = Dataset.range(11).shard(SHARD_HINT, index).batch(2)
     decision, shares = sharded(ds, "hint", num_workers)
     assert decision.policy is AutoShardPolicy.HINT
@@ -630,7 +630,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_auto_drops_no_more_than_the_whole(parquet_files, caplog, name):
+def test_auto_drops_hardly_more_rows_than_the_whole_dataset_does(parquet_files, caplog, name):
     source, build, chosen, words = GROUPS[name]
     ds = build(source(parquet_files))
     strategy = SimulatedWorkers([1, 1])
@@ -734,7 +734,7 @@ def test_a_decision_is_logged_once_for_a_pipeline(parquet_files, caplog):
     assert len(own_records(caplog)) == 3
 
 
-def test_levels_of_groups_are_those_of_elements():
+def test_the_counted_levels_of_batches_are_those_of_elements():
     ds = Dataset.range(12)
     for build, expected in [
         (lambda ds: ds, 0),

@@ -149,7 +149,9 @@ def test_elements_that_have_rows_without_batch_are_split():
         )
     ],
 )
-def test_every_row_as_often_as_the_dataset_has_it(start_cluster, parquet_files, num_workers, name, rows, batch):
+def test_each_row_is_delivered_as_often_as_the_policy_says(
+    start_cluster, parquet_files, num_workers, name, rows, batch
+):
     paths = parquet_files(rows, row_group=4)
     ds = read_parquet(paths, "id").batch(batch).with_options(policy(name))
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(num_workers, 1)) as strategy:
@@ -297,7 +299,7 @@ def test_auto_logs_its_choice_and_the_reason_once(on_cluster, parquet_files, cap
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
-def test_one_worker_says_nothing(parquet_files, caplog, num_replicas):
+def test_one_worker_logs_no_choice(parquet_files, caplog, num_replicas):
     with caplog.at_level(logging.DEBUG, "daskdist"):
         mirrored(num_replicas).distribute_dataset(read_parquet(parquet_files(5), "id").take(3).batch(4))
     # Dask may log something about other tests' clusters.

@@ -74,7 +74,7 @@ def test_two_processes_share_the_iterations_of_a_job(client):
         assert sorted(shares[0] + shares[1]) == [0, 1, 2, 3, 4]
 
 
-def test_a_job_that_is_over_gives_no_elements(client, caplog):
+def test_a_finished_job_gives_no_elements(client, caplog):
     name = job()
     assert sorted(numbers(Dataset.range(5).serve(client, job_name=name))) == [0, 1, 2, 3, 4]
     assert not list(Dataset.range(5).serve(client, job_name=name))
@@ -106,7 +106,7 @@ def test_one_epoch_is_the_dataset_itself(client, mode, build):
         same_elements(found, expected)
 
 
-def test_elements_come_in_order_where_that_is_asked_for(client):
+def test_elements_are_in_order_if_deterministic_is_true(client):
     dataset = Dataset.range(1000).batch(3).with_options(daskdist.Options(deterministic=True))
     same_elements(list(dataset.serve(client)), list(dataset))
 
@@ -260,7 +260,7 @@ def test_rounds_within_a_budget(client, mode):
         (lambda ds: ds.take(5).map(np.atleast_1d), {}, "need a dataset without end"),
     ],
 )
-def test_budgets_that_do_not_do(build, arguments, message):
+def test_invalid_budgets_are_refused(build, arguments, message):
     rounds = {"num_consumers": 2, "consumer_index": 0, "tokens_per_consumer": 8} | arguments
     with pytest.raises(errors.ArgumentError, match=message):
         build(Dataset.counter()).serve("tcp://127.0.0.1:1", job_name="job", **rounds)
@@ -317,7 +317,7 @@ def test_a_wrong_address():
         ({"service": 3}, "service is of type int"),
     ],
 )
-def test_arguments_that_do_not_do(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(errors.ArgumentError, match=message):
         Dataset.range(5).serve(**{"service": "tcp://127.0.0.1:1"} | arguments)
 

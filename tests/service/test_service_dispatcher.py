@@ -72,7 +72,7 @@ def of_kind(commands, kind):
 @pytest.mark.parametrize("num_units", [1, 7, 100, 12_345])
 @pytest.mark.parametrize("grain", [1, 10, 1000])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_leases_are_all_units_once(num_units, grain, workers):
+def test_leases_cover_all_units_once(num_units, grain, workers):
     bench = Bench((num_units, grain), workers=workers)
     commands, leases = bench.join(), []
     while True:
@@ -298,7 +298,7 @@ def test_unwritten_changes_are_reported_again():
     assert not again["iteration", "name:j", 0]["consumers"]
 
 
-def test_nothing_is_noted_where_nothing_is_kept():
+def test_no_changes_are_recorded_without_a_journal():
     bench = Bench()
     bench.join()
     assert not bench.dispatcher.changes()

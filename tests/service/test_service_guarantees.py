@@ -166,7 +166,7 @@ class Copies(Service):
 
 
 @pytest.mark.parametrize("machine", [Service, Leased, Files, Dropped, FewOutstanding, Copies])
-def test_elements_come_as_often_as_is_promised(machine):
+def test_elements_are_delivered_as_often_as_guaranteed(machine):
     run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=30, deadline=None))
 
 

@@ -217,7 +217,7 @@ def test_the_current_client_is_the_service_if_none_is_given(client):
     assert sorted(map(int, Dataset.range(4).serve(client.cluster))) == [0, 1, 2, 3]
 
 
-def test_no_service_at_all():
+def test_a_missing_service_is_an_error():
     with pytest.raises(errors.ClusterError, match="no service was given"):
         Dataset.range(4).serve()
     with socket.socket() as taken:

@@ -152,7 +152,7 @@ def test_a_worker_without_a_dispatcher():
         WorkerServer(WorkerConfig("127.0.0.1:1", worker_address=HOST))
 
 
-def test_configurations_that_do_not_do():
+def test_invalid_configurations_are_refused():
     with pytest.raises(errors.ArgumentError, match="needs work_dir"):
         DispatchServer(DispatcherConfig(fault_tolerant_mode=True))
     with pytest.raises(errors.ArgumentError, match="protocol is 'http'"):
@@ -206,7 +206,7 @@ def test_registered_datasets(server):
     assert from_dataset_id("one_epoch", server, name, element_spec=dataset.element_spec).element_spec
 
 
-def test_registered_datasets_that_do_not_do(server):
+def test_invalid_registrations_are_refused(server):
     name = service.register_dataset(server, Dataset.range(3), dataset_id="three")
     assert name == "three"
     with pytest.raises(errors.ArgumentError, match=r"fingerprint is \w+; that of this pipeline is \w+"):

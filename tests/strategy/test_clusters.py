@@ -394,7 +394,7 @@ def address_here() -> tuple[str, int]:
     [["1", "1", "0"], ["0", "1", "1"], ["1", "0"], ["1", "1"]],
     ids=["last worker first", "more on the last", "turned round", "one of two"],
 )
-def test_replicas_sit_where_they_are_to(start_cluster, parquet_files, names):
+def test_replicas_are_placed_as_assigned(start_cluster, parquet_files, names):
     client = start_cluster(2, 2)
     addresses = {str(info["name"]): address for address, info in client.scheduler_info()["workers"].items()}
     expected_workers = [addresses[name] for name in names]
@@ -450,7 +450,7 @@ def test_workers_by_address_and_by_number(start_cluster):
         ]
 
 
-def test_a_cluster_of_its_own_is_as_large_as_it_must_be():
+def test_a_created_cluster_has_workers_for_the_assignment():
     placed = DeviceAssignment([("1", "CPU:0"), ("0", "CPU:0"), ("0", "CPU:1")])
     with MultiWorkerMirroredStrategy(device_assignment=placed) as strategy:
         threads = [info["nthreads"] for info in strategy.client.scheduler_info()["workers"].values()]
@@ -477,7 +477,7 @@ def test_a_cluster_of_its_own_is_as_large_as_it_must_be():
         ([("0", "zero")], errors.UnknownDeviceError, "'zero' is not the name of a device"),
     ],
 )
-def test_assignments_that_are_none(replicas, error, words):
+def test_invalid_assignments_are_refused(replicas, error, words):
     with pytest.raises(error, match=words):
         DeviceAssignment(replicas)
 

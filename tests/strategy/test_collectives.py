@@ -377,7 +377,7 @@ def test_in_the_program_a_variable_for_each_replica_is_that_ones_copy(strategy):
 # --- many calls ---
 
 
-def test_many_in_turn(strategy):
+def test_many_collectives_follow_one_another(strategy):
     def step(x):
         context = daskdist.get_replica_context()
         for number in range(20):
@@ -619,7 +619,7 @@ def test_embedded_timeout_for_a_replica_that_never_calls():
         strategy.run(step)
 
 
-def test_embedded_what_a_function_sets_between_two_calls_counts_for_the_second():
+def test_embedded_a_setting_made_between_calls_applies_to_the_second():
     strategy = mirrored(2)
     over = threading.Event()
 
@@ -742,7 +742,7 @@ def test_merge_call_on_one_replica_only_is_an_error(strategy, which):
     )
 
 
-def test_values_that_are_none(strategy):
+def test_none_is_refused_as_a_value(strategy):
     with pytest.raises(errors.ArgumentError, match="all_reduce: a value is NoneType; give the value of this replica"):
         strategy.local_results(strategy.run(reduced, args=(None,)))
 
@@ -757,7 +757,7 @@ def test_unknown_operations():
 
 
 @pytest.mark.cluster
-def test_a_strategy_calls_nothing_on_a_worker(on_cluster):
+def test_a_strategy_is_unusable_on_a_worker_after_merge_call(on_cluster):
     def step():
         kept = []
         daskdist.get_replica_context().merge_call(kept.append)

@@ -182,7 +182,7 @@ def test_exactly_the_missing_replicas_are_named(start_cluster, tmp_path, kind, m
 
 
 @pytest.mark.parametrize("kind", ["large", "merge_call"])
-def test_how_long_is_waited_the_program_says_of_workers_that_run_already(start_cluster, tmp_path, kind):
+def test_workers_use_the_time_limit_of_the_program(start_cluster, tmp_path, kind):
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
         missing = daskdist.PerReplica([[3]] * 4)
         for within in (0.5, 0.75):
@@ -400,7 +400,7 @@ def test_a_worker_that_holds_the_lock_of_python_is_not_lost(on_cluster):
         assert on_cluster.local_results(on_cluster.run(step)) == (2, 2)
 
 
-def test_an_abandoned_question_may_fail():
+def test_errors_of_an_abandoned_request_are_not_reported():
     said = []
 
     async def ask():
@@ -452,7 +452,7 @@ def unwatched():
 # With two replicas a worker, replica 0 first waits for the other replica in its process, then for the silent worker.
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_each", "comes_after_s"), [(1, None), (2, None), (2, 0.75)])
-def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path, num_each, comes_after_s):
+def test_a_silent_worker_counts_as_lost(unwatched, tmp_path, num_each, comes_after_s):
     client, processes = unwatched
 
     def step(folder, is_last):

@@ -247,7 +247,7 @@ def test_waiting_for_sent_values_without_a_limit(on_cluster):
 
 
 @pytest.mark.cluster
-def test_a_kind_of_variable_of_ones_own_has_its_order_too(on_cluster):
+def test_calls_with_a_subclass_of_variable_keep_their_order(on_cluster):
     class Total(daskdist.Variable):
         pass
 

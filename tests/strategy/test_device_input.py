@@ -85,7 +85,7 @@ def test_one_element() -> None:
     assert found.tolist() == [0, 1]
 
 
-def test_a_list_of_them_is_stacked() -> None:
+def test_a_list_of_device_arrays_is_stacked() -> None:
     found = as_array([put(2), [5.0, HERE.put(np.float64(6))]])
     assert (found.dtype, found.tolist()) == (np.float64, [[0, 1], [5, 6]])
     with pytest.raises(ArgumentError, match="the parts of this one differ in shape"):
@@ -97,7 +97,7 @@ def test_a_number_is_a_scalar_of_its_dtype() -> None:
     assert type(found) is np.int8
 
 
-def test_functions_give_them() -> None:
+def test_functions_may_return_device_arrays() -> None:
     ds = Dataset.range(3)
     for vectorized in (False, None):
         mapped = ds.map(lambda x: {"x": HERE.put(np.full(2, x)), "y": x}, vectorized=vectorized)
@@ -118,7 +118,7 @@ def test_predicates_keys_and_states() -> None:
     assert [int(each) for each in scanned] == [0, 0, 1, 3, 6, 10]
 
 
-def test_generators_yield_them() -> None:
+def test_generators_may_yield_device_arrays() -> None:
     ds = Dataset.from_generator(lambda: iter([put(2), put(3)]), output_signature=TensorSpec((None,), np.float32))
     assert [each.tolist() for each in ds] == [[0, 1], [0, 1, 2]]
     other = Dataset.from_generator(lambda: iter([put(2, 2)]), output_signature=TensorSpec((None,), np.float32))
@@ -126,7 +126,7 @@ def test_generators_yield_them() -> None:
         list(other)
 
 
-def test_collections_of_dask_have_them() -> None:
+def test_dask_collections_may_contain_device_arrays() -> None:
     parts = [dask.delayed(put)(2, 3), dask.delayed(put)(1, 3)]
     arrays = [dask.array.from_delayed(part, (n, 3), np.float32) for part, n in zip(parts, (2, 1), strict=True)]
     ds = Dataset.from_dask(dask.array.concatenate(arrays))
@@ -177,7 +177,7 @@ def test_others_are_refused_as_they_are() -> None:
         Structure.flatten({"x": 1, "y": object()})
 
 
-def test_a_process_that_has_an_operation_knows_how() -> None:
+def test_importing_an_operation_registers_the_conversion() -> None:
     # A worker that received a pickled operation has imported only this much.
     program = (
         "import daskdist.ops.map; from daskdist import devices; from daskdist.core.to_numpy import HOST_CONVERTERS;"

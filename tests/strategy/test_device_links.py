@@ -161,7 +161,7 @@ def test_arrays_on_the_host_go_through_the_hosts(strategy: Any, links: StrictLin
     assert not links.meetings
 
 
-def test_it_is_a_choice(strategy: Any, links: StrictLinks) -> None:
+def test_nccl_can_be_turned_off(strategy: Any, links: StrictLinks) -> None:
     with dask.config.set({"daskdist.nccl": False}):
         assert len(reduced(strategy, "SUM", "f4")) == 3
     assert not links.meetings

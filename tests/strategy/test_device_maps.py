@@ -78,7 +78,7 @@ class TestOnItsOwn:
         assert list(Dataset.range(3).map(noted, device=True)) == [1, 2, 3]
         assert set(shapes) == {()}
 
-    def test_others_prefetch_and_options_may_follow(self) -> None:
+    def test_device_maps_prefetch_and_options_may_follow(self) -> None:
         ds = Dataset.range(4).batch(2).map(plus_one, device=True).prefetch(2).map(pair, device=True)
         ds = ds.with_options(daskdist.Options(num_threads=2))
         assert [each["twice"].tolist() for each in ds] == [[2, 4], [6, 8]]
@@ -111,11 +111,11 @@ class TestOnItsOwn:
         with pytest.raises(ArgumentError, match=f"map: {argument} is {value}, but device=True.*Leave {argument} out"):
             Dataset.range(3).map(plus_one, device=True, **{argument: value})
 
-    def test_device_is_yes_or_no(self) -> None:
+    def test_device_is_true_or_false(self) -> None:
         with pytest.raises(ArgumentError, match="map: device is 'GPU:0'; give True or False"):
             Dataset.range(3).map(plus_one, device="GPU:0")  # type: ignore[arg-type]
 
-    def test_plans_tell(self) -> None:
+    def test_plans_mark_device_maps(self) -> None:
         plan = Dataset.range(4).batch(2).map(plus_one, device=True).explain("pipeline")
         assert "device=True)" in plan
         assert "# on the device of the element's replica" in plan
@@ -159,7 +159,7 @@ class TestEmbedded:
         optional = iter(distributed).get_next_as_optional()
         assert on_host(optional.get_value()["x"]).tolist() == [1, 2]
 
-    def test_a_replica_without_rows_calls_it_with_none(self) -> None:
+    def test_a_replica_without_rows_gets_an_array_without_rows(self) -> None:
         strategy = MirroredStrategy(["STRICT:0", "STRICT:1"])
         ds = Dataset.range(3).batch(2, drop_remainder=False).map(where_it_is, device=True)
         last = list(strategy.distribute_dataset(ds))[-1]
@@ -183,7 +183,7 @@ class TestEmbedded:
         with pytest.raises(daskdist.core.spec.SpecUnknown, match="on a made-up element"):
             _ = distributed.element_spec
 
-    def test_it_is_tried_once_and_not_for_each_pass(self) -> None:
+    def test_a_function_is_called_once_to_learn_its_spec(self) -> None:
         seen = []
         strategy = MirroredStrategy(["STRICT:0"])
         distributed = strategy.distribute_dataset(
@@ -225,7 +225,7 @@ class TestEmbedded:
         assert [_lists(each) for each in distributed] == [[[100, 101], [200, 201]], [[102, 103], [202, 203]]]
 
     @pytest.mark.parametrize("devices", [["STRICT:0", "STRICT:1"], ["CPU:0", "CPU:1"]])
-    def test_loops_call_it_too(self, devices: list[str]) -> None:
+    def test_loops_call_device_maps(self, devices: list[str]) -> None:
         strategy = MirroredStrategy(devices)
         ds = strategy.distribute_dataset(Dataset.range(8).batch(4).map(where_it_is, device=True))
 

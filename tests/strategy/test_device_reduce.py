@@ -102,7 +102,7 @@ def both(op, values, axis, names=NAMES):
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_as_on_the_cpu(op, dtype, no_copies):
+def test_reductions_equal_those_on_the_cpu(op, dtype, no_copies):
     rng = np.random.default_rng([OPS.index(op), DTYPES.index(dtype)])
     for inner, axis in itertools.product([(), (2,), (3, 2)], [None, 0, -1, (0, 1), (1,)]):
         if axis is not None and not isinstance(axis, int) and len(inner) + 1 <= max(axis):
@@ -185,7 +185,7 @@ def test_no_rows_at_all(op):
     assert where(found) == "STRICT:0"
 
 
-def test_of_the_first_that_has_rows():
+def test_the_result_is_on_the_first_device_with_rows():
     found, wanted = both("SUM", [np.zeros((0, 2), np.float32), np.ones((3, 2), np.float32)], 0)
     check_same(found, wanted)
     assert where(found) == "STRICT:1"
@@ -247,7 +247,7 @@ def norm():
     )
 
 
-def test_a_reduction_of_ones_own_is_given_arrays_of_the_device():
+def test_a_custom_reduction_gets_arrays_of_the_device():
     strategy = daskdist.MirroredStrategy(NAMES[:2])
     found = strategy.reduce(norm(), placed([np.array([2.0, 4.0]), np.array([4.0])]), axis=0)
     assert (where(found), float(found)) == ("STRICT:0", 6.0)
@@ -381,7 +381,7 @@ def context():
 
 
 @pytest.mark.parametrize("names", [NAMES[:1], NAMES, ["CPU:0", "STRICT:0"], ["STRICT:1", "CPU:0"]], ids="-".join)
-def test_all_reduce_and_gather_give_each_its_own(names):
+def test_all_reduce_and_gather_give_each_replica_its_own_arrays(names):
     strategy = daskdist.MirroredStrategy(names)
     size = len(names)
     values = [np.array([k + 0.1, 2], np.float32) for k in range(size)]
@@ -598,7 +598,7 @@ def test_copies_between_devices_are_in_the_computing_stream(monkeypatch):
 # --- printed ---
 
 
-def test_large_ones_are_not_copied_to_be_printed(no_copies):
+def test_printing_large_arrays_copies_nothing(no_copies):
     value = placed([np.zeros((100, 100), np.float32), np.arange(2)])
     text = repr(value)
     assert "0: <array of shape (100, 100), float32, on STRICT:0>" in text
@@ -783,7 +783,7 @@ def test_arrays_deep_in_objects_and_errors_leave_the_device(on_workers):
 
 
 @pytest.mark.cluster
-def test_the_programs_own_arrays_of_devices_go_to_workers_as_numpys(on_workers, monkeypatch):
+def test_device_arrays_of_the_program_are_sent_as_numpy_arrays(on_workers, monkeypatch):
     monkeypatch.setitem(devices.KINDS, "STRICT", ("strict_device:StrictDevice", "array_api_strict"))
     own = named("STRICT:1").put(np.arange(3.0))
 
@@ -880,7 +880,7 @@ def test_arrays_are_not_reported_as_unpicklable(leaving):
 
 
 @pytest.mark.cluster
-def test_arguments_sent_with_arrays_are_on_the_host_here(leaving):
+def test_objects_sent_from_devices_have_host_arrays_in_the_program(leaving):
     sent = leaving.extended.broadcast_to(Model(named("STRICT:1").put(np.arange(3))), None)
     (first, *_) = leaving.local_results(sent)
     found = first.result() if hasattr(first, "result") else first

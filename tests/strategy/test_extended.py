@@ -71,7 +71,7 @@ def test_devices_in_any_spelling():
 
 
 @pytest.mark.cluster
-def test_a_reduced_value_is_where_it_is_wanted(on_cluster):
+def test_a_value_is_reduced_on_its_destination(on_cluster):
     values = on_cluster.run(np.copy, args=(arrays([1.0], [2.0]),))
     for name, worker in zip(on_cluster.extended.worker_devices, on_cluster.workers, strict=True):
         with messages_sent(on_cluster) as messages:
@@ -249,7 +249,7 @@ def test_call_for_each_replica(strategy):
 # --- a step of training ---
 
 
-def test_a_step_of_training_without_a_look(strategy):
+def test_a_training_loop_fetches_nothing_before_its_end(strategy):
     """Weights and reduced gradients are on every replica, and nothing is fetched before the end."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(64, 3))

@@ -202,7 +202,7 @@ def test_mirrored_values_stay_equal_on_the_remaining_replicas(strategy_of, tmp_p
     assert [each.tolist() for each in strategy.local_results(state.values)] == [[5.0, 5.0]] * 2
 
 
-def test_values_that_were_made_before(strategy_of):
+def test_values_from_before_a_loss_raise_or_remain_usable(strategy_of):
     strategy = strategy_of(3)
     numbers = strategy.run(own_number)
     on_second = strategy.run(lambda: np.arange(4)).values[1] + 1

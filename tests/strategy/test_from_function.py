@@ -151,7 +151,7 @@ def test_a_replica_without_rows_gets_empty_arrays(on_cluster, lengths, num_steps
 
 
 @pytest.mark.cluster
-def test_or_all_end_with_the_first(on_cluster):
+def test_drop_uneven_ends_all_replicas_with_the_first(on_cluster):
     def dataset_fn(context):
         return lengths_by_worker(3, 2)(context).with_options(Options(drop_uneven=True))
 
@@ -175,7 +175,7 @@ def test_all_end_with_the_first_where_workers_read_files(on_cluster, parquet_fil
     assert dropped.cardinality() == 2
 
 
-def test_an_uneven_end_is_dropped_here_too():
+def test_drop_uneven_applies_to_distribute_dataset():
     strategy = mirrored(3)
     ds = Dataset.range(7).batch(6).with_options(Options(drop_uneven=True))
     distributed = strategy.distribute_dataset(ds)
@@ -280,7 +280,7 @@ def test_files_that_a_worker_has(on_cluster, tmp_path):
 
 
 @pytest.mark.cluster
-def test_an_endless_one(on_cluster):
+def test_endless_datasets_of_a_function(on_cluster):
     distributed = on_cluster.distribute_datasets_from_function(lambda context: in_pairs(context).repeat())
     assert distributed.cardinality() == INFINITE
     iterator = iter(distributed)
@@ -358,7 +358,7 @@ def test_a_function_that_returns_no_dataset(mode):
         mirrored(2).distribute_datasets_from_function(lambda context: [1, 2], options)
 
 
-def test_no_function():
+def test_a_dataset_in_place_of_a_function_is_refused():
     with pytest.raises(ValueError, match="Dataset is not a function; give one that takes an InputContext"):
         mirrored(2).distribute_datasets_from_function(Dataset.range(3))
 

@@ -111,7 +111,7 @@ def test_a_reduced_value_reaches_the_next_step_without_the_program(on_cluster, n
 
 
 @pytest.mark.cluster
-def test_looking_at_a_value_is_explained(on_cluster):
+def test_explain_reports_reads_of_values(on_cluster):
     @daskdist.function
     def until(x, limit):
         steps = 0
@@ -216,7 +216,7 @@ def test_a_long_sum_is_computed_where_its_parts_are(on_cluster):
 
 
 @pytest.mark.cluster
-def test_functions_in_functions_are_one(on_cluster):
+def test_nested_functions_are_captured_as_one(on_cluster):
     @daskdist.function
     def inner(x):
         return on_cluster.run(plus, args=(x, 1.0))
@@ -286,7 +286,7 @@ def test_views_lists_and_indices_changed_later_keep_the_value_at_their_use(on_cl
 
 
 @pytest.mark.cluster
-def test_each_thread_has_its_own(on_cluster):
+def test_each_thread_captures_separately(on_cluster):
     @daskdist.function
     def sums(x, num_steps):
         found = 0
@@ -433,7 +433,7 @@ def test_exiting_on_a_worker_is_an_error_of_the_call_only(on_cluster):
 
 
 @pytest.mark.cluster
-def test_steps_before_a_function_are_none_of_its(on_cluster, client):
+def test_steps_before_a_function_are_not_part_of_it(on_cluster, client):
     def wait(name):
         return Event(name).wait()
 

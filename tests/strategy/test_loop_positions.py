@@ -55,7 +55,7 @@ def all_of(strategy, dataset):
 
 
 @pytest.mark.parametrize(("policy", "workers"), [("data", [2, 1]), ("file", [2, 1])], ids=str)
-def test_from_every_step_the_rest(files, policy, workers):  # noqa: F811
+def test_loops_continue_from_every_step(files, policy, workers):  # noqa: F811
     others = {} if policy == "file" else {**UNEVEN, **EMPTIED}
     for name, dataset in [*datasets(files, policy), *[(name, make()) for name, make in others.items()]]:
         strategy = SimulatedWorkers(workers)
@@ -143,7 +143,7 @@ def passes(iterator, num_passes, states, at):
     return json.dumps(found)
 
 
-def test_passes_that_follow_have_the_orders_they_would_have_had():
+def test_later_passes_keep_their_orders():
     strategy = mirrored(2)
     dataset = Dataset.range(12).shuffle(12).batch(4)
     distributed = strategy.distribute_dataset(dataset)

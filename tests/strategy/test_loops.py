@@ -156,7 +156,7 @@ def test_datasets_of_a_function_embedded(mode):
     assert by_loops(strategy, strategy.distribute_datasets_from_function(own_numbers, options), 2) == expected
 
 
-def test_it_may_stand_anywhere():
+def test_a_distributed_dataset_may_be_in_nests_of_arguments():
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(Dataset.range(8).batch(4))
 
@@ -171,7 +171,7 @@ def test_it_may_stand_anywhere():
 # --- the iterator ---
 
 
-def test_its_methods():
+def test_iterators_in_loops_have_the_usual_methods():
     strategy = mirrored(1)
     distributed = strategy.distribute_dataset(Dataset.range(6).batch(2))
 
@@ -382,7 +382,7 @@ def test_no_message_a_batch(on_cluster, client):
 
 
 @pytest.mark.cluster
-def test_nothing_is_left(client, parquet_files):
+def test_a_loop_leaves_no_threads_or_iterators(client, parquet_files):
     def threads_there():
         gc.collect()
         return sorted(each.name for each in threads_of_passes())
@@ -514,7 +514,7 @@ def test_an_error_on_a_cluster(on_cluster):
     assert list(map(int, on_cluster.local_results(on_cluster.run(loop, args=(good,))))) == [10, 18]
 
 
-def test_of_another_strategy():
+def test_a_dataset_of_another_strategy_is_refused():
     distributed = mirrored(2).distribute_dataset(Dataset.range(8).batch(4))
     with pytest.raises(
         ArgumentError, match="a distributed dataset is of another strategy; distribute it with the strategy"

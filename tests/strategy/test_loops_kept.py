@@ -105,7 +105,7 @@ def test_workers_that_are_threads():
         assert by_loops(strategy, dataset) == by_steps(strategy, dataset)
 
 
-def test_of_several_pipelines_and_passes(on_cluster):
+def test_kept_data_serves_several_iterators_and_passes(on_cluster):
     with dask.config.set({"daskdist.split-bytes": 40}):
         distributed = on_cluster.distribute_dataset(on_cluster.experimental_make_numpy_dataset(np.arange(20)).batch(4))
 
@@ -149,7 +149,7 @@ def test_data_is_sent_from_worker_to_worker(client, on_cluster):
     assert client.run_on_scheduler(num_transitions) - first < 40
 
 
-def test_a_function_has_it_from_around_it(client, on_cluster):
+def test_functions_can_use_persisted_data_of_their_closure(client, on_cluster):
     kept = client.persist(da.arange(40, chunks=7))
     dataset = daskdist.Dataset.range(3).flat_map(lambda _: daskdist.Dataset.from_dask(kept)).batch(8)
     distributed = on_cluster.distribute_dataset(dataset)
@@ -203,7 +203,7 @@ def test_data_read_on_workers_is_read_only(on_cluster):
 # --- how long it stays ---
 
 
-def test_it_stays_as_long_as_the_call(client, on_cluster, tmp_path):
+def test_data_is_kept_until_the_call_ends(client, on_cluster, tmp_path):
     gate = tmp_path / "gate"
 
     def later(it, is_last):
@@ -298,7 +298,7 @@ def test_data_lost_in_the_middle(client, on_cluster, tmp_path):
     assert time.monotonic() - begin < 15
 
 
-def test_data_that_could_not_be_made(client, on_cluster):
+def test_failed_data_is_an_error_of_the_loop(client, on_cluster):
     def refuse(x):
         if x[0] == 8:
             raise ValueError("no eights")

@@ -85,7 +85,7 @@ def test_a_replica_that_leaves_early_does_not_block_others(strategy):
     assert list(map(int, found)) == [2] + [40] * (strategy.num_replicas_in_sync - 1)
 
 
-def test_one_that_leaves_early_is_missed_in_collectives(strategy):
+def test_collectives_name_the_replica_that_left_early(strategy):
     def loop(it):
         num_steps = 0
         for x in it:

@@ -87,7 +87,7 @@ def test_as_step_by_step(start_cluster, name, mode, is_together):
         assert list(map(str, strategy.local_results(found))) == expected
 
 
-def test_one_that_leaves_is_not_waited_for(on_cluster):
+def test_a_replica_that_leaves_its_loop_is_not_waited_for(on_cluster):
     def loop(it):
         number = daskdist.get_replica_context().replica_id_in_sync_group
         return sum(1 for _, x in zip(range(2 if number else 100), it, strict=False))
@@ -101,7 +101,7 @@ def test_one_that_leaves_is_not_waited_for(on_cluster):
     assert time.monotonic() - begin < 10
 
 
-def test_one_that_fails_is_not_waited_for(on_cluster):
+def test_a_replica_that_fails_is_not_waited_for(on_cluster):
     def loop(it):
         if daskdist.get_replica_context().replica_id_in_sync_group:
             raise KeyError("no such thing")

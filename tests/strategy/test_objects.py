@@ -244,7 +244,7 @@ def test_functions_that_are_made_alike_are_the_same(strategy):
         assert each == 3
 
 
-def test_where_each_is_to_have_its_own_objects_differ(strategy):
+def test_objects_of_on_read_variables_differ(strategy):
     made = variable(strategy, Counter, synchronization="ON_READ")
     strategy.run(lambda: made.assign(Counter(number())))
     size = strategy.num_replicas_in_sync

@@ -177,7 +177,7 @@ def test_steps_of_a_function_are_made_again(strategy):
 
 
 @pytest.mark.parametrize("size", [4, 20_000])
-def test_weights_of_the_last_reduction_are_those_of_steps_that_are_complete(strategy, size):
+def test_weights_contain_each_complete_step_once(strategy, size):
     def gradient(x, weights):
         return weights * 0.5 + x.sum()
 

@@ -152,7 +152,7 @@ HEARTBEAT = re.compile(
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_nothing_but_its_own_is_printed(name, tmp_path):
+def test_a_program_prints_only_its_own_output_at_its_end(name, tmp_path):
     _, code, last = PROGRAMS[name]
     found, printed = ended(name, tmp_path)
     if (pids := tmp_path / "pids").exists():

@@ -227,7 +227,7 @@ def test_rows_of_different_lengths(strategy):
 
 
 @pytest.mark.parametrize("op", [np.logical_and, np.logaddexp, np.hypot], ids=id_of)
-def test_one_replica_is_of_the_dtype_that_several_are(op):
+def test_one_replica_gives_the_dtype_of_several(op):
     value = np.array([3, -4, 0])
     found = mirrored(1).reduce(op, value, axis=None)
     expected = op.reduce(value[None], axis=0)
@@ -358,7 +358,7 @@ def test_weights_that_are_refused(strategy, op, axis, weights, message):
         np.asarray(strategy.reduce(op, arrays([1.0], [2.0]), axis=axis, weights=weights))
 
 
-def test_it_is_told_once_that_replicas_are_counted_and_not_rows(strategy, caplog):
+def test_a_mean_over_uneven_replicas_is_reported_once(strategy, caplog):
     def told(num_rows, reduce):
         caplog.clear()
         replicas = strategy if "MultiWorker" in type(strategy).__name__ else mirrored(2)
@@ -403,14 +403,14 @@ def _variance(partial):
 VARIANCE = Reduction(_moments, _add_moments, _variance, identity=(0, 0, 0))
 
 
-def test_a_record_of_ones_own(strategy):
+def test_a_custom_reduction_of_rows(strategy):
     rows = np.arange(12.0).reshape(6, 2)
     for pieces in ([rows[:4], rows[4:]], [rows[:0], rows], [rows, rows[:0]]):
         found = strategy.reduce(VARIANCE, PerReplica(pieces), axis=0)
         np.testing.assert_allclose(found, rows.var(axis=0))
 
 
-def test_a_record_of_no_rows(strategy):
+def test_a_custom_reduction_of_no_rows(strategy):
     nothing = PerReplica([np.zeros((0, 2))] * 2)
     np.testing.assert_array_equal(strategy.reduce(VARIANCE, nothing, axis=0), [0.0, 0.0])
     norm = Reduction(lambda x, axis: np.sum(x * x, axis=axis), np.add, np.sqrt, identity=0)
@@ -428,7 +428,7 @@ def test_an_identity_of_another_structure():
         mirrored(2).reduce(broken, arrays([], []), axis=0)
 
 
-def test_a_record_over_replicas_only(strategy):
+def test_a_custom_reduction_over_replicas_only(strategy):
     norm = Reduction(lambda x, axis: x * x if axis is None else np.sum(x * x, axis=axis), np.add, np.sqrt)
     assert float(strategy.reduce(norm, arrays(3.0, 4.0), axis=None)) == 5
 
@@ -443,7 +443,7 @@ def test_a_reduction_with_parts_that_are_not_functions(part):
 # --- bits ---
 
 
-def test_the_error_of_many_rows_is_that_of_few():
+def test_rounding_errors_do_not_grow_with_the_number_of_rows():
     rng = np.random.default_rng(0)
     rows = rng.random((1_000_000, 4), dtype=np.float32)
     exact = np.array([math.fsum(column) for column in rows.T])
@@ -618,7 +618,7 @@ def test_a_nest_is_one_tree(on_cluster):
 
 
 @pytest.mark.cluster
-def test_nothing_is_waited_for(on_cluster, client):
+def test_reduce_does_not_wait(on_cluster, client):
     name = "until everything is asked for"
 
     def once_it_is_time(x, waits):
@@ -639,7 +639,7 @@ def test_nothing_is_waited_for(on_cluster, client):
 
 @pytest.mark.parametrize("op", ["MEAN", "MIN", "MAX", np.maximum])
 @pytest.mark.parametrize("axis", [None, 0])
-def test_a_plain_value_is_what_its_mean_and_largest_are(strategy, op, axis):
+def test_means_and_maxima_of_a_plain_value_are_the_value(strategy, op, axis):
     plain = np.array([1, 2])
     assert strategy.reduce(op, plain, axis=axis) is plain
     mixed = strategy.reduce(op, {"a": 7, "b": arrays([1], [1])}, axis=0)
@@ -649,7 +649,7 @@ def test_a_plain_value_is_what_its_mean_and_largest_are(strategy, op, axis):
 @pytest.mark.parametrize(
     ("op", "name"), [("SUM", "SUM"), ("PROD", "PROD"), (np.logaddexp, "logaddexp"), (VARIANCE, "the reduction")]
 )
-def test_a_plain_value_is_not_what_it_adds_up_to(op, name):
+def test_sums_of_a_plain_value_are_refused(op, name):
     with pytest.raises(errors.ArgumentError, match=rf"{name} over 2 replicas of a value that is not per replica"):
         mirrored(2).reduce(op, np.ones(2), axis=0)
 
@@ -676,7 +676,7 @@ def test_one_replica_reduces_a_plain_value(op, expected):
         (np.divmod, r"np\.divmod returns 2 of 2 values"),
     ],
 )
-def test_what_is_no_reduction(op, says):
+def test_invalid_reductions_are_refused(op, says):
     with pytest.raises(errors.ArgumentError, match=says):
         mirrored(2).reduce(op, arrays(1, 2), axis=None)
 
@@ -693,13 +693,13 @@ def test_what_is_no_reduction(op, says):
         (2, r"axis 2 of a value of shape \(2, 1\)"),
     ],
 )
-def test_what_is_no_axis(axis, says):
+def test_invalid_axes_are_refused(axis, says):
     with pytest.raises(errors.ArgumentError, match=says):
         mirrored(2).reduce("SUM", PerReplica([np.ones((2, 1))] * 2), axis=axis)
 
 
 @pytest.mark.parametrize("axis", [(), [], None])
-def test_no_axes_are_none(axis):
+def test_empty_axes_mean_no_axis(axis):
     np.testing.assert_array_equal(mirrored(2).reduce("SUM", arrays([1, 2], [3, 4]), axis=axis), [4, 6])
 
 
@@ -736,7 +736,7 @@ def test_zero_rows_of_another_shape():
 
 
 @pytest.mark.parametrize("op", ["MIN", "MAX", max, np.minimum, np.gcd], ids=id_of)
-def test_the_largest_of_nothing(strategy, op):
+def test_the_maximum_of_no_rows_is_an_error(strategy, op):
     if op is np.gcd:
         assert int(strategy.reduce(op, arrays([], [], dtype=int), axis=0)) == 0
         return
@@ -752,7 +752,7 @@ def test_text(op, says):
         mirrored(2).reduce(op, arrays(["a"], ["b"]), axis=0)
 
 
-def test_what_makes_no_array():
+def test_values_that_make_no_array_are_refused():
     with pytest.raises(
         errors.ArgumentError, match=r"reduce: a value is a list, which does not convert to an array: .*inhomogeneous"
     ):

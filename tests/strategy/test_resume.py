@@ -111,7 +111,7 @@ def datasets(files, policy):
     [("data", [2, 1]), ("off", [1, 1]), ("file", [2, 1])],
     ids=str,
 )
-def test_from_every_step_the_rest(files, policy, workers):
+def test_distributed_passes_continue_from_every_step(files, policy, workers):
     for name, dataset in datasets(files, policy):
         strategy = SimulatedWorkers(workers)
         steps, states, at_end = steps_and_states(strategy, dataset)
@@ -120,7 +120,7 @@ def test_from_every_step_the_rest(files, policy, workers):
         assert gone_on(strategy, dataset, at_end) == [], name
 
 
-def test_of_uneven_rows_from_every_step_the_rest():
+def test_passes_over_uneven_rows_continue_from_every_step():
     for name, make in UNEVEN.items():
         for workers in ([2], [1, 1]):
             strategy, dataset = SimulatedWorkers(workers), make()

@@ -46,7 +46,7 @@ def count_copies(monkeypatch):
     return copies
 
 
-def test_some_are_copied_together_and_the_next_ones_ahead(monkeypatch):
+def test_batches_are_copied_together_and_ahead_of_use(monkeypatch):
     copies = count_copies(monkeypatch)
     device, rows = StrictDevice(0), batches()
     arrived = DeviceStaging(device)
@@ -72,7 +72,7 @@ def test_threads_that_are_the_first_to_ask_share_what_has_arrived(monkeypatch):
     assert len(set(map(id, found))) == 1
 
 
-def test_large_ones_are_copied_one_by_one(monkeypatch):
+def test_large_batches_are_copied_one_by_one(monkeypatch):
     copies = count_copies(monkeypatch)
     block = Block(LONE, [np.ones((6 * 2**18, 4), np.float32)])
     rows = Batches(block, range(0, 6 * 2**18 + 1, 2**18))
@@ -227,7 +227,7 @@ def test_text_stays_on_the_host(on_workers):
 
 
 @pytest.mark.cluster
-def test_in_a_function_of_many_steps(on_workers):
+def test_steps_in_a_captured_function_give_the_right_total(on_workers):
     dataset = Dataset.from_tensor_slices(np.arange(4000.0).reshape(1000, 4)).batch(10)
 
     @daskdist.function

@@ -57,7 +57,7 @@ def wait_for(path):
 
 
 @pytest.mark.cluster
-def test_they_do_where_threads_have_other_things_to_do(start_cluster, tmp_path):
+def test_replicas_run_at_the_same_time_though_threads_are_busy(start_cluster, tmp_path):
     client = start_cluster(1, 2)
     (tmp_path / "replicas").mkdir()
     with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2) as strategy:

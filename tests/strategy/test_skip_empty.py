@@ -41,7 +41,7 @@ def test_a_replica_without_rows_is_not_called(strategy):
         strategy.local_results(strategy.run(mean, args=(last_batch(strategy, Options()),)))
 
 
-def test_values_that_are_not_there_are_left_out_of_reductions(strategy):
+def test_values_of_skipped_replicas_are_left_out_of_reductions(strategy):
     batch = last_batch(strategy)
     value = strategy.run(lambda batch: np.array([batch.sum(), 1.0]), args=(batch,))
     for op in ("SUM", "MEAN", "MIN", "MAX", "PROD", np.logaddexp, lambda a, b: a + b):
@@ -82,7 +82,7 @@ def test_the_structure_is_learned_from_the_replicas_that_are_called(strategy):
         assert float(strategy.reduce("SUM", found["b"][0], axis=None)) == 8
 
 
-def test_others_are_told_that_a_replica_is_missing_in_a_collective(strategy):
+def test_collectives_name_the_skipped_replica(strategy):
     def total(batch):
         return daskdist.get_replica_context().all_reduce("SUM", len(batch))
 

@@ -251,7 +251,7 @@ def test_many_unread_failures_are_raised_together(on_cluster):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("where", ["pass", "function", "back-pressure"])
-def test_an_unread_failure_is_raised_at_the_end_of(on_cluster, where):
+def test_an_unread_failure_is_raised_at_the_end_of_a_pass_or_function(on_cluster, where):
     def fail():
         on_cluster.run(fail_from_2, args=(2,))
 
@@ -297,7 +297,7 @@ def test_failures_that_are_looked_at_together_are_raised_once(on_cluster):
 
 
 @pytest.mark.cluster
-def test_a_failure_is_looked_at_where_it_is_needed_and_not_elsewhere(on_cluster):
+def test_a_failure_is_raised_where_its_result_is_read_and_not_elsewhere(on_cluster):
     def choosy(x):
         if x > 1:
             raise ValueError("this is too much")

@@ -172,7 +172,7 @@ def scheduler_of(client):
 
 
 @pytest.mark.parametrize("relay", [False, True])
-def test_a_worker_that_takes_nothing_holds_the_program_up(far, relay):
+def test_a_worker_that_receives_nothing_makes_the_program_wait(far, relay):
     pids = far.run(os.getpid)
     large = np.ones(2**20)
     with (

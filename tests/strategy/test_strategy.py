@@ -135,7 +135,7 @@ def test_a_reduction_is_the_same_to_the_last_bit(strategy):
 
 
 @pytest.mark.parametrize("split_every", [2, 3, 8])
-def test_the_tree_comes_to_the_sum_for_any_arity(split_every):
+def test_the_sum_is_right_for_any_split_every(split_every):
     values = PerReplica([np.float64(k) for k in range(7)])
     with dask.config.set({"daskdist.split-every": split_every}):
         assert mirrored(7).reduce("SUM", values, axis=None) == 21
@@ -173,7 +173,7 @@ def test_results_keep_their_structure(strategy):
         (lambda x: (None, None), "(None, None)"),
     ],
 )
-def test_nothing_is_returned_as_nothing(strategy, function, shows):
+def test_none_is_returned_as_none(strategy, function, shows):
     assert repr(strategy.run(function, args=(arrays(1, 2),))) == shows
 
 
@@ -226,7 +226,7 @@ class Unhashable:
     ],
     ids=["object", "method", "partial", "ufunc"],
 )
-def test_anything_callable_is_run(strategy, function, expected):
+def test_any_callable_can_be_run(strategy, function, expected):
     assert strategy.local_results(strategy.run(function, args=(arrays(1, 2),))) == expected
 
 

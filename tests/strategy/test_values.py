@@ -103,7 +103,7 @@ def test_a_number_is_waited_for(reduced, use):
         repr,
     ],
 )
-def test_an_array_is_used_as_one(reduced, use):
+def test_an_asynchronous_array_is_used_like_its_value(reduced, use):
     value = np.array([1.0, 2.5, 7.0])
     np.testing.assert_array_equal(use(reduced(value)), use(value))
 
@@ -132,13 +132,13 @@ def test_an_array_is_added_to_in_place(reduced):
     assert totals is same
 
 
-def test_it_says_where_an_operation_applies(reduced):
+def test_an_asynchronous_array_can_be_a_mask(reduced):
     v = reduced(np.array([1.0, 2.0, 3.0]))
     assert np.add(v, 1, where=v > 1, out=np.zeros(3)).tolist() == [0, 3, 4]
     assert np.add(np.ones(3), 1, where=v > 2, out=np.zeros(3)).tolist() == [0, 0, 2]
 
 
-def test_an_array_takes_it_as_an_item(reduced):
+def test_an_asynchronous_value_can_be_assigned_to_items(reduced):
     losses = np.zeros(2)
     losses[1] = reduced(np.float64(2.5))
     losses[:1] = reduced(np.array([1.5]))
@@ -162,7 +162,7 @@ def test_arguments_have_their_values_at_the_time_of_run(on_cluster):
         assert [float(value) for value in on_cluster.local_results(found)] == [expected] * 2
 
 
-def test_a_copy_is_one(reduced):
+def test_copies_are_independent(reduced):
     value = reduced(np.ones(3))
     mine = np.array(value)
     mine += 1
@@ -176,7 +176,7 @@ def test_equality_is_elementwise_and_so_there_is_no_hash(reduced):
     assert bool((reduced(np.arange(3)) == np.arange(3)).result().all())
 
 
-def test_an_index_is_one(reduced, on_cluster):
+def test_an_asynchronous_integer_is_an_index(reduced, on_cluster):
     number = on_cluster.reduce("SUM", PerReplica((np.int64(1), np.int64(1))), axis=None)
     assert operator.index(number) == 2
     assert list(range(number)) == [0, 1]

@@ -80,7 +80,7 @@ def test_values_read_on_a_replica_are_read_only(strategy):
         strategy.local_results(strategy.run(step))
 
 
-def test_it_is_used_as_its_value_in_the_program(two):
+def test_the_program_uses_a_variable_like_its_value(two):
     made = variable(two, np.array([1.0, 2.0]))
     assert (made + 1).tolist() == [2, 3]
     assert (2 * made).tolist() == [2, 4]
@@ -97,7 +97,7 @@ def test_it_is_used_as_its_value_in_the_program(two):
     assert made.numpy().tolist() == [1, 2]
 
 
-def test_it_is_given_by_arguments_too(strategy):
+def test_variables_can_be_in_arguments(strategy):
     made = variable(strategy, 2.0)
     found = strategy.run(lambda where, x: where["scale"] * x, args=({"scale": made}, numbers(strategy)))
     assert [float(each) for each in strategy.local_results(found)] == [
@@ -453,17 +453,17 @@ def test_a_state_that_does_not_fit_is_refused(two):
 # --- bad input ---
 
 
-def test_it_is_made_in_a_scope():
+def test_a_variable_is_created_in_a_scope():
     with pytest.raises(errors.ArgumentError, match="no strategy is current"):
         Variable(0)
 
 
-def test_it_is_not_made_on_a_replica(two):
+def test_a_variable_cannot_be_created_on_a_replica(two):
     with pytest.raises(RuntimeError, match=r"created by replica \d, in the function that it runs"):
         two.local_results(two.run(lambda: Variable(0)))
 
 
-def test_it_is_not_used_by_another_strategy(two):
+def test_a_variable_cannot_be_used_by_another_strategy(two):
     other = mirrored(2)
     made = variable(other, 0.0, name="weights")
     with pytest.raises(errors.ArgumentError, match="weights belongs to another strategy"):
@@ -486,14 +486,14 @@ def test_it_is_not_used_by_another_strategy(two):
 
 
 @pytest.mark.cluster
-def test_on_a_worker_it_is_for_replicas_alone(on_cluster):
+def test_a_variable_on_a_worker_is_usable_by_replicas_only(on_cluster):
     made = variable(on_cluster, 0.0, name="weights")
     with pytest.raises(errors.ArgumentError, match="weights: used outside of its strategy"):
         on_cluster.client.submit(lambda: float(made), pure=False).result()
 
 
 @pytest.mark.cluster
-def test_after_its_strategy_is_closed_it_is_of_no_use(client):
+def test_a_variable_of_a_closed_strategy_is_an_error(client):
     with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
         made = variable(strategy, 0.0)
         assert float(made) == 0
@@ -556,7 +556,7 @@ def test_an_error_of_a_function_is_raised(two):
     assert float(variable(two, partial(float, 2))) == 2
 
 
-def test_a_step_that_raises_leaves_it_of_use(two):
+def test_a_variable_is_usable_after_a_step_that_raises(two):
     made = variable(two, 0.0, aggregation="SUM")
 
     def step(x, fails):
@@ -586,7 +586,7 @@ def test_only_some_replicas_assign(two):
 # --- on a device ---
 
 
-def test_on_a_device_it_is_of_the_device(monkeypatch):
+def test_variables_of_devices_are_arrays_of_the_device(monkeypatch):
     strict = pytest.importorskip("array_api_strict")
     monkeypatch.setitem(devices.KINDS, "STRICT", ("strict_device:StrictDevice", "array_api_strict"))
     strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1"])

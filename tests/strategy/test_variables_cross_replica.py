@@ -49,7 +49,7 @@ def between(function, *args):
     return daskdist.get_replica_context().merge_call(function, args=args)
 
 
-def test_between_replicas_it_is_read_and_assigned(strategy):
+def test_merge_call_can_read_and_assign_variables(strategy):
     made = variable(strategy, {"w": np.zeros(2, np.float32), "n": 0})
 
     def merged(strategy, own, x):
@@ -71,7 +71,7 @@ def test_between_replicas_it_is_read_and_assigned(strategy):
     assert made.numpy()["w"].tolist() == expected
 
 
-def test_between_replicas_it_need_not_be_among_the_arguments(strategy):
+def test_merge_call_can_use_variables_that_are_not_arguments(strategy):
     made = variable(strategy, 1.0)
 
     def merged(strategy):
@@ -84,7 +84,7 @@ def test_between_replicas_it_need_not_be_among_the_arguments(strategy):
 
 
 @pytest.mark.parametrize("is_given", [False, True])
-def test_between_replicas_each_ones_copy_is_updated(strategy, is_given):
+def test_merge_call_updates_the_copy_of_each_replica(strategy, is_given):
     made = variable(strategy, np.zeros(2), aggregation="SUM")
 
     def merged(strategy, x, given=made):
@@ -130,7 +130,7 @@ class Kept:
         self.seen = list(seen)
 
 
-def test_between_replicas_objects_are_assigned_and_changed(strategy):
+def test_merge_call_can_assign_and_change_objects(strategy):
     made = variable(strategy, Kept)
 
     def merged(strategy, given):
@@ -216,7 +216,7 @@ def test_nested_cross_replica_calls_read_current_values(strategy, synchronizatio
 
 
 @pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
-def test_between_replicas_each_may_give_another_one(strategy, synchronization):
+def test_replicas_may_give_different_variables_to_merge_call(strategy, synchronization):
     size = strategy.num_replicas_in_sync
     options = {"synchronization": synchronization, "aggregation": "MEAN"}
     made = [variable(strategy, [1.0] * k if k else {"n": 2.0}, **options) for k in range(size)]
@@ -260,12 +260,12 @@ def test_cross_replica_calls_on_a_cluster_see_only_their_arguments(on_cluster):
 
 
 @pytest.mark.cluster
-def test_between_replicas_of_a_cluster_none_is_made(on_cluster):
+def test_a_variable_cannot_be_created_in_merge_call_on_a_cluster(on_cluster):
     with pytest.raises(RuntimeError, match=r"late: created on a worker, in a function of merge_call; create it"):
         on_cluster.local_results(on_cluster.run(between, args=(lambda _: [Variable(0.0, name="late"), 0][1],)))
 
 
-def test_between_replicas_one_of_another_strategy_is_none(two):
+def test_a_variable_of_another_strategy_is_refused_in_merge_call(two):
     other = variable(mirrored(2), 0.0, name="other")
 
     def merged(strategy):
