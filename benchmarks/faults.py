@@ -1,11 +1,12 @@
 """Passes in which workers are killed, and programs that are killed and resumed: rows lost, rows doubled, recovery.
 
-    python benchmarks/faults.py [--only NAME ...] [--size small] [--seconds N] [--json] [--check]
+    python benchmarks/faults.py [--only NAME ...] [--size small] [--seconds N] [--seed N] [--json] [--check]
 
 ``workers``: passes over 2 and 3 workers with each sharding policy, in a plain loop, in a captured function and in a
 loop on replicas; in each a random worker is killed before a random step. ``programs``: programs that are killed with
 SIGKILL at a random moment, and resumed from their checkpoint by another. ``states``: sizes of positions at 90 % of a
-pass, and the time from there to the first batch. Combinations take turns until the time is up.
+pass, and the time from there to the first batch. Combinations take turns until the time is up. Runs of a short time
+with different seeds have different faults, so that several of them are worth one long run.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Size:
         The most passes and programs.
     num_rows, num_buffered
         The rows of a dataset whose positions are measured, and of its shuffle buffer.
+    seed
+        The seed of the moments at which workers and programs are killed.
     """
 
     seconds: float = 600.0
@@ -56,6 +59,7 @@ class Size:
     num_programs: int = 100
     num_rows: int = 4_000_000
     num_buffered: int = 1_000_000
+    seed: int = 27
 
 
 SIZES: Final = {"full": Size(), "small": Size(20.0, 1, 1, 40_000, 10_000)}
@@ -124,7 +128,7 @@ def verified(client: Client, num_workers: int, dataset: Dataset, loop: Any, chan
 
 def workers(size: Size) -> Iterator[Figure]:
     """Measure passes in which a worker is killed."""
-    chance, end = random.Random(27), time.monotonic() + size.seconds
+    chance, end = random.Random(size.seed), time.monotonic() + size.seconds
     combinations = list(itertools.product((2, 3), _POLICIES, _LOOPS))
     if size.num_passes < len(combinations):
         combinations = [(2, "DATA", loop) for loop in _LOOPS]
@@ -226,7 +230,7 @@ def killed_program(address: str, chance: random.Random) -> Counter[int]:
 
 def programs(size: Size) -> Iterator[Figure]:
     """Measure programs that are killed, and resumed by others."""
-    chance, end, expected = random.Random(27), time.monotonic() + size.seconds, Counter(range(_ROWS))
+    chance, end, expected = random.Random(size.seed), time.monotonic() + size.seconds, Counter(range(_ROWS))
     num_lost = num_doubled = num_killed = 0
     with LocalCluster(
         n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
@@ -284,6 +288,7 @@ BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
 def main(argv: list[str] | None = None) -> int:
     parser = arguments(__doc__, BENCHMARKS, SIZES)
     parser.add_argument("--seconds", type=float, help="the time for passes with killed workers, and for programs")
+    parser.add_argument("--seed", type=int, help="the seed of the moments at which workers and programs are killed")
     parser.add_argument("--program", nargs=2, metavar=("DIRECTORY", "ADDRESS"), help="be the program that is killed")
     options = parser.parse_args(argv)
     if options.program is not None:
@@ -292,6 +297,8 @@ def main(argv: list[str] | None = None) -> int:
     size = SIZES[options.size]
     if options.seconds is not None:
         size = replace(size, seconds=options.seconds)
+    if options.seed is not None:
+        size = replace(size, seed=options.seed)
     return report(measured(BENCHMARKS, options.only or BENCHMARKS, size), size, options)
 
 
