@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from daskdist.core.array_pool import NUMBERS
 from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
@@ -30,8 +29,11 @@ CHEAP_BYTES: Final = 2**18
 
 # Allocates an array of a shape and a dtype without setting its values, as `numpy.empty` does.
 Empty = Callable[[tuple[int, ...], Any], Any]
-# With at most this many intervals, such as the ends of two blocks that make up a batch, each is copied by itself.
+# With at most this many intervals, such as the ends of two blocks that make up a batch, each is copied by itself; so it
+# is if there are this many bytes in each, of several blocks. Rows of fewer bytes take as long as rows of 64.
 _FEW_INTERVALS: Final = 3
+_MANY_BYTES: Final = 2048
+_FEW_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +230,15 @@ def _gather_columns(
 ) -> Block:
     first = blocks[0]
     if isinstance(rows, RowIntervals):
-        return _copied_intervals(blocks, rows, label, empty)
+        row_bytes = max(first.nbytes // max(len(first), 1), _FEW_BYTES)
+        are_long = len(blocks) > 1 and rows.bounds[-1] * row_bytes >= _MANY_BYTES * len(rows.starts)
+        if are_long or len(rows.starts) <= _FEW_INTERVALS:
+            return _copied_intervals(blocks, rows, label, empty)
+        block_index, rows = rows.row_block_index, rows.rows
     if isinstance(rows, range):
         return _block_like(first, [leaf[rows.start : rows.stop] for leaf in first.leaves], label, empty)
     if block_index is None or len(blocks) == 1:
         return _block_like(first, [_taken(leaf, rows, empty) for leaf in first.leaves], label, empty)
-    intervals = _intervals(rows, block_index, 2 * len(blocks))
-    if intervals is not None:
-        return _copied_intervals(blocks, intervals, label, empty)
     wholes = [_whole(column, len(rows)) for column in zip(*[block.leaves for block in blocks], strict=True)]
     if None not in wholes:
         return _block_like(first, _of_wholes(wholes, rows, block_index, empty), label, empty)
@@ -244,10 +247,6 @@ def _gather_columns(
     for place, at in places_by_value(block_index):
         order.append(at)
         parts.append((blocks[place].leaves, rows[at], len(at)))
-    if all(_is_consecutive(part_rows) for _, part_rows, _ in parts):
-        # The blocks alternate, and the rows of each are consecutive: they are written to their final places directly.
-        interleaved = [_interleaved(number, parts, order, empty) for number in range(len(first.leaves))]
-        return _block_like(first, interleaved, label, empty)
     places = np.concatenate(order)
     inverse = None
     if not _is_consecutive(places):
@@ -317,14 +316,11 @@ def _taken(leaf: Any, rows: Index, empty: Empty | None) -> Any:
 
 
 def _copied_intervals(blocks: Sequence[Block], intervals: RowIntervals, label: str, empty: Empty | None) -> Block:
+    starts, lengths = intervals.starts.tolist(), np.diff(intervals.bounds).tolist()
+    cuts = [(k, slice(n, n + m)) for k, n, m in zip(intervals.block_index.tolist(), starts, lengths, strict=True)]
     columns = zip(*[block.leaves for block in blocks], strict=True)
-    if len(intervals.starts) <= _FEW_INTERVALS:
-        starts, lengths = intervals.starts.tolist(), np.diff(intervals.bounds).tolist()
-        cuts = [(k, slice(n, n + m)) for k, n, m in zip(intervals.block_index.tolist(), starts, lengths, strict=True)]
-        joined = [_concatenated([column[place][cut] for place, cut in cuts], empty) for column in columns]
-        return _block_like(blocks[0], joined, label, empty)
-    series = _in_series(intervals)
-    return _block_like(blocks[0], [_copied_series(column, series, empty) for column in columns], label, empty)
+    joined = [_concatenated([column[place][cut] for place, cut in cuts], empty) for column in columns]
+    return _block_like(blocks[0], joined, label, empty)
 
 
 def _views(blocks: Sequence[Rows], picks: Picks, empty: Empty | None) -> Bundle | None:
@@ -370,87 +366,8 @@ def _concatenated(parts: Sequence[Any], empty: Empty | None) -> Any:
     return np.concatenate(parts, out=_empty((sum(map(len, parts)), *first.shape[1:]), first.dtype, empty))
 
 
-class _Series(NamedTuple):
-    # Intervals of one block that are equally long and equally spaced, such as a replica's rows of each batch.
-    place: int
-    start: int
-    length: int
-    times: int
-    step: int
-
-    def of(self, leaf: Any) -> Any:
-        """Return a view of the rows of one leaf, of shape ``(times, length, ...)``."""
-        rows = leaf[self.start :]
-        if self.times == 1:
-            return rows[None, : self.length]
-        shape, strides = leaf.shape[1:], leaf.strides
-        return as_strided(rows, (self.times, self.length, *shape), (self.step * strides[0], *strides), writeable=False)
-
-
-def _in_series(intervals: RowIntervals) -> list[_Series]:
-    block_index, starts, lengths = intervals.block_index, intervals.starts, np.diff(intervals.bounds)
-    steps = np.diff(starts)
-    goes_on = (steps > 0) & (block_index[1:] == block_index[:-1]) & (lengths[1:] == lengths[:-1])
-    # A change of the step after a continued interval starts another series.
-    goes_on[1:] &= ~goes_on[:-1] | (steps[1:] == steps[:-1])
-    first = np.flatnonzero(np.concatenate([[True], ~goes_on]))
-    counts = np.diff(first, append=len(starts))
-    columns = (block_index[first], starts[first], lengths[first], counts, np.append(steps, 0)[first])
-    return list(map(_Series, *[column.tolist() for column in columns]))
-
-
-def _copied_series(column: Sequence[Any], series: Sequence[_Series], empty: Empty | None) -> Any:
-    # Copy the rows of some intervals of one leaf, given for all blocks, one after the other: one copy per series.
-    first = column[0]
-    if isinstance(first, Ragged) or first.dtype.kind not in NUMBERS:
-        # Ragged arrays and arrays of objects or text do not support strided views.
-        starts = [
-            (intervals, intervals.start + number * intervals.step)
-            for intervals in series
-            for number in range(intervals.times)
-        ]
-        return concat([column[intervals.place][start : start + intervals.length] for intervals, start in starts])
-    rows = _empty(
-        (sum(intervals.times * intervals.length for intervals in series), *first.shape[1:]), first.dtype, empty
-    )
-    end = 0
-    for intervals in series:
-        begin, end = end, end + intervals.times * intervals.length
-        rows[begin:end].reshape(intervals.times, intervals.length, *first.shape[1:])[...] = intervals.of(
-            column[intervals.place]
-        )
-    return rows
-
-
 def _is_consecutive(index: Index) -> bool:
     return int(index[-1]) - int(index[0]) == len(index) - 1 and bool((np.diff(index) == 1).all())
-
-
-def _interleaved(
-    number: int, parts: Sequence[tuple[Leaves, Index, int]], order: Sequence[Index], empty: Empty | None
-) -> Any:
-    # Copy one leaf: consecutive rows of each block to the places in ``order``.
-    columns = [leaves[number][int(rows[0]) : int(rows[0]) + count] for leaves, rows, count in parts]
-    num_rows = sum(map(len, columns))
-    if isinstance(columns[0], Ragged):
-        inverse = np.empty(num_rows, np.intp)
-        inverse[np.concatenate(order)] = np.arange(num_rows)
-        return Ragged.concat(columns).take(inverse)
-    out = _empty((num_rows, *columns[0].shape[1:]), columns[0].dtype, empty)
-    for at, column in zip(order, columns, strict=True):
-        step = int(at[1] - at[0]) if len(at) > 1 else 1
-        is_regular = int(at[-1]) - int(at[0]) == step * (len(at) - 1) and bool((np.diff(at) == step).all())
-        out[slice(int(at[0]), int(at[-1]) + 1, step) if is_regular else at] = column
-    return out
-
-
-def _intervals(rows: Index, block_index: Index, at_most: int) -> RowIntervals | None:
-    # Return the rows as intervals; None if there would be ``at_most`` or more.
-    starts = np.flatnonzero((rows[1:] != rows[:-1] + 1) | (block_index[1:] != block_index[:-1])) + 1
-    if len(starts) >= at_most:
-        return None
-    starts = np.concatenate([[0], starts])
-    return RowIntervals(block_index[starts], rows[starts], np.append(starts, len(rows)))
 
 
 def _gather_items(blocks: Sequence[Rows], picks: Picks) -> list[Leaves]:
