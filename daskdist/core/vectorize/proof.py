@@ -87,7 +87,7 @@ def _signature(value: Any, name: str) -> Any:
 
 def _tried(rules: Rules, name: str, native: Callable[..., Any], rule: Rule, args: Any, options: Any) -> str | None:
     size = max([1, *[tracer.size for tracer in _tracers([args, options])]])
-    num_rows = max(_FEWEST_ROWS, (_NUM_ROUNDED if rules.is_rounded(name) else _NUM_VALUES) // size)
+    num_rows = max(_FEWEST_ROWS, (_NUM_ROUNDED if name in rules.rounded else _NUM_VALUES) // size)
     trace = Trace(num_rows, rules, None)
     # A fixed seed, so that the decision is the same in similar processes.
     made_up = _MadeUp(trace, np.random.default_rng(0), name)

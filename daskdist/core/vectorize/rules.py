@@ -7,7 +7,7 @@ for some of them. It must not depend on values, unless it raises `Flagged` for t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from daskdist.core.vectorize.tracer import (
     NAMES,
     Flagged,
     Rule,
+    Rules,
     Trace,
     Tracer,
     column_of,
@@ -450,33 +451,6 @@ _ON_REDUCE: Final = {ufunc: _reduction(ufunc.reduce, name, axis=0) for ufunc, na
 _OF_SHAPES: Final = frozenset({np.shape, np.ndim, np.size, np.zeros_like, np.ones_like, np.full_like})
 
 
-class Table:
-    """The lookup of the rules above."""
-
-    def method(self, name: str) -> Rule | None:
-        return _METHODS.get(name)
-
-    def function(self, function: Any) -> Rule | None:
-        return FUNCTIONS.get(function)
-
-    def constant(self, function: Any, args: Any, options: Any) -> Any:
-        if function not in _OF_SHAPES or holds_tracer([*args[1:], *options.values()]):
-            return NotImplemented
-        return function(*row_of(tuple(args)), **options)
-
-    def ufunc(self, ufunc: Any, method: str, options: Mapping[str, Any]) -> Rule | None:
-        if method == "reduce":
-            return _ON_REDUCE.get(ufunc)
-        return None if method != "__call__" or options.keys() - {"dtype"} else _ON_UFUNCS.get(ufunc)
-
-    def operator(self, function: Any) -> Rule | None:
-        return _OPERATORS.get(function)
-
-    def is_rounded(self, name: str) -> bool:
-        return name in ROUNDED
-
-    def index(self) -> Rule:
-        return _index
-
-
-RULES: Final = Table()
+RULES: Final = Rules(
+    _METHODS, FUNCTIONS, _OPERATORS, _ON_UFUNCS, _ON_REDUCE, index=_index, of_shapes=_OF_SHAPES, rounded=ROUNDED
+)

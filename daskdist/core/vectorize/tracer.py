@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Protocol
 
@@ -196,48 +197,53 @@ def _strides(array: Any) -> list[int]:
     return [stride for stride, size in zip(array.strides, array.shape, strict=True) if size != 1]
 
 
-class Rules(Protocol):
-    """The lookup of rules by the called object."""
+@dataclass(frozen=True)
+class Rules:
+    """The rules of operations.
 
-    def method(self, name: str) -> Rule | None:
-        """Return the rule of a method of arrays, or None."""
+    Parameters
+    ----------
+    methods
+        By the name of the method of arrays.
+    functions, operators
+        By the NumPy function, or the function of the module ``operator``.
+    ufuncs, reductions
+        Of a ufunc, and of its method ``reduce``.
+    index
+        The rule of ``x[key]``.
+    of_shapes
+        NumPy functions whose results depend on shapes only.
+    rounded
+        The names of operations with rounded results.
+    """
 
-    def function(self, function: Any) -> Rule | None:
-        """Return the rule of a NumPy function, or None."""
-
-    def constant(self, function: Any, args: Any, options: Any) -> Any:
-        """Return the result of a NumPy function that depends on shapes only, or NotImplemented."""
-
-    def ufunc(self, ufunc: Any, method: str, options: Mapping[str, Any]) -> Rule | None:
-        """Return the rule of a ufunc or of one of its methods, or None."""
-
-    def operator(self, function: Any) -> Rule | None:
-        """Return the rule of a function of the module ``operator``, or None."""
-
-    def is_rounded(self, name: str) -> bool:
-        """Return whether the results of an operation are rounded."""
-
-    def index(self) -> Rule:
-        """Return the rule of ``x[key]``."""
+    methods: Mapping[str, Rule]
+    functions: Mapping[Any, Rule]
+    operators: Mapping[Any, Rule]
+    ufuncs: Mapping[Any, Rule]
+    reductions: Mapping[Any, Rule]
+    index: Rule
+    of_shapes: frozenset[Any]
+    rounded: frozenset[str]
 
 
 class Method:
     """A bound method of a tracer."""
 
-    __slots__ = ("name", "tracer")
+    __slots__ = ("_name", "_tracer")
 
     def __init__(self, tracer: Tracer, name: str) -> None:
-        self.tracer = tracer
-        self.name = name
+        self._tracer = tracer
+        self._name = name
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        name, trace = self.name, self.tracer._trace
-        rule = trace.rules.method(name)
+        name, trace = self._name, self._tracer._trace
+        rule = trace.rules.methods[name]
         return trace.apply(
             name,
             lambda row, *args, **options: getattr(row, name)(*args, **options),
-            rule,  # type: ignore[arg-type]
-            (self.tracer, *args),
+            rule,
+            (self._tracer, *args),
             options,
         )
 
@@ -246,7 +252,7 @@ def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callabl
     def operate(self: Tracer, *other_operands: Any) -> Any:
         operands = (*other_operands, self) if swapped else (self, *other_operands)
         trace = self._trace
-        rule = trace.rules.operator(function)
+        rule = trace.rules.operators.get(function)
         name = NAMES.get(function, function.__name__)
         if rule is None:
             raise trace.fail(f"it calls {name}, for which there is no rule")
@@ -335,10 +341,10 @@ class Tracer:
     def __getitem__(self, key: Any) -> Any:
         if any(map(holds_tracer, key if type(key) is tuple else (key,))):
             raise self._trace.fail("it looks up a place that depends on the values")
-        return self._trace.apply("index", operator.getitem, self._trace.rules.index(), (self, key), {})
+        return self._trace.apply("index", operator.getitem, self._trace.rules.index, (self, key), {})
 
     def __getattr__(self, name: str) -> Any:
-        if self._trace.rules.method(name) is not None:
+        if name in self._trace.rules.methods:
             return Method(self, name)
         if hasattr(self.__class__, name):
             raise self._trace.fail(REFUSED["__array__"] if name.startswith("__array_") else f"it uses .{name}")
@@ -348,7 +354,8 @@ class Tracer:
         trace = self._trace
         if "out" in options:
             raise trace.fail("it changes an array in place")
-        rule = trace.rules.ufunc(ufunc, method, options)
+        rules = {"__call__": trace.rules.ufuncs, "reduce": trace.rules.reductions}.get(method, {})
+        rule = None if method == "__call__" and options.keys() - {"dtype"} else rules.get(ufunc)
         if rule is None:
             name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
             with_options = f" with {', '.join(options)}" if options else ""
@@ -357,10 +364,10 @@ class Tracer:
         return trace.apply(ufunc.__name__, native, rule, inputs, options)
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
-        constant = self._trace.rules.constant(function, args, options)
-        if constant is not NotImplemented:
-            return constant
-        rule = self._trace.rules.function(function)
+        rules = self._trace.rules
+        if function in rules.of_shapes and not holds_tracer([*args[1:], *options.values()]):
+            return function(*row_of(tuple(args)), **options)
+        rule = rules.functions.get(function)
         if rule is None:
             raise self._trace.fail(f"it calls {function.__name__}, for which there is no rule")
         return self._trace.apply(function.__name__, function, rule, tuple(args), dict(options))
