@@ -219,23 +219,38 @@ class TryEach:
                 return self.function(rows)
             except Exception as failure:
                 error = failure
-        results = _Made(rows.label)
-        for index in range(len(rows)):
-            failed = _failed_at(rows, index)
-            if failed is None:
-                try:
-                    results.add(self.function(rows.slice(index, index + 1)))
-                except _OtherStructureError as other:
-                    failed = FailedElement(error or other)
-                except Exception as failure:
-                    # The first failing element caused the failure of all, whose error names the block.
-                    failed = FailedElement(failure if error is None or results.has_failed else error)
-            if failed is not None:
-                results.items += [failed] * (1 if self.factor is None else self.factor)
-        if error is not None and not results.has_failed:
-            # The function fails only for several elements together.
-            raise error
-        return results.rows(rows)
+        return _of_each(rows, self.function, error, 1 if self.factor is None else self.factor)
+
+
+def _of_each(rows: Rows, function: Callable[[Rows], Rows], error: Exception | None, factor: int = 1) -> Rows:
+    """Return the results of a function for each element by itself.
+
+    Parameters
+    ----------
+    rows, function
+        The elements, and the function.
+    error
+        The error for all elements together; None if it was not called, because some failed before.
+    factor
+        The number of failed elements for each that fails.
+    """
+    results = _Made(rows.label)
+    for index in range(len(rows)):
+        failed = _failed_at(rows, index)
+        if failed is None:
+            try:
+                results.add(function(rows.slice(index, index + 1)))
+            except _OtherStructureError as other:
+                failed = FailedElement(error or other)
+            except Exception as failure:
+                # The first failing element caused the failure of all, whose error names the block.
+                failed = FailedElement(failure if error is None or results.has_failed else error)
+        if failed is not None:
+            results.items += [failed] * factor
+    if error is not None and not results.has_failed:
+        # The function fails only for several elements together.
+        raise error
+    return results.rows(rows)
 
 
 class _OtherStructureError(DaskdistError):
@@ -322,29 +337,19 @@ class TryEachCarried:
     function: Callable[[Rows, Any], tuple[Rows, Any]]
 
     def __call__(self, rows: Rows, carried: Any) -> tuple[Rows, Any]:
+        error = None
         if not _has_failed(rows):
             try:
                 return self.function(rows, carried)
             except Exception as failure:
                 error = failure
-        else:
-            error = None
-        results = _Made(rows.label)
-        for index in range(len(rows)):
-            failed = _failed_at(rows, index)
-            if failed is None:
-                try:
-                    part, carried = self.function(rows.slice(index, index + 1), carried)
-                    results.add(part)
-                except _OtherStructureError as other:
-                    failed = FailedElement(error or other)
-                except Exception as failure:
-                    failed = FailedElement(failure)
-            if failed is not None:
-                results.items.append(failed)
-        if error is not None and not results.has_failed:
-            raise error
-        return results.rows(rows), carried
+
+        def of_one(row: Rows) -> Rows:
+            nonlocal carried
+            part, carried = self.function(row, carried)
+            return part
+
+        return _of_each(rows, of_one, error), carried
 
 
 def type_and_arguments(error: Exception) -> tuple[type[Exception], tuple[Any, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from daskdist.core.primitive import (
 )
 from daskdist.core.structure import LONE, Leaves
 from daskdist.errors import FileError
+
+_R = TypeVar("_R")
 
 
 def skip_errors(primitive: Primitive) -> Primitive:
@@ -99,6 +101,17 @@ def _note(where: str, error: Exception, file: str = "") -> Skipped:
     return Skipped(where, f"{type(error).__name__}: {error}", file)
 
 
+def _of_each(rows: Rows, function: Callable[[Rows], _R]) -> tuple[list[_R], list[Skipped]]:
+    # Return the results of a function for each element by itself, and notes of those for which it fails.
+    results, notes = [], []
+    for index in range(len(rows)):
+        try:
+            results.append(function(rows.slice(index, index + 1)))
+        except Exception as error:
+            notes.append(_note(rows.where(index), error))
+    return results, notes
+
+
 @dataclass(frozen=True)
 class SkipErrorsCompute:
     """A function of rows, which is called for each element if it fails for all together."""
@@ -109,12 +122,7 @@ class SkipErrorsCompute:
         try:
             return self.function(rows)
         except Exception:
-            parts, notes = [], []
-            for index in range(len(rows)):
-                try:
-                    parts.append(self.function(rows.slice(index, index + 1)))
-                except Exception as error:
-                    notes.append(_note(rows.where(index), error))
+            parts, notes = _of_each(rows, self.function)
             return with_skipped(merge(parts, rows), notes)
 
 
@@ -180,14 +188,13 @@ class SkipErrorsChain:
         try:
             return self.function(rows, carried)
         except Exception:
-            parts, notes = [], []
-            for index in range(len(rows)):
-                try:
-                    part, carried = self.function(rows.slice(index, index + 1), carried)
-                except Exception as error:
-                    notes.append(_note(rows.where(index), error))
-                else:
-                    parts.append(part)
+
+            def of_one(row: Rows) -> Rows:
+                nonlocal carried
+                part, carried = self.function(row, carried)
+                return part
+
+            parts, notes = _of_each(rows, of_one)
             return with_skipped(merge(parts, rows), notes), carried
 
 
@@ -202,16 +209,9 @@ class SkipErrorsFact:
         try:
             return self._of(rows)
         except Exception:
-            parts, facts, notes = [], [], []
-            for index in range(len(rows)):
-                try:
-                    part, fact = self._of(rows.slice(index, index + 1))
-                except Exception as error:
-                    notes.append(_note(rows.where(index), error))
-                else:
-                    parts.append(part)
-                    facts.append(fact)
-            return with_skipped(merge(parts, rows), notes), _joined(facts)
+            results, notes = _of_each(rows, self._of)
+            parts = [part for part, _ in results]
+            return with_skipped(merge(parts, rows), notes), _joined([fact for _, fact in results])
 
     def _of(self, rows: Rows) -> tuple[Rows, Any]:
         return self.function(rows) if self.makes_rows else (rows, self.function(rows))
