@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from daskdist.core.spec import ElementSpec
+from daskdist.display.html import Box, PageTable, Section, page
 from daskdist.display.plan import count, table
 from daskdist.display.preview import Preview
 from daskdist.display.values import Summary
@@ -43,9 +44,19 @@ class Description:
     def __repr__(self) -> str:
         if not self._columns:
             return count(self.num_elements, "element")
-        heading = ("", *(name for values in list(self._columns.values())[:1] for name in values))
-        rows = [(name, *map(_number, values.values())) for name, values in self._columns.items()]
-        return f"{count(self.num_elements, 'element')}\n{table([heading, *rows])}"
+        heading, *rows = self._table
+        return f"{count(self.num_elements, 'element')}\n{table([('', *heading[1:]), *rows])}"
+
+    def _repr_html_(self) -> str | None:
+        heading, *rows = self._table
+        boxes = [[Box(name, is_code=True), *(Box(value, "number") for value in values)] for name, *values in rows]
+        shown = PageTable([Box(heading[0]), *(Box(name, "number") for name in heading[1:])], boxes)
+        return page("Dataset", [count(self.num_elements, "element")], [Section("table", shown)] if rows else [])
+
+    @property
+    def _table(self) -> list[tuple[str, ...]]:
+        heading = ("column", *(name for values in list(self._columns.values())[:1] for name in values))
+        return [heading, *((name, *map(_number, values.values())) for name, values in self._columns.items())]
 
 
 class Head(list[Any]):
