@@ -165,7 +165,7 @@ def _frugal_clusters() -> Iterator[None]:
     left_open = [cluster for cluster in SpecCluster._instances if cluster.status is Status.running]
     for cluster in left_open:
         cluster.close(timeout=10)
-    assert not left_open, "a test left these open"
+    assert not left_open, "a test left these objects open"
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ def test_waits_have_limits():
                 waits[file, f"{receiver}.{call.func.attr}"] = call.lineno
     unlisted = {place: line for place, line in waits.items() if place not in listed}
     assert not unlisted, "give these a limit and a name with daskdist.waiting.stretches, or list them with a reason"
-    assert not listed - set(waits), "these are listed, and wait no longer"
+    assert not listed - set(waits), "remove these from the list, as they wait no longer"
 
 
 def test_a_wait_without_limit_is_seen():

@@ -139,7 +139,7 @@ class BackendLaws:
             program.backend.finish()
             check(all(map(program.backend.is_done, later)), "after finish")
 
-    def test_a_failure_is_raised_where_it_is_looked_at(self) -> None:
+    def test_a_failure_is_raised_when_it_is_read(self) -> None:
         for look in ("result", "results", "see"):
             with _Program(self) as program:
                 error = program.error_of(lambda program=program: program.run(_fail, "no such label"), look)  # type: ignore[misc]
@@ -151,7 +151,7 @@ class BackendLaws:
             program.error_of(lambda: program.run(_fail, "no such label"))
             check(program.results(program.run(_total, np.ones(3))) == [3.0] * program.size, "after a failure")
 
-    def test_what_depends_on_a_failure_fails_with_it(self) -> None:
+    def test_calls_that_depend_on_a_failure_fail_with_it(self) -> None:
         with _Program(self) as program:
             key = _new_key()
             error = program.error_of(
@@ -165,7 +165,7 @@ class BackendLaws:
             (notes, *_) = program.results(program.run(_note, key, 1, 0.0))
             check(notes == [1], f"a function was called with what failed: {notes}")
 
-    def test_a_failure_that_nobody_can_look_at_is_raised_once(self) -> None:
+    def test_an_unreadable_failure_is_raised_once(self) -> None:
         for ask in ("raise_unseen", "finish"):
             with _Program(self) as program:
 
@@ -185,7 +185,7 @@ class BackendLaws:
 
     # --- back-pressure ---
 
-    def test_few_steps_are_under_way(self) -> None:
+    def test_the_number_of_steps_in_flight_is_limited(self) -> None:
         with dask.config.set({"daskdist.max-steps-in-flight": _MOST_IN_FLIGHT}), _Program(self) as program:
             key, calls = _new_key(), []
             for number in range(5 * _MOST_IN_FLIGHT):
@@ -196,7 +196,7 @@ class BackendLaws:
 
     # --- status ---
 
-    def test_status_is_of_all_workers_and_counts_steps(self) -> None:
+    def test_status_covers_all_workers_and_counts_steps(self) -> None:
         with _Program(self) as program:
             for number in range(3):
                 workers = program.backend.status(program.group)
@@ -214,7 +214,7 @@ class BackendLaws:
 
     # --- drop and close ---
 
-    def test_results_that_are_dropped_are_dropped_where_they_were(self) -> None:
+    def test_dropped_results_are_dropped_on_their_workers(self) -> None:
         for num_bytes in (0, 2**20):
             with _Program(self) as program:
                 key = _new_key()
@@ -229,7 +229,7 @@ class BackendLaws:
                 del second
                 self._eventually(program, key, lambda number: not number)
 
-    def test_variables_are_forgotten_after_the_calls_before(self) -> None:
+    def test_variables_are_dropped_after_earlier_calls(self) -> None:
         with _Program(self) as program:
             variable = _FakeVariable(next(_numbers))
             program.results(program.run(_keep, variable))
@@ -242,7 +242,7 @@ class BackendLaws:
 
     # --- lost workers ---
 
-    def test_without_a_loss_the_replicas_stay(self) -> None:
+    def test_replicas_stay_without_a_loss(self) -> None:
         with _Program(self) as program:
             check(not program.backend.in_doubt, "nothing failed, and workers are in doubt")
             check(

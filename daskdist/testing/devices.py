@@ -40,7 +40,7 @@ class DeviceLaws:
         """Return a device that is present."""
         raise NotImplementedError
 
-    def test_arrays_come_back_as_they_went(self) -> None:
+    def test_get_returns_what_was_put(self) -> None:
         here = self.make_device()
         for what, array in _ARRAYS.items():
             back = here.get(here.put(array))
@@ -54,13 +54,13 @@ class DeviceLaws:
         array.flags.writeable = False
         check(np.array_equal(here.get(here.put(array)), array), "a read-only array did not arrive")
 
-    def test_put_leaves_the_array(self) -> None:
+    def test_put_does_not_change_the_array(self) -> None:
         here = self.make_device()
         array = np.arange(4.0)
         here.put(array)
         check(np.array_equal(array, np.arange(4.0)), "put changed the array it was given")
 
-    def test_empty_is_as_asked_for(self) -> None:
+    def test_empty_has_the_requested_shape_and_dtype(self) -> None:
         here = self.make_device()
         for shape in ((), (0, 2), (3, 2)):
             for dtype in (np.float32, np.int64, np.bool_):
@@ -70,14 +70,14 @@ class DeviceLaws:
                     f"empty({shape}, {dtype}) gave {result.dtype}{result.shape}",
                 )
 
-    def test_namespace_computes_on_it(self) -> None:
+    def test_namespace_computes_on_the_device(self) -> None:
         here = self.make_device()
         array = here.put(np.arange(6.0).reshape(3, 2))
         with here.using():
             total = here.get(here.namespace.sum(array, axis=0))
         check(np.array_equal(total, [6.0, 9.0]), f"the namespace's sum gave {total}")
 
-    def test_get_gives_what_is_not_in_one_piece(self) -> None:
+    def test_get_returns_views_with_gaps(self) -> None:
         here = self.make_device()
         array = np.arange(6.0).reshape(3, 2)
         turned = here.put(array).T
@@ -113,7 +113,7 @@ class DeviceLaws:
         back = on_host(array)
         check(type(back) is np.ndarray and np.array_equal(back, np.arange(3)), f"on_host gave {back!r}")
 
-    def test_what_it_lacks_is_refused(self) -> None:
+    def test_missing_dtypes_are_refused(self) -> None:
         here = self.make_device()
         for array in _NUMBERS:
             check(not here.lacks(array.dtype), f"{name_of(here)} lacks {array.dtype}")
@@ -176,7 +176,7 @@ class DeviceLaws:
         gc.collect()
         check(here.is_host or not here.is_pinned(np.zeros(1 << 25, np.uint8)), "another array is pinned")
 
-    def test_copies_are_there_once_waited_for(self) -> None:
+    def test_copies_are_complete_after_waiting(self) -> None:
         here = self.make_device()
         rng = np.random.default_rng(0)
         stream, other = here.stream(), here.stream()
@@ -201,7 +201,7 @@ class DeviceLaws:
             back[:] = here.get(target)
             check(bool((back == value).all()), "copies in one stream are not done one after the other")
 
-    def test_rows_are_taken(self) -> None:
+    def test_take_copies_rows(self) -> None:
         here = self.make_device()
         source = np.arange(24, dtype=np.float32).reshape(6, 4)
         numbers = np.array([5, 0, 0, 3], np.int32)
@@ -212,7 +212,7 @@ class DeviceLaws:
         expected = np.concatenate([source[numbers], np.zeros((1, 4), np.float32)])
         check(np.array_equal(result, expected), f"taking rows {numbers.tolist()} gave {result}")
 
-    def test_copies_are_of_as_many_bytes(self) -> None:
+    def test_copies_of_unequal_sizes_are_refused(self) -> None:
         here = self.make_device()
         try:
             here.copy(here.pinned(8), here.empty((4,), np.uint8), here.stream())
@@ -221,7 +221,7 @@ class DeviceLaws:
         else:
             check(False, "eight bytes were copied to four")
 
-    def test_orders_are_those_of_the_host(self) -> None:
+    def test_orders_equal_those_of_the_host(self) -> None:
         here = self.make_device()
         for length in (5, 2**18, 2**18 + 1, 10**6 + 3, 2**33 + 12345, 2**62):
             order = Permutation(length, np.random.default_rng(length), 2**16)
@@ -279,7 +279,7 @@ class DeviceLaws:
         result = here.get(shared)
         check(np.array_equal(result, [[7, 1, 2], [3, 4, 5]]), f"from_dlpack does not share memory: {result}")
 
-    def test_memory_that_is_lent_comes_back_with_its_last_view(self) -> None:
+    def test_lent_memory_is_returned_with_its_last_view(self) -> None:
         here = self.make_device()
         back: list[int] = []
         lent = here.lend(64, lambda memory: back.append(1))
@@ -306,7 +306,7 @@ class DeviceLaws:
         gc.collect()
         check(back == [1], "no bytes did not come back")
 
-    def test_memory_that_came_back_can_be_had_once_nobody_keeps_it(self) -> None:
+    def test_returned_memory_is_free_when_nothing_refers_to_it(self) -> None:
         here = self.make_device()
         kept: list[Any] = []
         lent = here.lend(1 << 16, kept.append)
@@ -326,7 +326,7 @@ class DeviceLaws:
         result = np.asarray(kept[0]) if hasattr(kept[0], "__array_interface__") else here.get(kept[0])
         check(bool((result == 7).all()), "memory that is kept was had by others")
 
-    def test_memory_is_told(self) -> None:
+    def test_memory_in_use_is_reported(self) -> None:
         here = self.make_device()
         held = here.held_bytes()
         array = here.put(np.zeros(1 << 20, np.uint8))
@@ -338,7 +338,7 @@ class DeviceLaws:
         if not here.is_host:
             check(here.held_bytes() <= held, f"{here.held_bytes()} bytes are held where {held} were before")
 
-    def test_too_much_is_out_of_memory(self) -> None:
+    def test_too_large_requests_raise_out_of_memory(self) -> None:
         here = self.make_device()
         if here.is_host:
             # Hosts overcommit memory.
@@ -350,7 +350,7 @@ class DeviceLaws:
             return
         check(False, f"{4 * total} bytes were given out of {total}")
 
-    def test_says_what_it_is(self) -> None:
+    def test_description_and_missing_are_valid(self) -> None:
         here = self.make_device()
         check(here.missing() is None, f"{name_of(here)} is missing: {here.missing()}")
         check_present([here])

@@ -152,7 +152,7 @@ class DistributionLaws:
         for dataset, strategy, outcome in self.outcomes():
             check_rows(dataset, strategy, outcome)
 
-    def test_pieces_are_of_the_rule(self) -> None:
+    def test_pieces_have_the_documented_sizes(self) -> None:
         for _, _, outcome in self.outcomes():
             check_pieces(outcome)
 
@@ -165,7 +165,7 @@ class DistributionLaws:
         for _, _, outcome in self.outcomes():
             check_cardinality(outcome)
 
-    def test_element_spec_fits_what_is_given(self) -> None:
+    def test_element_spec_fits_the_elements(self) -> None:
         for _, _, outcome in self.outcomes():
             check_spec(outcome)
 

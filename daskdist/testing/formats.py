@@ -53,13 +53,13 @@ class FormatLaws:
         if form.is_splittable:
             check(any(len(splits) > 1 for splits in _splits(form, files)), "write a file of several splits")
 
-    def test_splits_are_the_file_once(self, tmp_path: Path) -> None:
+    def test_splits_cover_the_file_once(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
         for (path, rows), splits in zip(files.items(), _splits(form, files), strict=True):
             elements = [element for split in splits for element in form.read(split).elements()]
             same_elements(elements, rows, f"{path}: its splits in order")
 
-    def test_splits_of_any_size_are_the_file_once(self, tmp_path: Path) -> None:
+    def test_splits_of_any_size_cover_the_file_once(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
         for split_bytes in (1, 7, 64, 1000):
             with dask.config.set({"daskdist.split-bytes": split_bytes}):
@@ -70,7 +70,7 @@ class FormatLaws:
                 elements = [element for part in reversed(parts) for element in part]
                 same_elements(elements, rows, f"{path}: its splits of {split_bytes} bytes, read from the last on")
 
-    def test_guesses_its_own(self, tmp_path: Path) -> None:
+    def test_guess_recognises_its_files(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
         for path in files:
             if isinstance(form, DirectoryFormat) and Path(path).is_dir():
@@ -139,7 +139,7 @@ class FormatLaws:
         )
         _refuses(lambda: list(dataset), str(damaged))
 
-    def test_splits_say_what_they_are(self, tmp_path: Path) -> None:
+    def test_splits_have_valid_descriptions(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
         listed = _splits(form, files)
         for number, (path, splits) in enumerate(zip(files, listed, strict=True)):
@@ -182,7 +182,7 @@ class FormatLaws:
             for split, block in zip(splits, pool.map(form.read, splits), strict=True):
                 same_elements(list(block.elements()), expected[split.label], f"{split.label}: read in a thread")
 
-    def test_reads_after_a_journey(self, tmp_path: Path) -> None:
+    def test_unpickled_formats_and_splits_read_the_same(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
         for split in (split for splits in _splits(form, files) for split in splits):
             unpickled, moved = pickle.loads(pickle.dumps((form, split)))
@@ -196,7 +196,7 @@ class FormatLaws:
         path = str(tmp_path / "not-there")
         _refuses(lambda: self.make_format().spec(path), path)
 
-    def test_file_gone_since_is_a_file_error(self, tmp_path: Path) -> None:
+    def test_removed_file_is_a_file_error(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
         path, split = next(
             (path, splits[0]) for path, splits in zip(files, _splits(form, files), strict=True) if splits

@@ -121,7 +121,7 @@ class NodeLaws:
             check(_token(copy) == _token(node), f"{node}: a pickled copy has another token")
             same_elements(elements_of(copy), elements_of(node), f"{node}: a pickled copy")
 
-    def test_token_is_deterministic_and_its_own(self) -> None:
+    def test_token_is_deterministic_and_unique(self) -> None:
         for node, again in zip(self.nodes(), self.nodes(), strict=True):
             check(_token(node) == _token(again), f"{node}: built again it has another token")
         tokens = [_token(node) for node in self.nodes()]
@@ -140,7 +140,7 @@ class NodeLaws:
                 _ = node.cardinality
                 fuse(lower(simplify(node)))
 
-    def test_spec_is_of_what_comes(self) -> None:
+    def test_spec_fits_the_elements(self) -> None:
         for node in self.nodes():
             spec = _spec(node)
             if spec is None:
@@ -154,7 +154,7 @@ class NodeLaws:
                         f"{node}: element {place} has {TensorSpec.of(leaf)}, its spec is {expected}",
                     )
 
-    def test_cardinality_is_the_number_that_comes(self) -> None:
+    def test_cardinality_is_the_number_of_elements(self) -> None:
         for node in self.nodes():
             number, stated = len(elements_of(node)), node.cardinality
             if stated == INFINITE:
@@ -162,7 +162,7 @@ class NodeLaws:
             elif stated != UNKNOWN:
                 check(number == min(stated, _MOST), f"{node}: {stated} elements were said to come, and {number} came")
 
-    def test_group_size_is_of_what_comes(self) -> None:
+    def test_group_size_fits_the_elements(self) -> None:
         for node in self.nodes():
             if node.group_size is None:
                 continue
@@ -172,11 +172,11 @@ class NodeLaws:
                 f"{node}: says it groups by {node.group_size}, and made groups of {sizes}",
             )
 
-    def test_comes_the_same_each_time(self) -> None:
+    def test_elements_are_the_same_each_time(self) -> None:
         for node in self.nodes():
             same_elements(elements_of(node), elements_of(node), f"{node}: a second run")
 
-    def test_comes_the_same_however_its_input_is_cut(self) -> None:
+    def test_elements_do_not_depend_on_the_blocks_of_the_input(self) -> None:
         for node in self.nodes():
             if not node.inputs:
                 continue
@@ -187,7 +187,7 @@ class NodeLaws:
                     elements_of(_on_all(node, input_elements, num_rows)), expected, f"{node} on blocks of {num_rows}"
                 )
 
-    def test_passes_leave_it_as_it_is(self) -> None:
+    def test_optimising_does_not_change_elements(self) -> None:
         for node in self.nodes():
             same_elements(elements_of(node, optimised=True), elements_of(node), f"{node}: optimised")
 

@@ -41,7 +41,7 @@ class PolicyLaws:
             same = str(first) == str(again) if isinstance(first, Exception) else first == again
             check(same, f"{sharding_input}: first {first}, then {again}")
 
-    def test_comes_to_something_that_can_be_done(self) -> None:
+    def test_decisions_can_be_carried_out(self) -> None:
         for sharding_input, outcome in self._outcomes():
             if isinstance(outcome, Exception):
                 continue
@@ -52,14 +52,14 @@ class PolicyLaws:
                 f"{sharding_input}: only FILE shards by split, not {outcome.policy.name}",
             )
 
-    def test_says_why(self) -> None:
+    def test_decisions_have_a_reason(self) -> None:
         for sharding_input, outcome in self._outcomes():
             text = str(outcome) if isinstance(outcome, Exception) else outcome.reason
             check(text and "\n" not in text, f"{sharding_input}: {text!r} is not a line")
             if isinstance(outcome, Decision):
                 check(not text.endswith("."), f"{sharding_input}: {text!r} is a sentence, and should be a clause")
 
-    def test_an_error_says_what_to_do(self) -> None:
+    def test_errors_give_advice(self) -> None:
         for sharding_input, outcome in self._outcomes():
             if isinstance(outcome, Exception):
                 check(
@@ -67,7 +67,7 @@ class PolicyLaws:
                     f"{sharding_input}: no way out in {str(outcome)!r}",
                 )
 
-    def test_file_only_where_each_worker_gets_some(self) -> None:
+    def test_file_is_chosen_only_if_each_worker_has_files(self) -> None:
         for sharding_input, outcome in self._outcomes():
             if isinstance(outcome, Exception) or outcome.policy is not AutoShardPolicy.FILE:
                 continue
@@ -83,7 +83,7 @@ class PolicyLaws:
                     f"{sharding_input.num_pipelines} workers",
                 )
 
-    def test_counts_splits_only_where_files_are_few(self) -> None:
+    def test_splits_are_counted_only_if_files_are_few(self) -> None:
         def refuse() -> int:
             raise AssertionError("splits were counted although there is a file for every worker")
 

@@ -70,7 +70,7 @@ def test_a_wrong_device_breaks_a_law():
             return Early(0)
 
     with pytest.raises(AssertionError, match="another stream waited and found other ones"):
-        Broken().test_copies_are_there_once_waited_for()
+        Broken().test_copies_are_complete_after_waiting()
 
 
 # --- messages if CuPy cannot be used ---
@@ -261,7 +261,7 @@ def test_tests_of_gpus_are_found_with_little_installed(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "tests/test_gpu.py::TestCupy::test_arrays_come_back_as_they_went" in done.stdout
+    assert "tests/test_gpu.py::TestCupy::test_get_returns_what_was_put" in done.stdout
     assert "error" not in done.stdout
 
 

@@ -134,7 +134,7 @@ def test_written_by_one_pass_and_read_by_the_next(tmp_path, method, caller):
         again = make()
         function.calls = 0
         same_elements(list(again.batch(4)), list(make().batch(4)), "of datasets made again")
-    assert function.calls < 20  # only to learn the spec
+    assert function.calls < 20  # The function is called only to learn the spec.
     assert len(os.listdir(tmp_path)) == 1
 
 

@@ -102,7 +102,7 @@ def test_functions_see_only_made_up_elements(files):
     repr(ds.batch(2)), ds.explain(), ds.element_spec
     # The function sees none of the values 4, 5 and 6, which are in the files.
     assert all(value in (0, 1, 2, 3, 7) for value in seen)
-    assert len(seen) <= 6, "the function is tried once for each pipeline it is in"
+    assert len(seen) <= 6, "the function should be called with sample elements once for each pipeline"
 
 
 def test_splits_are_not_listed_before_they_are_wanted(files, monkeypatch):

@@ -135,12 +135,12 @@ def check_every_position(make, caller):
     for number, state in enumerate(states):
         again = begun(make, 0, caller)
         again.load_state_dict(pickle.loads(state))
-        same_elements(list(again), whole[number:], f"gone on from {number}")
+        same_elements(list(again), whole[number:], f"continued from {number}")
         if number in once:
             iterator = begun(make, number, caller)
             again = begun(make, 0, caller)
             again.load_state_dict(pickle.loads(pickle.dumps(iterator.state_dict())))
-            same_elements(list(again), whole[number:], f"gone on from {number}, asked once")
+            same_elements(list(again), whole[number:], f"continued from {number}, asked once")
             same_elements(list(iterator), whole[number:], f"the iterator that was asked once, from {number}")
     # Take another state when the iterator knows that it is at its end.
     again = begun(make, 0, caller)
@@ -219,7 +219,7 @@ def test_generated_pipelines_continue_from_any_position(pipeline, data):
         state = begun(pipeline.dataset, number, Now).state_dict()
         again = begun(pipeline.dataset, 0, Now)
         again.load_state_dict(pickle.loads(pickle.dumps(state)))
-        same_elements(list(again), outcome.elements[number:], f"gone on from {number}")
+        same_elements(list(again), outcome.elements[number:], f"continued from {number}")
 
 
 KEPT = {
@@ -263,7 +263,7 @@ def test_caches_become_complete_or_are_removed(name, is_complete, caller, tmp_pa
             with pytest.raises(errors.FileError, match="no longer there"):
                 again.load_state_dict(pickle.loads(state))
             return
-        assert num_files == (0 if name == "cache" else 2), "a part for all there is, and a manifest"
+        assert num_files == (0 if name == "cache" else 2), "there should be one part and a manifest"
         again.load_state_dict(pickle.loads(state))
         assert [x.tolist() for x in again] == rest
         # A resumed pass stores nothing; the next whole pass has the same order.
@@ -437,7 +437,7 @@ def test_a_position_after_a_failed_element_skips_it():
         iterator, again = begun(make, 0, Now), begun(make, 0, Threads)
         events(iterator, number)
         again.load_state_dict(iterator.state_dict())
-        assert events(again, 99) == whole[number:], f"gone on from {number}"
+        assert events(again, 99) == whole[number:], f"continued from {number}"
 
 
 def test_a_position_is_continued_by_another_process(tmp_path):

@@ -182,7 +182,7 @@ def served(tmp_path):
     thread.join()
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the client that fsspec keeps
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # The client that fsspec keeps warns.
 def test_files_of_a_web_server(parquet_files, tmp_path, served):
     parquet_files(5, files=2, row_group=2)
     ids = [f"{served}/data/part-{number}.parquet" for number in range(2)]
@@ -237,7 +237,7 @@ def served_whole(request, tmp_path):
     thread.join()
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the client that fsspec keeps
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # The client that fsspec keeps warns.
 def test_a_web_server_that_serves_no_ranges(parquet_files, tmp_path, served_whole):
     url, sent = served_whole
     # The file is larger than one read of fsspec.

@@ -603,7 +603,7 @@ class _OfOverlapping(TestParquet):
 
 def test_a_wrong_format_breaks_laws(tmp_path):
     with pytest.raises(AssertionError, match="splits in order"):
-        _OfOverlapping().test_splits_are_the_file_once(tmp_path)
+        _OfOverlapping().test_splits_cover_the_file_once(tmp_path)
 
 
 def test_filters_of_columns_beside_such_as_python_has_no_values_for(tmp_path):

@@ -84,7 +84,7 @@ class TestZarr(FormatLaws):
         assert len(messages) > 50
         assert all(path in message for message in messages)
 
-    def test_a_store_is_recognised_by_its_name(self, tmp_path):
+    def test_guess_recognises_its_files(self, tmp_path):
         # A directory has no first bytes, so its name decides.
         form = self.make_format()
         assert form.guess("a/b.zarr", b"")

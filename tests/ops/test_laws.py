@@ -594,8 +594,8 @@ class _OfWrong(NodeLaws):
         "test_fact_compute",
         "test_fact_keeps_count",
         "test_fact_keeps_rows",
-        "test_cardinality_is_the_number_that_comes",
-        "test_comes_the_same_however_its_input_is_cut",
+        "test_cardinality_is_the_number_of_elements",
+        "test_elements_do_not_depend_on_the_blocks_of_the_input",
     ],
 )
 def test_a_wrong_node_breaks_laws(law):
@@ -610,7 +610,7 @@ class _OfUndecided(PolicyLaws):
 
 def test_a_wrong_policy_breaks_laws():
     with pytest.raises(AssertionError, match="FILE gives"):
-        _OfUndecided().test_file_only_where_each_worker_gets_some()
+        _OfUndecided().test_file_is_chosen_only_if_each_worker_has_files()
 
 
 class _Forgetful:
@@ -629,7 +629,7 @@ class _OfForgetful(DeviceLaws):
 
 def test_a_wrong_device_breaks_laws():
     with pytest.raises(AssertionError, match="came back"):
-        _OfForgetful().test_arrays_come_back_as_they_went()
+        _OfForgetful().test_get_returns_what_was_put()
 
 
 def test_multisets():

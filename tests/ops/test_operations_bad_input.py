@@ -569,7 +569,7 @@ ZERO = np.int64(0)
     ],
 )
 def test_errors_of_functions_name_operation_place_and_row(operation, build, function, says):
-    ds = build(function)  # What it does shows where it meets an element.
+    ds = build(function)  # The error is raised only when the function is called with an element.
     with pytest.raises(errors.UserFunctionError) as caught:
         list(ds)
     message = str(caught.value)
@@ -698,7 +698,7 @@ def test_a_generator_that_yields_what_its_signature_does_not_allow(signature, el
     function = yields(*elements)
     given = iter(Dataset.from_generator(function, signature))
     for _ in elements[:-1]:
-        next(given)  # What came before it is good.
+        next(given)  # The elements before the wrong one are given.
     with pytest.raises(errors.UserFunctionError) as caught:
         next(given)
     for phrase in ["from_generator: ", "generate (", line_of(function), "yielded", *says]:

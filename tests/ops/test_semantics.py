@@ -220,9 +220,9 @@ def test_zip_ends_with_the_shortest():
     ("choices", "stop", "expected"),
     [
         ([0, 1, 0, 1], True, [0, 10, 1, 11]),
-        ([0, 0, 0, 1, 1], True, [0, 1]),  # the third choice is of a dataset at its end
+        ([0, 0, 0, 1, 1], True, [0, 1]),  # At the third choice, dataset 0 has no more elements.
         ([0, 0, 0, 1, 1], False, [0, 1, 10, 11]),
-        ([2, 0], True, []),  # the empty one is chosen first
+        ([2, 0], True, []),  # The empty dataset is chosen first.
         ([2, 0, 2, 1], False, [0, 10]),
         ([], True, []),
         ([1] * 9, True, [10, 11, 12]),
@@ -299,7 +299,7 @@ def test_iteration_continues_after_a_skipped_error():
     ("initial", "function", "expected"),
     [
         (np.int64(0), lambda s, x: (s + x, s + x), [0, 1, 3, 6, 10]),
-        (np.int64(7), lambda s, x: [x, s], [7, 0, 1, 2, 3]),  # a list is a pair, too
+        (np.int64(7), lambda s, x: [x, s], [7, 0, 1, 2, 3]),  # A list of two is a pair too.
         (0, lambda s, x: (s + 1, x * s), [0, 1, 4, 9, 16]),
         ({"a": 0}, lambda s, x: ({"a": s["a"] + 2}, (s["a"], x)), [(0, 0), (2, 1), (4, 2), (6, 3), (8, 4)]),
     ],

@@ -219,7 +219,7 @@ def test_file_i_goes_to_worker_i_mod_n(start_cluster, parquet_files):
 
 @pytest.mark.cluster
 def test_fewer_files_than_workers_are_sharded_by_row_group(start_cluster, parquet_files):
-    paths = parquet_files([9, 4], row_group=3)  # row groups 0-2, 3-5, 6-8, 9-11, 12
+    paths = parquet_files([9, 4], row_group=3)  # The row groups have rows 0-2, 3-5, 6-8, 9-11, 12.
     ds = read_parquet(paths, "id").batch(6).with_options(policy("file"))
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(3, 1)) as strategy:
         dist = strategy.distribute_dataset(ds)
@@ -242,7 +242,7 @@ def test_each_row_is_read_once(on_cluster, parquet_files, tmp_path, name, times)
         try:
             worker = get_worker().address
         except ValueError:
-            return x  # tried out on made-up elements, where the pipeline is built
+            return x  # The function is also called with sample elements when the pipeline is built.
         with open(log / str(int(x)), "a") as file:
             file.write(f"{worker}\n")
         return x

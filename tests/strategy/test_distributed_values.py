@@ -406,7 +406,7 @@ def test_asynchronous_values_are_dask_collections(on_cluster, client):
     pieces = on_cluster.run(lambda x: x + 1, args=(arrays([1], [2]),))
     total = on_cluster.reduce("SUM", pieces, axis=0)
     assert dask.is_dask_collection(total)
-    assert total.source is not None  # nobody has waited
+    assert total.source is not None  # Nothing has waited for the value.
     found, doubled, again = dask.compute(total, total * 2, pieces)
     assert (found, doubled, repr(again)) == (5, 10, repr(arrays([2], [3])))
     assert client.compute(total, sync=True) == 5

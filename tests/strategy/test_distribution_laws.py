@@ -304,7 +304,11 @@ class Lossy(SimulatedWorkers):
 @pytest.mark.parametrize(
     ("strategy", "law", "words"),
     [
-        (Swapped([1, 1]), "test_pieces_are_of_the_rule", r"by DATA, replicas \[1, 1\]: in step 0 replica 0 has"),
+        (
+            Swapped([1, 1]),
+            "test_pieces_have_the_documented_sizes",
+            r"by DATA, replicas \[1, 1\]: in step 0 replica 0 has",
+        ),
         (Lossy([1, 1]), "test_rows_are_those_of_the_dataset", "missing"),
         (Lossy([1, 1]), "test_each_step_has_a_row", "a step without rows"),
     ],

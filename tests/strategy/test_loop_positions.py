@@ -62,7 +62,7 @@ def test_loops_continue_from_every_step(files, policy, workers):  # noqa: F811
         steps, states = all_of(strategy, dataset)
         for number, state in enumerate(states):
             # An iterator of the program can load the same states.
-            assert gone_on(strategy, dataset, state) == steps[number:], f"{name}: gone on from {number}"
+            assert gone_on(strategy, dataset, state) == steps[number:], f"{name}: continued from {number}"
         iterator = iter(strategy.distribute_dataset(dataset))
         next(iterator)
         state = iterator.state_dict()
@@ -86,7 +86,7 @@ def test_other_replicas_go_on_with_every_row_once(files, policy, before, after):
             _, state = by_loop(strategy, dataset, number, start)
             first, state = by_loop(other, dataset, min(1, len(steps) - number), state)
             again, _ = by_loop(strategy, dataset, None, state)
-            assert sorted(rows_of(first + again)) == sorted(rows_of(steps[number:])), f"{name}: gone on from {number}"
+            assert sorted(rows_of(first + again)) == sorted(rows_of(steps[number:])), f"{name}: continued from {number}"
 
 
 def test_on_a_cluster(on_cluster, files):  # noqa: F811

@@ -116,7 +116,7 @@ def test_distributed_passes_continue_from_every_step(files, policy, workers):
         strategy = SimulatedWorkers(workers)
         steps, states, at_end = steps_and_states(strategy, dataset)
         for number, state in enumerate(states):
-            assert gone_on(strategy, dataset, state) == steps[number:], f"{name}: gone on from {number}"
+            assert gone_on(strategy, dataset, state) == steps[number:], f"{name}: continued from {number}"
         assert gone_on(strategy, dataset, at_end) == [], name
 
 
@@ -126,7 +126,7 @@ def test_passes_over_uneven_rows_continue_from_every_step():
             strategy, dataset = SimulatedWorkers(workers), make()
             steps, states, _ = steps_and_states(strategy, dataset)
             for number, state in enumerate(states):
-                assert gone_on(strategy, dataset, state) == steps[number:], f"{name}: gone on from {number}"
+                assert gone_on(strategy, dataset, state) == steps[number:], f"{name}: continued from {number}"
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_other_replicas_go_on_with_every_row_once(files, policy, before, after):
                 assert set(found) <= set(expected)
                 assert len(expected) - len(found) < 6
             elif policy == "data" or len(before) == 1:
-                assert found == expected, f"{name}: gone on from {number}"
+                assert found == expected, f"{name}: continued from {number}"
             else:
-                assert sorted(found) == sorted(expected), f"{name}: gone on from {number}"
+                assert sorted(found) == sorted(expected), f"{name}: continued from {number}"
 
 
 def test_other_replicas_go_on_with_rows_that_do_not_stack():
@@ -164,7 +164,7 @@ def test_other_replicas_go_on_with_rows_that_do_not_stack():
         steps, states, _ = steps_and_states(strategy, dataset)
         for number, state in enumerate(states):
             found = rows_of(gone_on(other, dataset, state))
-            assert found == rows_of(steps[number:]), f"{name}: gone on from {number}"
+            assert found == rows_of(steps[number:]), f"{name}: continued from {number}"
 
 
 def test_another_batch_size_continues_and_the_next_pass_is_divided_as_usual():

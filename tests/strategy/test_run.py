@@ -78,7 +78,7 @@ def test_an_array_is_sent_once_and_again_when_it_was_changed(on_cluster, client,
         assert on_cluster.local_results(sums) == (length, length)
         seen.add(on_cluster.local_results(places))
     if length > 10_000:
-        assert len(seen) == 1, "each worker is to have one array for all steps"
+        assert len(seen) == 1, "each worker should have one array for all steps"
     weights[0] = 11
     assert on_cluster.local_results(on_cluster.run(total, args=(weights,))[0]) == (length + 10, length + 10)
     frozen = np.full(length, 2.0)

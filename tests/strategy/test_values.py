@@ -221,7 +221,7 @@ def test_values_do_not_travel_when_they_are_arguments(on_cluster, client):
 
     before = tasks()
     total = on_cluster.run(np.sum, args=(pieces,))
-    assert all(key.startswith("run-sum") for key in tasks() - before)  # a task a replica
+    assert all(key.startswith("run-sum") for key in tasks() - before)  # Each replica has its own task.
     assert on_cluster.local_results(total) == (0, 0)
 
 
