@@ -138,10 +138,10 @@ class Backend(ResultSource, Protocol):
         """Wait for the results of a call on replicas; return the structure of each, and which leaves are None."""
         ...
 
-    def known_function(self, fn: Callable[..., Any]) -> Any:
-        """Return the object that represents a function as last called on replicas; a new object if it has changed.
+    def function_of(self, handles: Sequence[Handle]) -> int | None:
+        """Return the number of the function of a call on replicas; a changed function has another number.
 
-        It supports weak references. None if there is no such object.
+        It is None if functions have no numbers.
         """
         ...
 
@@ -177,8 +177,8 @@ class Backend(ResultSource, Protocol):
         """Set what returns the function that continues with the remaining replicas; None if nobody uses them."""
         ...
 
-    def note_losses(self) -> None:
-        """See whether workers are known to be lost; then `in_doubt` is true."""
+    def note_losses(self) -> bool:
+        """See whether workers are known to be lost; then `in_doubt`, which is returned, is true."""
         ...
 
     def cut_for(self, leaf: Any, group: ReplicaGroup) -> Any:

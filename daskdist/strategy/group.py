@@ -63,10 +63,11 @@ class ReplicaGroup:
 
     def members(self, worker: str) -> tuple[int, ...]:
         """Return the numbers of the replicas on a worker."""
-        return self._members.get(worker, ())
+        return self.members_of.get(worker, ())
 
     @cached_property
-    def _members(self) -> dict[str, tuple[int, ...]]:
+    def members_of(self) -> dict[str, tuple[int, ...]]:
+        """The numbers of the replicas on each worker."""
         return {
             worker: tuple([number for number, address in enumerate(self.worker_of) if address == worker])
             for worker in self.workers

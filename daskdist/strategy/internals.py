@@ -89,8 +89,8 @@ class StrategyInternals:
 
     def recover_soon(self) -> None:
         """Continue with the remaining replicas if some are known to be lost."""
-        self.backend.note_losses()
-        self.recover()
+        if self.backend.note_losses():
+            self.group.recover(self._align)
 
     def take_replacements(self) -> None:
         """Give replicas to workers that can take the places of lost ones, before a pass."""
@@ -171,7 +171,8 @@ class StrategyInternals:
             It is called on a replica or in the scope of another strategy.
         """
         if current_context.get() is None or is_free_for(self._strategy()):
-            self.recover()
+            if self.backend.in_doubt:
+                self.recover()
             return
         replica = current_replica()
         if replica is not None:
@@ -248,7 +249,7 @@ class StrategyInternals:
             return self._reduce_weighted(op, value, axis, weights)
         if op is ReduceOp.MEAN and axis is None and not self.has_told_of_uneven:
             self._tell_of_uneven(value)
-        if type(value) is PerReplica and not has_variables(value):
+        if type(value) is PerReplica and (value.reference is not None or not has_variables(value)):
             self.check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
         leaves, treespec = with_copies("reduce", self.token, value)
@@ -319,7 +320,7 @@ def _fold_values(
 ) -> Any:
     parts: PerReplicaRef | list[list[Any]] | None = values[0].reference if len(values) == 1 else None
     if parts is None:
-        parts = [list(row) for row in zip(*[value.parts() for value in values], strict=True)]
+        parts = list(map(list, zip(*[value.parts() for value in values], strict=True)))
     workers = group.worker_of
     if values[0].number() != len(workers):
         # There are fewer replicas than values now, and the values are in this process.

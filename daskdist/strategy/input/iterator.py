@@ -502,7 +502,7 @@ class DistributedIterator:
             values.append(PerReplicaRef(self._backend, self._handles, picks, self._workers, spec))
         batch, is_uneven = self._global_batch(values), self._feeds.is_uneven
         return [
-            PerReplica.of(reference, batch=(batch, leaf), is_uneven=is_uneven) for leaf, reference in enumerate(values)
+            PerReplica(reference, batch=(batch, leaf), is_uneven=is_uneven) for leaf, reference in enumerate(values)
         ]
 
     def _global_batch(self, leaves: Sequence[Any]) -> GlobalBatch:

@@ -185,7 +185,7 @@ def _dataset_argument(
     if isinstance(pipelines[0].node, OnWorker):
         handles = [pipeline.node.held for pipeline in pipelines for _ in pipeline.consumers]  # type: ignore[attr-defined]
         workers = tuple(replica.worker for replica in strategy.replicas)
-        held = PerReplica.of(PerReplicaRef(strategy.internals.backend, handles, ExtractAll(), workers))
+        held = PerReplica(PerReplicaRef(strategy.internals.backend, handles, ExtractAll(), workers))
     elif strategy.workers == (None,):
         # Replicas of this process may begin one after the other: keep the data that was read for later ones.
         devices = [named(replica.device) for replica in strategy.replicas]

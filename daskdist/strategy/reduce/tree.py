@@ -290,7 +290,7 @@ class Fold:
             return moved_nest(self._called(reduction.finalize, partial), device)
 
     def _called(self, function: Callable[..., Any], *args: Any) -> Any:
-        if isinstance(self.op, ReduceOp):
+        if type(self.op) is ReduceOp:
             return function(*args)
         try:
             return function(*args)
@@ -353,8 +353,10 @@ _HERE: Final = frozenset({np.ndarray, int, float, bool, complex, np.float32, np.
 @functools.lru_cache(maxsize=256)
 def groups_of(
     workers: tuple[str | None, ...], *, in_order: bool, at_once: int = 1
-) -> tuple[tuple[str | None, tuple[int, ...]], ...]:
+) -> tuple[tuple[str | None, Sequence[int]], ...]:
     """Return the groups of replicas that are combined first, each as its worker and the numbers of its replicas.
+
+    The numbers are a range if they are those of all replicas, in order.
 
     Parameters
     ----------
@@ -370,10 +372,14 @@ def groups_of(
         first = {worker: number for number, worker in reversed(numbered)}
         numbered.sort(key=lambda pair: first[pair[1]])
     runs = itertools.groupby(numbered, lambda pair: pair[1])
-    groups = [(worker, tuple(number for number, _ in run)) for worker, run in runs]
+    groups: list[tuple[str | None, Sequence[int]]] = [
+        (worker, tuple(number for number, _ in run)) for worker, run in runs
+    ]
     if at_once > 1 and all(len(numbers) == 1 for _, numbers in groups):
         parts = (groups[k : k + at_once] for k in range(0, len(groups), at_once))
         groups = [(part[0][0], tuple(itertools.chain.from_iterable(numbers for _, numbers in part))) for part in parts]
+    if len(groups) == 1 and groups[0][1] == tuple(range(len(workers))):
+        groups = [(groups[0][0], range(len(workers)))]
     return tuple(groups)
 
 
@@ -476,7 +482,7 @@ def _chunks(
     caller: Backend, fold: Fold, values: PerReplicaRef | Sequence[list[Any]], numbers: Sequence[int], worker: str | None
 ) -> Handle:
     if isinstance(values, PerReplicaRef) and type(values.picks) is ExtractFromResult:
-        handles = [values.handles[number] for number in numbers]
+        handles = values.handles if type(numbers) is range else [values.handles[number] for number in numbers]
         make = _fold_chunks if isinstance(fold.op, ReduceOp) else FoldChunks
         return caller.call(make(fold, values.picks), handles, worker=worker, name="reduce-chunk")
     is_reference = isinstance(values, PerReplicaRef)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from distributed import Future
 
+from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.outcomes import Failed
-
-_NONE: Final[frozenset[tuple[int, str]]] = frozenset()
 
 
 class Record:
@@ -30,12 +29,16 @@ class Record:
         Whether it is a call of `run`.
     kind
         Equal for calls of the same operation on other values, whose results any worker could compute; None for others.
+    function
+        The number of the function that each replica calls; None for other calls.
+    takes_results
+        Whether each replica is given its own result of an earlier call in it.
     """
 
     __slots__ = (
         "again",
+        "function",
         "has_failed",
-        "holders",
         "is_dropped",
         "is_replicated",
         "is_shared",
@@ -46,6 +49,8 @@ class Record:
         "num_left",
         "number",
         "outcomes",
+        "passed_on",
+        "takes_results",
         "told_with",
         "workers",
     )
@@ -57,8 +62,10 @@ class Record:
         needs: Any,
         name: str,
         *,
-        is_step: bool,
+        is_step: bool = False,
         kind: Any = None,
+        function: int | None = None,
+        takes_results: bool = False,
     ) -> None:
         self.number = number
         self.workers = workers
@@ -66,6 +73,8 @@ class Record:
         self.name = name
         self.is_step = is_step
         self.kind = kind
+        self.function = function
+        self.takes_results = takes_results
         # Whether all results are the same, as each worker computes the result itself.
         self.is_replicated = kind is not None and len(workers) > 1
         # Whether a worker other than the first needed a result that is the same for all.
@@ -74,14 +83,19 @@ class Record:
         self.outcomes: list[tuple[Any, Any] | None] = [None] * len(workers)
         self.num_left = len(workers)
         self.has_failed = False
-        # The workers that have or will have a result of it; more than `workers` if one was passed on. Not a set: most
-        # calls need no other, and the garbage collector looks at each object that the program's values keep.
-        self.holders: Sequence[str] = workers
+        # The places of results, and after each the worker that it was passed on to. Not pairs: the garbage collector
+        # looks at each object that the program's values keep.
+        self.passed_on: tuple[Any, ...] = ()
         self.is_dropped = False
         # If it failed because of an argument: the number of the call whose error it has.
         self.told_with: int | None = None
         # Repeats the call on another worker, if all its inputs still exist.
         self.again: Callable[[], Result] | None = None
+
+    @property
+    def holders(self) -> set[str]:
+        """The workers that have or will have a result of it."""
+        return {*self.workers, *self.passed_on[1::2]}
 
     def failures(self) -> list[Failed]:
         """Return the failures of its results, one for each call that raised."""
@@ -96,22 +110,19 @@ class Record:
 class Call(Sequence["Result"]):
     """The handle of a call: while it is referenced, workers keep the results."""
 
-    __slots__ = ("__weakref__", "_dropped", "passed_on", "record", "step", "streams")
+    __slots__ = ("__weakref__", "_dropped", "make", "record", "streams")
 
     def __init__(self, record: Record, dropped: deque[Record], streams: Callable[[], Any]) -> None:
         self.record = record
         # A weak reference to the streams it was sent by.
         self.streams = streams
         self._dropped = dropped
-        # The logged calls of the step that it begins, if that is complete; see `CallLog`.
-        self.step: Any = ()
-        # Pairs of a result and a worker that it was sent on to.
-        self.passed_on = _NONE
+        # Makes the call again, if it begins the last step and that is complete; see `CallLog`.
+        self.make: Callable[[ReplicaGroup], Any] | None = None
 
     def become(self, other: Call) -> None:
         """Exchange the calls that both stand for."""
         self.record, other.record = other.record, self.record
-        self.passed_on, other.passed_on = other.passed_on, self.passed_on
 
     def __len__(self) -> int:
         return len(self.record.outcomes)

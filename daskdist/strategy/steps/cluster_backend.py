@@ -7,8 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import chain, repeat
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from daskdist.strategy.placement.replacements import Replacements
 from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Result
-from daskdist.strategy.steps.captures import current_capture
+from daskdist.strategy.steps.captures import Capture, current_capture
 from daskdist.strategy.steps.outcomes import Failed, Held, loaded_structure, pickled_structure, received
 from daskdist.strategy.steps.program_end import ClusterUse, end_unused
 from daskdist.strategy.steps.remote.on_scheduler import note_in_use
@@ -46,6 +45,7 @@ from daskdist.strategy.steps.sending.call_arguments import (
     as_now,
     is_plan,
     name_of_call,
+    objects_in,
     pickled_value,
     place_of_argument,
     wired_arguments,
@@ -121,38 +121,14 @@ class ClusterBackend(ChangesWorkers):
         treespec: Any,
         group: ReplicaGroup,
     ) -> Call:
-        """Call a function on every replica.
-
-        Parameters
-        ----------
-        operation
-            The name of the call in messages.
-        fn
-            The function.
-        leaves, treespec
-            Those of its positional and keyword arguments; each `PerReplica` stands for the replica's own value.
-        group
-            The replicas.
-
-        Returns
-        -------
-        Call
-            With a result for each replica.
-
-        Raises
-        ------
-        ArgumentError
-            The function or an argument does not pickle.
-        ClusterError
-            A worker is lost.
-        """
-        if operation != RECOVERY:
+        """Call a function on every replica; see `Backend`."""
+        if operation != RECOVERY and self._not_made_again is not None:
             self._raise_not_made_again()
         function = self.objects(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
         takes_batch = takes_results = is_loop = False
         packed: list[Any] = []
         # Futures that have to stay on the cluster until the call has ended, since it refers to them by key.
-        kept: list[Any] = []
+        kept: tuple[Any, ...] = ()
         for leaf in leaves:
             reference = None
             if type(leaf) is PerReplica:
@@ -160,24 +136,29 @@ class ClusterBackend(ChangesWorkers):
                 takes_results |= leaf.batch is None
                 reference = leaf.reference
                 if reference is None:
-                    kept += [part.futures for part in leaf.values if type(part) is WithRemoteResults]
+                    kept += tuple([part.futures for part in leaf.values if type(part) is WithRemoteResults])
                     is_loop |= is_plan(leaf.values[0])
             packed.append(reference or self.packed(leaf, partial(place_of_argument, operation, treespec, len(packed))))
-        name = name_of_call(operation, getattr(fn, "__name__", type(fn).__name__), is_loop)
-        is_step = operation == "run"
         replica_call = ReplicaCall(
-            function, packed, pickled_structure(treespec), to_send(), kept, name, is_step=is_step, is_loop=is_loop
+            self._send_again,
+            function,
+            packed,
+            pickled_structure(treespec),
+            to_send(),
+            kept,
+            name_of_call(operation, getattr(fn, "__name__", type(fn).__name__), is_loop),
+            is_step=operation == "run",
+            is_loop=is_loop,
+            takes_results=takes_results,
+            undo_from=None if operation == RECOVERY else self._log.begin_call(takes_batch=takes_batch),
         )
-        log = self._log
-        replica_call.undo_from = None if operation == RECOVERY else log.begin_call(takes_batch=takes_batch)
         call = self._send(replica_call, group)
         if replica_call.undo_from is not None:
             replica_call.leaves = [
                 leaf if type(leaf) is PerReplica and leaf.batch is not None else as_now(arg)
                 for leaf, arg in zip(leaves, packed, strict=True)
             ]
-            add = log.add_step if takes_batch else log.add_call
-            add(call, partial(self._send_again, replica_call), takes_results=takes_results)
+            self._log.add(call, replica_call, begins_step=takes_batch)
         return call
 
     def _send_again(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
@@ -195,40 +176,42 @@ class ClusterBackend(ChangesWorkers):
         return self._send(replace(replica_call, leaves=leaves, undo_from=0), group)
 
     def _send(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
-        name, is_step, function = replica_call.name, replica_call.is_step, replica_call.function
-        structure, settings = replica_call.structure, replica_call.settings
-        streams = self.streams
+        streams, function, name = self.streams, replica_call.function, replica_call.name
         workers: Any = group.worker_of
-        columns, args = wired_arguments(replica_call.leaves, len(group.replicas))
-        columns = list(map(self._own_column, columns))
-        needs = [column if type(column) in COLUMNS else repeat(column, len(workers)) for column in columns]
-        lanes = list(zip(*needs, strict=True)) or [()] * len(workers)
+        columns, args = wired_arguments(replica_call.leaves, len(workers))
+        columns = [self._own_column(column, len(workers)) for column in columns]
+        has_objects = any(SentObject in map(type, c if type(c) is tuple else (c,)) for c in columns)
+        capture = current_capture()
         # In a captured function, wait only before its first step, since the function may be called as often as a step.
-        if is_step and ((capture := current_capture()) is None or not capture.num_steps):
+        if replica_call.is_step and (capture is None or not capture.num_steps):
             streams.wait_for_room()
         with streams.lock:
             streams.check_open(group.workers)
             streams.check_there(columns)
             try:
-                call = streams.new_call(workers, (*columns, *replica_call.kept), name, is_step=is_step)
-                number = call.record.number
-                for worker in group.workers:
-                    members = group.members(worker)
+                call = streams.new_call(
+                    workers,
+                    (*columns, *replica_call.kept),
+                    name,
+                    is_step=replica_call.is_step,
+                    function=function.number,
+                    takes_results=replica_call.takes_results,
+                )
+                what = call.record.number, function.number, replica_call.structure
+                how = replica_call.settings, name, replica_call.undo_from
+                for worker, members in group.members_of.items():
+                    objects = objects_in(columns, members) if has_objects else ()
                     # Send the needed objects before references are made: a reference may tell another worker the number
                     # of this stream's next message, which has to be the one below.
-                    stream = streams.stream_with(worker, (function, *chain.from_iterable([lanes[k] for k in members])))
-                    worker_lanes = [
-                        (k, [streams.reference(worker, need) for need in lanes[k] if need is not None], args[k])
-                        for k in members
-                    ]
-                    stream.append(
-                        "run", number, function.number, structure, worker_lanes, settings, name, replica_call.undo_from
-                    )
+                    stream = streams.stream_with(worker, (function, *objects))
+                    lanes = [(k, streams.references(worker, columns, k), args[k]) for k in members]
+                    stream.append("run", *what, lanes, *how)
+                    stream.num_steps += replica_call.is_step
             except BaseException:
                 # Some workers have a part of the call.
                 streams.close()
                 raise
-        self._sent(is_step=is_step)
+        self._sent(capture, is_step=replica_call.is_step)
         return call
 
     def call(
@@ -241,7 +224,8 @@ class ClusterBackend(ChangesWorkers):
     ) -> Result:
         """Call ``function(results of the handles, *args)`` on a worker, or on another if that is lost."""
         streams = self.streams
-        handles = list(map(self._own, handles))
+        if type(handles) is not Call or handles.streams is not streams.identity:
+            handles = list(map(self._own, handles))
         prepared = pickled = kind = None
         if not args and isinstance(function, Prepared):
             prepared = self._prepared_object(function)
@@ -253,33 +237,35 @@ class ClusterBackend(ChangesWorkers):
                 worker = self._worker_of(handles)
             workers = self._workers_of(kind, worker, handles)
             streams.check_open((worker,))
-            streams.check_there(handles)
+            columns = (handles,) if type(handles) is Call else handles
+            streams.check_there(columns)
             try:
-                call = streams.new_call(workers, handles, name, kind=kind)
+                call = streams.new_call(workers, columns, name, kind=kind)
                 for place, worker in enumerate(workers):
-                    stream = streams.stream_with(worker, (prepared, *handles))
-                    reference = ("p", pickled) if prepared is None else streams.reference(worker, prepared)
-                    what = reference, [streams.reference(worker, handle) for handle in handles], to_send(), name
-                    stream.append("call", call.record.number, place, len(workers) > 1, *what)
-                if handles and all(isinstance(handle, Future) for handle in handles):
+                    objects = [handle for handle in columns if type(handle) is SentObject]
+                    stream = streams.stream_with(worker, objects if prepared is None else (prepared, *objects))
+                    reference = ("p", pickled) if prepared is None else ("o", prepared.number)
+                    needs = streams.references(worker, columns)
+                    what = call.record.number, place, len(workers) > 1
+                    stream.append("call", *what, reference, needs, to_send(), name)
+                if type(handles) is list and handles and all(isinstance(handle, Future) for handle in handles):
                     # Dask recomputes lost data.
                     call.record.again = partial(self.call, function, handles, *args, name=name)
             except BaseException:
                 # Another worker may have a part of the call.
                 streams.close()
                 raise
-        self._sent(is_step=False)
+        self._sent(current_capture(), is_step=False)
         return Result(call, 0)
 
     def _workers_of(self, kind: Any, worker: str, handles: Sequence[Handle]) -> tuple[str, ...]:
         # Return the workers that make a call: one, or all if each has a part of its inputs.
         num_workers = len(self.live_workers.present)
         if kind is not None and self.streams.replicated.has(kind, num_workers):
-            others = [handle.worker for handle in handles if type(handle) is Result]
-            workers = tuple({worker: None} | dict.fromkeys(others))
+            workers = tuple({worker: None} | dict.fromkeys(_workers_in(handles)))
             if len(workers) == num_workers and all(map(self.streams.is_open, workers)):
                 return workers
-        return (worker,)
+        return _alone(worker)
 
     def _prepared_object(self, function: Any) -> SentObject:
         sent_object = self._prepared.get(function)
@@ -301,17 +287,21 @@ class ClusterBackend(ChangesWorkers):
             raise ClusterError("a value is of a strategy that nobody has any more, and is gone with it")
         return SentObject(cloudpickle.dumps(streams.values([handle])[0]), self.streams.dropped_objects)
 
-    def _own_column(self, column: Any) -> Any:
-        if type(column) is Call and column.streams is self.streams.identity:
+    def _own_column(self, column: Any, size: int) -> Any:
+        kind = type(column)
+        if kind not in COLUMNS:
+            return self._own(column)
+        if len(column.record.workers if kind is Call else column) != size:
+            raise ClusterError(f"values of {len(column)} replicas are given to {size}; make the call again")
+        if column.streams is self.streams.identity if kind is Call else Result not in map(type, column):
             return column
-        return tuple(map(self._own, column)) if type(column) in COLUMNS else self._own(column)
+        return tuple(map(self._own, column))
 
     def _worker_of(self, handles: Sequence[Handle]) -> str:
-        workers = [handle.worker for handle in handles if type(handle) is Result]
-        return next(filter(self.streams.is_open, (*workers, *self.live_workers.present)), self.live_workers.present[0])
+        workers = (*_workers_in(handles), *self.live_workers.present)
+        return next(filter(self.streams.is_open, workers), self.live_workers.present[0])
 
-    def _sent(self, *, is_step: bool) -> None:
-        capture = current_capture()
+    def _sent(self, capture: Capture | None, *, is_step: bool) -> None:
         if capture is None:
             self.streams.kick_soon()
             return
@@ -331,7 +321,7 @@ class ClusterBackend(ChangesWorkers):
     def logged(self, make: Callable[[Any], Any], group: ReplicaGroup | None = None) -> Any:
         """Make a call on results of a step, by a function that makes it for given replicas; see `ResultSource`."""
         result = make(group)
-        self._log.add_result(result.call, make)
+        self._log.add(result.call, make)
         return result
 
     def cut_for(self, leaf: PerReplica, group: ReplicaGroup) -> Any:
@@ -347,10 +337,11 @@ class ClusterBackend(ChangesWorkers):
         """Set what gives the function that continues with the remaining replicas; None if nobody uses them."""
         self._recover = recover
 
-    def note_losses(self) -> None:
-        """See whether workers were lost since the last call."""
-        if self.streams.lost():
+    def note_losses(self) -> bool:
+        """See whether workers were lost since the last call; return whether some may be."""
+        if self.streams.has_broken and self.streams.lost():
             self.live_workers.in_doubt = True
+        return self.live_workers.in_doubt and self.in_doubt
 
     def made_again_since(self, number: int) -> bool:
         """Continue with the remaining replicas if some are lost; return whether calls were made again since a count."""
@@ -362,7 +353,7 @@ class ClusterBackend(ChangesWorkers):
     def first_to_make_again(self) -> int | None:
         """Return the number of the first call that is to be made again; None if there is none."""
         calls = self._log.calls_to_make_again(self.streams.is_open)
-        return calls[0].record.number if calls else None
+        return calls[0][0].number if calls else None
 
     def make_again(self, group: ReplicaGroup) -> None:
         """Make the calls again that failed because of a lost worker; see `Backend`."""
@@ -372,11 +363,11 @@ class ClusterBackend(ChangesWorkers):
             logger.warning("making %d calls again that the loss cut short", len(calls))
         for logged in calls:
             try:
-                logged.make_again(group)
+                self._log.make_again(logged, group)
             except Exception as error:
                 if lost := self.streams.lost():
                     raise self.streams.lost_error(lost) from error
-                self.give_up(f"{logged.record.name}: {error}")
+                self.give_up(f"{logged[0].name}: {error}")
                 return
 
     def give_up(self, why: str) -> None:
@@ -410,9 +401,9 @@ class ClusterBackend(ChangesWorkers):
             return self.packed(host_array(leaf), name)
         return self.objects(leaf, name)
 
-    def known_function(self, fn: Callable[..., Any]) -> SentObject | None:
-        """Return the handle of the last sent version of a function; None if it is unknown."""
-        return self.objects.last_of(fn)
+    def function_of(self, handles: Sequence[Handle]) -> int | None:
+        """Return the number of the function of a call on replicas."""
+        return handles.record.function if type(handles) is Call else None
 
     # --- results ---
 
@@ -592,3 +583,16 @@ class ClusterBackend(ChangesWorkers):
         self._log.clear()
         self.streams.close()
         self._end()
+
+
+@lru_cache
+def _alone(worker: str) -> tuple[str]:
+    # Return one object for all calls, since values that the program keeps refer to it.
+    return (worker,)
+
+
+def _workers_in(handles: Sequence[Handle]) -> Sequence[str]:
+    # Return the workers of the results among handles.
+    if type(handles) is Call:
+        return handles.record.workers
+    return [handle.worker for handle in handles if type(handle) is Result]

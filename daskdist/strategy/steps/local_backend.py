@@ -80,7 +80,7 @@ class LocalBackend:
         flat = map(FlatResult.of, handles)
         return [(result.treespec, tuple(leaf is None for leaf in result.leaves)) for result in flat]
 
-    def known_function(self, fn: Callable[..., Any]) -> None:
+    def function_of(self, handles: Sequence[Handle]) -> None:
         """Return None: functions are not sent."""
 
     def result(self, handle: Handle) -> Any:
@@ -105,8 +105,9 @@ class LocalBackend:
     def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
         """Ignore the function."""
 
-    def note_losses(self) -> None:
-        """Return immediately, as replicas of this process cannot be lost."""
+    def note_losses(self) -> bool:
+        """Return False, as replicas of this process cannot be lost."""
+        return False
 
     def cut_for(self, leaf: Any, group: ReplicaGroup) -> Any:
         """Return the leaf."""

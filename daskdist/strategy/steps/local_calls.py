@@ -23,6 +23,7 @@ from daskdist.strategy.input.replica_plans import ReplicaPlan
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.steps.remote.call_function import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
+from daskdist.strategy.values.flat import unflattened_call
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.waiting import stretches
 
@@ -171,14 +172,14 @@ class Calls:
     def _call(self, number: int) -> None:
         replica = self._places[number]
         context = ReplicaContext(number, self._size, self._strategy, self._rendezvous, self._store, replica.device)
-        replica_leaves = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in self._leaves]
+        replica_leaves = [leaf.values[number] if type(leaf) is PerReplica else leaf for leaf in self._leaves]
         error: BaseException | str | None = None
         try:
             if True in [leaf is ABSENT for leaf in replica_leaves]:
                 self._results[number], error = ABSENT, SKIPPED
             elif not self._streams and ReplicaPlan not in map(type, replica_leaves):
                 # Without device streams and iterators, nothing has to be closed.
-                args, kwargs = self._treespec.unflatten(replica_leaves)
+                args, kwargs = unflattened_call(self._treespec, replica_leaves)
                 self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
             else:
                 with (

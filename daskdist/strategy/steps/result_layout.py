@@ -28,6 +28,11 @@ class Layout:
         """The objects that extract each leaf."""
         return tuple(ExtractFromResult(number, self.treespec) for number in range(len(self.are_none)))
 
+    @cached_property
+    def is_leaf(self) -> bool:
+        """Return whether the result is one value instead of a nest."""
+        return bool(self.treespec.is_leaf())
+
 
 # The layout of a list with one item.
 LONE = Layout(list_spec(1), (False,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -37,7 +36,8 @@ class ReturnedValues:
         self._backend = backend
         # key of a function -> the layout of its first result, and weak references to the parts whose ids are the key.
         self._layouts: dict[Any, tuple[Layout, list[Callable[[], Any]]]] = {}
-        self._layout_of: weakref.WeakKeyDictionary[Any, Layout] = weakref.WeakKeyDictionary()
+        # The number of a function -> the layout of its results.
+        self._layout_of: dict[int | None, Layout] = {}
 
     def of_run(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Any:
         """Return the result of `Strategy.run`: a nest of `PerReplica`, the value of a single replica, or None."""
@@ -50,7 +50,7 @@ class ReturnedValues:
         ]
         if len(handles) == 1:
             leaves = [None if leaf is None else leaf.values[0] for leaf in leaves]
-        return layout.treespec.unflatten(leaves)
+        return leaves[0] if layout.is_leaf else layout.treespec.unflatten(leaves)
 
     def of_all(self, handles: Sequence[Handle]) -> Any:
         """Return a nest in which each leaf is a `PerReplica`, even if all values are equal or there is one replica."""
@@ -72,16 +72,18 @@ class ReturnedValues:
         return [AsyncValue(self._backend, Remote(handle, pick)) for pick in _list_layout(num_leaves).picks]
 
     def _picked(self, handles: Sequence[Handle], pick: ExtractFromResult) -> PerReplica:
-        return PerReplica.of(PerReplicaRef(self._backend, handles, pick, is_step=True))
+        return PerReplica(PerReplicaRef(self._backend, handles, pick, is_step=True))
 
     def _layout(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
         # Try the identity of the function first; comparing the parts of functions takes longer.
-        known = self._backend.known_function(fn)
-        layout = None if known is None else self._layout_of.get(known)
+        number = self._backend.function_of(handles)
+        layout = self._layout_of.get(number)
         if layout is None:
             layout = self._layout_of_like(fn, handles)
-            if known is not None and not any(layout.are_none) and layout is not LONE_ABSENT:
-                self._layout_of[known] = layout
+            if number is not None and not any(layout.are_none) and layout is not LONE_ABSENT:
+                if len(self._layout_of) >= _MOST_LAYOUTS:
+                    self._layout_of.pop(next(iter(self._layout_of)))
+                self._layout_of[number] = layout
         return layout
 
     def _layout_of_like(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:

@@ -117,17 +117,12 @@ class SentObjects:
             return self._function(value, name)
         return self._pickled(value, name)
 
-    def last_of(self, function: Callable[..., Any]) -> SentObject | None:
-        """Return the handle of the last sent version of a function; None if it is unknown."""
-        known = self._functions.get(id(function))
-        return None if known is None else known[1]
-
     def _function(self, value: FunctionType, name: Callable[[], str]) -> SentObject:
         # Pickling takes longer than checking that the function is unchanged.
+        known = self._functions.get(id(value))
+        if known is not None and known[0].is_still_of(value):
+            return known[1]
         with self._lock:
-            known = self._functions.get(id(value))
-            if known is not None and known[0].is_still_of(value):
-                return known[1]
             parts = FunctionParts.of(value)
             sent_object = self._pickled(value, name)
             if parts is None:

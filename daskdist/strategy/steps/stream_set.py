@@ -14,12 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-import cloudpickle
 from distributed import Client, Future
 
 from daskdist.config import in_bytes, seconds, setting
 from daskdist.errors import ClusterError
-from daskdist.execute.caller import Handle
 from daskdist.execute.callers.cluster_requests import ask_workers, closed_error
 from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.execute.callers.live_workers import LiveWorkers, give_up
@@ -30,6 +28,7 @@ from daskdist.strategy.steps.calls import Call, Record, Result, futures_in
 from daskdist.strategy.steps.outcomes import Failed, Held, received
 from daskdist.strategy.steps.remote.replica_call import LOOP
 from daskdist.strategy.steps.replicated_kinds import ReplicatedKinds
+from daskdist.strategy.steps.sending.call_arguments import last_reference
 from daskdist.strategy.steps.sending.call_log import CallLog
 from daskdist.strategy.steps.sent_objects import SentObject
 from daskdist.strategy.steps.stream import StepStream, close_all, close_all_soon
@@ -82,6 +81,8 @@ class StreamSet:
         self._changed = threading.Condition()
         self._waiting: list[Callable[[], bool]] = []
         self._is_kicked = self._is_kicked_later = self._is_closed = False
+        # Whether a stream has ever broken.
+        self.has_broken = False
         self._beat_at = self._ended_at = time.monotonic()
         self._loop: Any = client.loop.asyncio_loop
         # Identifies calls of these streams among those of other strategies.
@@ -165,90 +166,83 @@ class StreamSet:
 
     # --- what is sent ---
 
-    def new_call(
-        self, workers: Sequence[str], needs: Any, name: str, *, is_step: bool = False, kind: Any = None
-    ) -> Call:
+    def new_call(self, workers: Sequence[str], needs: Any, name: str, **about: Any) -> Call:
         """Return the handle of a call that is going to be sent; see `Record`."""
-        record = Record(next(self._numbers), workers, needs, name, is_step=is_step, kind=kind)
+        record = Record(next(self._numbers), workers, needs, name, **about)
         self._under_way[record.number] = record
-        if is_step:
-            self.num_steps += 1
-            for worker in set(workers):
-                self._streams[worker].num_steps += 1
+        self.num_steps += record.is_step
         return Call(record, self._dropped, self.identity)
 
-    def stream_with(self, address: str, needs: Iterable[Any]) -> StepStream:
-        """Return the stream to a worker, which is sent the objects among what a call needs if it has not got them."""
+    def stream_with(self, address: str, objects: Iterable[SentObject]) -> StepStream:
+        """Return the stream to a worker, which is sent those of the objects that it has not got."""
         stream = self._streams[address]
-        for need in needs:
-            if type(need) is SentObject and need.number not in stream.objects:
-                stream.append("object", need.number, need.value, num_bytes=need.num_bytes)
-                stream.objects.add(need.number)
+        for sent_object in objects:
+            if sent_object.number not in stream.objects:
+                stream.append("object", sent_object.number, sent_object.value, num_bytes=sent_object.num_bytes)
+                stream.objects.add(sent_object.number)
         return stream
 
-    def reference(self, address: str, handle: Handle) -> tuple[Any, ...]:
-        """Return the reference by which a call on a worker names a result, or an object that was sent before."""
-        if type(handle) is SentObject:
-            return "o", handle.number
-        if isinstance(handle, Future):
-            return "k", handle.key
-        call, place = handle.call, handle.place
-        record = call.record
-        if address != record.workers[place]:
+    def references(self, address: str, columns: Sequence[Any], lane: int | None = None) -> list[tuple[Any, ...]]:
+        """Return the references by which the next message to a worker, a call, names results and sent objects.
+
+        Parameters
+        ----------
+        address
+            The worker.
+        columns
+            The handles: each one for all replicas, a `Call`, or a tuple with the handle of each replica.
+        lane
+            The replica that is given its own of those; None if all results of a `Call` are given.
+        """
+        references = []
+        for column in columns:
+            kind = type(column)
+            if kind is Call:
+                record = column.record
+                for place in range(len(record.workers)) if lane is None else (lane,):
+                    references.append(self._result_reference(address, record, place))
+                continue
+            handle = column[lane] if kind is tuple else column
+            if type(handle) is Result:
+                references.append(self._result_reference(address, handle.call.record, handle.place))
+            elif type(handle) is SentObject:
+                references.append(("o", handle.number))
+            elif handle is not None:
+                references.append(("k", handle.key))
+        return references
+
+    def _result_reference(self, address: str, record: Record, place: int) -> tuple[Any, ...]:
+        workers = record.workers
+        if address != workers[place]:
             self.replicated.note_shared(record)
-        if record.is_replicated and address in record.workers:
-            place = record.workers.index(address)
-        origin = record.workers[place]
+            if record.is_replicated and address in workers:
+                place = workers.index(address)
+        origin = workers[place]
         if origin == address:
             return "r", record.number, place, None
-        if (place, address) not in call.passed_on:
+        passed_on = record.passed_on
+        if not passed_on or (place, address) not in zip(passed_on[::2], passed_on[1::2], strict=True):
             stream = self._streams[origin]
             if not stream.is_open:
-                return self._last_reference(record, place)
-            call.passed_on |= {(place, address)}
-            record.holders = (*record.holders, address)
+                return last_reference(record, place, self.without_lost("a result"))
+            record.passed_on = (*passed_on, place, address)
             stream.append("push", record.number, place, address, self._streams[address].num_messages + 1)
         return "r", record.number, place, origin
 
-    def _last_reference(self, record: Record, place: int) -> tuple[Any, ...]:
-        # The worker of the result is lost, but the result may have been fetched before.
-        structure, payload = record.outcomes[place] or (None, Held(0))
-        if type(payload) is Failed:
-            return "f", payload
-        if type(payload) is Held:
-            return "f", Failed(Failure.of(self.without_lost("a result")), None)
-        try:
-            return "p", cloudpickle.dumps(received(structure, payload))
-        except Exception as error:
-            # It could be sent, but not unpickled here.
-            return "f", Failed(Failure.of(error), None)
-
     def check_open(self, workers: Iterable[str]) -> None:
-        """Refuse to call on workers whose streams are closed.
-
-        Raises
-        ------
-        ClusterError
-            A stream is closed.
-        """
+        """Raise a `ClusterError` if the stream to one of the workers is closed."""
         if self._is_closed or self.client.status != "running":
             raise closed_error(self.client)
-        for address in workers:
-            if not self.is_open(address):
-                self.live_workers.in_doubt = True
-                raise self.lost_error(self.lost())
+        if self.has_broken and not all(map(self.is_open, workers)):
+            self.live_workers.in_doubt = True
+            raise self.lost_error(self.lost())
 
     def check_there(self, needs: Sequence[Any]) -> None:
-        """Refuse data that is no longer on the cluster, before anything is sent.
-
-        Raises
-        ------
-        ClusterError
-            Some is not.
-        """
-        for future in futures_in(needs):
-            if future.cancelled():
-                raise self.lost_data_error(future.key)
+        """Raise a `ClusterError` if data that a call needs is no longer on the cluster."""
+        for need in needs:
+            for handle in need if type(need) is tuple else (need,):
+                if isinstance(handle, Future) and handle.cancelled():
+                    raise self.lost_data_error(handle.key)
 
     def is_open(self, worker: str) -> bool:
         """Return whether the stream to a worker is open."""
@@ -256,7 +250,8 @@ class StreamSet:
 
     def lost(self) -> list[str]:
         """Return the workers that take part and whose streams are broken."""
-        # Avoid a method call for each worker, since this runs in each step.
+        if not self.has_broken:
+            return []
         opened = {address for address, stream in self._streams.items() if stream.is_open}
         return [address for address in self.live_workers.present if address not in opened]
 
@@ -303,7 +298,7 @@ class StreamSet:
                 record.is_dropped = True
                 self._failures.drop(record)
                 self.replicated.note_dropped(record)
-                for address in set(record.holders):
+                for address in record.holders:
                     numbers.setdefault(address, []).append(record.number)
             objects = [self.dropped_objects.popleft() for _ in range(len(self.dropped_objects))]
             variables = [self.dropped_variables.popleft() for _ in range(len(self.dropped_variables))]
@@ -330,8 +325,10 @@ class StreamSet:
             raise
 
     def _handle(self, stream: StepStream, messages: list[Any]) -> None:
+        now = time.monotonic()
         for kind, *rest in messages:
             if kind == "done":
+                self._ended_at = now
                 number, place, structure, payload = rest
                 record = self._under_way.get(number)
                 if record is not None:
@@ -384,7 +381,6 @@ class StreamSet:
         record.has_failed |= type(payload) is Failed
         record.outcomes[place] = structure, payload
         record.num_left -= 1
-        self._ended_at = time.monotonic()
         if is_new:
             self._failures.add(record, payload)
         if not record.num_left:
@@ -395,6 +391,7 @@ class StreamSet:
                 log.rest()
 
     def _broken(self, stream: StepStream, why: str) -> None:
+        self.has_broken = True
         if self._is_closed:
             return
         failed = Failed(Failure.of(self.lost_error([stream.address], f" ({why})")), None)
@@ -408,6 +405,7 @@ class StreamSet:
         self.kick()
 
     def _fail_calls(self, address: str, why: Failed) -> None:
+        self._ended_at = time.monotonic()
         for record in list(self._under_way.values()):
             for place, worker in enumerate(record.workers):
                 if worker == address:

@@ -64,11 +64,6 @@ class PerReplica(ValueCollection, DistributedValues):
         # True if it came of a step in which replicas have different numbers of rows.
         self.is_uneven = is_uneven
 
-    @classmethod
-    def of(cls, reference: PerReplicaRef, *, batch: Any = None, is_uneven: bool = False) -> PerReplica:
-        """Return the results of a call on each replica, by reference."""
-        return cls(reference, batch=batch, is_uneven=is_uneven)
-
     @property
     def values(self) -> tuple[Any, ...]:
         """The value of each replica, in replica order."""

@@ -49,12 +49,12 @@ class Slot:
         self.number = number
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _slot, (self.number,)
+        return slot_of, (self.number,)
 
 
 @lru_cache(maxsize=256)
-def _slot(number: int) -> Slot:
-    # Cached, as a pickle stores one object once.
+def slot_of(number: int) -> Slot:
+    """Return the slot of a number; cached, as a pickle stores one object once."""
     return Slot(number)
 
 
@@ -131,7 +131,7 @@ class Wiring:
         if number == place:
             handles.append(handle)
             self.workers.append(worker)
-        slot = _slot(len(picks))
+        slot = slot_of(len(picks))
         picks.append((number, pick))
         return slot
 

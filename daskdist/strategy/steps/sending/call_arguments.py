@@ -8,26 +8,32 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, Final
 
+import cloudpickle
 import numpy as np
 
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.fetch import WithRemoteResults
+from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.pickling import describe_unpicklable, dumps_on_host, type_name
+from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.replica_plans import ReplicaPlan
-from daskdist.strategy.steps.calls import Call
+from daskdist.strategy.steps.calls import Call, Record
+from daskdist.strategy.steps.outcomes import Failed, Held, received
 from daskdist.strategy.steps.remote.replica_call import LOOP
 from daskdist.strategy.steps.sent_objects import SentObject
 from daskdist.strategy.values.extract import ExtractAll, ExtractFromRows, PerReplicaRef
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.wiring import Slot, Wiring
+from daskdist.strategy.values.wiring import Slot, Wiring, slot_of
 
 
 @dataclass(slots=True)
 class ReplicaCall:
-    """A call on replicas as it is sent, once or again.
+    """A call on replicas as it is sent; calling it sends it again.
 
     Parameters
     ----------
+    send_again
+        Sends it again to given replicas.
     function
         The function.
     leaves
@@ -44,8 +50,13 @@ class ReplicaCall:
         Whether it is a call of `run`.
     is_loop
         Whether replicas iterate over a distributed dataset in it.
+    takes_results
+        Whether each replica is given its own result of an earlier call in it.
+    undo_from
+        The first call that can still be undone, as changes of variables are; None if this one is not to be.
     """
 
+    send_again: Callable[[ReplicaCall, ReplicaGroup], Call]
     function: SentObject
     leaves: Sequence[Any]
     structure: bytes
@@ -54,13 +65,25 @@ class ReplicaCall:
     name: str
     is_step: bool
     is_loop: bool
-    # The first call whose changes of variables can still be undone; None if this call need not be undone.
-    undo_from: int | None = None
+    takes_results: bool
+    undo_from: int | None
+
+    def __call__(self, group: ReplicaGroup) -> Call:
+        return self.send_again(self, group)
+
+
+def objects_in(columns: Sequence[Any], lanes: Sequence[int]) -> list[SentObject]:
+    """Return the objects among the columns of handles that calls of some replicas need."""
+    objects = [column for column in columns if type(column) is SentObject]
+    for column in columns:
+        if type(column) is tuple and SentObject in map(type, column):
+            objects += [column[lane] for lane in lanes if type(column[lane]) is SentObject]
+    return objects
 
 
 def wired_arguments(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], list[Any]]:
     """Return the columns of handles that calls need, and the arguments of each replica: one object if all are alike."""
-    if any(type(leaf) is PerReplica for leaf in packed):
+    if PerReplica in map(type, packed):
         wirings = [Wiring() for _ in range(num_replicas)]
         args = [
             _sendable(wiring.picks, [_wire_part(wiring, leaf, lane) for leaf in packed])
@@ -73,12 +96,26 @@ def wired_arguments(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any]
         wiring.slot(leaf.handles, leaf.picks) if type(leaf) is PerReplicaRef else _wire(wiring, leaf) for leaf in packed
     ]
     picks: list[tuple[int, Any]] = wiring.picks
-    if not any(type(pick) is tuple for _, pick in picks):
+    if tuple not in [type(pick) for _, pick in picks]:
         return wiring.handles, [_sendable(picks, leaves)] * num_replicas
     return wiring.handles, [
         _sendable([(number, pick[lane] if type(pick) is tuple else pick) for number, pick in picks], leaves)
         for lane in range(num_replicas)
     ]
+
+
+def last_reference(record: Record, place: int, error: Exception) -> tuple[Any, ...]:
+    """Return the reference to a result whose worker is lost: what was fetched before, or an error."""
+    structure, payload = record.outcomes[place] or (None, Held(0))
+    if type(payload) is Failed:
+        return "f", payload
+    if type(payload) is Held:
+        return "f", Failed(Failure.of(error), None)
+    try:
+        return "p", cloudpickle.dumps(received(structure, payload))
+    except Exception as unpickled:
+        # It could be sent, but not unpickled here.
+        return "f", Failed(Failure.of(unpickled), None)
 
 
 def as_now(leaf: Any) -> Any:
@@ -92,14 +129,20 @@ def _sendable(picks: list[tuple[int, Any]], leaves: list[Any]) -> Any:
     # References are sent unchanged; other values are pickled now, since they may change later.
     if set(map(type, leaves)) == _SLOTS:
         if _SIMPLE.issuperset([type(pick) for _, pick in picks]):
-            return picks, leaves
-        return None, _pickled_references(tuple(picks), tuple(leaves))
+            return picks, _slots(len(picks))
+        return None, _pickled_references(tuple(picks))
     return pickled_value((picks, leaves), lambda: "run: an argument")
 
 
+@lru_cache(maxsize=64)
+def _slots(number: int) -> list[Slot]:
+    # One object for all calls with such arguments, which messages sent together have once.
+    return list(map(slot_of, range(number)))
+
+
 @lru_cache(maxsize=1024)
-def _pickled_references(picks: tuple[tuple[int, Any], ...], leaves: tuple[Any, ...]) -> bytes:
-    return pickled_value((picks, list(leaves)), lambda: "run: an argument")
+def _pickled_references(picks: tuple[tuple[int, Any], ...]) -> bytes:
+    return pickled_value((picks, _slots(len(picks))), lambda: "run: an argument")
 
 
 # Types of arguments with a handle for each replica.

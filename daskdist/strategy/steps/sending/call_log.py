@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.strategy.group import ReplicaGroup
@@ -16,67 +16,9 @@ from daskdist.strategy.steps.outcomes import Held
 
 # Errors of calls that need a lost worker.
 LOST: Final = (ClusterError, CollectiveError)
-
-
-class LoggedCall:
-    """A call in the log.
-
-    Parameters
-    ----------
-    call
-        The call, which the log does not keep alive.
-    make
-        Makes the call again for some replicas.
-    is_on_replicas
-        Whether it is a call of a user's function on each replica, which may have side effects.
-    takes_results
-        Whether each replica is given its own result of an earlier call in it.
-    """
-
-    __slots__ = ("call", "is_on_replicas", "make", "record", "takes_results")
-
-    def __init__(
-        self, call: Call, make: Callable[[ReplicaGroup], Any], *, is_on_replicas: bool, takes_results: bool
-    ) -> None:
-        self.call = weakref.ref(call)
-        self.record: Record = call.record
-        self.make = make
-        self.is_on_replicas = is_on_replicas
-        self.takes_results = takes_results
-
-    @property
-    def is_complete(self) -> bool:
-        """Return whether the call is over, and did not fail because of a lost worker."""
-        record = self.record
-        return not record.num_left and not (record.has_failed and self.is_lost)
-
-    @property
-    def is_lost(self) -> bool:
-        """Return whether the call failed because of a lost worker."""
-        record = self.record
-        return record.has_failed and any(isinstance(failed.failure.error(), LOST) for failed in record.failures())
-
-    def is_gone(self, is_open: Callable[[str], bool]) -> bool:
-        """Return whether a result is on lost workers only."""
-        record = self.record
-        if record.is_replicated and any(map(is_open, record.workers)):
-            return False
-        return any(
-            outcome is not None and type(outcome[1]) is Held and not is_open(worker)
-            for worker, outcome in zip(record.workers, record.outcomes, strict=True)
-        )
-
-    def make_again(self, group: ReplicaGroup) -> None:
-        """Make the call again; whatever refers to its results refers to the new ones."""
-        call = self.call()
-        if call is None and not self.is_on_replicas:
-            # Nothing can read the result.
-            return
-        result = self.make(group)
-        new: Call = result.call if type(result) is Result else result
-        self.record = new.record
-        if call is not None:
-            call.become(new)
+# A call in the log, as a tuple because each step makes some: its record, a weak reference to its handle, and a function
+# that makes it again for given replicas.
+LoggedCall: TypeAlias = tuple[Record, Callable[[], Call | None], Callable[[ReplicaGroup], Any]]
 
 
 class CallLog:
@@ -89,7 +31,7 @@ class CallLog:
     def __init__(self) -> None:
         self._steps: deque[list[LoggedCall]] = deque()
         # The first call of the last step, if all that was in the log is complete.
-        self._last: weakref.ref[Call] | None = None
+        self._last: Callable[[], Call | None] = lambda: None
         self._lock = threading.RLock()
 
     def __bool__(self) -> bool:
@@ -103,62 +45,45 @@ class CallLog:
         with self._lock:
             if takes_batch:
                 self._pop_complete()
-            if takes_batch or not self._steps:
+            if (takes_batch or not self._steps) and (last := self._last()) is not None:
                 # Changes of a call cannot be undone after a later call that is not in the log.
-                if (last := self._last_call()) is not None:
-                    last.step = ()
-                self._last = None
+                last.make = None
             if self._steps:
-                return self._steps[0][0].record.number
+                return self._steps[0][0][0].number
             return 0 if takes_batch else None
 
-    def add_step(self, call: Call, make: Callable[[ReplicaGroup], Any], *, takes_results: bool) -> None:
-        """Add the first call of a step."""
+    def add(self, call: Call, make: Callable[[ReplicaGroup], Any], *, begins_step: bool = False) -> None:
+        """Add a call, which ``make`` makes again for given replicas, unless all steps before it are complete."""
+        record, steps = call.record, self._steps
         with self._lock:
-            self._steps.append([LoggedCall(call, make, is_on_replicas=True, takes_results=takes_results)])
-            self._rest_after(call)
-
-    def add_call(self, call: Call, make: Callable[[ReplicaGroup], Any], *, takes_results: bool) -> None:
-        """Add a further call on replicas, unless all steps before it are complete."""
-        with self._lock:
-            if self._steps:
-                self._steps[-1].append(LoggedCall(call, make, is_on_replicas=True, takes_results=takes_results))
-                self._rest_after(call)
-
-    def add_result(self, call: Call, make: Callable[[ReplicaGroup], Any]) -> None:
-        """Add a call on results of the last step, unless nobody has those."""
-        with self._lock:
-            if not self._steps and (last := self._last_call()) is not None and last.step:
-                self._steps.append(last.step)
-            if self._steps:
-                self._steps[-1].append(LoggedCall(call, make, is_on_replicas=False, takes_results=False))
-                self._rest_after(call)
-
-    def _rest_after(self, call: Call) -> None:
-        # If the call has ended already, no outcome will come to clean up the log.
-        if not call.record.num_left:
-            self.rest()
-
-    def _last_call(self) -> Call | None:
-        return None if self._last is None else self._last()
+            if begins_step:
+                steps.append([])
+            elif not steps and record.function is None and (last := self._last()) is not None and last.make is not None:
+                # A call on the results of the last step continues it, while there are references to those.
+                steps.append([(last.record, self._last, last.make)])
+            if steps:
+                steps[-1].append((record, weakref.ref(call), make))
+                # If the call has ended already, no outcome will come to clean up the log.
+                if not record.num_left:
+                    self.rest()
 
     def rest(self) -> None:
         """Remove the steps that are complete; the last one is kept by its own results."""
         with self._lock:
             step = self._pop_complete()
             if step and not self._steps:
-                call = step[0].call()
-                if call is not None:
+                (_, handle, make), *others = step
+                if (call := handle()) is not None:
                     # Later calls refer to results of the first, which would form a reference cycle.
-                    is_alone = not any(logged.is_on_replicas for logged in step[1:])
-                    call.step, self._last = step[:1] if is_alone else (), weakref.ref(call)
+                    is_alone = not any(record.function is not None for record, _, _ in others)
+                    call.make, self._last = make if is_alone else None, handle
 
     def _pop_complete(self) -> list[LoggedCall]:
         # Return the last step that was removed.
         step: list[LoggedCall] = []
         while self._steps:
-            for logged in self._steps[0]:
-                if not logged.is_complete:
+            for record, _, _ in self._steps[0]:
+                if record.num_left or (record.has_failed and _is_lost(record)):
                     return step
             step = self._steps.popleft()
         return step
@@ -167,7 +92,7 @@ class CallLog:
         """Return whether a call on replicas failed because of a lost worker, and nobody has its result."""
         with self._lock:
             calls = list(chain.from_iterable(self._steps))
-        return any(logged.is_on_replicas and logged.is_lost and logged.call() is None for logged in calls)
+        return any(record.function is not None and _is_lost(record) and handle() is None for record, handle, _ in calls)
 
     def clear(self) -> None:
         """Remove all calls."""
@@ -179,11 +104,43 @@ class CallLog:
         with self._lock:
             steps = [list(step) for step in self._steps]
         for number, step in enumerate(steps):
-            for place, logged in enumerate(step):
-                is_unseen = not logged.is_on_replicas and logged.call() is not None
-                if logged.is_lost or (is_unseen and logged.is_gone(is_open)):
+            for place, (record, handle, _) in enumerate(step):
+                is_unseen = record.function is None and handle() is not None
+                if _is_lost(record) or (is_unseen and _is_gone(record, is_open)):
                     # Results that each replica had cannot be given to fewer replicas.
-                    needs_step = any(earlier.is_on_replicas and earlier.is_gone(is_open) for earlier in step[:place])
-                    needs_step = needs_step or any(later.takes_results for later in step[place:])
+                    needs_step = any(
+                        earlier.function is not None and _is_gone(earlier, is_open) for earlier, _, _ in step[:place]
+                    )
+                    needs_step = needs_step or any(later.takes_results for later, _, _ in step[place:])
                     return list(chain(step if needs_step else step[place:], *steps[number + 1 :]))
         return []
+
+    def make_again(self, logged: LoggedCall, group: ReplicaGroup) -> None:
+        """Make a call again; whatever refers to its results refers to the new ones."""
+        record, handle, make = logged
+        call = handle()
+        if call is None and record.function is None:
+            # Nothing can read the result.
+            return
+        result = make(group)
+        new: Call = result.call if type(result) is Result else result
+        with self._lock:
+            for step in self._steps:
+                step[:] = [(new.record, handle, make) if other is logged else other for other in step]
+        if call is not None:
+            call.become(new)
+
+
+def _is_lost(record: Record) -> bool:
+    # Return whether the call failed because of a lost worker.
+    return record.has_failed and any(isinstance(failed.failure.error(), LOST) for failed in record.failures())
+
+
+def _is_gone(record: Record, is_open: Callable[[str], bool]) -> bool:
+    # Return whether a result is on lost workers only.
+    if record.is_replicated and any(map(is_open, record.workers)):
+        return False
+    return any(
+        outcome is not None and type(outcome[1]) is Held and not is_open(worker)
+        for worker, outcome in zip(record.workers, record.outcomes, strict=True)
+    )
