@@ -23,6 +23,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +31,7 @@ import numpy as np
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError
+from daskdist.formats.npy import header_of
 
 IMAGES: Final = ("png", "jpg", "jpeg", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm")
 
@@ -61,8 +63,6 @@ _WRITTEN: Final[dict[str, tuple[str, tuple[int, ...], dict[str, Any]]]] = {
 # Pillow's mode -> the number of channels; images of most other modes become RGB.
 _CHANNELS: Final = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 _DEEP: Final = ("I", "F")
-# NumPy's limit, against headers that take long to parse.
-_MOST_HEADER: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -239,9 +239,7 @@ def array_of(data: bytes) -> np.ndarray[Any, Any]:
     width = 2 if data[6] == 1 else 4
     start = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
     shape, in_columns, dtype = _header(data[:start])
-    count = 1
-    for size in shape:
-        count *= size
+    count = prod(shape)
     if len(data) - start != count * dtype.itemsize:
         raise ValueError(
             f"an array of {dtype}{list(shape)} has {count * dtype.itemsize} bytes, but there are {len(data) - start}"
@@ -256,12 +254,7 @@ def array_of(data: bytes) -> np.ndarray[Any, Any]:
 @lru_cache(maxsize=64)
 def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     # Cached: headers of one dataset are mostly equal, and parsing one can take as long as reading an array.
-    file = io.BytesIO(data)
-    version = np.lib.format.read_magic(file)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
-    if read is None:
-        raise ValueError(f"version {version} is not supported, only 1 and 2")
-    shape, in_columns, dtype = read(file, max_header_size=_MOST_HEADER)
+    shape, in_columns, dtype = header_of(io.BytesIO(data))
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which may run any code when it is unpickled; save it as numbers")
     return shape, in_columns, dtype
