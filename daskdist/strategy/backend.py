@@ -181,6 +181,10 @@ class Backend(ResultSource, Protocol):
         """See whether workers are known to be lost; then `in_doubt`, which is returned, is true."""
         ...
 
+    def note_leaving(self) -> bool:
+        """See whether workers are going to leave, which `recover` continues without; then `in_doubt` is true."""
+        ...
+
     def cut_for(self, leaf: Any, group: ReplicaGroup) -> Any:
         """Cut the global batch of a leaf for replicas, if it was cut for another number."""
         ...

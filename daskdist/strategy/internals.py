@@ -217,8 +217,12 @@ class StrategyInternals:
         self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any
     ) -> Sequence[Handle]:
         """Call a function on every replica; return the handles of its results."""
-        batches = [leaf for leaf in leaves if type(leaf) is PerReplica and leaf.batch is not None]
-        if batches:
+        per_replica = [leaf for leaf in leaves if type(leaf) is PerReplica]
+        batches = [leaf for leaf in per_replica if leaf.batch is not None]
+        # Without the workers that are going to leave, values for each replica of earlier steps would be of no use.
+        if len(batches) == len(per_replica) and self.backend.note_leaving():
+            self.recover()
+        elif batches:
             self.recover_soon()
         while True:
             group = self.group.now

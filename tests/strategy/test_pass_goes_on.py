@@ -331,13 +331,16 @@ def test_steps_that_cannot_be_made_again_and_whose_results_nobody_has_are_told_o
 
 def test_a_worker_is_retired_in_a_pass(strategy, killable_workers):
     client, leaving = killable_workers.client, strategy.workers[0]
+    workers = strategy.internals.backend.live_workers
     rows, total = [], 0
     for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(1_800).shuffle(100, seed=1).batch(30))):
         result = strategy.run(rows_and_sum, args=(batch,))
-        total += strategy.reduce("SUM", result["sum"], axis=None)
-        rows.append(strategy.gather(result["rows"], 0))
         if number == 10:
             assert list(client.retire_workers([leaving])) == [leaving]
+            assert eventually(lambda: workers.leaving) == [leaving]
+        # Its results of this step can still be used.
+        total += strategy.reduce("SUM", result["sum"], axis=None)
+        rows.append(strategy.gather(result["rows"], 0))
     assert sorted(np.concatenate(list(map(np.asarray, rows))).tolist()) == list(range(1_800))
     assert int(total) == sum(range(1_800))
     assert leaving not in strategy.workers

@@ -117,12 +117,12 @@ class LiveWorkers:
     def note_leaving(self, address: str) -> None:
         """Record that a worker is going to end, and completes the calls that were sent to it."""
         self._leaving.add(address)
-        self.in_doubt = True
 
     @property
     def leaving(self) -> list[str]:
         """The workers that take part and are going to end."""
-        return [address for address in self.present if address in self._leaving]
+        leaving = self._leaving
+        return [address for address in self.present if address in leaving] if leaving else []
 
     def add(self, addresses: Sequence[str]) -> None:
         """Continue with further workers, at addresses that no worker had that took part before.

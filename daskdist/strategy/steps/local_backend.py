@@ -109,6 +109,10 @@ class LocalBackend:
         """Return False, as replicas of this process cannot be lost."""
         return False
 
+    def note_leaving(self) -> bool:
+        """Return False, as replicas of this process do not leave."""
+        return False
+
     def cut_for(self, leaf: Any, group: ReplicaGroup) -> Any:
         """Return the leaf."""
         return leaf

@@ -35,6 +35,13 @@ class ChangesWorkers(EndsCalls):
     replacements: Replacements
     objects: SentObjects
 
+    def note_leaving(self) -> bool:
+        """See whether workers are going to leave; return that."""
+        is_left = bool(self.live_workers.leaving)
+        if is_left:
+            self.live_workers.in_doubt = True
+        return is_left
+
     def recover(self, group: ReplicaGroup) -> ReplicaGroup:
         """Continue with the remaining workers, once earlier calls have ended; return the remaining replicas."""
         live_workers = self.live_workers
