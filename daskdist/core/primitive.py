@@ -134,8 +134,8 @@ class Context(Protocol):
         """Record a state, as numbers and tuples, at a place in the elements."""
         ...
 
-    def marks(self) -> Sequence[tuple[int, Any]]:
-        """Return the last states that were recorded before a position was taken, each with its place."""
+    def mark_before(self, place: int) -> tuple[int, Any] | None:
+        """Return the last state that was recorded at ``place`` or before it, with its place; None without one."""
         ...
 
     def note_length(self, number: int, length: int) -> None:
@@ -425,6 +425,12 @@ class Noted:
 
     run: Run
     fact: Any
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    def __getitem__(self, part: slice) -> Noted:
+        return Noted(self.run[part], self.fact[part])
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from daskdist.core.primitive import (
     gathered,
 )
 from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.marks import MarkedSource
 from daskdist.core.selection.runs import Run, RunQueue, group
 from daskdist.core.spec import ElementSpec, known_spec
 from daskdist.core.vectorize.apply import Vectorised
@@ -131,7 +132,7 @@ class SizeRows:
     is_padded: bool
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        source = inputs[0](epoch)
+        source = MarkedSource(inputs[0](epoch), context)
         if self.buffer_size is None:
             return InOrderCursor(source, self)
         # A multiple of the round size: then even batches of one element make complete rounds.
@@ -167,11 +168,23 @@ def full_batches(lengths: Sequence[int], rows: SizeRows, open_batch: Open = _NON
 class InOrderCursor:
     """A cursor of batches in the input's order; elements not yet in a batch are in ``waiting``."""
 
-    source: Cursor
+    source: MarkedSource
     rows: SizeRows
     waiting: RunQueue = field(default_factory=RunQueue)
     open_batch: Open = _NONE_OPEN
+    num_batches: int = 0
     is_over: bool = False
+
+    def skip(self, num_batches: int) -> int:
+        """Skip batches: of the elements before the last mark, those of the batch that was open there are pulled."""
+        mark = self.source.go_on(num_batches)
+        if mark is None:
+            return 0
+        for noted in self.source.rest(mark):
+            self.waiting.push(noted.run)
+            _, self.open_batch = full_batches(noted.fact.tolist(), self.rows, self.open_batch)
+        self.num_batches = mark.place
+        return mark.place
 
     def pull(self) -> Run:
         while not self.is_over:
@@ -183,7 +196,10 @@ class InOrderCursor:
             self.waiting.push(noted.run)
             sizes, self.open_batch = full_batches(noted.fact.tolist(), self.rows, self.open_batch)
             if sizes:
-                return batches(self.waiting.pop(sum(sizes)), sizes)
+                run = batches(self.waiting.pop(sum(sizes)), sizes)
+                self.num_batches += len(sizes)
+                self.source.note_rest(self.num_batches, len(self.waiting))
+                return run
         if not self.waiting:
             raise Exhausted
         number = len(self.waiting)
@@ -194,12 +210,24 @@ class InOrderCursor:
 class SortedCursor:
     """A cursor of batches of sorted buffers; elements not yet in a full buffer are in ``waiting``."""
 
-    source: Cursor
+    source: MarkedSource
     rows: SizeRows
     buffer_size: int
     waiting: RunQueue = field(default_factory=RunQueue)
     lengths: list[Index] = field(default_factory=list)
+    num_batches: int = 0
     is_over: bool = False
+
+    def skip(self, num_batches: int) -> int:
+        """Skip batches: of the elements before the last mark, those that were in no full buffer there are pulled."""
+        mark = self.source.go_on(num_batches)
+        if mark is None:
+            return 0
+        for noted in self.source.rest(mark):
+            self.waiting.push(noted.run)
+            self.lengths.append(noted.fact)
+        self.num_batches = mark.place
+        return mark.place
 
     def pull(self) -> Run:
         while len(self.waiting) < self.buffer_size and not self.is_over:
@@ -217,7 +245,10 @@ class SortedCursor:
         self.lengths = [rest]
         order = np.argsort(lengths, kind="stable")
         sizes = self._sizes(lengths[order].tolist())
-        return batches(self.waiting.pop(self.buffer_size).take(order), sizes)
+        run = batches(self.waiting.pop(self.buffer_size).take(order), sizes)
+        self.num_batches += len(sizes)
+        self.source.note_rest(self.num_batches, len(self.waiting))
+        return run
 
     def _sizes(self, lengths: list[int]) -> list[int]:
         sizes, (num_open, *_) = full_batches(lengths, self.rows)

@@ -26,6 +26,7 @@ from daskdist.core.primitive import (
     same_nesting,
 )
 from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.marks import MarkedSource
 from daskdist.core.selection.runs import Run, RunQueue, concat
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 from daskdist.errors import ArgumentError
@@ -107,14 +108,15 @@ class ChooseRows:
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         *sources, choices = [opener(epoch) for opener in inputs]
-        return DirectedCursor(sources, NotedChoices(choices), self.stop_on_empty, [RunQueue() for _ in sources])
+        noted = NotedChoices(MarkedSource(choices, context))
+        return ChosenCursor(sources, noted, self.stop_on_empty, [RunQueue() for _ in sources])
 
 
 @dataclass
 class NotedChoices:
     """Choices read from a dataset."""
 
-    source: Cursor
+    source: MarkedSource
 
     def pull(self) -> Index:
         """Return the next choices, at least one."""
@@ -141,6 +143,11 @@ class DirectedCursor:
     waiting: Index = field(default_factory=lambda: np.zeros(0, np.intp))
     are_over: set[int] = field(default_factory=set)
     is_over: bool = False
+    # The number of elements of each source that were handed out.
+    num_taken: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_taken = [0] * len(self.sources)
 
     def pull(self) -> Run:
         while not self.is_over:
@@ -178,6 +185,7 @@ class DirectedCursor:
         for number, count in enumerate(counts):
             if count:
                 parts.append(self.queues[number].pop(count))
+                self.num_taken[number] += count
                 order[choices == number] = np.arange(start, start + count)
                 start += count
         return concat(parts) if len(parts) == 1 else concat(parts).take(order)
@@ -201,3 +209,29 @@ class DirectedCursor:
                 self.is_over = True
             else:
                 self.waiting = self.waiting[self.waiting != number]
+
+
+@dataclass
+class ChosenCursor(DirectedCursor):
+    """A cursor of elements chosen by a dataset, which goes on without the choices before."""
+
+    choices: NotedChoices
+
+    def skip(self, num_elements: int) -> int:
+        """Skip elements: those up to the last mark, of which each source had a number."""
+        mark = self.choices.source.go_on(num_elements)
+        if mark is None:
+            return 0
+        for noted in self.choices.source.rest(mark):
+            self.waiting = np.concatenate([self.waiting, noted.fact])
+        _, *self.num_taken = mark.state
+        for source, number in zip(self.sources, self.num_taken, strict=True):
+            source.skip(number)  # type: ignore[attr-defined]
+        return mark.place
+
+    def pull(self) -> Run:
+        run = super().pull()
+        if not self.are_over:
+            # Choices of sources without elements were left out.
+            self.choices.source.note_rest(sum(self.num_taken), len(self.waiting), tuple(self.num_taken))
+        return run

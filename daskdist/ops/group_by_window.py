@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.marks import MarkedSource
 from daskdist.core.selection.runs import Run, RunQueue, concat, group
 from daskdist.core.spec import ElementSpec, MakeDataset, known_spec
 from daskdist.core.structure import LONE, as_array
@@ -212,7 +214,7 @@ class GroupRows:
     drop_remainder: bool = False
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return GroupCursor(inputs[0](epoch), self)
+        return GroupCursor(MarkedSource(inputs[0](epoch), context), self)
 
     def size_of(self, key: int) -> int:
         """Return the number of elements of a key's groups."""
@@ -230,13 +232,31 @@ class GroupRows:
 
 @dataclass
 class GroupCursor:
-    """A cursor of groups, with the elements of each key that are in no group yet."""
+    """A cursor of groups, with the elements of each key that are in no group yet, and the numbers of these elements."""
 
-    source: Cursor
+    source: MarkedSource
     rows: GroupRows
     queues: dict[int, RunQueue] = field(default_factory=dict)
+    numbers: dict[int, Index] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
+    num_groups: int = 0
     is_over: bool = False
+
+    def skip(self, num_groups: int) -> int:
+        """Skip groups: of the elements before the last mark, those that were in no group there are pulled again."""
+        mark = self.source.go_on(num_groups)
+        if mark is None:
+            return 0
+        held = dict(zip(mark.state[::2], mark.state[1::2], strict=True))
+        while self.source.num_pulled < mark.stop:
+            noted = self.source.pull()
+            deque(self._push(noted.run, np.asarray(noted.fact), held), maxlen=0)
+        for key, number in held.items():
+            if len(self.queues[key]) > number:
+                self.queues[key].pop(len(self.queues[key]) - number)
+            self.numbers[key] = self.numbers[key][len(self.numbers[key]) - number :]
+        self.num_groups = mark.place
+        return mark.place
 
     def pull(self) -> Run:
         while not self.is_over:
@@ -247,6 +267,9 @@ class GroupCursor:
                 break
             groups = self._full(noted.run, np.asarray(noted.fact))
             if groups:
+                self.num_groups += len(groups)
+                if self.source.is_due:
+                    self._mark()
                 return grouped(groups)
         rest = [] if self.rows.drop_remainder else [self.queues[key] for key in sorted(self.queues)]
         self.queues = {}
@@ -255,18 +278,33 @@ class GroupCursor:
             raise Exhausted
         return grouped(groups)
 
+    def _mark(self) -> None:
+        held = {key: len(queue) for key, queue in self.queues.items() if len(queue)}
+        first = min((int(self.numbers[key][0]) for key in held), default=self.source.num_pulled)
+        self.source.note(self.num_groups, first, tuple([number for pair in held.items() for number in pair]))
+
+    def _push(self, run: Run, keys: Index, chosen: Container[int] | None = None) -> Iterator[tuple[int, Index, int]]:
+        # Add elements to the queues of their keys, of all or of some; yield each key, the places of its elements and
+        # the number of elements that it had before.
+        first = self.source.num_pulled - len(run)
+        for key in np.unique(keys).tolist():
+            if chosen is not None and key not in chosen:
+                continue
+            if key not in self.queues:
+                self.queues[key], self.numbers[key] = RunQueue(), np.zeros(0, np.intp)
+                self.sizes[key] = self.rows.size_of(key)
+            places, number = np.flatnonzero(keys == key), len(self.queues[key])
+            self.queues[key].push(run.take(places))
+            self.numbers[key] = np.concatenate([self.numbers[key], first + places])
+            yield key, places, number
+
     def _full(self, run: Run, keys: Index) -> list[Run]:
         # Return the groups in the order of their last elements.
         full: list[tuple[int, Run]] = []
-        for key in np.unique(keys).tolist():
-            places = np.flatnonzero(keys == key)
-            if key not in self.queues:
-                self.queues[key] = RunQueue()
-                self.sizes[key] = self.rows.size_of(key)
+        for key, places, number in self._push(run, keys):
             queue, size = self.queues[key], self.sizes[key]
-            lasts = places[size - len(queue) - 1 :: size].tolist()
-            queue.push(run.take(places))
-            full += [(last, queue.pop(size)) for last in lasts]
+            full += [(last, queue.pop(size)) for last in places[size - number - 1 :: size].tolist()]
+            self.numbers[key] = self.numbers[key][len(self.numbers[key]) - len(queue) :]
         return [group for _, group in sorted(full, key=lambda numbered: numbered[0])]
 
 

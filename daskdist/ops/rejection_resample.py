@@ -16,8 +16,9 @@ from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import CountingNode, Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, gathered
 from daskdist.core.randomness.pass_numbers import PassNumber
-from daskdist.core.randomness.seed import SeedsInCall, generator
+from daskdist.core.randomness.seed import SeedsInCall, generator, numbers_of, state_of
 from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.marks import MarkedSource
 from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
@@ -141,7 +142,7 @@ class ResampleRows:
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         seen, num_kept = np.zeros((2, len(self.target)), np.int64)
         rng = generator(self.seed, self.stream, self.passes.of(epoch))
-        return ResampleCursor(inputs[0](epoch), self, rng, seen, num_kept)
+        return ResampleCursor(MarkedSource(inputs[0](epoch), context), self, rng, seen, num_kept)
 
 
 @dataclass
@@ -161,12 +162,24 @@ class ResampleCursor:
         estimated.
     """
 
-    source: Cursor
+    source: MarkedSource
     rows: ResampleRows
     rng: np.random.Generator
     seen: Index
     num_kept: Index
+    num_elements: int = 0
     is_over: bool = False
+
+    def skip(self, num_elements: int) -> int:
+        """Skip elements: those before the last mark, where the generator and the counts are as they were."""
+        mark = self.source.go_on(num_elements)
+        if mark is None:
+            return 0
+        state, seen, num_kept = mark.state
+        self.rng.bit_generator.state = state_of(self.rng.bit_generator.state, state)
+        self.seen, self.num_kept = np.array(seen, np.int64), np.array(num_kept, np.int64)
+        self.num_elements = mark.place
+        return mark.place
 
     def pull(self) -> Run:
         while True:
@@ -179,6 +192,11 @@ class ResampleCursor:
             if self.rows.initial is None:
                 self.num_kept += np.bincount(noted.fact[kept], minlength=len(self.num_kept))
             if len(kept):
+                self.num_elements += len(kept)
+                if self.source.is_due:
+                    state = numbers_of(self.rng.bit_generator.state)
+                    counts = tuple(self.seen.tolist()), tuple(self.num_kept.tolist())
+                    self.source.note(self.num_elements, self.source.num_pulled, (state, *counts))
                 run: Run = noted.run.take(kept)
                 return run
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.node import CountingNode, Facts, Node, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, NotReady, Opener, Primitive
 from daskdist.core.randomness.pass_numbers import PassNumber
-from daskdist.core.randomness.seed import generator
+from daskdist.core.randomness.seed import generator, numbers_of, state_of
 from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.lazy_shuffle import shuffled
 from daskdist.core.selection.runs import Run, RunQueue, concat
@@ -121,16 +120,16 @@ class ShuffleCursor:
         # Return the numbers of the elements in the slots after some draws.
         size, bits = self.buffer_size, self.rng.bit_generator
         at_first = bits.state
-        for first, state in reversed(self.context.marks()):
-            if first + _COVERING * size <= num_draws:
-                bits.state = _state_of(bits.state, state)
-                occupants = np.full(size, -1)
-                self._draw_numbers(occupants, first, num_draws)
-                if occupants.min() >= 0:
-                    return occupants
-                # Some slot was not drawn since.
-                bits.state = at_first
-                break
+        mark = self.context.mark_before(num_draws - _COVERING * size)
+        if mark is not None:
+            first, state = mark
+            bits.state = state_of(bits.state, state)
+            occupants = np.full(size, -1)
+            self._draw_numbers(occupants, first, num_draws)
+            if occupants.min() >= 0:
+                return occupants
+            # Some slot was not drawn since.
+            bits.state = at_first
         occupants = np.arange(size)
         self._draw_numbers(occupants, 0, num_draws)
         return occupants
@@ -199,7 +198,7 @@ class ShuffleCursor:
     def _draw(self, buffer: RowBuffer | BatchBuffer, incoming: Run) -> Run:
         if self.num_draws >= self.next_mark:
             # So that not all draws have to be made again.
-            self.context.note_mark(self.num_draws, _numbers_of(self.rng.bit_generator.state))
+            self.context.note_mark(self.num_draws, numbers_of(self.rng.bit_generator.state))
             self.next_mark = self.num_draws + 2 * max(self.buffer_size, _DRAWS)
         self.num_draws += len(incoming)
         draws = Draws.of(self.rng.integers(len(buffer), size=len(incoming)), len(buffer))
@@ -210,13 +209,3 @@ class ShuffleCursor:
             buffer.tidy(lambda run: self.context.compact(run, self.waiting.runs))
             self.num_untidy = 0
         return output
-
-
-def _numbers_of(state: Any) -> tuple[int, ...]:
-    # The state of a PCG64, which `daskdist.core.randomness.seed.generator` makes.
-    return (state["state"]["state"], state["state"]["inc"], state["has_uint32"], state["uinteger"])
-
-
-def _state_of(like: Any, numbers: tuple[int, ...]) -> dict[str, Any]:
-    state, inc, has_uint32, uinteger = numbers
-    return {**like, "state": {"state": state, "inc": inc}, "has_uint32": has_uint32, "uinteger": uinteger}

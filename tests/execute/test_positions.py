@@ -22,6 +22,7 @@ from pipelines import pipelines
 
 import daskdist
 from daskdist import Dataset, Ragged, TensorSpec, errors, read_parquet, read_text
+from daskdist.core.selection import marks
 from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.now import Now
 from daskdist.execute.callers.threads import Threads
@@ -32,6 +33,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 LARGE = {"daskdist.split-bytes": 2**24, "daskdist.window-bytes": 2**28}
 SMALL = {"daskdist.split-bytes": 24, "daskdist.window-bytes": 100}
+
+
+LARGE_TESTS = {"test_positions_are_small_and_plain", "test_from_positions_behind_marks_the_rest"}
+
+
+@pytest.fixture(autouse=True)
+def frequent_marks(request, monkeypatch):
+    """Let operations that ask for facts record states often, unless the test is about large datasets."""
+    if request.function.__name__ not in LARGE_TESTS:
+        monkeypatch.setattr(marks, "_FEW_ELEMENTS", 2)
 
 
 def count(stop):
@@ -346,6 +357,14 @@ def test_rows_before_a_position_are_not_read(tmp_path):
     same_elements(list(again), whole[7:], "after the first files were replaced")
 
 
+def scattered(number):
+    return number * 2654435761 % 2**32 % 1009
+
+
+def lengths_of(stop):
+    return Dataset.range(stop).map(lambda x: np.zeros(scattered(x) % 50, np.int8))
+
+
 def read_everything(shuffle_size):
     rows = Dataset.range(1_500_000, output_type=np.int32).map(lambda x: x + 1)
     return (rows.shuffle(shuffle_size, seed=1) if shuffle_size else rows).batch(1000)
@@ -375,6 +394,32 @@ SIZES = {
         lambda: Dataset.range(40_000).group_by_window(lambda x: x % 3, lambda k, w: w.batch(100), 100),
         1_000,
     ),
+    "group_by_window of scattered keys": (
+        lambda: Dataset.range(40_000).group_by_window(lambda x: scattered(x) % 7, lambda k, w: w.batch(100), 100),
+        5_000,
+    ),
+    "bucket_by_sequence_length": (
+        lambda: lengths_of(40_000).bucket_by_sequence_length(len, [10, 20, 30], [100] * 4),
+        5_000,
+    ),
+    "batch_by_size": (lambda: Dataset.range(40_000).batch_by_size(2_500, lambda x: scattered(x) % 50), 5_000),
+    "batch_by_size of buffers": (
+        lambda: Dataset.range(40_000).batch_by_size(2_500, lambda x: scattered(x) % 50, 500),
+        5_000,
+    ),
+    "rejection_resample": (
+        lambda: (
+            Dataset.range(70_000).rejection_resample(lambda x: scattered(x) % 3, [0.5, 0.3, 0.2], seed=1).batch(100)
+        ),
+        5_000,
+    ),
+    "choose_from_datasets": (
+        lambda: Dataset.choose_from_datasets(
+            [Dataset.range(40_000), Dataset.range(40_000).map(lambda x: -x)],
+            Dataset.range(40_000).map(lambda x: scattered(x) % 2),
+        ).batch(100),
+        5_000,
+    ),
 }
 
 
@@ -392,6 +437,23 @@ def test_positions_are_small_and_plain(name, tmp_path):
     checkpoint.save(tmp_path / "state")
     daskdist.Checkpoint(iterator=again).restore(tmp_path / "state")
     same_elements(list(islice(again, 3)), list(islice(iterator, 3)), "after a checkpoint")
+
+
+@pytest.mark.parametrize("name", [name for name, (_, most_bytes) in SIZES.items() if most_bytes == 5_000])
+@pytest.mark.parametrize("caller", [Now, Threads])
+def test_from_positions_behind_marks_the_rest(name, caller):
+    make, _ = SIZES[name]
+    whole = list(make())
+    for number in (10, len(whole) // 3, len(whole) - 3):
+        state = begun(make, number, caller).state_dict()
+        again = begun(make, 0, Now)
+        again.load_state_dict(state)
+        ahead = list(islice(again, 5))
+        same_elements(ahead, whole[number : number + 5], f"from {number}")
+        # A position may be taken of what went on from one.
+        third = begun(make, 0, Now)
+        third.load_state_dict(again.state_dict())
+        same_elements(list(third), whole[number + len(ahead) :], f"from {number} again")
 
 
 ENDLESS = {

@@ -158,6 +158,17 @@ class _Words(np.random.bit_generator.ISpawnableSeedSequence):
         return list(self._sequence.spawn(n_children))
 
 
+def numbers_of(state: Any) -> tuple[int, ...]:
+    """Return the state of a generator that `generator` made as numbers."""
+    return (state["state"]["state"], state["state"]["inc"], state["has_uint32"], state["uinteger"])
+
+
+def state_of(like: Any, numbers: tuple[int, ...]) -> dict[str, Any]:
+    """Return the state of which `numbers_of` made numbers, for a generator with a state ``like`` it."""
+    state, inc, has_uint32, uinteger = numbers
+    return {**like, "state": {"state": state, "inc": inc}, "has_uint32": has_uint32, "uinteger": uinteger}
+
+
 def generator_of(words: Any) -> np.random.Generator:
     """Return the generator with the words of a row of `random_words`.
 

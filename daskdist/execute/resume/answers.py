@@ -7,6 +7,7 @@ A stream that is opened again with the same answers has the same elements withou
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -31,7 +32,7 @@ _MOST_FACT_BYTES: Final = 64
 _SMALL_FACT_BYTES: Final = 1024
 # The most values carried through a chain that are kept; if there are more, some earlier ones are dropped.
 _MOST_CARRIED: Final = 32
-_MOST_MARKS: Final = 32
+_MOST_MARKS: Final = 64
 
 
 class PathKey(NamedTuple):
@@ -104,10 +105,28 @@ class AnswerLog:
                 del self.carried[place]
 
     def note_mark(self, place: int, state: Any) -> None:
-        """Record a state at a place, if it is behind the last one; only the last ones are kept."""
+        """Record a state at a place, if it is behind the last one; where there are many, earlier ones get sparser."""
         if not self.marks or self.marks[-1][0] < place:
             self.marks.append((place, state))
-            del self.marks[:-_MOST_MARKS]
+            if len(self.marks) > _MOST_MARKS:
+                del self.marks[: _MOST_MARKS // 2 : 2]
+
+    def mark_before(self, place: int) -> tuple[int, Any] | None:
+        """Return the last recorded state at ``place`` or before it, with its place."""
+        return next((mark for mark in reversed(self.marks) if mark[0] <= place), None)
+
+    def with_facts(self, calls: range) -> AnswerLog:
+        """Return the log with the facts of some calls only, and nothing of the calls behind them."""
+        log = copy.copy(self)
+        log.cuts, log.rows = self.cuts[: calls.stop], self.rows[: calls.stop]
+        log.facts = [*([None] * calls.start), *self.facts[calls.start : calls.stop]]
+        return log
+
+    def with_mark(self, mark: tuple[int, Any] | None) -> AnswerLog:
+        """Return the log with one mark at most."""
+        log = copy.copy(self)
+        log.marks = [] if mark is None else [mark]
+        return log
 
     def value(self, number: int, make: Callable[[], Any]) -> Any:
         """Return a recorded value; if it is not recorded, record what ``make`` returns."""
@@ -128,6 +147,19 @@ class AnswerLog:
     def lengths(self) -> Iterator[tuple[int, int]]:
         """Yield the lengths that `note_length` recorded, each with the number of its repetitions."""
         return zip(self.rows[::2], self.rows[1::2], strict=True)
+
+
+class UsedAnswers:
+    """The facts and marks that a stream looks at while it is advanced to a position, by the identity of their log."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, range] = {}
+        self.marks: dict[int, tuple[int, Any] | None] = {}
+
+    def note_calls(self, log: AnswerLog, start: int, stop: int) -> None:
+        """Note that the facts of some calls are looked at; of none if ``start`` is ``stop``, where calls go on."""
+        before = self.calls.get(id(log), range(start, stop))
+        self.calls[id(log)] = range(min(before.start, start), max(before.stop, stop))
 
 
 class Known(NamedTuple):
@@ -153,6 +185,15 @@ class Answers:
         """Return the same logs for another stream of the same elements."""
         other = Answers()
         other.logs = self.logs
+        return other
+
+    def only(self, used: UsedAnswers) -> Answers:
+        """Return the logs without facts and marks that are not used."""
+        other = Answers()
+        for key, log in self.logs.items():
+            calls = used.calls.get(id(log))
+            kept = log if calls is None else log.with_facts(calls)
+            other.logs[key] = kept.with_mark(used.marks[id(log)]) if id(log) in used.marks else kept
         return other
 
     def add(self, others: Answers, path: Path) -> None:

@@ -85,6 +85,21 @@ class FactCursor:
             self._note(len(call.inputs), len(run), fact)
         return Noted(run, fact)
 
+    def skip(self, num_elements: int) -> int:
+        """Skip the elements of recorded calls, whose facts are not looked at; fewer where a call is not over."""
+        num_skipped = num_inputs = 0
+        log, number = self.log, 0
+        while number < min(len(log.cuts), len(log.rows)) and log.cuts[number] != RAISED:
+            if not 0 <= log.rows[number] <= num_elements - num_skipped:
+                break
+            num_skipped, num_inputs = num_skipped + log.rows[number], num_inputs + log.cuts[number]
+            number += 1
+        self.source.skip(num_inputs)  # type: ignore[attr-defined]
+        self._num_repeated, self.num_given = number, num_inputs
+        if self.runtime.used is not None:
+            self.runtime.used.note_calls(log, number, number)
+        return num_skipped
+
     def _note(self, num_inputs: int, num_rows: int, fact: Any) -> None:
         self.log.cuts.append(num_inputs)
         self.log.rows.append(num_rows)
@@ -97,6 +112,8 @@ class FactCursor:
 
     def _known(self, call: _FactCall, number: int) -> Noted:
         self.num_given += len(call.inputs)
+        if self.runtime.used is not None:
+            self.runtime.used.note_calls(self.log, number, number + 1)
         if self.fact.makes_rows:
             (ref,) = call.run.blocks  # type: ignore[union-attr]
             ref.num_rows = self.log.rows[number]

@@ -27,7 +27,7 @@ from daskdist.core.primitive import (
     Stream,
 )
 from daskdist.core.selection.skipping import advance
-from daskdist.execute.resume.answers import AnswerLog, Answers, Path, PathKey
+from daskdist.execute.resume.answers import AnswerLog, Answers, Path, PathKey, UsedAnswers
 from daskdist.execute.resume.deferring import DeferringCaller, RefusedError
 from daskdist.execute.resume.skipping import SkippingCursor
 from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor
@@ -47,6 +47,8 @@ class Interpreter(StreamRuntime):
 
     # The stream that is being advanced to a position, if one is.
     _advance: _Advance | None = None
+    # The stream whose elements are handed out, its pass, and whether errors were raised in parts of it.
+    _stream: tuple[Primitive, Epoch, bool] | None = None
 
     def open(self, primitive: Primitive, path: Path = ()) -> Opener:
         """Return a function that opens a cursor over the primitive's elements for an epoch.
@@ -117,6 +119,28 @@ class Interpreter(StreamRuntime):
         for behind in advance_now.behind:
             answers.drop(*behind)
         return cursor  # type: ignore[no-any-return]
+
+    def hand_out(self, primitive: Primitive, epoch: Epoch, *, is_exact: bool = False) -> None:
+        """Note the stream whose elements are handed out; the parameters are those of `open_at`."""
+        self._stream = primitive, epoch, is_exact
+
+    def answers_at(self, num_elements: int, num_errors: int) -> Answers:
+        """Return the answers that a position in the stream needs which is handed out.
+
+        Operations that ask for facts need those behind their last mark only.
+        """
+        if self._stream is None or num_errors or not any(log.facts for log in self.answers.logs.values()):
+            return self.answers
+        primitive, epoch, is_exact = self._stream
+        if is_exact:
+            return self.answers
+        trial = Interpreter(DeferringCaller(self.caller, refuses=True))
+        trial.used = UsedAnswers()
+        try:
+            trial.open_at(primitive, epoch, self.answers.again(), num_elements, is_trial=True)
+        except RefusedError:
+            return self.answers
+        return self.answers.only(trial.used)
 
     def note_behind(self, path: Path, epoch: Epoch, num_passes: int) -> None:
         """Note that the first passes of a repetition are behind the position to which the stream is advanced."""
@@ -216,9 +240,12 @@ class ArrangementContext:
         """Record the state at a place; see `daskdist.core.primitive.Context.note_mark`."""
         self._log.note_mark(place, state)
 
-    def marks(self) -> list[tuple[int, Any]]:
-        """Return the recorded states; see `daskdist.core.primitive.Context.marks`."""
-        return list(self._log.marks)
+    def mark_before(self, place: int) -> tuple[int, Any] | None:
+        """Return the last recorded state up to a place; see `daskdist.core.primitive.Context.mark_before`."""
+        mark, used = self._log.mark_before(place), self._interpreter.used
+        if used is not None:
+            used.marks[id(self._log)] = mark
+        return mark
 
     def lengths(self) -> list[tuple[int, int]]:
         """Return the recorded lengths; see `daskdist.core.primitive.Context.lengths`."""

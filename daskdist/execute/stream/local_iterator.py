@@ -197,13 +197,9 @@ class ElementIterator(Iterator[Any]):
         Resuming reads only splits whose rows are still needed; a generator is run again from its start.
         """
         builder = self._open_builder("state_dict")
-        position = StreamPosition(
-            self._epoch,
-            self._identity.seeds,
-            self._num_behind + self._current.place,
-            builder.num_errors,
-            self._interpreter.answers,
-        )
+        num_elements, num_errors = self._num_behind + self._current.place, builder.num_errors
+        answers = self._interpreter.answers_at(num_elements, num_errors)
+        position = StreamPosition(self._epoch, self._identity.seeds, num_elements, num_errors, answers)
         return state_of(self._identity.pipeline(), self._number, [position.as_plain(self._interpreter.caller)])
 
     @locked

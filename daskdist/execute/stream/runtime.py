@@ -23,7 +23,7 @@ from daskdist.core.selection.lazy_shuffle import ShuffledSelection
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, Zipped
 from daskdist.execute.caller import Caller
-from daskdist.execute.resume.answers import Answers, Path
+from daskdist.execute.resume.answers import Answers, Path, UsedAnswers
 from daskdist.execute.stream.gather import CHEAP_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes
 from daskdist.execute.stream.window import Windows
 
@@ -117,6 +117,8 @@ class StreamRuntime:
         self.skipped_of: Counter[str] = Counter()
         # Answers of calls about the order of elements, which positions need.
         self.answers = Answers()
+        # The facts and marks that are looked at, if that is of interest.
+        self.used: UsedAnswers | None = None
         self._turns = cycle(workers)
         self._readers: WeakSet[RowReader] = WeakSet()
 

@@ -399,7 +399,7 @@ class DistributedIterator:
 
     def _state(self, handed_out: HandedOut) -> dict[str, Any]:
         positions = [
-            StreamPosition(epoch, seeds, num_elements, num_errors, interpreter.answers)
+            StreamPosition(epoch, seeds, num_elements, num_errors, interpreter.answers_at(num_elements, num_errors))
             for epoch, seeds, (num_elements, num_errors), interpreter in zip(
                 self._epochs, seeds_of(self.pipelines), handed_out, self._interpreters, strict=True
             )

@@ -1,0 +1,116 @@
+"""Marks: places from which arithmetic that needs facts about elements goes on without the facts before."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from daskdist.core.primitive import Context, Cursor, Noted
+
+# The least number of elements between two marks; later it is this share of the elements so far.
+_FEW_ELEMENTS: Final = 512
+_SHARE: Final = 64
+# States of more numbers are not recorded: the facts take less.
+_MOST_NUMBERS: Final = 512
+
+
+class Mark(NamedTuple):
+    """A place to go on from.
+
+    Parameters
+    ----------
+    place
+        The number of elements that were handed out there.
+    stop
+        The number of elements of the input that were pulled there.
+    state
+        The numbers that were recorded.
+    """
+
+    place: int
+    stop: int
+    state: tuple[Any, ...]
+
+
+@dataclass
+class MarkedSource:
+    """Elements with facts, of which an arrangement records what it needs to go on from a place.
+
+    Parameters
+    ----------
+    source
+        The elements and facts.
+    context
+        Records the marks.
+    num_pulled
+        The number of elements so far.
+    """
+
+    source: Cursor
+    context: Context
+    num_pulled: int = 0
+    # The numbers of the first elements of the last pulls: only there can the input go on.
+    _firsts: list[int] = field(default_factory=list)
+    _next_mark: int = field(default_factory=lambda: _FEW_ELEMENTS)
+
+    def pull(self) -> Noted:
+        """Return the next elements and their facts."""
+        noted: Noted = self.source.pull()
+        self._firsts.append(self.num_pulled)
+        self.num_pulled += len(noted.run)
+        return noted
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether the next mark is to be recorded."""
+        return self.num_pulled >= self._next_mark
+
+    def note(self, place: int, first: int, state: tuple[Any, ...]) -> None:
+        """Record a mark.
+
+        Parameters
+        ----------
+        place
+            The number of elements handed out so far.
+        first
+            The number of the first element of the input that is still needed.
+        state
+            Numbers, and tuples of numbers.
+        """
+        self._next_mark = self.num_pulled + max(_FEW_ELEMENTS, self.num_pulled // _SHARE)
+        if len(state) > _MOST_NUMBERS:
+            return
+        if first < self.num_pulled:
+            number = bisect_right(self._firsts, first) - 1
+            if number < 0:
+                return
+            first = self._firsts[number]
+            del self._firsts[:number]
+        else:
+            self._firsts.clear()
+        self.context.note_mark(place, (first, self.num_pulled, *state))
+
+    def go_on(self, num_elements: int) -> Mark | None:
+        """Advance the input to the last mark that is not behind ``num_elements`` handed out; None without one."""
+        mark = self.context.mark_before(num_elements)
+        if mark is None:
+            return None
+        place, (first, stop, *state) = mark
+        self.num_pulled = self.source.skip(first)  # type: ignore[attr-defined]
+        self._next_mark = stop + max(_FEW_ELEMENTS, stop // _SHARE)
+        return Mark(place, stop, tuple(state))
+
+    def note_rest(self, place: int, num_waiting: int, state: tuple[Any, ...] = ()) -> None:
+        """Record a mark if it is due, where only the last elements that were pulled are still needed; see `rest`."""
+        if self.is_due:
+            first = self.num_pulled - num_waiting
+            self.note(place, first, (first, *state))
+
+    def rest(self, mark: Mark) -> Iterator[Noted]:
+        """Yield the elements that were still needed at a mark that `note_rest` recorded."""
+        first = mark.state[0]
+        while self.num_pulled < mark.stop:
+            noted = self.pull()
+            yield noted[max(first - (self.num_pulled - len(noted)), 0) :]
