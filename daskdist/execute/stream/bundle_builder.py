@@ -164,7 +164,7 @@ class BundleBuilder:
         self.num_errors = 0
         self._primitive, self._epoch = primitive, epoch
         if epoch is not None:
-            interpreter.hand_out(primitive, epoch)
+            interpreter.note_stream(primitive, epoch)
         # The number of elements in the bundles before the last one that was handed out, and in that one.
         self._num_behind = self._num_last = 0
         self._most_logs = _MOST_LOGS
@@ -182,7 +182,7 @@ class BundleBuilder:
         """Go on from a position; the parameters are those of `Interpreter.open_at`."""
         self._primitive, self._epoch = primitive, epoch
         self._num_behind, self.num_errors = num_elements, num_errors
-        self.interpreter.hand_out(primitive, epoch, is_exact=is_exact)
+        self.interpreter.note_stream(primitive, epoch, is_exact=is_exact)
         open_at = self.interpreter.open_at
         self.source = open_at(primitive, epoch, answers, num_elements, num_errors, is_exact=is_exact)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -47,7 +47,7 @@ class Interpreter(StreamRuntime):
 
     # The stream that is being advanced to a position, if one is.
     _advance: _Advance | None = None
-    # The stream whose elements are handed out, its pass, and whether errors were raised in parts of it.
+    # The stream in which positions are taken, its pass, and whether errors were raised in parts of it.
     _stream: tuple[Primitive, Epoch, bool] | None = None
 
     def open(self, primitive: Primitive, path: Path = ()) -> Opener:
@@ -120,27 +120,22 @@ class Interpreter(StreamRuntime):
             answers.drop(*behind)
         return cursor  # type: ignore[no-any-return]
 
-    def hand_out(self, primitive: Primitive, epoch: Epoch, *, is_exact: bool = False) -> None:
-        """Note the stream whose elements are handed out; the parameters are those of `open_at`."""
+    def note_stream(self, primitive: Primitive, epoch: Epoch, *, is_exact: bool = False) -> None:
+        """Note the stream in which positions are taken; the parameters are those of `open_at`."""
         self._stream = primitive, epoch, is_exact
 
     def answers_at(self, num_elements: int, num_errors: int) -> Answers:
-        """Return the answers that a position in the stream needs which is handed out.
+        """Return the answers that a position in the stream needs; its parameters are those of `open_at`.
 
-        Operations that ask for facts need those behind their last mark only.
+        Operations that ask for facts need only the facts after their last mark.
         """
         if self._stream is None or num_errors or not any(log.facts for log in self.answers.logs.values()):
             return self.answers
         primitive, epoch, is_exact = self._stream
         if is_exact:
             return self.answers
-        trial = Interpreter(DeferringCaller(self.caller, refuses=True))
-        trial.used = UsedAnswers()
-        try:
-            trial.open_at(primitive, epoch, self.answers.again(), num_elements, is_trial=True)
-        except RefusedError:
-            return self.answers
-        return self.answers.only(trial.used)
+        used = UsedAnswers()
+        return self.answers.only(used) if self._advance_trial(primitive, epoch, num_elements, used) else self.answers
 
     def note_behind(self, path: Path, epoch: Epoch, num_passes: int) -> None:
         """Note that the first passes of a repetition are behind the position to which the stream is advanced."""
@@ -149,9 +144,19 @@ class Interpreter(StreamRuntime):
 
     def drop_answers_behind(self, primitive: Primitive, epoch: Epoch, num_elements: int) -> None:
         """Drop the answers that no position after some elements needs: those of repetitions that are over."""
+        self._advance_trial(primitive, epoch, num_elements)
+
+    def _advance_trial(
+        self, primitive: Primitive, epoch: Epoch, num_elements: int, used: UsedAnswers | None = None
+    ) -> bool:
+        # Advance another stream with the same answers by arithmetic alone; return whether that is possible.
         trial = Interpreter(DeferringCaller(self.caller, refuses=True))
-        with suppress(RefusedError):
+        trial.used = used
+        try:
             trial.open_at(primitive, epoch, self.answers.again(), num_elements, is_trial=True)
+        except RefusedError:
+            return False
+        return True
 
     def _maker(self, primitive: Primitive, path: Path) -> Callable[[Epoch], Any]:
         match primitive:

@@ -21,7 +21,7 @@ _PLAIN: Final = (*PLAIN, np.generic, type(None))
 
 @runtime_checkable
 class StatefulOfReplicas(Stateful, Protocol):
-    """An object whose replicas work out its state together: all call ``state_dict``, if its field says so."""
+    """An object whose state may consist of the values of all replicas, which then all call ``state_dict``."""
 
     @property
     def is_of_all_replicas(self) -> bool:
