@@ -1,6 +1,6 @@
 """A program that kills writers before each change to a file system, and checks the files that are left.
 
-``python kill_writes.py DIRECTORY METHOD:SCHEME...`` writes with methods of `Dataset` to ``SCHEME://...``, first to an
+``python kill_writes.py DIRECTORY METHOD:SCHEME`` writes with a method of `Dataset` to ``SCHEME://...``, first to an
 empty place and then over an older dataset, in processes that end before their first, second, ... change, until one
 completes. After each, a reader has to find the old dataset or the new one, and another write has to remove all
 leftovers; the command ``convert`` is also repeated before that, and has to give the new dataset.
@@ -9,6 +9,7 @@ leftovers; the command ``convert`` is also repeated before that, and has to give
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 import sys
@@ -195,11 +196,28 @@ def check(place: str, target: Path, is_fresh: bool, method: str) -> None:
             raise SystemExit(f"{path} was written again, and is read as {found}")
 
 
+def import_what_is_used(folder: Path, method: str) -> None:
+    """Import all modules that a write and a read import, as each of the processes that are killed would do it again."""
+    noted, home = folder / "modules", folder / "first"
+    home.mkdir()
+
+    def note() -> None:
+        before = set(sys.modules)
+        write(method, OLD, str(home / "data.x"))
+        read(method, str(home / "data.x"))
+        noted.write_text(" ".join(name for name in sys.modules if name not in before))
+
+    if in_another_process(note):
+        raise SystemExit("the first dataset could not be written")
+    for name in noted.read_text().split():
+        importlib.import_module(name)
+
+
 def kill_before_each_change(folder: Path, method: str, scheme: str) -> None:
-    folder.mkdir()
     if method == CONVERT:
         for values in (OLD, NEW, LATER):
             Dataset.from_list([{"cls": value} for value in values]).to_parquet(folder / f"source-{values[0]}")
+    import_what_is_used(folder, method)
     for is_fresh in (True, False):
         number, is_over = 0, False
         while not is_over:
@@ -236,5 +254,4 @@ def kill_before_each_change(folder: Path, method: str, scheme: str) -> None:
 
 
 if __name__ == "__main__":
-    for number, writer in enumerate(sys.argv[2:]):
-        kill_before_each_change(Path(sys.argv[1], str(number)), *writer.split(":"))
+    kill_before_each_change(Path(sys.argv[1]), *sys.argv[2].split(":"))
