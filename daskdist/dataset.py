@@ -2026,6 +2026,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             is_writable=bool(options.writable),
             told_spec=lambda: self._told_spec,
             work=LongWork(self._node.name, self.cardinality),
+            node=self._current_node(),
         )
 
     def at_epoch(self, epoch: int) -> Dataset:

@@ -566,6 +566,19 @@ def test_each_pass_of_a_loader_is_shuffled_anew(torch):
     assert sorted(first) == sorted(second) == list(range(50))
 
 
+def test_passes_of_a_loader_have_positions_and_times(torch):
+    loader = daskdist.torch_loader(Dataset.range(50).shuffle(50, seed=1).batch(5))
+    batches, again = iter(loader), iter(loader)
+    for _ in range(4):
+        next(batches)
+    again.load_state_dict(batches.state_dict())
+    assert [x.tolist() for x in again] == [x.tolist() for x in batches]
+    assert batches.stats()["num_elements"] == 10
+    assert "10 steps in" in daskdist.explain_slow(batches)
+    batches.close()
+    assert list(batches) == []
+
+
 @pytest.mark.parametrize(
     ("dataset", "words"),
     [

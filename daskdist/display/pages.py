@@ -138,14 +138,14 @@ def state_page(title: str, facts: Sequence[str], heading: Sequence[str], rows: S
     return page(title, facts, [Section("table", PageTable(texts(*heading), cells))] if rows else [])
 
 
-def times_in_words(stats: dict[str, Any]) -> str:
+def times_in_words(stats: dict[str, Any], unit: str = "step") -> str:
     """Describe the progress of an iterator, and the share of the time that the program waited for it.
 
     >>> times_in_words({"num_elements": 30, "waiting_s": 1.0, "step_s": 2.0, "steps_per_s": 10.0, "num_skipped": 0})
     '30 steps, 10.0 a second, waiting 33 % of the time'
     """
     total_s = stats["waiting_s"] + stats["step_s"]
-    words = [count(stats["num_elements"], "step")]
+    words = [count(stats["num_elements"], unit)]
     if total_s:
         words.append(f"{stats['steps_per_s']:,.1f} a second")
         words.append(f"waiting {100 * stats['waiting_s'] / total_s:.0f} % of the time")
@@ -154,8 +154,8 @@ def times_in_words(stats: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def times_page(title: str, stats: dict[str, Any]) -> str | None:
-    """Return the page of an iterator: its progress, and how time was spent."""
+def times_page(title: str, stats: dict[str, Any], unit: str = "step") -> str | None:
+    """Return the page of an iterator over steps or elements: its progress, and how time was spent."""
     total_s = stats["waiting_s"] + stats["step_s"]
     sections = []
     if total_s:
@@ -167,7 +167,7 @@ def times_page(title: str, stats: dict[str, Any]) -> str | None:
         sections.append(Section("shares", parts))
     if stats.get("busy_s"):
         sections.append(Section("table", bars("work for input", "all threads", stats["busy_s"])))
-    return page(title, [times_in_words(stats)], sections)
+    return page(title, [times_in_words(stats, unit)], sections)
 
 
 def bars(names: str, summed_over: str, seconds_by_name: dict[str, float]) -> PageTable:

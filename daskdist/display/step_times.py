@@ -31,9 +31,9 @@ class StepTimes:
     def note(self, begun_at: float, ended_at: float) -> None:
         """Record the times at which a call for a step began and ended."""
         self.waiting_s += ended_at - begun_at
-        if self._left_at is not None:
-            # Calls of several threads overlap.
-            self.step_s += max(begun_at - self._left_at, 0.0)
+        # Calls of several threads overlap.
+        if self._left_at is not None and begun_at > self._left_at:
+            self.step_s += begun_at - self._left_at
         self._left_at = ended_at
 
     @property
@@ -49,6 +49,10 @@ class StepTimes:
     def rate(self, number: float) -> float:
         """Return a number divided by the total time."""
         return number / self.total_s if self.total_s else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the seconds of waiting and of steps, and the rate of steps."""
+        return {"waiting_s": self.waiting_s, "step_s": self.step_s, "steps_per_s": self.rate(self.num_steps)}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import numpy as np
 from daskdist.devices import Device, device_of, name_of
 from daskdist.devices.cuda_streams import torch_stream
 from daskdist.errors import ArgumentError, CollectiveError
+from daskdist.execute.stream.local_iterator import ConvertedIterator
 from daskdist.execute.transfer.copier import channel_of
 from daskdist.frameworks.convert import (
     OF_ML_DTYPES,
@@ -121,7 +122,8 @@ def torch_loader(dataset: Any) -> Any:
     -------
     torch.utils.data.IterableDataset
         An iterable whose passes are passes over the dataset, reshuffled if the dataset shuffles, with elements
-        converted by `to_torch`; ``len`` is their number, or raises a `TypeError` if it is unknown.
+        converted by `to_torch`; ``len`` is their number, or raises a `TypeError` if it is unknown. ``iter(loader)``
+        has the methods of iterators over the dataset: `state_dict`, `load_state_dict`, `stats` and `close`.
 
     Raises
     ------
@@ -337,7 +339,7 @@ def _loader() -> Any:
                     "torch_loader: used in worker processes of a DataLoader, each of which would read everything; give "
                     "num_workers=0: daskdist reads ahead by itself, in processes with Options(num_processes=2)"
                 )
-            return map(to_torch, self._dataset)
+            return ConvertedIterator(to_torch, iter(self._dataset))
 
         def __len__(self) -> int:
             return length_of(self._dataset)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Final
 
-from daskdist.core.node import walk
+from daskdist.core.node import Node, walk
 from daskdist.display.plain_text import PlainText
 from daskdist.display.plan import count
 from daskdist.errors import ArgumentError
+from daskdist.execute.callers.processes import Processes
+from daskdist.execute.stream.local_iterator import ConvertedIterator, ElementIterator
 from daskdist.ops.read_files import ReadFiles
 from daskdist.passes.remainders import level
 from daskdist.strategy.input.iterator import DistributedIterator
@@ -23,39 +25,41 @@ _ADVICE: Final = (
 )
 
 
-def explain_slow(iterator: DistributedIterator) -> PlainText:
+def explain_slow(iterator: DistributedIterator | ElementIterator | ConvertedIterator) -> PlainText:
     """Describe how a pass spends its time, and what would make it faster.
 
     Parameters
     ----------
     iterator
-        An iterator over a distributed dataset, after some steps.
+        An iterator over a dataset, a distributed dataset or a `torch_loader`, after some steps. Of a dataset that is
+        not distributed, each element is a step.
 
     Returns
     -------
     str
-        Sentences, one per line, that print themselves, about the measurements in `DistributedIterator.stats`.
+        Sentences, one per line, that print themselves, about the measurements in its ``stats()``.
 
     Raises
     ------
     ArgumentError
-        It is not an iterator over a distributed dataset.
+        It is not such an iterator.
 
     >>> import daskdist
-    >>> dataset = daskdist.Dataset.range(100).batch(10)
-    >>> steps = iter(daskdist.MirroredStrategy(["CPU:0", "CPU:1"]).distribute_dataset(dataset))
-    >>> print(explain_slow(steps))
+    >>> batches = iter(daskdist.Dataset.range(100).batch(10))
+    >>> print(explain_slow(batches))
     0 steps so far: take some steps first.
     """
-    if not isinstance(iterator, DistributedIterator):
+    if isinstance(iterator, ConvertedIterator):
+        iterator = iterator.source
+    if not isinstance(iterator, (DistributedIterator, ElementIterator)):
         raise ArgumentError(
-            f"explain_slow: got {type(iterator).__name__}; give an iterator over a distributed dataset, as from "
-            "iter(strategy.distribute_dataset(dataset))"
+            f"explain_slow: got {type(iterator).__name__}; give an iterator that has taken steps, as from "
+            "iter(dataset) or iter(strategy.distribute_dataset(dataset))"
         )
     return PlainText("\n".join(_sentences(iterator)))
 
 
-def _sentences(iterator: DistributedIterator) -> Iterator[str]:
+def _sentences(iterator: DistributedIterator | ElementIterator) -> Iterator[str]:
     stats = iterator.stats()
     times = iterator.times
     num_steps = times.num_steps
@@ -68,7 +72,7 @@ def _sentences(iterator: DistributedIterator) -> Iterator[str]:
     )
     if stats["num_skipped"]:
         yield f"{count(stats['num_skipped'], 'element')} left out because reading or computing them failed."
-    if not iterator.is_here:
+    if isinstance(iterator, DistributedIterator) and not iterator.is_here:
         yield from _on_cluster(iterator)
         return
     if times.waiting_share < _LITTLE_WAITING:
@@ -77,7 +81,7 @@ def _sentences(iterator: DistributedIterator) -> Iterator[str]:
             f"{times.waiting_share:.0%} at most."
         )
         return
-    yield from _of_input(iterator, stats)
+    yield from _of_input(iterator, stats.get("busy_s", {}))
 
 
 def _on_cluster(iterator: DistributedIterator) -> Iterator[str]:
@@ -109,7 +113,7 @@ def _on_cluster(iterator: DistributedIterator) -> Iterator[str]:
             else f"The {threads} of the workers are busy with it {busy_share:.0%} of the time: more workers would not "
             "help, since these have too little work at a time."
         )
-    yield from _of_plan(iterator)
+    yield from _of_plan(iterator.nodes)
 
 
 def _work(busy_s: dict[str, float]) -> str:
@@ -118,34 +122,38 @@ def _work(busy_s: dict[str, float]) -> str:
     return f"Work for input: {', '.join(parts)}."
 
 
-def _of_input(iterator: DistributedIterator, stats: dict[str, Any]) -> Iterator[str]:
-    busy = stats["busy_s"]
-    all_s, num_threads = sum(busy.values()), iterator.num_threads
+def _of_input(iterator: DistributedIterator | ElementIterator, busy_s: dict[str, float]) -> Iterator[str]:
+    all_s = sum(busy_s.values())
     if all_s:
-        yield _work(busy)
-    if not num_threads:
+        yield _work(busy_s)
+    caller = iterator.caller
+    if isinstance(caller, Processes):
+        yield (
+            f"Input is computed by {caller.num_processes} processes: use more, with Options(num_processes=...), if "
+            "there are idle cores, or reduce the work."
+        )
+    elif not caller.num_ahead:
         yield (
             "Input is computed by the program's own thread, when it asks for a step: add prefetch(2) at the end of the "
             "dataset, or Options(num_threads=...), to compute it during steps."
         )
-    elif all_s > _BUSY * num_threads * iterator.times.total_s:
-        yield (
-            f"The {count(num_threads, 'thread')} that compute input are always busy: use more threads, with "
-            "Options(num_threads=...), if there are idle cores, or reduce the work."
-        )
     elif all_s:
-        share = all_s / (num_threads * iterator.times.total_s)
+        threads = count(caller.num_ahead, "thread")
+        share = all_s / max(caller.num_ahead * iterator.times.total_s, 1e-9)
         yield (
-            f"The {count(num_threads, 'thread')} that compute input are busy {share:.0%} of the time: more threads "
-            "would not help, since these have too little work at a time."
+            f"The {threads} that compute input are always busy: use more threads, with Options(num_threads=...), if "
+            "there are idle cores, or reduce the work."
+            if share > _BUSY
+            else f"The {threads} that compute input are busy {share:.0%} of the time: more threads would not help, "
+            "since these have too little work at a time."
         )
-    yield from _of_plan(iterator)
+    yield from _of_plan(iterator.nodes)
 
 
-def _of_plan(iterator: DistributedIterator) -> Iterator[str]:
+def _of_plan(nodes: Iterable[Node]) -> Iterator[str]:
     told: dict[str, None] = {}
-    for pipeline in iterator.pipelines:
-        for node in walk(pipeline.node):
+    for last in nodes:
+        for node in walk(last):
             # A function of whole batches has enough to do in each call.
             if node.note.startswith("row by row") and not level(node):
                 told[f"{node} is called {node.note}. {_ADVICE}"] = None

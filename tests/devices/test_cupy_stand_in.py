@@ -89,7 +89,9 @@ for number, batch in enumerate(strategy.distribute_dataset(rows)):
     strategy.run(lambda x: x * 2, args=(batch,))
     if number == 99:
         counts.clear()
-assert counts["__init__"] == counts["waits for itself"] == 0, counts
+assert counts["waits for itself"] == 0, counts
+# Events are used again; one more is created whenever more copies are under way at once than ever before.
+assert counts["__init__"] <= 10, counts
 # There are two events for each of 300 steps, before and after it, and a few for copies, each of many steps.
 assert 600 <= counts["record"] <= 750 and 600 <= counts["wait_event"] <= 750, counts
 assert counts["synchronize"] == 0, counts
@@ -97,6 +99,6 @@ print("counted")
 """
 
 
-def test_a_step_takes_two_events_and_creates_none() -> None:
+def test_a_step_takes_two_events_that_were_used_before() -> None:
     done = run("-c", COUNTS)
     assert done.stdout == "counted\n", done.stderr

@@ -12,7 +12,7 @@ import pytest
 from test_html import text_of
 
 import daskdist
-from daskdist import Dataset, errors
+from daskdist import Dataset, Options, errors
 from daskdist.display.step_display import RedrawnLine, TqdmBar, step_display
 from daskdist.display.step_times import StepTimes
 from daskdist.strategy.values.async_value import AsyncValue
@@ -183,8 +183,33 @@ def test_on_a_cluster_the_times_of_tasks_and_replicas_are_described(on_cluster):
     assert "range-map" not in other.stats()["busy_s"]
 
 
+def test_passes_that_are_not_distributed():
+    batches = iter(Dataset.range(40).map(slow).batch(8))
+    list(batches)
+    stats = batches.stats()
+    assert stats["num_elements"] == 5
+    assert 0.08 <= stats["busy_s"]["range-map"] <= stats["waiting_s"]
+    assert stats["steps_per_s"] == pytest.approx(5 / (stats["waiting_s"] + stats["step_s"]))
+    told = daskdist.explain_slow(batches)
+    assert re.search(r"^5 steps in .* s, .* per second: \d+% of the time waiting for input", told)
+    assert "the program's own thread" in told
+    assert re.search(r"map\(function=slow .*\) is called row by row: it calls sleep", told)
+    assert "waiting for input" in text_of(batches)
+    assert re.search(r"^<ElementIterator: 5 elements, .* a second, waiting \d+ % of the time>$", repr(batches))
+
+    batches = iter(Dataset.range(40).batch(8))
+    for _ in batches:
+        time.sleep(0.02)
+    assert batches.stats()["step_s"] >= 0.08
+    assert "The steps themselves take nearly all of the time" in daskdist.explain_slow(batches)
+
+    batches = iter(Dataset.range(40).map(slow).batch(8).with_options(Options(num_processes=2)))
+    list(batches)
+    assert "Input is computed by 2 processes" in daskdist.explain_slow(batches)
+
+
 def test_values_that_are_not_iterators():
-    with pytest.raises(errors.ArgumentError, match="got Dataset; give an iterator over a distributed dataset"):
+    with pytest.raises(errors.ArgumentError, match=r"got Dataset; give an iterator that has taken steps, as from iter"):
         daskdist.explain_slow(Dataset.range(3))
 
 

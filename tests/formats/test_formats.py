@@ -285,11 +285,9 @@ def test_files_that_cannot_be_listed_are_left_out_and_counted(parquet_files, cap
     iterator = iter(ds)
     with caplog.at_level(logging.WARNING, "daskdist"):
         assert [int(x) for x in iterator] == [0, 1, 6, 7]
-    assert iterator.stats() == {
-        "num_elements": 4,
-        "num_skipped": 2,
-        "skipped_by_file": {paths[1]: 1, paths[2]: 1},
-    }
+    stats = iterator.stats()
+    assert (stats["num_elements"], stats["num_skipped"]) == (4, 2)
+    assert stats["skipped_by_file"] == {paths[1]: 1, paths[2]: 1}
     assert sum(paths[1] in message for message in caplog.messages) == 1
     with pytest.raises(errors.FileError, match="part-1"):
         list(read_parquet(paths[:2], "id"))

@@ -36,6 +36,7 @@ class Processes(Threads):
     def __init__(self, num_processes: int, fetch: Fetch | None = None) -> None:
         # While one call of a process is running, its next one is on the way.
         super().__init__(2 * num_processes, fetch)
+        self.num_processes = num_processes
         self._processes = process_pool(num_processes)
         self._files: dict[Any, str] = {}
         self._adding = Lock()

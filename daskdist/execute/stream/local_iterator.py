@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import RLock
+from time import perf_counter
 from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
@@ -15,12 +15,15 @@ from daskdist.core.block import Block, Bundle, Rows, writable_element
 from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
+from daskdist.core.node import Node
 from daskdist.core.primitive import Epoch, Exhausted, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec
 from daskdist.core.structure import Leaves, Structure
+from daskdist.display.pages import times_in_words, times_page
+from daskdist.display.step_times import StepTimes
 from daskdist.errors import ArgumentError, StackError, UserFunctionError
-from daskdist.execute.caller import Caller
+from daskdist.execute.caller import Caller, LocalCaller
 from daskdist.execute.callers.now import Now
 from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, StepBundle
@@ -79,6 +82,8 @@ class ElementIterator(Iterator[Any]):
         did not ask for it.
     work
         Shows how many elements were handed out, if the program has asked for it.
+    node
+        The last operation of the pipeline, if a program may ask how its time is spent.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class ElementIterator(Iterator[Any]):
         is_writable: bool = False,
         told_spec: Callable[[], ElementSpec | None] = lambda: None,
         work: LongWork | None = None,
+        node: Node | None = None,
     ) -> None:
         self._interpreter = Interpreter(caller, budget_bytes=budget_bytes)
         self._primitive = primitive
@@ -105,6 +111,8 @@ class ElementIterator(Iterator[Any]):
         self._is_writable = is_writable
         self._told_spec = told_spec
         self._work = work
+        self.nodes = [] if node is None else [node]
+        self.times = StepTimes()
         self._number = 0
         # The number of elements in the bundles before the current one, with those that failed.
         self._num_behind = 0
@@ -114,20 +122,26 @@ class ElementIterator(Iterator[Any]):
         Finalizer(self, self._interpreter.close)
 
     def __next__(self) -> Any:
+        begun_at = perf_counter()
         with self.lock:
             try:
                 element = self._next()
+                self._number += 1
+                self.times.num_steps += 1
             except UserFunctionError as error:
                 raise shortened(error) from error.__cause__
-            self._number += 1
+            finally:
+                self.times.note(begun_at, perf_counter())
         return writable_element(element) if self._is_writable else element
 
     def _next(self) -> Any:
         builder, current, interpreter = self._builder, self._current, self._interpreter
         while builder is not None:
             if current.bundle is not None:
-                with suppress(StopIteration):
+                try:
                     return current.take(interpreter.caller, self._empty, self._told_spec)
+                except StopIteration:
+                    pass
             self._num_behind += current.place
             if self._work is not None:
                 self._work.add(current.place)
@@ -142,8 +156,11 @@ class ElementIterator(Iterator[Any]):
                 break
         raise StopIteration
 
+    def _repr_html_(self) -> str | None:
+        return times_page(type(self).__name__, self.stats(), "element")
+
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self._number:,} element{'s' * (self._number != 1)} so far>"
+        return f"<{type(self).__name__}: {times_in_words(self.stats(), 'element')}>"
 
     @locked
     def close(self) -> None:
@@ -160,6 +177,11 @@ class ElementIterator(Iterator[Any]):
             self._work.close()
 
     @property
+    def caller(self) -> Caller:
+        """The caller that computes the elements."""
+        return self._interpreter.caller
+
+    @property
     def num_skipped(self) -> int:
         """The number of elements left out so far because reading or computing them failed."""
         return self._interpreter.num_skipped
@@ -170,11 +192,18 @@ class ElementIterator(Iterator[Any]):
         Returns
         -------
         dict
-            ``num_elements``, the number handed out; ``num_skipped``, the number left out because reading or computing
-            them failed; and ``skipped_by_file``, the number of unreadable units by the path of their file. A unit is
+            ``num_elements``: the number handed out. ``num_skipped``: the number left out because reading or computing
+            them failed, and ``skipped_by_file``: the number of unreadable units by the path of their file. A unit is
             the smallest one known to be damaged, such as a record, or else the rest of the file.
+
+            ``waiting_s`` is the time that the program waited for the next element, and ``step_s`` the time between,
+            which the program spent itself. ``steps_per_s`` is the rate of elements in this time. ``busy_s`` has the
+            time that reading, functions and gathering took, by their names in `Dataset.explain`, summed over all
+            threads; it is missing where other processes compute.
         """
-        return stats_of([self._interpreter], self._number)
+        times = self.times.as_dict()
+        busy = {"busy_s": caller.busy.by_name()} if isinstance(caller := self.caller, LocalCaller) else {}
+        return {**stats_of([self._interpreter], self._number), **times, **busy}
 
     @locked
     def state_dict(self) -> dict[str, Any]:
@@ -227,6 +256,44 @@ class ElementIterator(Iterator[Any]):
         if self._builder is None:
             raise ArgumentError(f"{operation}: this iterator is closed; take the position of one before it is closed")
         return self._builder
+
+
+class ConvertedIterator(Iterator[Any]):
+    """An iterator over the converted elements of another one.
+
+    Parameters
+    ----------
+    convert
+        Called with each element.
+    source
+        The iterator over the elements: an `ElementIterator` or a `DistributedIterator`.
+    """
+
+    def __init__(self, convert: Callable[[Any], Any], source: Any) -> None:
+        self._convert = convert
+        self.source = source
+
+    def __next__(self) -> Any:
+        return self._convert(next(self.source))
+
+    def stats(self) -> dict[str, Any]:
+        """Return the statistics of the source, see `ElementIterator.stats`."""
+        return dict(self.source.stats())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the source, see `ElementIterator.state_dict`."""
+        return dict(self.source.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a position, see `ElementIterator.load_state_dict`."""
+        self.source.load_state_dict(state)
+
+    def close(self) -> None:
+        """Stop reading ahead and drop the elements that were read."""
+        self.source.close()
+
+    def __repr__(self) -> str:
+        return repr(self.source)
 
 
 class _Current:

@@ -13,6 +13,7 @@ from daskdist.core.block import writable
 from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element, type_and_arguments
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
+from daskdist.core.node import Node
 from daskdist.core.primitive import Epoch, Primitive
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.spec import ElementSpec
@@ -333,11 +334,7 @@ class DistributedIterator:
 
     def _own_stats(self) -> dict[str, Any]:
         # These statistics need no answers of workers.
-        times = {
-            "waiting_s": self.times.waiting_s,
-            "step_s": self.times.step_s,
-            "steps_per_s": self.times.rate(self.times.num_steps),
-        }
+        times = self.times.as_dict()
         busy = {"busy_s": self._caller.busy.by_name()} if isinstance(self._caller, LocalCaller) else {}
         ahead = dict(zip(("ahead_bytes", "most_ahead_bytes"), self.ahead_bytes(), strict=True))
         return {**stats_of(self._interpreters, self._num_steps), **times, **ahead, **busy}
@@ -348,9 +345,14 @@ class DistributedIterator:
         return sum(window.used_bytes for window in windows), sum(window.limit_bytes for window in windows)
 
     @property
-    def num_threads(self) -> int:
-        """The number of threads that compute input besides the program's own; 0 on a cluster."""
-        return self._caller.num_ahead if isinstance(self._caller, LocalCaller) else 0
+    def nodes(self) -> list[Node]:
+        """The last operation of the pipeline of each worker."""
+        return [pipeline.node for pipeline in self.pipelines]
+
+    @property
+    def caller(self) -> Caller:
+        """The caller that computes the input."""
+        return self._caller
 
     def _repr_html_(self) -> str | None:
         return times_page(type(self).__name__, self._own_stats())
