@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import hypothesis
 import numpy as np
@@ -232,6 +233,28 @@ def _built(d):
 @pytest.mark.parametrize("function", [_set_item, _built])
 def test_a_dict_may_be_changed_that_is_the_elements_or_its_own(function):
     is_vectorised(function, dicts())
+
+
+class Scaled(NamedTuple):
+    value: object
+    factor: object
+
+    def product(self):
+        seen.append(1)
+        return self.value * self.factor
+
+    @property
+    def total(self):
+        return self.value + self.factor
+
+
+def test_methods_of_elements_are_looked_into():
+    rows = block(Scaled(np.arange(40), rng.standard_normal(40)))
+    is_vectorised(lambda row: {"total": row.total, "value": row.value * 2}, rows)
+    seen.clear()
+    is_row_by_row(lambda row: row.product(), rows, "it changes a list that all rows share")
+    assert len(seen) == 80
+    is_row_by_row(lambda row: row[0], rows, "it uses a Scaled, which is not plain data")
 
 
 def test_tuples_are_arguments():

@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 import types
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ _MATH: Final = _named(
 _OPERATOR: Final = _named(
     operator,
     """
-    abs add and_ contains eq floordiv ge getitem gt index inv invert is_ is_not le lshift lt mod mul ne neg not_ or_ pos
+    abs add and_ contains eq floordiv ge getitem gt index inv invert le lshift lt mod mul ne neg not_ or_ pos
     pow rshift sub truediv truth xor
     """,
 )
@@ -70,7 +70,7 @@ TYPES: Final = (
 _ARRAY: Final = """
     all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten item max mean min
     nonzero prod ravel repeat reshape round searchsorted squeeze std sum swapaxes take tobytes tolist trace transpose
-    var data device dtype flags itemsize nbytes ndim shape size T real imag strides
+    var data device dtype itemsize nbytes ndim shape size T real imag strides
 """
 _TEXT: Final = """
     capitalize casefold center count decode encode endswith expandtabs find format index isalnum isalpha isascii
@@ -114,18 +114,35 @@ KNOWN: Final = frozenset().union(*ATTRIBUTES.values(), *CHANGES.values())
 # Attributes of built-in values and functions that may have side effects, or give access to more.
 _BUILT_IN: Final = frozenset({*ATTRIBUTES, *CHANGES, type(np.sum), types.FunctionType, types.GeneratorType, type})
 HIDDEN: Final = frozenset({name for kind in _BUILT_IN - {np.finfo, np.iinfo} for name in dir(kind)}) - KNOWN | {
-    *Tracer.__slots__
+    "_field_defaults",
+    *Tracer.__slots__,
 }
 
 
+class _Pair(NamedTuple):
+    left: Any
+
+
+# The type of a named tuple's fields.
+FIELD: Final = type(vars(_Pair)["left"])
+
+
 def is_named_tuple(kind: Any) -> bool:
-    """Return whether a type is a plain named tuple that overrides no method of tuples."""
-    return _is_named_tuple(kind)
-
-
-@functools.lru_cache(1024)
-def _is_named_tuple(kind: Any) -> bool:
-    if not (isinstance(kind, type) and type(kind) is type and kind.__bases__ == (tuple,) and "_fields" in vars(kind)):
+    """Return whether a type is a named tuple without methods and attributes of its own, or defaults that may change."""
+    if type(kind) is not type or kind.__bases__ != (tuple,):
         return False
-    mine = {name for name in vars(kind) if name.startswith("__") and name in vars(tuple)}
-    return mine <= {"__new__", "__repr__", "__getnewargs__", "__doc__"} and "__init__" not in vars(kind)
+    members = dict(vars(kind))
+    fields = [members.pop(name, None) for name in members.get("_fields", ())]
+    new: Any = getattr(members.get("__new__"), "__func__", None)
+    if not hasattr(new, "__code__") or new.__globals__.get("_tuple_new") is not tuple.__new__:
+        return False
+    return (
+        all(type(field) is FIELD for field in fields)
+        and IMMUTABLE.issuperset(map(type, new.__defaults__ or ()))
+        and all(name in vars(_Pair) and _code(member) == _code(vars(_Pair)[name]) for name, member in members.items())
+    )
+
+
+def _code(member: Any) -> Any:
+    function = getattr(member, "__func__", member)
+    return None if type(member) is staticmethod else getattr(function, "__code__", None)

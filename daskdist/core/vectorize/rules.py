@@ -133,7 +133,7 @@ _BOUNDS: Final[dict[Any, Callable[..., list[int]]]] = {
     operator.sub: lambda a, b: [a[0] - b[1], a[1] - b[0]],
     operator.mul: lambda a, b: [left * other for left in a for other in b],
     operator.neg: lambda a: [-a[0], -a[1]],
-    operator.abs: lambda a: [abs(a[0]), abs(a[1])],
+    operator.abs: lambda a: [abs(a[0]), abs(a[1]), 0 if a[0] < 0 < a[1] else abs(a[0])],
 }
 
 

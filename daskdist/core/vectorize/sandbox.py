@@ -12,7 +12,6 @@ next block. A run takes one path through the function. Every row takes this path
 
 from __future__ import annotations
 
-import collections
 import dis
 import functools
 import inspect
@@ -39,12 +38,13 @@ _REASONS: Final = {
     **dict.fromkeys(("STORE_GLOBAL", "DELETE_GLOBAL"), "it sets a global variable"),
     **dict.fromkeys(("STORE_ATTR", "DELETE_ATTR"), "it sets an attribute"),
     "LOAD_BUILD_CLASS": "it makes a class",
+    # These patterns test the class of a value, which a tracer or a stand-in does not have.
+    **dict.fromkeys(("MATCH_CLASS", "MATCH_MAPPING", "MATCH_SEQUENCE"), "it matches the class of a value"),
 }
 _NOTHING: Final = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL"})
 _MOST_ITEMS: Final = 10_000
 _MISSING: Final = object()
 _GETTERS: Final = (vars(object)["__getattribute__"], vars(tuple)["__getattribute__"])
-_FIELD: Final = type(inspect.getattr_static(collections.namedtuple("_Pair", ["left"]), "left"))
 _IS_HEAP_TYPE: Final = 1 << 9
 
 
@@ -72,15 +72,15 @@ def _refusal(code: types.CodeType) -> str | None:
     """Return the reason why code must not run in a sandbox, as a clause."""
     if code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE):
         return "it is a coroutine"
-    before: Any = None
+    is_fixed = False
     for step in dis.get_instructions(code):
         if step.opname in _REASONS:
             return _REASONS[step.opname]
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and _is_hidden(step.argval):
             return f"it uses .{step.argval}, which is not known to be pure"
-        if step.opname == "IS_OP" and not _is_no_tracer(before):
+        if step.opname == "IS_OP" and not is_fixed:
             return "it asks whether a value is another"
-        before = before if step.opname in _NOTHING else step
+        is_fixed = _is_fixed(step, is_fixed)
     nested = (_refusal(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return next((reason for reason in nested if reason is not None), None)
 
@@ -89,10 +89,16 @@ def _is_hidden(name: str) -> bool:
     return name.startswith("__") or name in allowlist.HIDDEN
 
 
-def _is_no_tracer(step: dis.Instruction) -> bool:
-    # Return whether an instruction loads a value from outside of the run: those are the same objects in each row.
-    is_attribute = step.opname == "LOAD_ATTR" and step.argval not in allowlist.KNOWN
-    return is_attribute or step.opname in ("LOAD_CONST", "LOAD_GLOBAL")
+def _is_fixed(step: dis.Instruction, before: bool) -> bool:
+    """Return whether the value on top of the stack is the same object in each row.
+
+    NumPy's two Booleans do not count: they are the results of comparisons in some of the rows.
+    """
+    if step.opname in ("LOAD_CONST", "LOAD_GLOBAL"):
+        return type(step.argval) is not np.bool_
+    if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        return before and step.argval not in ("True_", "False_")
+    return before and step.opname in _NOTHING
 
 
 class Sandbox:
@@ -113,6 +119,7 @@ class Sandbox:
         # Copied containers, each with its items.
         self._containers: list[tuple[Any, list[Any]]] = []
         self._num_items = 0
+        self._is_named_tuple: Callable[[Any], bool] = functools.cache(allowlist.is_named_tuple)
         # Global names, by the identity of the variables.
         self._names: dict[int, _Names] = {}
         self._builtins = {"__import__": self._import}
@@ -128,13 +135,21 @@ class Sandbox:
         unknown = unknown_version()
         if unknown is not None:
             raise self.trace.fail(unknown)
-        arguments = element if type(element) is tuple else (element,)
+        arguments = [self._argument(item) for item in (element if type(element) is tuple else (element,))]
         result = self.safe(function, "it")(*arguments)
         for container, items in self._containers:
             now = _items_of(container)
             if len(now) != len(items) or any(item is not before for item, before in zip(now, items, strict=True)):
                 raise self.trace.fail(f"it changes a {type(container).__name__} that all rows share")
         return result
+
+    def _argument(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is dict:
+            return {key: self._argument(item) for key, item in value.items()}
+        if kind is tuple or self._is_named_tuple(kind):
+            return tuple.__new__(kind, map(self._argument, value))
+        return self.safe(value, "an element")
 
     # --- values ---
 
@@ -146,7 +161,7 @@ class Sandbox:
         NotVectorisable
             The value must not be used.
         """
-        if type(value) in allowlist.IMMUTABLE:
+        if type(value) in allowlist.IMMUTABLE or type(value) is Tracer:
             return value
         if id(value) not in self._replaced:
             self._replaced[id(value)] = value, self._replacement(value, name)
@@ -160,7 +175,7 @@ class Sandbox:
             view = value.view()
             view.flags.writeable = False
             return view
-        if kind in allowlist.CONTAINERS or allowlist.is_named_tuple(kind):
+        if kind in allowlist.CONTAINERS or self._is_named_tuple(kind):
             return self._container(value, name)
         if kind is types.FunctionType and value not in allowlist.CALLABLES:
             return self._function(value)
@@ -168,9 +183,10 @@ class Sandbox:
             return types.MethodType(self.safe(value.__func__, name), self.safe(value.__self__, name))
         if kind is functools.partial and not vars(value):
             keywords = {key: self.safe(part, name) for key, part in value.keywords.items()}
-            return functools.partial(
-                self.safe(value.func, name), *[self.safe(part, name) for part in value.args], **keywords
-            )
+            arguments = [self.safe(part, name) for part in value.args]
+            copied = functools.partial(self.safe(value.func, name), *arguments, **keywords)
+            self._containers.append((copied.keywords, _items_of(keywords)))
+            return copied
         if kind is types.BuiltinFunctionType and type(value.__self__) in allowlist.CHANGES:
             return getattr(self.safe(value.__self__, name), value.__name__)
         if isinstance(value, type):
@@ -179,7 +195,7 @@ class Sandbox:
             if value is type:
                 return self._type_of
             is_known = value is np.dtype or (type(value) is type and value in allowlist.TYPES)
-            return value if is_known or allowlist.is_named_tuple(value) else StandIn(self, value)
+            return value if is_known or self._is_named_tuple(value) else StandIn(self, value)
         if kind in (types.BuiltinFunctionType, types.FunctionType, np.ufunc, type(np.sum)):
             special = {
                 getattr: self._getattr,
@@ -321,9 +337,9 @@ class Sandbox:
             mine = object.__getattribute__(value, "__dict__")
         if type(attribute) is property:
             return self.safe(attribute.fget, label)(self.safe(value, label))
-        if type(attribute) in (types.MemberDescriptorType, _FIELD):
+        if type(attribute) in (types.MemberDescriptorType, allowlist.FIELD):
             return self.safe(attribute.__get__(value), label)
-        if type(mine) is not dict or hasattr(type(attribute), "__set__"):
+        if type(mine) is not dict or any(hasattr(type(attribute), method) for method in ("__set__", "__delete__")):
             raise self.trace.fail(f"it uses {label}, which is not known to be pure")
         if name in mine:
             return self.safe(mine[name], label)

@@ -251,14 +251,17 @@ class Method:
 def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
     def operate(self: Tracer, *other_operands: Any) -> Any:
         operands = (*other_operands, self) if swapped else (self, *other_operands)
-        trace = self._trace
-        rule = trace.rules.operators.get(function)
-        name = NAMES.get(function, function.__name__)
-        if rule is None:
-            raise trace.fail(f"it calls {name}, for which there is no rule")
-        return trace.apply(name, function, rule, operands, {})
+        return _operate(self._trace, function, operands)
 
     return operate
+
+
+def _operate(trace: Trace, function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    rule = trace.rules.operators.get(function)
+    name = NAMES.get(function, function.__name__)
+    if rule is None:
+        raise trace.fail(f"it calls {name}, for which there is no rule")
+    return trace.apply(name, function, rule, operands, {})
 
 
 # Function of the module `operator` (or the builtin `divmod`) -> NumPy's name.
@@ -288,6 +291,7 @@ NAMES: Final[dict[Any, str]] = {
     operator.invert: "invert",
     operator.abs: "absolute",
 }
+_OPERATORS: Final = {getattr(np, name): function for function, name in NAMES.items()}
 
 
 class Tracer:
@@ -354,6 +358,9 @@ class Tracer:
         trace = self._trace
         if "out" in options:
             raise trace.fail("it changes an array in place")
+        if method == "__call__" and not options and ufunc in _OPERATORS and _is_number(inputs[0]):
+            # An operator calls the ufunc here if a NumPy number is on its left, but checks overflow for one element.
+            return _operate(trace, _OPERATORS[ufunc], inputs)
         rules = {"__call__": trace.rules.ufuncs, "reduce": trace.rules.reductions}.get(method, {})
         rule = None if method == "__call__" and options.keys() - {"dtype"} else rules.get(ufunc)
         if rule is None:
@@ -449,6 +456,10 @@ for _name in [
 
 _AS_THEY_ARE: Final = frozenset({int, float, bool, type(None), Tracer})
 _WITHOUT_AXES: Final = _AS_THEY_ARE - {Tracer}
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is not Tracer and isinstance(value, np.generic)
 
 
 def holds_tracer(value: Any) -> bool:
