@@ -17,7 +17,7 @@ PerReplica:{
 
 from typing import TYPE_CHECKING, Final
 
-from daskdist.core.names import lazily
+from daskdist.core.lazy_imports import lazily
 from daskdist.tensorflow.instead import TOP
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from daskdist.core.spec import RaggedTensorSpec as RaggedTensorSpec
     from daskdist.core.spec import TensorSpec as TensorSpec
     from daskdist.dataset import Dataset as Dataset
-    from daskdist.display.step_display import progress as progress
+    from daskdist.display.progress_bar import progress as progress
     from daskdist.formats.tfrecord.example import FixedLenFeature as FixedLenFeature
     from daskdist.formats.tfrecord.example import FixedLenSequenceFeature as FixedLenSequenceFeature
     from daskdist.formats.tfrecord.example import VarLenFeature as VarLenFeature
@@ -139,7 +139,7 @@ _NAMES: Final = {
     "in_cross_replica_context": "daskdist.strategy.current:in_cross_replica_context",
     "keras_data": "daskdist.frameworks.keras:keras_data",
     "list_devices": "daskdist.strategy.placement.list_devices:list_devices",
-    "progress": "daskdist.display.step_display:progress",
+    "progress": "daskdist.display.progress_bar:progress",
     "read_arrow": "daskdist.readers.arrow:read_arrow",
     "read_csv": "daskdist.readers.csv:read_csv",
     "read_files": "daskdist.readers.files:read_files",

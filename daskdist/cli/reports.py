@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from daskdist.dataset import Dataset
-from daskdist.display.step_display import progress
+from daskdist.display.progress_bar import progress
 from daskdist.errors import DaskdistError
 from daskdist.readers.files import read_files
 from daskdist.strategy.strategy import Strategy

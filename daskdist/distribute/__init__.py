@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from daskdist.core.names import lazily
+from daskdist.core.lazy_imports import lazily
 from daskdist.tensorflow.instead import DISTRIBUTE
 
 _NAMES: Final = {

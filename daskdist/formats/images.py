@@ -18,7 +18,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.errors import FileError
-from daskdist.formats.decoding import IMAGES, ImageOptions
+from daskdist.formats.image_codec import IMAGES, ImageOptions
 from daskdist.storage.filesystem import Storage, is_remote, local
 from daskdist.storage.schema_check import FirstFile
 

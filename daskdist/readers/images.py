@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.decoding import pillow
+from daskdist.formats.image_codec import pillow
 from daskdist.formats.images import Images, class_of, root_of, within
 from daskdist.ops.read_files import read_node
 from daskdist.storage.filesystem import Storage, StorageOptions

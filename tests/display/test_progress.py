@@ -13,7 +13,7 @@ from test_html import text_of
 
 import daskdist
 from daskdist import Dataset, Options, errors
-from daskdist.display.step_display import RedrawnLine, TqdmBar, step_display
+from daskdist.display.progress_bar import RedrawnLine, TqdmBar, progress_bar
 from daskdist.display.step_times import StepTimes
 from daskdist.strategy.values.async_value import AsyncValue
 
@@ -80,10 +80,10 @@ def test_steps_of_unknown_number(terminal):
 
 def test_without_tqdm_a_line_is_redrawn(monkeypatch):
     stream = Terminal()
-    assert isinstance(step_display(3, "", stream=stream), TqdmBar)
+    assert isinstance(progress_bar(3, "", stream=stream), TqdmBar)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("COLUMNS", "30")
-    line = step_display(3, "title", stream=stream)
+    line = progress_bar(3, "title", stream=stream)
     assert isinstance(line, RedrawnLine)
     line.update(1, "first")
     line.update(2, "a text that is too long for the line")

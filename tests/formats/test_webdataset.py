@@ -26,8 +26,8 @@ import daskdist
 from daskdist import Dataset, TensorSpec, errors, read_webdataset
 from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.core.spec import ElementSpec
-from daskdist.formats.decoding import Decoding
-from daskdist.formats.webdataset.tar import Samples
+from daskdist.formats.webdataset.decoding import Decoding
+from daskdist.formats.webdataset.samples import Samples
 from daskdist.formats.webdataset.webdataset_format import WebDataset
 from daskdist.storage import byte_ranges
 from daskdist.storage.schema_check import FirstFile

@@ -19,6 +19,8 @@ from daskdist.service.compression import compress, readable
 from daskdist.service.consumer.pace import FEW, Pace
 from daskdist.service.dispatcher.commands import JobOptions, TaskSpec
 from daskdist.service.modes import ShardingPolicy
+from daskdist.service.worker.coordinated_reads import CoordinatedReads
+from daskdist.service.worker.cross_trainer_cache import SharedCache
 from daskdist.service.worker.delivery import (
     Consumer,
     Forget,
@@ -29,8 +31,6 @@ from daskdist.service.worker.first_come import FirstCome
 from daskdist.service.worker.pickled_dataset import PickledDataset
 from daskdist.service.worker.producer import Producer
 from daskdist.service.worker.producers import Producers
-from daskdist.service.worker.rounds import Rounds
-from daskdist.service.worker.shared_window import SharedWindow
 from daskdist.testing import same_multiset
 
 PART_BYTES = 16_384 * 8
@@ -62,7 +62,7 @@ def test_a_pipeline_takes_as_many_ahead_as_its_program_uses_in_a_moment():
     assert Pace(1).allowed(wait=True) == 1
 
 
-@pytest.mark.parametrize("make", [FirstCome, lambda: Rounds(2)])
+@pytest.mark.parametrize("make", [FirstCome, lambda: CoordinatedReads(2)])
 def test_nothing_is_produced_once_all_consumers_have_left(make):
     task = make()
     # The task produces for the first consumer before it joins.
@@ -88,7 +88,7 @@ def test_consumers_of_an_earlier_attempt_are_produced_for_until_they_are_lost():
 
 
 def test_a_trainer_that_is_slower_than_the_window_passes_over_what_has_gone():
-    window = SharedWindow(100)
+    window = SharedCache(100)
     window.joined(Consumer("fast", 4, 1000, trainer="a"))
     window.joined(Consumer("slow", 4, 1000, trainer="b"))
     assert window.produced(0, 4, 40) == [Send("fast", 0, 4), Send("slow", 0, 4)]
@@ -105,7 +105,7 @@ def test_a_trainer_that_is_slower_than_the_window_passes_over_what_has_gone():
 
 
 def test_elements_of_a_lost_consumer_go_to_another_of_the_same_trainer():
-    window = SharedWindow(100)
+    window = SharedCache(100)
     window.joined(Consumer("one", 2, 1000, trainer="a"))
     window.joined(Consumer("two", 2, 1000, trainer="a"))
     assert window.produced(0, 4, 40) == [Send("one", 0, 2), Send("two", 2, 4)]
@@ -114,7 +114,7 @@ def test_elements_of_a_lost_consumer_go_to_another_of_the_same_trainer():
 
 
 def test_a_returning_consumer_of_rounds_gets_the_elements_it_lacks():
-    rounds = Rounds(2)
+    rounds = CoordinatedReads(2)
     rounds.joined(Consumer("one", 8, 1000, index=0))
     assert [action.first for action in rounds.produced(0, 8, 80)] == [0, 2, 4, 6]
     rounds.away("one")

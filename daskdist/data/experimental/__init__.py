@@ -17,7 +17,7 @@ import numpy as np
 from daskdist.core.cardinality import AUTOTUNE as AUTOTUNE
 from daskdist.core.cardinality import INFINITE as INFINITE_CARDINALITY
 from daskdist.core.cardinality import UNKNOWN as UNKNOWN_CARDINALITY
-from daskdist.core.names import lazily
+from daskdist.core.lazy_imports import lazily
 from daskdist.dataset import TensorFlowDataset as Dataset
 from daskdist.errors import ArgumentError
 from daskdist.formats.sql.login import path_of

@@ -1,9 +1,9 @@
 """WebDataset: tar archives in which consecutive members of one key are a sample; a split is a byte range of samples.
 
 The key of a member is its name up to the first dot after the last slash, and the field is the rest after that dot, in
-lower case, which determines how it is decoded: see `daskdist.formats.decoding`. Directories, members without that dot
-or that begin with one, and those in a top folder ``__...__`` are ignored. Nothing is unpacked to a disk, but members
-with paths that lead out of the archive are refused.
+lower case, which determines how it is decoded (see ``decoding.py`` in this folder). Directories, members without that
+dot or that begin with one, and those in a top folder ``__...__`` are ignored. Nothing is unpacked to a disk, but
+members with paths that lead out of the archive are refused.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure, as_array
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.decoding import Decoding, ImageOptions, pillow
-from daskdist.formats.webdataset.tar import KEY, Sample, Samples, parts_of, samples_of, why_no_key
+from daskdist.formats.image_codec import ImageOptions, pillow
+from daskdist.formats.webdataset.decoding import Decoding
+from daskdist.formats.webdataset.samples import KEY, Sample, Samples, parts_of, samples_of, why_no_key
 from daskdist.storage.byte_ranges import ByteRange, ByteRanges, RangeRecords
 from daskdist.storage.compression import without_suffix
 from daskdist.storage.filesystem import Storage

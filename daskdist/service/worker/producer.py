@@ -30,6 +30,8 @@ from daskdist.passes.seed import drawn_seeds, with_drawn
 from daskdist.service.dispatcher.commands import TaskSpec
 from daskdist.service.intervals import Intervals
 from daskdist.service.modes import ShardingPolicy
+from daskdist.service.worker.coordinated_reads import CoordinatedReads
+from daskdist.service.worker.cross_trainer_cache import SharedCache
 from daskdist.service.worker.delivery import (
     Action,
     Confirm,
@@ -45,8 +47,6 @@ from daskdist.service.worker.delivery import (
 )
 from daskdist.service.worker.first_come import FirstCome
 from daskdist.service.worker.pickled_dataset import PickledDataset
-from daskdist.service.worker.rounds import Rounds
-from daskdist.service.worker.shared_window import SharedWindow
 from daskdist.sharding import AutoShardPolicy
 
 logger: Final = logging.getLogger("daskdist")
@@ -57,9 +57,9 @@ _SHARED_OUT: Final = {ShardingPolicy.FILE: AutoShardPolicy.FILE, ShardingPolicy.
 def delivery_of(spec: TaskSpec) -> Delivery:
     """Return the delivery for a task, chosen by the options of its job."""
     if spec.options.num_consumers is not None:
-        return Rounds(spec.options.num_consumers, spec.done)
+        return CoordinatedReads(spec.options.num_consumers, spec.done)
     if spec.options.cache_bytes is not None:
-        return SharedWindow(spec.options.cache_bytes)
+        return SharedCache(spec.options.cache_bytes)
     return FirstCome(spec.done, spec.expected)
 
 

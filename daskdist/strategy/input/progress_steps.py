@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from daskdist.core.node import upstream
-from daskdist.display.step_display import figures_in_words, step_display
+from daskdist.display.progress_bar import figures_in_words, progress_bar
 from daskdist.long_work import ProgressDisplay
 from daskdist.ops.deal import Deal
 from daskdist.strategy.input.iterator import DistributedIterator
@@ -29,7 +29,7 @@ class ProgressSteps(Iterator[Any]):
 
     def __init__(self, steps: DistributedIterator, total: int | None, title: str) -> None:
         self._steps = steps
-        self._display: ProgressDisplay | None = step_display(total, title)
+        self._display: ProgressDisplay | None = progress_bar(total, title)
         self._num_steps = 0
         self._figures: dict[str, Any] = {}
         self._rows = _rows_of_step(steps.pipelines)

@@ -17,7 +17,7 @@ from daskdist.service.worker.delivery import (
 )
 
 
-class Rounds:
+class CoordinatedReads:
     """Delivery for coordinated reads: of every ``num_consumers`` elements, each consumer gets that at its index.
 
     The elements that a lost consumer has not acknowledged wait for another consumer of the same index.

@@ -20,7 +20,7 @@ from daskdist.service.worker.delivery import (
 )
 
 
-class SharedWindow:
+class SharedCache:
     """Delivery of all elements to each trainer, at its own pace, from a sliding window.
 
     Elements are produced for the fastest trainer. A trainer that is too slow misses the elements that have left the

@@ -28,14 +28,14 @@ def progress() -> Iterator[None]:
     >>> with daskdist.progress(), tempfile.TemporaryDirectory() as directory:
     ...     daskdist.Dataset.range(1000).save(directory)
     """
-    token = displays.set(step_display)
+    token = displays.set(progress_bar)
     try:
         yield
     finally:
         displays.reset(token)
 
 
-def step_display(
+def progress_bar(
     total: int | None, title: str, unit: str = "steps", stream: TextIO | None = None
 ) -> ProgressDisplay | None:
     """Return a display on standard error; None unless that is a terminal or a notebook.
