@@ -205,9 +205,6 @@ def test_a_column_of_another_type(tmp_path, column):
 @pytest.mark.parametrize(
     "change",
     [
-        {"piece_rows": 0},
-        {"piece_rows": 1},
-        {"piece_rows": None},
         {"layouts": []},
         {"layouts": [["rows", "<i8", [2**40], []]]},
         {"layouts": [["rows", "<i8", [-1], []]]},

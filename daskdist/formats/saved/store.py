@@ -25,15 +25,12 @@ import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.json_codec import dtype_from_json, dtype_to_json, no_dataset
-from daskdist.core.ragged import Ragged, concat
+from daskdist.core.ragged import Ragged
 from daskdist.core.structure import Leaves, Nested, Structure, as_array
 from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.formats.saved.manifest import KEY, SavedPart, codec
 from daskdist.storage.atomic_file import located, writing
 from daskdist.tables.to_arrow import columns_of
-
-# The approximate size of the pieces of a compressed file: to read a row, its piece is decompressed.
-PIECE_BYTES: Final = 2**20
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 
@@ -115,16 +112,12 @@ def write_part(rows: Rows, directory: str, name: str, compression: str | None = 
     """
     import pyarrow as pa
 
-    part = SavedPart(f"{name}.arrow", len(rows), 0)
     options = pa.ipc.IpcWriteOptions(compression=codec(compression), use_threads=False)
     batch = _record_batch(rows)
-    num_pieces = max(1, -(-batch.nbytes // PIECE_BYTES)) if options.compression else 1
-    piece_rows = max(1, -(-part.num_rows // num_pieces))
-    schema = _with_metadata(batch.schema, piece_rows=piece_rows)
-    with writing(directory, part.name) as file, pa.ipc.new_file(file, schema, options=options) as writer:
-        for start in range(0, max(1, batch.num_rows), piece_rows):
-            writer.write_batch(batch.slice(start, piece_rows))
-    return SavedPart(part.name, part.num_rows, int(batch.nbytes))
+    part = SavedPart(f"{name}.arrow", len(rows), int(batch.nbytes))
+    with writing(directory, part.name) as file, pa.ipc.new_file(file, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    return part
 
 
 def _record_batch(rows: Rows) -> Any:
@@ -329,7 +322,7 @@ def read_part(directory: str, part: SavedPart, structure: Structure) -> Block | 
         if tuple(reader.schema.names) != structure.paths:
             raise FileError(f"{path}: its leaves are {reader.schema.names}, but {structure.paths} are expected")
         layouts = [_Layout.from_json(layout) for layout in content["layouts"]]
-        columns = _columns(reader, layouts, content)
+        columns = _columns(reader, layouts, part.num_rows)
         leaves = [_finished(column, layout) for column, layout in zip(columns, layouts, strict=True)]
         if content["is_block"]:
             return Block(structure, leaves, path)
@@ -365,32 +358,18 @@ def _opened(directory: str, name: str) -> Iterator[tuple[str, Any]]:
         raise FileError(f"{path}: damaged or cut short: {error}") from error
 
 
-def _columns(reader: Any, layouts: Sequence[_Layout], content: Any) -> list[Any]:
-    num_rows, piece_rows = content["num_rows"], content["piece_rows"]
-    if reader.num_record_batches != max(1, -(-num_rows // piece_rows)):
-        raise ValueError(f"{reader.num_record_batches} pieces of {piece_rows} rows for {num_rows} rows")
-    return _together([_piece(reader, layouts, content, piece) for piece in range(reader.num_record_batches)])
-
-
-def _piece(reader: Any, layouts: Sequence[_Layout], content: Any, piece: int) -> list[Any]:
+def _columns(reader: Any, layouts: Sequence[_Layout], num_rows: int) -> list[Any]:
     try:
-        batch = reader.get_batch(piece)
+        batch = reader.get_batch(0)
+        if reader.num_record_batches > 1:
+            # Earlier versions cut compressed parts into several batches.
+            (batch,) = reader.read_all().combine_chunks().to_batches()
     except MemoryError as error:
-        # An invalid length, as memory is sufficient for a piece or a mapped file.
+        # An invalid length, as memory is sufficient for a part.
         raise ValueError(error) from None
-    piece_rows = min(content["piece_rows"], content["num_rows"] - piece * content["piece_rows"])
-    if layouts and batch.num_rows != piece_rows:
-        raise ValueError(f"piece {piece} has {batch.num_rows} rows, not {piece_rows}")
+    if layouts and batch.num_rows != num_rows:
+        raise ValueError(f"there are {batch.num_rows} rows, not {num_rows}")
     return [_laid(array, layout) for array, layout in zip(batch.columns, layouts, strict=True)]
-
-
-def _together(pieces: list[list[Any]]) -> list[Any]:
-    if len(pieces) == 1:
-        return pieces[0]
-    return [
-        tuple(map(concat, zip(*column, strict=True))) if isinstance(column[0], tuple) else concat(column)
-        for column in zip(*pieces, strict=True)
-    ]
 
 
 def _laid(array: Any, layout: _Layout) -> Any:
