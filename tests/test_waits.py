@@ -70,8 +70,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "strategy/variables/variable.py": {"leaf.result"},
     },
     "threads copy memory, or end at once": {
-        "execute/transfer/copier.py": {"packed.exception", "packed.result"},
-        "execute/transfer/prefetch.py": {"self._threads.shutdown"},
+        "execute/transfer/copier.py": {"packed.exception", "packed.result", "self._pool.shutdown"},
         "strategy/steps/local_calls.py": {"self._warning_timer.join"},
     },
     "the lock is new, so that nobody holds it": {

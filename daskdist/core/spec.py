@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -281,6 +282,13 @@ class ElementSpec:
     def has_ragged_rows(self) -> bool:
         """Return whether a leaf is a row of a `Ragged`, so that its batches are ragged."""
         return any(isinstance(leaf, RaggedRowSpec) for leaf in self.leaves)
+
+    @property
+    def num_bytes(self) -> int | None:
+        """The bytes of an element by its shapes and dtypes; None if a size is unknown."""
+        if any(None in leaf.shape for leaf in self.leaves):
+            return None
+        return sum(prod(size or 0 for size in leaf.shape) * leaf.dtype.itemsize for leaf in self.leaves)
 
     @property
     def packed(self) -> Any:

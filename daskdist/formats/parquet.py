@@ -7,7 +7,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import prod
 from typing import IO, Any, ClassVar, Final
 
 import numpy as np
@@ -88,7 +87,7 @@ class Parquet:
             if spec != first.spec:
                 raise unlike(path, spec, first)
             _known.first, _known.schema = first, footer.schema
-        row_bytes = _row_bytes(spec)
+        row_bytes = spec.num_bytes
         splits = []
         for group in self._groups(path, footer):
             known = footer.metadata.row_group(group)
@@ -451,10 +450,3 @@ def _other_than_floats(path: str, kind: Any) -> Iterator[str]:
         yield from _other_than_floats(f"{path}.list.element", kind.value_type)
     elif not types.is_floating(kind):
         yield path
-
-
-def _row_bytes(spec: ElementSpec) -> int | None:
-    # Return the bytes of a row; None if rows vary.
-    if any(None in leaf.shape for leaf in spec.leaves):
-        return None
-    return sum(prod(size or 0 for size in leaf.shape) * leaf.dtype.itemsize for leaf in spec.leaves)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +22,7 @@ from daskdist.core.primitive import (
     Epoch,
     Exhausted,
     Fact,
+    Noted,
     Opener,
     Primitive,
     gathered,
@@ -135,7 +137,7 @@ class SizeRows:
         source = MarkedSource(inputs[0](epoch), context)
         if self.buffer_size is None:
             return InOrderCursor(source, self)
-        # A multiple of the round size: then even batches of one element make complete rounds.
+        # A multiple of the round size, so that rounds are complete even if every batch has one element.
         buffer_size = -(-self.buffer_size // self.round_size) * self.round_size
         return SortedCursor(source, self, buffer_size)
 
@@ -165,79 +167,80 @@ def full_batches(lengths: Sequence[int], rows: SizeRows, open_batch: Open = _NON
 
 
 @dataclass
-class InOrderCursor:
-    """A cursor of batches in the input's order; elements not yet in a batch are in ``waiting``."""
+class SizeCursor(ABC):
+    """A cursor of batches; the elements that are not yet in a batch are in ``waiting``."""
 
     source: MarkedSource
     rows: SizeRows
-    waiting: RunQueue = field(default_factory=RunQueue)
-    open_batch: Open = _NONE_OPEN
-    num_batches: int = 0
-    is_over: bool = False
+    waiting: RunQueue = field(default_factory=RunQueue, kw_only=True)
+    num_batches: int = field(default=0, kw_only=True)
+    is_over: bool = field(default=False, kw_only=True)
 
     def skip(self, num_batches: int) -> int:
-        """Skip batches: of the elements before the last mark, those of the batch that was open there are pulled."""
+        """Skip batches: of the elements before the last mark, those in no batch there are pulled."""
         mark = self.source.go_on(num_batches)
         if mark is None:
             return 0
         for noted in self.source.rest(mark):
-            self.waiting.push(noted.run)
-            _, self.open_batch = full_batches(noted.fact.tolist(), self.rows, self.open_batch)
+            self.add(noted)
         self.num_batches = mark.place
         return mark.place
 
-    def pull(self) -> Run:
-        while not self.is_over:
-            try:
-                noted = self.source.pull()
-            except Exhausted:
-                self.is_over = True
-                break
-            self.waiting.push(noted.run)
-            sizes, self.open_batch = full_batches(noted.fact.tolist(), self.rows, self.open_batch)
-            if sizes:
-                run = batches(self.waiting.pop(sum(sizes)), sizes)
-                self.num_batches += len(sizes)
-                self.source.note_rest(self.num_batches, len(self.waiting))
-                return run
-        if not self.waiting:
-            raise Exhausted
-        number = len(self.waiting)
-        return batches(self.waiting.pop(number), [number])
+    @abstractmethod
+    def add(self, noted: Noted) -> list[int]:
+        """Add elements of the input; return the sizes of the batches that they complete."""
+
+    def pulled(self) -> list[int]:
+        """Add the next elements of the input; return the sizes of the batches that they complete."""
+        try:
+            return self.add(self.source.pull())
+        except Exhausted:
+            self.is_over = True
+            return []
+
+    def batches(self, run: Run, sizes: Sequence[int]) -> Run:
+        """Return the elements of a run in batches of these sizes, and record that they were returned."""
+        self.num_batches += len(sizes)
+        self.source.note_rest(self.num_batches, len(self.waiting))
+        return group(run, np.cumsum([0, *sizes]))
 
 
 @dataclass
-class SortedCursor:
-    """A cursor of batches of sorted buffers; elements not yet in a full buffer are in ``waiting``."""
+class InOrderCursor(SizeCursor):
+    """A cursor of batches in the input's order."""
 
-    source: MarkedSource
-    rows: SizeRows
+    open_batch: Open = _NONE_OPEN
+
+    def add(self, noted: Noted) -> list[int]:
+        self.waiting.push(noted.run)
+        sizes, self.open_batch = full_batches(noted.fact.tolist(), self.rows, self.open_batch)
+        return sizes
+
+    def pull(self) -> Run:
+        while not self.is_over:
+            if sizes := self.pulled():
+                return self.batches(self.waiting.pop(sum(sizes)), sizes)
+        if not self.waiting:
+            raise Exhausted
+        number = len(self.waiting)
+        return self.batches(self.waiting.pop(number), [number])
+
+
+@dataclass
+class SortedCursor(SizeCursor):
+    """A cursor of batches of sorted buffers."""
+
     buffer_size: int
-    waiting: RunQueue = field(default_factory=RunQueue)
     lengths: list[Index] = field(default_factory=list)
-    num_batches: int = 0
-    is_over: bool = False
 
-    def skip(self, num_batches: int) -> int:
-        """Skip batches: of the elements before the last mark, those that were in no full buffer there are pulled."""
-        mark = self.source.go_on(num_batches)
-        if mark is None:
-            return 0
-        for noted in self.source.rest(mark):
-            self.waiting.push(noted.run)
-            self.lengths.append(noted.fact)
-        self.num_batches = mark.place
-        return mark.place
+    def add(self, noted: Noted) -> list[int]:
+        self.waiting.push(noted.run)
+        self.lengths.append(noted.fact)
+        return []
 
     def pull(self) -> Run:
         while len(self.waiting) < self.buffer_size and not self.is_over:
-            try:
-                noted = self.source.pull()
-            except Exhausted:
-                self.is_over = True
-                break
-            self.waiting.push(noted.run)
-            self.lengths.append(noted.fact)
+            self.pulled()
         if not self.waiting:
             raise Exhausted
         lengths = np.concatenate(self.lengths)
@@ -245,10 +248,7 @@ class SortedCursor:
         self.lengths = [rest]
         order = np.argsort(lengths, kind="stable")
         sizes = self._sizes(lengths[order].tolist())
-        run = batches(self.waiting.pop(self.buffer_size).take(order), sizes)
-        self.num_batches += len(sizes)
-        self.source.note_rest(self.num_batches, len(self.waiting))
-        return run
+        return self.batches(self.waiting.pop(self.buffer_size).take(order), sizes)
 
     def _sizes(self, lengths: list[int]) -> list[int]:
         sizes, (num_open, *_) = full_batches(lengths, self.rows)
@@ -258,8 +258,3 @@ class SortedCursor:
             place = sizes.index(max(sizes))
             sizes[place : place + 1] = sizes[place] - sizes[place] // 2, sizes[place] // 2
         return sizes
-
-
-def batches(run: Run, sizes: Sequence[int]) -> Run:
-    """Return the elements of a run in batches of these sizes."""
-    return group(run, np.cumsum([0, *sizes]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
@@ -12,6 +11,7 @@ from distributed.client import _get_global_client
 from distributed.deploy import Cluster
 
 from daskdist.errors import ArgumentError, ClusterError
+from daskdist.execute.callers.cluster_requests import address_in_file
 
 # The scheme in addresses of TensorFlow's data service; taken as tcp.
 _PROTOCOLS: Final = {"grpc": "tcp", "grpc+local": "tcp"}
@@ -78,7 +78,7 @@ def service_address(service: Any) -> ServiceAddress:
     if isinstance(service, Cluster):
         return ServiceAddress(service.scheduler_address, service.security)
     if isinstance(service, os.PathLike):
-        return _of_file(os.fspath(service))
+        return ServiceAddress(address_in_file(os.fspath(service)))
     if isinstance(service, tuple) and len(service) == 2 and all(isinstance(part, str) for part in service):
         protocol, rest = service
         return service_address(rest if "://" in rest else f"{protocol}://{rest}")
@@ -108,7 +108,7 @@ def _current() -> ServiceAddress:
 
 def _of_text(text: str) -> ServiceAddress:
     if text.endswith(".json") and "://" not in text:
-        return _of_file(text)
+        return ServiceAddress(address_in_file(text))
     protocol, separator, rest = text.partition("://")
     if not separator:
         protocol, rest = "tcp", text
@@ -117,12 +117,3 @@ def _of_text(text: str) -> ServiceAddress:
     if ":" not in rest.rpartition("]")[2] and protocol in ("tcp", "tls", *_PROTOCOLS):
         raise ArgumentError(f"service is {text!r}, which has no port; give one, such as '{text}:8786'")
     return ServiceAddress(f"{_PROTOCOLS.get(protocol, protocol)}://{rest}")
-
-
-def _of_file(path: str) -> ServiceAddress:
-    try:
-        with open(path) as file:
-            address = json.load(file)["address"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ClusterError(f"the scheduler file {path!r} cannot be read: {type(error).__name__}: {error}") from error
-    return ServiceAddress(address)

@@ -14,6 +14,7 @@ from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.core.structure import describe_nesting
 from daskdist.devices import dtype_of, is_on_device
 from daskdist.display.plain_text import PlainText
+from daskdist.display.plan import count
 from daskdist.errors import ArgumentError
 from daskdist.strategy.steps.captures import Capture, capturing
 from daskdist.strategy.values.async_value import AsyncValue
@@ -112,9 +113,9 @@ class Function:
             return PlainText(f"{self._name}: not called yet")
         if not last.num_steps and not last.num_other_calls:
             return PlainText(f"{self._name}: nothing was sent to a cluster")
-        line = f"{self._name}: {_counted(last.num_steps, 'step')}"
+        line = f"{self._name}: {count(last.num_steps, 'step')}"
         if last.num_other_calls:
-            line += f" and {_counted(last.num_other_calls, 'other call')}"
+            line += f" and {count(last.num_other_calls, 'other call')}"
         waits = [f"  waited because {wait}" for wait in last.waits] or ["  waited nowhere"]
         return PlainText("\n".join([line, *waits]))
 
@@ -128,14 +129,10 @@ def settle(nest: Any) -> None:
             settle(leaf.values)
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current: Capture) -> None:
     if len(args) != len(signature):
         raise ArgumentError(
-            f"{name}: called with {_counted(len(args), 'positional argument')}; input_signature has {len(signature)}"
+            f"{name}: called with {count(len(args), 'positional argument')}; input_signature has {len(signature)}"
         )
     specs, treespec = optree.tree_flatten(signature, none_is_leaf=True)
     try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import logging
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import numpy as np
@@ -381,9 +381,9 @@ def test_an_error_while_packing_leaves_no_slot_taken(monkeypatch):
     def copy():
         step_layout = layout.layout_of(strict, steps)
         part = copier.ReplicaPart(step_layout.steps)
-        copies.copy(step_layout, copies.buffer(step_layout.num_bytes), part, lambda: (pool, 2))
+        copies.copy(step_layout, copies.buffer(step_layout.num_bytes), part, threads)
 
-    with ThreadPoolExecutor(2) as pool:
+    with contextlib.closing(copier.PackingThreads()) as threads:
         copy()
         with monkeypatch.context() as patched:
             patched.setattr(layout.PackedSpan, "pack", lambda self, memory: 1 // 0)

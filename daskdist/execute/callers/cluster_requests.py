@@ -1,7 +1,8 @@
-"""Requests to the scheduler and to workers, which end with an error if no answer comes."""
+"""The address of a scheduler in a file, and requests to schedulers and workers, which fail if no answer comes."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,6 +10,27 @@ from typing import Any
 
 from daskdist.config import seconds
 from daskdist.errors import ClusterError
+
+
+def address_in_file(path: str) -> str:
+    """Return the address of the scheduler that wrote a file.
+
+    Raises
+    ------
+    ClusterError
+        The file cannot be read, or has no address.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return str(json.load(file)["address"])
+    except OSError as error:
+        raise ClusterError(
+            f"the scheduler file {path!r} cannot be read: {error}; start 'dask scheduler --scheduler-file {path}' first"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ClusterError(
+            f"{path!r} is not a file that 'dask scheduler --scheduler-file' wrote: it names no address"
+        ) from error
 
 
 def ask_scheduler(client: Any, request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -29,7 +51,7 @@ def run_on_scheduler(client: Any, function: Callable[..., Any], *args: Any) -> A
 
 
 def ask_workers(client: Any, request: Callable[..., Any], *args: Any, workers: Sequence[str], **kwargs: Any) -> Any:
-    """Return what a request to workers gives.
+    """Return the answers of workers to a request.
 
     Raises
     ------
@@ -43,7 +65,7 @@ def ask_workers(client: Any, request: Callable[..., Any], *args: Any, workers: S
 def run_on_workers(
     client: Any, function: Callable[..., Any], *args: Any, workers: Sequence[str] | None, on_error: str = "raise"
 ) -> dict[str, Any]:
-    """Call a function on workers, or on all if None; return what it gives, by address. See `ask_workers`."""
+    """Call a function on workers, or on all if None; return its results by address. See `ask_workers`."""
     request = partial(client._run, workers=None if workers is None else list(workers), on_error=on_error)
     answers: dict[str, Any] = ask_workers(client, request, function, *args, workers=workers or ())
     return answers
@@ -52,18 +74,19 @@ def run_on_workers(
 def closed_error(client: Any) -> ClusterError:
     """Return the error for a client that is not connected to a scheduler.
 
-    Without a scheduler, Dask's workers end and its client gives up all results, so that a strategy cannot go on with
+    Without a scheduler, Dask's workers end and its client drops all results, so that a strategy cannot continue with
     the same replicas.
     """
     if client.status == "connecting":
         return ClusterError(
             f"lost the scheduler at {client.scheduler.address}, and with it all results and all workers, which end "
             "without their scheduler; when a scheduler is started again at this address, create a new strategy with "
-            "this client, which waits for it as long as daskdist.timeouts.scheduler says, and go on from a checkpoint"
+            "this client, which waits for it as long as daskdist.timeouts.scheduler says, and continue from a "
+            "checkpoint"
         )
     return ClusterError(
-        "the connection to the cluster is closed, and what was computed there is gone with it; bring results here, "
-        "for example with local_results, before the strategy or its client is closed"
+        "the connection to the cluster is closed, and the results there are lost; fetch results, for example with "
+        "local_results, before the strategy or its client is closed"
     )
 
 

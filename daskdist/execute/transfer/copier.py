@@ -8,11 +8,13 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import RLock
 from typing import Any, Final
 
 import numpy as np
 
+from daskdist.config import num_threads
 from daskdist.devices import Device, DeviceStream, Event, name_of, named, stream_of
 from daskdist.devices.profiling import profiled
 from daskdist.errors import ArgumentError, DeviceMemoryError
@@ -29,7 +31,28 @@ _MOST_STREAMS: Final = 8
 _LEAST_PINNED_BYTES: Final = 2**16
 # Pinned memory to pack in, in spans: one is packed while others are copied from.
 _MOST_SLOTS: Final = 12
+# The most threads that pack.
+_MOST_THREADS: Final = 8
 _making: Final = RLock()
+
+
+class PackingThreads:
+    """Threads that pack data to be copied, started when they are first needed."""
+
+    def __init__(self) -> None:
+        self.number = min(num_threads(), _MOST_THREADS)
+        self._pool: ThreadPoolExecutor | None = None
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Call a function in one of the threads."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.number, thread_name_prefix="daskdist-copy")
+        return self._pool.submit(function, *args)
+
+    def close(self) -> None:
+        """End the threads once they have finished their work."""
+        if self._pool is not None:
+            self._pool.shutdown()
 
 
 def pinned_empty(device: Device) -> Empty:
@@ -323,9 +346,7 @@ class Copier:
         except device.out_of_memory:
             raise NoRoomError(device, num_bytes) from None
 
-    def copy(
-        self, layout: BufferLayout, buffer: Any, part: ReplicaPart, threads: Callable[[], tuple[Any, int]]
-    ) -> None:
+    def copy(self, layout: BufferLayout, buffer: Any, part: ReplicaPart, threads: PackingThreads) -> None:
         """Start copying the pieces of a layout to a buffer."""
         device, stream = self.device, self._channel.stream
         with device.using(stream, for_user=False), profiled("copy"):
@@ -343,7 +364,7 @@ class Copier:
                     self._sources.append((end, layout.direct))
         part.hold(buffer, layout.num_bytes, start, end)
 
-    def _copy_packed(self, spans: Sequence[PackedSpan], buffer: Any, threads: Callable[[], tuple[Any, int]]) -> None:
+    def _copy_packed(self, spans: Sequence[PackedSpan], buffer: Any, threads: PackingThreads) -> None:
         # Copy each span as soon as it is packed, while threads pack the following ones.
         if len(spans) == 1:
             (span,) = spans
@@ -354,13 +375,12 @@ class Copier:
         packing: deque[tuple[PackedSpan, PinnedSlot, Any]] = deque()
         if not spans:
             return
-        pool, number = threads()
         try:
             for span in spans:
-                if len(packing) == min(number + 1, _MOST_SLOTS - 1):
+                if len(packing) == min(threads.number + 1, _MOST_SLOTS - 1):
                     self._copy_next(packing, buffer)
                 slot = self._slots.take(max(span.num_bytes, SPAN_BYTES))
-                packing.append((span, slot, pool.submit(span.pack, slot.memory)))
+                packing.append((span, slot, threads.submit(span.pack, slot.memory)))
             while packing:
                 self._copy_next(packing, buffer)
         finally:

@@ -13,14 +13,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from threading import Condition, Lock, RLock, Thread, current_thread
 from typing import Any, Final
 
-from daskdist.config import num_threads
 from daskdist.core.finalizer import Finalizer
 from daskdist.devices import Device, name_of
-from daskdist.execute.transfer.copier import Copier, CopyUnit, NoRoomError, ReplicaPart, UnitLifetime
+from daskdist.execute.transfer.copier import Copier, CopyUnit, NoRoomError, PackingThreads, ReplicaPart, UnitLifetime
 from daskdist.execute.transfer.copy_stats import CopyTimer
 from daskdist.execute.transfer.layout import MIB, bytes_of, layout_of
 
@@ -34,7 +32,6 @@ _STARVED_S: Final = 0.002
 _CHECK_EVERY_S: Final = 0.5
 # Seconds to wait for the thread to end after it was stopped: a blocked source ends it later.
 _JOIN_TIMEOUT_S: Final = 2.0
-_MOST_THREADS: Final = 8
 
 
 class _PrefetchState:
@@ -73,7 +70,7 @@ class _PrefetchState:
         self.is_reading = self.is_starving = self.is_shrunk = self.is_stopping = self.is_over = False
         self.callbacks: list[Callable[[], Any]] = []
         self.alive: set[UnitLifetime] = set()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = PackingThreads()
         self.timer = CopyTimer()
 
     # --- the thread ---
@@ -169,8 +166,7 @@ class _PrefetchState:
                 for copier in self.copiers:
                     if copier is not None:
                         copier.close()
-                if self._threads is not None:
-                    self._threads.shutdown()
+                self._threads.close()
 
     # --- the thread, or the consumer ---
 
@@ -219,15 +215,9 @@ class _PrefetchState:
         if len(self.alive) > self.num_units + 2:
             self.timer.note_growth()
         for copier, layout, buffer, part in copies:
-            copier.copy(layout, buffer, part, self._with_threads)
+            copier.copy(layout, buffer, part, self._threads)
             self.timer.add_bytes(part.num_bytes)
         return CopyUnit(parts, len(steps), num_bytes)
-
-    def _with_threads(self) -> tuple[ThreadPoolExecutor, int]:
-        number = min(num_threads(), _MOST_THREADS)
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(number, thread_name_prefix="daskdist-copy")
-        return self._threads, number
 
     # --- the consumer ---
 

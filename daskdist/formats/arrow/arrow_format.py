@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import prod
 from typing import Any, ClassVar, Final
 
 from daskdist.config import in_bytes
@@ -99,7 +98,8 @@ class Arrow:
         if spec != first.spec:
             raise unlike(path, spec, first)
         share = len(self._tables.read_from(index.schema.names)) / max(len(index.schema.names), 1)
-        row_bytes = _row_bytes(spec)
+        # Text and bytes take more than their dtype says.
+        row_bytes = None if any(leaf.dtype.kind in "TO" for leaf in spec.leaves) else spec.num_bytes
 
         def size_of(batch: Message) -> int:
             if batch.num_rows is not None and row_bytes is not None:
@@ -268,10 +268,3 @@ def _split(part: ArrowSplit, index: BatchIndex, size_of: Any, file: int) -> Spli
         label = f"{label} rows {start} to {stop}"
         num_bytes, num_rows = num_bytes * (stop - start) // max(num_rows or 0, 1), stop - start
     return Split(label, part, num_rows, num_bytes, file, path)
-
-
-def _row_bytes(spec: ElementSpec) -> int | None:
-    # Return the bytes of a row; None if rows vary, or have more bytes than their dtype.
-    if any(None in leaf.shape or leaf.dtype.kind in "TO" for leaf in spec.leaves):
-        return None
-    return sum(prod(size or 0 for size in leaf.shape) * leaf.dtype.itemsize for leaf in spec.leaves)

@@ -9,13 +9,11 @@ import logging
 import threading
 import weakref
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
-from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.devices import Device, name_of, named
-from daskdist.execute.transfer.copier import Copier, NoRoomError, ReplicaPart, UnitLifetime
+from daskdist.execute.transfer.copier import Copier, NoRoomError, PackingThreads, ReplicaPart, UnitLifetime
 from daskdist.execute.transfer.copy_stats import CopyStats, CopyTimer
 from daskdist.execute.transfer.layout import MIB, copied_bytes, layout_of
 
@@ -24,7 +22,6 @@ logger: Final = logging.getLogger("daskdist")
 # Limits of the batches that are copied together.
 _UNIT_BYTES: Final = 4 * MIB
 _MOST_STEPS: Final = 64
-_MOST_THREADS: Final = 8
 # After an allocation for several batches fails, this many are copied one by one: failing again would be slow.
 _NUM_ALONE: Final = 32
 # Blocks of rows whose last copies stay on the device, in case they are used again.
@@ -117,7 +114,7 @@ class _CopyQueue:
         self._num_alone = 0
         self._alive: set[UnitLifetime] = set()
         self.timer = CopyTimer()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = PackingThreads()
 
     def begin(self, rows: Rows, start: int, most: int = _MOST_STEPS) -> tuple[int, int, ReplicaPart]:
         """Begin to copy elements from ``start`` on; raise `NoRoomError` without memory."""
@@ -145,7 +142,7 @@ class _CopyQueue:
             # Each of the kept rows has one copy in use and one ahead.
             if len(self._alive) > 2 * _MOST_ROWS + 1:
                 self.timer.note_growth()
-            self._copier.copy(layout, buffer, part, self._with_threads)
+            self._copier.copy(layout, buffer, part, self._threads)
             self.timer.add_bytes(part.num_bytes)
         return start, start + len(steps), part
 
@@ -163,12 +160,6 @@ class _CopyQueue:
                 name_of(error.device),
                 error.num_bytes,
             )
-
-    def _with_threads(self) -> tuple[ThreadPoolExecutor, int]:
-        number = min(num_threads(), _MOST_THREADS)
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(number, thread_name_prefix="daskdist-copy")
-        return self._threads, number
 
 
 class DeviceStaging:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import socket
@@ -26,6 +25,7 @@ from distributed.utils import import_term
 from daskdist.config import setting
 from daskdist.core.arguments import whole_number
 from daskdist.errors import ArgumentError, ClusterError
+from daskdist.execute.callers.cluster_requests import address_in_file
 from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.placement.replica_counts import Worker
 from daskdist.waiting import stretches
@@ -181,7 +181,7 @@ def _made(
 def _client_of(cluster: Any, security: Security | None, said_by: str) -> Client:
     timeout = setting("timeouts.connect")
     if isinstance(cluster, os.PathLike) or (isinstance(cluster, str) and _is_file(cluster)):
-        cluster = _address_in(os.fspath(cluster))
+        cluster = address_in_file(os.fspath(cluster))
     address = cluster if isinstance(cluster, str) else cluster.scheduler_address
     if isinstance(cluster, str):
         try:
@@ -219,20 +219,6 @@ def _hint(address: str) -> str:
 
 def _is_file(text: str) -> bool:
     return "://" not in text and (text.endswith(".json") or os.path.isfile(text))
-
-
-def _address_in(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return str(json.load(file)["address"])
-    except OSError as error:
-        raise ClusterError(
-            f"the scheduler file {path!r} cannot be read: {error}; start 'dask scheduler --scheduler-file {path}' first"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ClusterError(
-            f"{path!r} is not a file that 'dask scheduler --scheduler-file' wrote: it names no address"
-        ) from error
 
 
 def _loaded(address: str) -> Security:
