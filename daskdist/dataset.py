@@ -2048,7 +2048,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Notes
         -----
         Another process has the same passes only if operations have seeds; see `Options.seed`. What `cache` and
-        `snapshot` store is that of pass 0. To go on in the middle of a pass, save the position of its iterator.
+        `snapshot` store is that of pass 0. To continue in the middle of a pass, save the position of its iterator.
 
         >>> ds = Dataset.range(5).shuffle(5, seed=1)
         >>> passes = [[int(x) for x in ds] for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Long work, which a program may ask to see the progress of."""
+"""Long operations whose progress a program may ask to see."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class CheckpointManager:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy on a worker goes on from the same step, and saves there.
+        # A copy on a worker continues from the same step, and saves there.
         self.wait()
         state = {**self.__dict__, "_writer": None, "_writing": None, "_claim": None}
         # Only the directory knows which steps that copy saves.
@@ -170,8 +170,8 @@ class CheckpointManager:
         step = last + 1 if step is None else whole_number("save", "step", step, at_least=0)
         if step <= last:
             raise ArgumentError(
-                f"save: step {step} is not after step {last}, the last one in {self.directory}. Call restore to go on "
-                "from a checkpoint, or use another directory for another run"
+                f"save: step {step} is not after step {last}, the last one in {self.directory}. Call restore to "
+                "continue from a checkpoint, or use another directory for another run"
             )
         self.wait()
         if self._writer is None:
@@ -209,7 +209,7 @@ class CheckpointManager:
         return number
 
     def newest_states(self, step: int | None = None) -> tuple[int | None, dict[str, Any]]:
-        """Return the newest complete states in the directory and their step, from which the next save goes on.
+        """Return the newest complete states in the directory and their step, from which the next save continues.
 
         See `restore`.
         """

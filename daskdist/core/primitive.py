@@ -117,7 +117,7 @@ class Context(Protocol):
         ...
 
     def recall(self, make: Callable[[], Any]) -> Any:
-        """Return what ``make`` returns; in a stream that goes on from a position, what it returned before.
+        """Return what ``make`` returns; in a stream that continues from a position, what it returned before.
 
         Parameters
         ----------
@@ -127,7 +127,7 @@ class Context(Protocol):
         ...
 
     def note_behind(self, num_passes: int) -> None:
-        """Note that the first passes of a repetition are behind the position that it goes on from."""
+        """Note that the first passes of a repetition are behind the position that it continues from."""
         ...
 
     def note_mark(self, place: int, state: Any) -> None:

@@ -184,7 +184,7 @@ class DashboardFigures:
                 replica = self.replicas.get(key)
                 if replica is None or replica.worker != address:
                     replica = self.replicas[key] = ReplicaFigures(token, number, address, device)
-                    # Replicas are renumbered after a loss; the charts go on.
+                    # Replicas are renumbered after a loss; the charts continue.
                     if (token, address, device) in places:
                         replica.history.extend(places[token, address, device].history)
                     replica.update(totals, None)

@@ -213,7 +213,7 @@ class DirectedCursor:
 
 @dataclass
 class ChosenCursor(DirectedCursor):
-    """A cursor of elements chosen by a dataset, which goes on without the choices before."""
+    """A cursor of elements chosen by a dataset, which continues without the choices before."""
 
     choices: NotedChoices
 

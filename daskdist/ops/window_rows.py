@@ -102,7 +102,7 @@ def _batched(node: Node) -> tuple[Batch | None, Structure, tuple[Node, ...]]:
 
 
 def stacked_windows(windows: Primitive, *, drop_remainder: bool) -> Primitive | None:
-    """Return the stream of windows as batches instead of datasets; None where it is not one of `Window`."""
+    """Return the stream of windows as batches instead of datasets; None if it is not a stream of `Window`."""
     if not isinstance(windows, Compute) or not isinstance(windows.function, OpenWindows):
         return None
     groups = windows.source

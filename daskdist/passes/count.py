@@ -1,4 +1,4 @@
-"""The least that has to be read to count the elements of a pipeline."""
+"""The smallest part of a pipeline that must be read to count its elements."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from daskdist.service.modes import ShardingPolicy
 from daskdist.service.request import ServiceRequest
 from daskdist.sharding import AutoShardPolicy
 
-# In rounds, elements are sent one by one.
+# The elements that are sent ahead in coordinated reads, where each consumer gets one element at a time.
 _AHEAD_IN_ROUNDS: Final = 16
 # For rounds of batches of similar lengths: the elements that are sorted together, for each consumer.
 _SORTED_FOR_A_CONSUMER: Final = 1024

@@ -64,7 +64,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     unfinished calls on the remaining workers, and continues with fewer replicas, renumbered in order; a warning says
     so. Variables keep the remaining copies, and those that are the same on all replicas get the value of the first. A
     `PerReplica` with the former number of values is an error, except for `local_results`. A pass over a distributed
-    dataset goes on without an error, and at the next one restarted workers take part again, see
+    dataset continues without an error, and at the next one restarted workers take part again, see
     `Strategy.distribute_dataset`.
 
     `status` shows what workers are doing. Dask shows it too: the workers page of its dashboard has the columns

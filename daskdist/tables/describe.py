@@ -1,4 +1,4 @@
-"""Statistics of columns, of parts of which those of all are made."""
+"""Statistics of columns, combined from the statistics of their parts."""
 
 from __future__ import annotations
 

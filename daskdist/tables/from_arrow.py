@@ -402,7 +402,7 @@ def _runs_without_views(array: Any) -> Any:
 
 @cache
 def _numbers() -> dict[int, np.dtype[Any]]:
-    # Return the number types that Arrow and NumPy share: by their ids in Arrow, those of NumPy.
+    # Return the dtypes of the number types that Arrow and NumPy share, by the ids of the types in Arrow.
     import pyarrow as pa
 
     integers = [getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]

@@ -72,7 +72,7 @@ class Fault:
         if self.kind == "kill":
             os.kill(pid, signal.SIGKILL)
         command = _COMMANDS[self.kind].format(pid=pid, seconds=seconds, tenths=round(10 * seconds))
-        # The shell is no part of this process, and so goes on while that is stopped.
+        # The shell is no part of this process, and so continues while that is stopped.
         subprocess.Popen(
             ["/bin/sh", "-c", f"sleep {_MOMENT_S}; {command}"],
             stdin=subprocess.DEVNULL,

@@ -300,7 +300,7 @@ def _visits_of_loop(
     args = distributed, visit, manager, str(directory), checkpoint_every, addressed
     num_kills = sum(fault.kind == "kill" for fault in faults.chaos)
     strategy.local_results(strategy.run(_iterate, args=args, restart=num_kills))
-    # An attempt counts up to the step from which the next one went on.
+    # An attempt counts up to the step from which the next one continued.
     attempts: dict[str, list[list[list[Any]]]] = {}
     for path in sorted(directory.glob("attempt-*-replica-*")):
         notes = [json.loads(line) for line in path.read_text().splitlines()]

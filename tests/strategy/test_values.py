@@ -258,7 +258,7 @@ def test_values_of_a_closed_connection(client):
         lambda: strategy.gather(value, 0),
         lambda: strategy.run(abs, args=(1,)),
     ):
-        with pytest.raises(errors.ClusterError, match=r"connection to the cluster is closed.* bring results here"):
+        with pytest.raises(errors.ClusterError, match=r"connection to the cluster is closed.* fetch results"):
             look()
 
 

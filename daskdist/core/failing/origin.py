@@ -127,7 +127,7 @@ def _selected(origin: Origin | SelectedOrigins | JoinedOrigin, rows: Any) -> tup
 
 
 def _at(values: Any, rows: Any) -> Any:
-    # Ranges stay ranges.
+    # Keep ranges, which take no memory for each row.
     if isinstance(rows, range):
         return values[rows.start : rows.stop : rows.step]
     return np.asarray(values)[rows]

@@ -1,4 +1,4 @@
-"""Marks: places from which arithmetic that needs facts about elements goes on without the facts before."""
+"""Marks: places in a stream from which row arithmetic can continue without the facts about earlier elements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_NUMBERS: Final = 512
 
 
 class Mark(NamedTuple):
-    """A place to go on from.
+    """A place in the stream to continue from.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Mark(NamedTuple):
 
 @dataclass
 class MarkedSource:
-    """Elements with facts, of which an arrangement records what it needs to go on from a place.
+    """A stream of elements with facts, and the marks that an arrangement records in it.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class MarkedSource:
     source: Cursor
     context: Context
     num_pulled: int = 0
-    # The numbers of the first elements of the last pulls: only there can the input go on.
+    # The numbers of the first elements of the last pulls: only there can the input continue.
     _firsts: list[int] = field(default_factory=list)
     _next_mark: int = field(default_factory=lambda: _FEW_ELEMENTS)
 

@@ -99,7 +99,7 @@ class BundleBuilder:
     primitive
         The primitive whose elements are streamed.
     epoch
-        The pass; None if it goes on from a position, which `move_to` is told next.
+        The pass; None if it continues from a position, which `move_to` is told next.
     workers
         For each consumer the worker that uses its elements; None for this process.
     asks_lengths

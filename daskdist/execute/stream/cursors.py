@@ -194,15 +194,15 @@ class BlockCursor:
                 self._note_sample(ref)
 
     def _note_sample(self, latest: BlockRef) -> None:
-        # Learn from one block at a time; if a report costs a call, only from the first one and from calls for far more
-        # rows than those whose time is known.
+        # Measure one block at a time. If a report costs a call, measure only the first block, and then calls for far
+        # more rows than the measured ones.
         if latest.is_kept or isinstance(latest.handle, Deferred):
             return
         sizes = self._sizes
         sizes.num_calls += 1
         is_new = not sizes.are_known or self.num_timed > 2 * sizes.num_timed
         if sizes.sample is None and (self.runtime.caller.reports_freely or is_new):
-            # The time of a call decides how many rows the next ones are for, and so is not to be missed.
+            # The time of this call decides the number of rows of the next calls.
             ref = (lambda: latest) if self.num_timed else weakref.ref(latest)
             sizes.sample, sizes.num_calls = (ref, latest.nbytes, self.num_timed), 1
         self._learn(wait=False)

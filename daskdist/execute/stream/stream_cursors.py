@@ -64,7 +64,7 @@ class StreamCursor(BlockCursor):
             raise
 
     def _ask_of_reader(self) -> BlockRef:
-        # Take as many elements at a time, and as many ahead, as were handed out before: the first come one by one.
+        # Pull as many elements at a time, and ahead of use, as were returned before: the first are pulled one by one.
         runtime, num_taken = self.runtime, self._number - self._num_recorded
         num_ahead = sum(ref.num_rows for ref in self.pending)
         num_rows = min(max(num_taken - num_ahead, 1), MOST_ROWS)

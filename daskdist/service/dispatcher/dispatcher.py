@@ -273,7 +273,7 @@ class Dispatcher:
             first_read = min((number for number, other in job.iterations.items() if other.consumers), default=0)
             for number in idle:
                 if number < first_read:
-                    # All consumers have gone on to later iterations.
+                    # All consumers have continued to later iterations.
                     job.removed.add(number, number + 1)
                     commands += self._forget(job.iterations[number])
         for name, since in list(self._away.items()):

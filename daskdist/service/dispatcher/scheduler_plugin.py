@@ -89,7 +89,7 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         if self._journal is not None:
             self.dispatcher.restore(self._journal.load())
         if NAME not in scheduler.plugins:
-            # Dask adds a plugin only after its start, by when another program may have started one as well.
+            # Dask adds a plugin only after its start, and meanwhile another program may have started one as well.
             scheduler.add_plugin(self, name=NAME)
         scheduler.handlers[DISPATCHER_OPERATION] = self._serve
         self._comms: dict[str, asyncio.Queue[Any]] = {}

@@ -433,7 +433,7 @@ class PassSource:
                 f"load_state_dict: the position is of {len(layout.num_replicas)} input pipelines of "
                 f"{sum(layout.num_replicas)} replicas, whose datasets a function made; here are {len(self.pipelines)} "
                 f"of {sum(self.layout.num_replicas)}. Go on with as many, or distribute one dataset with "
-                "distribute_dataset, which goes on with any number"
+                "distribute_dataset, which continues with any number"
             )
         node = with_batch_size(self.node, layout.batch_size)
         policy, nodes = self.share_out(node, layout.num_workers, sum(layout.num_replicas))

@@ -47,7 +47,7 @@ class PipelineReader:
     devices
         The names of the devices of the pipeline's replicas, if elements are copied to them.
     start
-        The position from which to go on; the beginning of the pass if None.
+        The position from which to continue; the beginning of the pass if None.
     is_exact
         Whether errors were raised before that position.
     """

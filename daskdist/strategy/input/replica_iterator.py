@@ -435,7 +435,7 @@ class PassReaders:
 
     @property
     def is_resumed(self) -> bool:
-        """Return whether the first pass goes on from a position."""
+        """Return whether the first pass continues from a position."""
         return self._resumed is not None
 
     def of_pass(self, iteration: int) -> tuple[SharedReader, int]:

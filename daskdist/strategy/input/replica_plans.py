@@ -336,7 +336,7 @@ def pinned(plan: ReplicaPlan, read_plan: SharedReadPlan, devices: Sequence[Devic
 
 
 class ResumedPass(NamedTuple):
-    """The way in which replicas go on from a position in a pass.
+    """The way in which replicas continue from a position in a pass.
 
     Parameters
     ----------
@@ -363,7 +363,7 @@ class ResumedPass(NamedTuple):
 
 
 def resumed(plan: ReplicaPlan, read_plan: SharedReadPlan, state: Any) -> ResumedPass:
-    """Return how the replicas of a pipeline go on from a state of any iterator over the same distributed dataset.
+    """Return how the replicas of a pipeline continue from a state of any iterator over the same distributed dataset.
 
     Raises
     ------

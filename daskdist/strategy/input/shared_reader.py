@@ -86,7 +86,7 @@ class SharedReadPlan:
     devices
         The names of the devices of the pipeline's replicas, if elements are copied to them.
     positions
-        The positions, of the pipeline and then of each other one, from which the pass goes on; empty if it begins.
+        The positions, of the pipeline and then of each other one, from which the pass continues; empty if it begins.
     is_exact
         Whether errors were raised before those.
     """
@@ -106,7 +106,7 @@ class SharedReadPlan:
 
     @property
     def first_step(self) -> int:
-        """The number of the step with which the pass goes on, counting those in which no replica has rows."""
+        """The number of the step with which the pass continues, counting those in which no replica has rows."""
         pipelines = (self.pipeline, *self.others)
         counts = [
             -(-position.num_elements // num_replicas_of(pipeline))

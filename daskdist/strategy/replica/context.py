@@ -254,7 +254,7 @@ class ReplicaContext:
         and `Checkpoint` with an iterator of the distributed dataset in the program.
 
         From the first use of a manager in a call on, checkpoints of earlier calls with that directory are refused, such
-        as those of a program that was killed while its replicas went on. A check comes before a file gets its name.
+        as those of a program that was killed while its replicas continued. A check comes before a file gets its name.
 
         >>> import daskdist
         >>> def loop(iterator, manager):
