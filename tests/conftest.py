@@ -168,6 +168,22 @@ def _frugal_clusters() -> Iterator[None]:
     assert not left_open, "a test left these objects open"
 
 
+@contextlib.contextmanager
+def new_cluster(num_workers: int = 2, num_threads: int = 1) -> Iterator[Client]:
+    """Start a cluster of worker processes that no other test uses, so that they may be killed; return its client."""
+    with (
+        LocalCluster(
+            n_workers=num_workers,
+            threads_per_worker=num_threads,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
 @pytest.fixture(scope="session")
 def start_cluster() -> Iterator[StartCluster]:
     """Return a function that gives a client of a cluster of some worker processes with some threads each.

@@ -12,8 +12,8 @@ import urllib.request
 
 import browser
 import pytest
-from conftest import eventually
-from distributed import Client, LocalCluster, Scheduler
+from conftest import eventually, new_cluster
+from distributed import Scheduler
 from tornado.httpclient import AsyncHTTPClient
 
 import daskdist
@@ -41,10 +41,7 @@ def metrics(client, name):
 @pytest.fixture(scope="module")
 def busy_client():
     """Return a client of a cluster on which a loop runs, and of which the metrics were asked for before."""
-    with (
-        LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with new_cluster(3) as client:
         assert "dask_scheduler_workers" in get(client, "metrics")
         assert not metrics(client, "daskdist_lost_workers_total")
         strategy = daskdist.MultiWorkerMirroredStrategy(client)

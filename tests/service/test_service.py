@@ -12,8 +12,7 @@ from collections import Counter
 import dask
 import numpy as np
 import pytest
-from conftest import eventually
-from distributed import Client, LocalCluster
+from conftest import eventually, new_cluster
 
 import daskdist
 from daskdist import Dataset, errors
@@ -328,10 +327,7 @@ def test_invalid_arguments_are_refused(arguments, message):
 @pytest.fixture(scope="module")
 def own_cluster():
     """Return a cluster whose worker processes may be killed and retired."""
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with new_cluster() as client:
         yield client
 
 

@@ -13,8 +13,7 @@ import warnings
 import dask
 import numpy as np
 import pytest
-from conftest import mirrored
-from distributed import Client, LocalCluster
+from conftest import mirrored, new_cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -772,10 +771,7 @@ def test_a_strategy_is_unusable_on_a_worker_after_merge_call(on_cluster):
 
 @pytest.mark.cluster
 def test_a_worker_lost_in_a_collective_releases_the_others(tmp_path):
-    with (
-        LocalCluster(n_workers=3, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with new_cluster(3) as client:
         strategy = daskdist.MultiWorkerMirroredStrategy(client)
         lost = strategy.workers[1]
 

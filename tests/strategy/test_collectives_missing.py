@@ -16,6 +16,7 @@ import time
 import dask
 import numpy as np
 import pytest
+from conftest import new_cluster
 from distributed import Client, LocalCluster, get_worker
 
 import daskdist
@@ -50,22 +51,14 @@ def told(call):
 @pytest.fixture(scope="module")
 def nine():
     """Return a client of so many workers that collectives use a tree."""
-    with (
-        LocalCluster(n_workers=9, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with new_cluster(9) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def breakable():
     """Return a client of three workers, which start again when a test kills them."""
-    with (
-        LocalCluster(
-            n_workers=3, threads_per_worker=2, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with new_cluster(3, 2) as client:
         yield client
 
 

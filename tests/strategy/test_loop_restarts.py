@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import mirrored
-from distributed import Client, LocalCluster
+from conftest import mirrored, new_cluster
+from distributed import Client
 
 import daskdist
 from daskdist import CheckpointManager, Dataset, errors, get_replica_context
@@ -26,12 +26,7 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture
 def own_client() -> Iterator[Client]:
     """Return the client of a cluster that no other test uses, since the test will break it."""
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with new_cluster() as client:
         yield client
 
 

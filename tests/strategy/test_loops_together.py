@@ -11,8 +11,7 @@ from functools import partial
 import dask
 import numpy as np
 import pytest
-from conftest import mirrored
-from distributed import Client, LocalCluster
+from conftest import mirrored, new_cluster
 
 import daskdist
 from daskdist import Dataset, Options, errors
@@ -255,10 +254,7 @@ def test_skipped_elements_are_logged(caplog):
 
 @pytest.mark.cluster
 def test_a_worker_lost_in_a_loop():
-    with (
-        LocalCluster(n_workers=3, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with new_cluster(3) as client:
 
         def apart(it):
             for number, _ in enumerate(it):

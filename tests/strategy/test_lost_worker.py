@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Worker
+from conftest import new_cluster
+from distributed import Client, Worker
 from distributed.worker_state_machine import AcquireReplicasEvent, RemoveReplicasEvent
 
 import daskdist
@@ -22,12 +23,7 @@ from daskdist.execute.callers import submit
 @pytest.fixture
 def own_client() -> Iterator[Client]:
     """Return the client of a cluster that no other test uses, since the test will break it."""
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with new_cluster() as client:
         yield client
 
 

@@ -7,8 +7,7 @@ import signal
 
 import numpy as np
 import pytest
-from conftest import eventually, messages_sent, of_kind
-from distributed import Client, LocalCluster
+from conftest import eventually, messages_sent, new_cluster, of_kind
 
 import daskdist
 from daskdist import PerReplica
@@ -106,10 +105,7 @@ def test_a_reduction_that_fails_on_each_worker_is_raised_once(on_cluster):
 
 def test_a_result_outlives_the_worker_that_would_send_it():
     with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
+        new_cluster() as client,
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):
         weights = trained(strategy, 4)

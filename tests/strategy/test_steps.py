@@ -15,7 +15,7 @@ import time
 import dask
 import numpy as np
 import pytest
-from conftest import eventually, messages_sent, of_kind
+from conftest import eventually, messages_sent, new_cluster, of_kind
 from distributed import Client, Event, LocalCluster, Security, get_client, get_worker
 from distributed.protocol import deserialize
 
@@ -452,10 +452,7 @@ def test_one_batch_that_cannot_be_read_fails_its_own_step(on_cluster):
 @pytest.mark.cluster
 def test_a_worker_that_is_killed_is_named_at_once():
     with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
-        ) as local,
-        Client(local, set_as_default=False) as client,
+        new_cluster() as client,
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):
         pids = client.run(os.getpid)
@@ -516,14 +513,7 @@ def test_streams_are_encrypted_where_the_cluster_is(relay):
 def own_strategy():
     """Return a strategy on a cluster that no other test uses."""
     with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            silence_logs=50,
-        ) as local,
-        Client(local, set_as_default=False) as client,
+        new_cluster() as client,
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):
         yield strategy

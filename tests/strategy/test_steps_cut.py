@@ -14,8 +14,8 @@ import time
 import dask
 import numpy as np
 import pytest
-from conftest import eventually
-from distributed import Client, Event, LocalCluster
+from conftest import eventually, new_cluster
+from distributed import Event
 from distributed.comm.tcp import TCP
 
 import daskdist
@@ -27,12 +27,7 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture(scope="module")
 def own_client():
     """Return a client of two workers that no other test uses."""
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
-        ) as local,
-        Client(local, set_as_default=False) as client,
-    ):
+    with new_cluster() as client:
         yield client
 
 
@@ -175,10 +170,7 @@ def test_a_worker_is_lost_at_once_when_its_stream_is_cut(relay):
         return float(Event("go on").wait(60))
 
     with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
-        ) as local,
-        Client(local, set_as_default=False) as client,
+        new_cluster() as client,
         dask.config.set({"daskdist.steps.relay": relay}),
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):

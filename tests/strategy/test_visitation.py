@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from conftest import eventually, mirrored
-from distributed import Client, LocalCluster
+from conftest import eventually, mirrored, new_cluster
+from distributed import Client
 
 import daskdist
 from daskdist import Dataset, TensorSpec, errors
@@ -20,12 +20,7 @@ LOOPS = ["plain", "function", "replicas"]
 @pytest.fixture(scope="module")
 def own_client() -> Iterator[Client]:
     """Return a client of two workers that may be killed: each is started again."""
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with new_cluster() as client:
         yield client
 
 
