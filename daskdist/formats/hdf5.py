@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from math import prod
@@ -23,6 +23,7 @@ from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import FileError
 from daskdist.formats.stored_arrays import (
+    RangeReader,
     StoredArray,
     StoredArrays,
     by_chunks,
@@ -31,7 +32,6 @@ from daskdist.formats.stored_arrays import (
     chosen,
     names_in,
     native,
-    rows_label,
 )
 from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
 from daskdist.storage.schema_check import FirstFile
@@ -86,7 +86,7 @@ class Hdf5Split:
 
 
 @dataclass(frozen=True)
-class Hdf5:
+class Hdf5(RangeReader):
     """The reader, with its options.
 
     Parameters
@@ -115,19 +115,7 @@ class Hdf5:
         check_alike(arrays, path, first)
         return arrays.splits(path, file, lambda start, stop: Hdf5Split(version, start, stop, arrays, places))
 
-    def read(self, split: Split) -> Block:
-        return self._rows(split.payload, split.label)
-
-    def read_valid_rows(self, split: Split) -> Block:
-        part: Hdf5Split = split.payload
-        path = part.version.path
-
-        def read(start: int, stop: int) -> Block:
-            return self._rows(replace(part, start=start, stop=stop), rows_label(path, start, stop))
-
-        return part.arrays.read_valid_rows(part.start, part.stop, split.label, path, read)
-
-    def _rows(self, part: Hdf5Split, label: str) -> Block:
+    def rows(self, part: Hdf5Split, label: str) -> Block:
         self.storage.check_unchanged(part.version, label)
         with ExitStack() as opened, failures(label, kinds=(Exception,)):
 

@@ -11,9 +11,10 @@ fields (a structured dtype)          a dict by field
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from math import lcm, prod
@@ -256,32 +257,39 @@ class StoredArrays:
         arrays = {array.name: leaves_of(rows(array)) for array in self.stored}
         return Block(self.spec.structure, self.columns.arrays(arrays.__getitem__), label)
 
-    def read_valid_rows(self, start: int, stop: int, label: str, path: str, read: Callable[[int, int], Block]) -> Block:
-        """Read the valid rows from ``start`` to ``stop``; the rows between two ends of chunks are left out together.
 
-        Raises
-        ------
-        FileError
-            No row can be read.
-        """
+class RangeReader(ABC):
+    """Splits that are ranges of rows, read whole, or without the chunks that cannot be read."""
+
+    @abstractmethod
+    def rows(self, part: Any, label: str) -> Block:
+        """Return the rows of a range; ``label`` is their name in messages."""
+
+    def read(self, split: Split) -> Block:
+        return self.rows(split.payload, split.label)
+
+    def read_valid_rows(self, split: Split) -> Block:
+        """Read the valid rows; the rows between two ends of chunks are left out together."""
+        part, path = split.payload, split.path or ""
+        arrays: StoredArrays = part.arrays
         ends = {
             row
-            for array in self.stored
+            for array in arrays.stored
             if array.chunk_rows > 1
-            for row in range(start - start % array.chunk_rows, stop, array.chunk_rows)
-            if row > start
+            for row in range(part.start - part.start % array.chunk_rows, part.stop, array.chunk_rows)
+            if row > part.start
         }
-        bounds = [start, *sorted(ends), stop]
         kept: list[Block] = []
         notes: list[Skipped] = []
-        for first, last in pairwise(bounds):
+        for start, stop in pairwise([part.start, *sorted(ends), part.stop]):
+            label = rows_label(path, start, stop)
             try:
-                kept.append(read(first, last))
+                kept.append(self.rows(replace(part, start=start, stop=stop), label))
             except FileError as error:
-                if not kept and last == stop:
+                if not kept and stop == part.stop:
                     raise
-                notes.append(Skipped(rows_label(path, first, last), str(error)))
-        block = Block.concat(kept, label) if len(kept) > 1 else kept[0]
+                notes.append(Skipped(label, str(error)))
+        block = Block.concat(kept, split.label) if len(kept) > 1 else kept[0]
         block.skipped = tuple(notes)
         return block
 

@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.stored_arrays import (
     LONE_NAME,
+    RangeReader,
     StoredArray,
     StoredArrays,
     by_chunks,
@@ -30,7 +31,6 @@ from daskdist.formats.stored_arrays import (
     chosen,
     columns_of,
     names_in,
-    rows_label,
 )
 from daskdist.storage.atomic_file import put
 from daskdist.storage.filesystem import Paths, Storage, failures, is_remote, local
@@ -73,7 +73,7 @@ class ZarrSplit:
 
 
 @dataclass(frozen=True)
-class Zarr:
+class Zarr(RangeReader):
     """The reader, with its options.
 
     Parameters
@@ -104,18 +104,7 @@ class Zarr:
         check_alike(arrays, path, first)
         return arrays.splits(path, file, lambda start, stop: ZarrSplit(path, start, stop, arrays, stamps))
 
-    def read(self, split: Split) -> Block:
-        return self._rows(split.payload, split.label)
-
-    def read_valid_rows(self, split: Split) -> Block:
-        part: ZarrSplit = split.payload
-
-        def read(start: int, stop: int) -> Block:
-            return self._rows(replace(part, start=start, stop=stop), rows_label(part.path, start, stop))
-
-        return part.arrays.read_valid_rows(part.start, part.stop, split.label, part.path, read)
-
-    def _rows(self, part: ZarrSplit, label: str) -> Block:
+    def rows(self, part: ZarrSplit, label: str) -> Block:
         with self._opened(part.path) as store, failures(label, kinds=(Exception,)):
             names = [stored.name for stored in part.arrays.stored]
             arrays = {name: self._array(store, name, part.path) for name in names}

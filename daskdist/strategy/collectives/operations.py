@@ -181,8 +181,25 @@ class _Axes:
         return str(self.shape)
 
 
+class OfEachReplica:
+    """The contributions of all replicas, in their order; partial results are pairs of a number and a value."""
+
+    def shapes(self, contribution: Any) -> Any:
+        return None
+
+    def partial(self, contributions: Mapping[int, Any]) -> Any:
+        return list(contributions.items())
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        return list(chain.from_iterable(partials))
+
+    def final(self, partial: Any) -> Any:
+        """Return the values of all replicas."""
+        return [value for _, value in sorted(partial, key=lambda entry: entry[0])]
+
+
 @dataclass(frozen=True)
-class AllGather:
+class AllGather(OfEachReplica):
     """The values of all replicas concatenated along an axis; a replica contributes leaves and their structure."""
 
     axis: int
@@ -200,11 +217,8 @@ class AllGather:
     def partial(self, contributions: Mapping[int, tuple[list[Any], Any]]) -> Any:
         return [(number, leaves) for number, (leaves, _) in contributions.items()]
 
-    def combined(self, partials: Sequence[Any]) -> Any:
-        return list(chain.from_iterable(partials))
-
     def final(self, partial: Any) -> list[Any]:
-        rows = [leaves for _, leaves in sorted(partial, key=lambda entry: entry[0])]
+        rows = super().final(partial)
         return [concatenated(values, self.axis, self.name) for values in zip(*rows, strict=True)]
 
 
@@ -234,7 +248,7 @@ class First:
 
 
 @dataclass(frozen=True)
-class Collect:
+class Collect(OfEachReplica):
     """The contributions of all replicas, of any type that pickles, in the order of the replicas.
 
     Parameters
@@ -245,21 +259,9 @@ class Collect:
 
     name: str
 
-    def shapes(self, contribution: Any) -> Any:
-        return None
-
-    def partial(self, contributions: Mapping[int, Any]) -> Any:
-        return list(contributions.items())
-
-    def combined(self, partials: Sequence[Any]) -> Any:
-        return list(chain.from_iterable(partials))
-
-    def final(self, partial: Any) -> list[Any]:
-        return [contribution for _, contribution in sorted(partial, key=lambda entry: entry[0])]
-
 
 @dataclass(frozen=True)
-class Agreed:
+class Agreed(OfEachReplica):
     """The check that all replicas contribute the same leaves and structure; only digests are sent.
 
     Parameters
@@ -278,9 +280,6 @@ class Agreed:
 
     def partial(self, contributions: Mapping[int, Any]) -> Any:
         return [(number, _digest(leaves)) for number, (leaves, _) in contributions.items()]
-
-    def combined(self, partials: Sequence[Any]) -> Any:
-        return list(chain.from_iterable(partials))
 
     def final(self, partial: Any) -> None:
         """Check that the digests of all replicas are equal.
@@ -325,7 +324,7 @@ def _is_one(values: Sequence[Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Merge:
+class Merge(OfEachReplica):
     """The single call of a function with the values of all replicas.
 
     Parameters
@@ -348,18 +347,9 @@ class Merge:
     def name(self) -> str:
         return f"merge_call({getattr(self.fn, '__qualname__', self.fn)})"
 
-    def shapes(self, contribution: Any) -> Any:
-        return None
-
-    def partial(self, contributions: Mapping[int, Any]) -> Any:
-        return list(contributions.items())
-
-    def combined(self, partials: Sequence[Any]) -> Any:
-        return list(chain.from_iterable(partials))
-
     def final(self, partial: Any) -> Any:
         """Call the function; return each replica's part of the result and its changes."""
-        arguments, along = zip(*[entry for _, entry in sorted(partial, key=lambda entry: entry[0])], strict=True)
+        arguments, along = zip(*super().final(partial), strict=True)
         result, news = self.call(self.fn, arguments[0] if len(arguments) == 1 else _merged(arguments), along)
         parts = [(component(result, number), news[number]) for number in range(len(arguments))]
         # The function may compute in any stream, and replicas read the result in theirs.

@@ -410,38 +410,6 @@ class Prepared:
 
 
 @dataclass(frozen=True, eq=False)
-class FoldChunks(Prepared):
-    """Function that folds one leaf of a call's results on some replicas.
-
-    Parameters
-    ----------
-    fold
-        The node of the tree.
-    pick
-        Extracts the leaf.
-    """
-
-    fold: Fold
-    pick: ExtractFromResult
-
-    def __call__(self, results: Sequence[Any]) -> Any:
-        return self.fold.chunks(results, [(number, self.pick) for number in range(len(results))], None)
-
-    @property
-    def is_same_everywhere(self) -> bool:
-        """Return whether the reduction is a named one, as values of several workers are combined on the host."""
-        return isinstance(self.fold.op, ReduceOp) and self.fold.is_final
-
-    def is_quick(self, results: Sequence[Any]) -> bool:
-        """Return whether all values are small NumPy values."""
-        leaf = self.pick.leaf
-        return isinstance(self.fold.op, ReduceOp) and all(
-            type(result) is FlatResult and leaf < len(result.leaves) and _is_small(result.leaves[leaf])
-            for result in results
-        )
-
-
-@dataclass(frozen=True, eq=False)
 class FoldPartials(Prepared):
     """Function that folds the partial results of workers.
 
@@ -464,6 +432,32 @@ class FoldPartials(Prepared):
     def is_quick(self, results: Sequence[Any]) -> bool:
         """Return whether all partial results are small NumPy values."""
         return isinstance(self.fold.op, ReduceOp) and all(_is_small(result) for result in results)
+
+
+@dataclass(frozen=True, eq=False)
+class FoldChunks(FoldPartials):
+    """Function that folds one leaf of a call's results on some replicas.
+
+    Parameters
+    ----------
+    fold
+        The node of the tree.
+    pick
+        Extracts the leaf.
+    """
+
+    pick: ExtractFromResult
+
+    def __call__(self, results: Sequence[Any]) -> Any:
+        return self.fold.chunks(results, [(number, self.pick) for number in range(len(results))], None)
+
+    def is_quick(self, results: Sequence[Any]) -> bool:
+        """Return whether all values are small NumPy values."""
+        leaf = self.pick.leaf
+        return isinstance(self.fold.op, ReduceOp) and all(
+            type(result) is FlatResult and leaf < len(result.leaves) and _is_small(result.leaves[leaf])
+            for result in results
+        )
 
 
 def _is_small(value: Any) -> bool:
