@@ -438,7 +438,7 @@ def told(value):
         array = np.array(value)
         if array.dtype.kind == "f":
             array[np.isnan(array)] = np.nan
-        return str(array.dtype), array.shape, array.tobytes() if array.dtype.kind in "biufmM" else repr(array.tolist())
+        return array.dtype.str, array.shape, array.tobytes() if array.dtype.kind in "biufmM" else repr(array.tolist())
     if isinstance(value, dict):
         return {key: told(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -81,8 +81,6 @@ class TestTFRecord(FormatLaws):
 
 
 class TestTFRecordWithIndex(TestTFRecord):
-    sizes = (*([40_000] * 3), 10, 50_000, 10)
-
     def make_format(self):
         return TFRecord(index=True)
 
