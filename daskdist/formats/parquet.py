@@ -17,6 +17,7 @@ from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
+from daskdist.formats.bisection import first_invalid, valid_parts
 from daskdist.storage.filesystem import Storage, Version, failures, is_remote
 from daskdist.storage.hive_partitions import Partitions
 from daskdist.storage.schema_check import FirstFile, unlike
@@ -100,21 +101,18 @@ class Parquet:
         return self._block(self._table(split), split)
 
     def read_valid_rows(self, split: Split) -> Block:
-        # Bisect to separate the valid rows from the others.
         table, kept, notes = self._table(split), list[Block](), list[Skipped]()
-        rest = [(0, table.num_rows)]
-        while rest:
-            start, stop = rest.pop()
-            try:
-                kept.append(self._block(_rows_of(table, start, stop), split))
-            except FileError as error:
-                if stop - start > 1:
-                    middle = (start + stop) // 2
-                    rest += [(middle, stop), (start, middle)]
-                    continue
-                notes.append(Skipped(f"row {start} of {split.label}", str(error)))
-                if len(notes) > _MOST_LEFT_OUT:
-                    raise FileError(f"{split.label}: more than {_MOST_LEFT_OUT} of its rows are invalid") from error
+
+        def read(start: int, stop: int) -> Block:
+            return self._block(_rows_of(table, start, stop), split)
+
+        for row, block, error in valid_parts(table.num_rows, read, (FileError,)):
+            if error is None:
+                kept.append(block)
+                continue
+            notes.append(Skipped(f"row {row} of {split.label}", str(error)))
+            if len(notes) > _MOST_LEFT_OUT:
+                raise FileError(f"{split.label}: more than {_MOST_LEFT_OUT} of its rows are invalid") from error
         block = Block.concat(kept, split.label) if kept else self._block(table.slice(0, 0), split)
         block.skipped = tuple(notes)
         return block
@@ -319,12 +317,9 @@ def _check_text(column: Any, where: str) -> None:
             return False
         return True
 
-    start, stop = 0, len(column)
-    if is_text(start, stop):
+    if is_text(0, len(column)):
         return
-    while stop - start > 1:
-        middle = (start + stop) // 2
-        start, stop = (middle, stop) if is_text(start, middle) else (start, middle)
+    start = first_invalid(len(column), is_text)
     try:
         value = repr(column.slice(start, 1).cast(pa.binary())[0].as_py())
     except pa.ArrowException:

@@ -25,7 +25,15 @@ from daskdist.testing.equality import check, same_elements
 
 
 class FormatLaws:
-    """Laws of a format; a subclass defines `make_format` and `write`."""
+    """Laws of a format; a subclass defines `make_format` and `write`.
+
+    Attributes
+    ----------
+    split_bytes
+        The setting ``daskdist.split-bytes`` at which a file of `write` has several splits; None for the default.
+    """
+
+    split_bytes: int | str | None = None
 
     def make_format(self) -> Format:
         """Return a new instance of the format."""
@@ -51,7 +59,9 @@ class FormatLaws:
         check(len(files) > 1, "write two files or more")
         check(any(not rows for rows in files.values()), "write a file without elements too")
         if form.is_splittable:
-            check(any(len(splits) > 1 for splits in _splits(form, files)), "write a file of several splits")
+            setting = {} if self.split_bytes is None else {"daskdist.split-bytes": self.split_bytes}
+            with dask.config.set(setting):
+                check(any(len(splits) > 1 for splits in _splits(form, files)), "write a file of several splits")
 
     def test_splits_cover_the_file_once(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)

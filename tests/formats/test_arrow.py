@@ -45,6 +45,8 @@ def splits_of(form, path):
 
 
 class TestFiles(FormatLaws):
+    split_bytes = 200
+
     end, compression = ".arrow", None
 
     def make_format(self):
@@ -76,10 +78,6 @@ class TestFiles(FormatLaws):
             ]
         return written
 
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 200}):
-            super().test_edge_cases_of_the_format_are_covered(tmp_path)
-
 
 class TestStreams(TestFiles):
     end = ".arrows"
@@ -94,6 +92,7 @@ class TestCompressedStreams(TestStreams):
 
 
 class TestNumbers(FormatLaws):
+    split_bytes = 200
     end = ".arrow"
 
     def make_format(self):
@@ -106,10 +105,6 @@ class TestNumbers(FormatLaws):
             path = write(directory / f"{number}{self.end}", pa.table({"n": n, "f": n / 4}), 100)
             written[path] = [{"x": np.array([k / 4, k]), "y": n[k]} for k in range(num_rows)]
         return written
-
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 200}):
-            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestStreamsOfNumbers(TestNumbers):

@@ -56,6 +56,7 @@ def text_of(words):
 
 
 class TestCsv(FormatLaws):
+    split_bytes = 100
     dialect = Dialect()
     schema = Schema(("n", "word", "when", "part"), ("int64", "str", "datetime64[s]", "float64"))
     words = ("a", "two\nlines", 'a "quote"', "", "ü", 'stray"', "x,y", "\r\n", "z" * 30)
@@ -83,10 +84,6 @@ class TestCsv(FormatLaws):
             ]
         return written
 
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_edge_cases_of_the_format_are_covered(tmp_path)
-
 
 class TestCsvOfNames(TestCsv):
     dialect = Dialect(has_header=False, names=("n", "word", "when", "part"))
@@ -98,6 +95,8 @@ class TestCsvWithoutNewlines(TestCsv):
 
 
 class TestCsvCompressed(TestCsv):
+    split_bytes = 400
+
     def write(self, directory):
         compressed = {}
         for path, rows in super().write(directory).items():
@@ -105,10 +104,6 @@ class TestCsvCompressed(TestCsv):
             Path(path).unlink()
             compressed[f"{path}.gz"] = rows
         return compressed
-
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 400}):
-            FormatLaws.test_edge_cases_of_the_format_are_covered(self, tmp_path)
 
 
 # --- where rows begin ---

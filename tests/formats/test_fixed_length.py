@@ -32,6 +32,7 @@ def path(tmp_path):
 
 
 class TestFixedLength(FormatLaws):
+    split_bytes = 100
     around = (3, 2)
     counts = (60, 0, 3)
 
@@ -49,10 +50,6 @@ class TestFixedLength(FormatLaws):
 
     def elements(self, records):
         return [np.array(record, object)[()] for record in records]
-
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestFixedLengthArrays(TestFixedLength):

@@ -41,6 +41,7 @@ def _fitting(options, array):
 
 
 class TestHdf5(FormatLaws):
+    split_bytes = 100
     libver = "earliest"
     options = ()
 
@@ -55,10 +56,6 @@ class TestHdf5(FormatLaws):
             written[path] = [{"x": a, "y": b} for a, b in zip(x[part], y[part], strict=True)]
         return written
 
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_edge_cases_of_the_format_are_covered(tmp_path)
-
 
 class TestHdf5Compressed(TestHdf5):
     libver = "latest"
@@ -66,6 +63,8 @@ class TestHdf5Compressed(TestHdf5):
 
 
 class TestHdf5OfAnyLength(FormatLaws):
+    split_bytes = 100
+
     """Text and lists, of which chunks hold only the addresses."""
 
     def make_format(self):
@@ -85,10 +84,6 @@ class TestHdf5OfAnyLength(FormatLaws):
                     file["v"][k] = np.arange(k % 4)
             written[str(path)] = [{"s": texts[k], "v": np.arange(k % 4, dtype="i2")} for k in range(size)]
         return written
-
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 @pytest.mark.parametrize("chunks", [None, (4,), (20,)])

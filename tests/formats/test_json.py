@@ -64,6 +64,8 @@ def write(tmp_path):
 
 
 class TestLines(FormatLaws):
+    split_bytes = 100
+
     def make_format(self):
         return Json(dtypes=DTYPES)
 
@@ -74,10 +76,6 @@ class TestLines(FormatLaws):
             path.write_text(lines(objects(numbers)))
             written[str(path)] = elements(numbers)
         return written
-
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestLinesCompressed(TestLines):

@@ -30,6 +30,8 @@ def rows_of(array):
 
 
 class TestNpy(FormatLaws):
+    split_bytes = 100
+
     def make_format(self):
         return Npy()
 
@@ -42,12 +44,10 @@ class TestNpy(FormatLaws):
             written[str(path)] = rows_of(part)
         return written
 
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_edge_cases_of_the_format_are_covered(tmp_path)
-
 
 class TestNpz(FormatLaws):
+    split_bytes = 40
+
     def make_format(self):
         return Npz()
 
@@ -61,10 +61,6 @@ class TestNpz(FormatLaws):
             self.save(path, x=x[part], y=y[part])
             written[str(path)] = [{"x": a, "y": b} for a, b in zip(x[part], y[part], strict=True)]
         return written
-
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 40}):
-            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestNpzCompressed(TestNpz):
@@ -81,6 +77,8 @@ class TestNpzCompressed(TestNpz):
 
 
 class TestNpyOfFields(FormatLaws):
+    split_bytes = 64
+
     def make_format(self):
         return Npy()
 
@@ -98,10 +96,6 @@ class TestNpyOfFields(FormatLaws):
                 for row in part
             ]
         return written
-
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 64}):
-            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
     def test_writes_what_it_reads(self, tmp_path):
         # The elements of a structured array are nested dicts, which this format does not write.

@@ -32,6 +32,8 @@ COMPRESSED = {
 
 
 class TestText(FormatLaws):
+    split_bytes = 100
+
     def make_format(self):
         return Text()
 
@@ -46,10 +48,6 @@ class TestText(FormatLaws):
             column = np.array(expected, TEXT)
             written[str(path)] = [column[k] for k in range(len(expected))]
         return written
-
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestTextCompressed(TestText):

@@ -62,6 +62,7 @@ def any_split(request):
 
 
 class TestTFRecord(FormatLaws):
+    split_bytes = 100
     sizes = (*([9] * 40), 0, 0, 1, 300, *range(30), 9, 9, 9)
 
     def make_format(self):
@@ -74,10 +75,6 @@ class TestTFRecord(FormatLaws):
             path.write_bytes(framed(*records))
             files[str(path)] = [np.array(record, object)[()] for record in records]
         return files
-
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
 
 class TestTFRecordWithIndex(TestTFRecord):

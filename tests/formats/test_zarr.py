@@ -47,6 +47,7 @@ def write_group(path, arrays, chunk_rows=7, *, zarr_format=3, **options):
 
 
 class TestZarr(FormatLaws):
+    split_bytes = 100
     zarr_format = 3
 
     def make_format(self):
@@ -59,10 +60,6 @@ class TestZarr(FormatLaws):
             path = write_group(directory / f"{number}.zarr", {"x": x[part], "y": y[part]}, zarr_format=self.zarr_format)
             written[path] = [{"x": a, "y": b} for a, b in zip(x[part], y[part], strict=True)]
         return written
-
-    def test_edge_cases_of_the_format_are_covered(self, tmp_path):
-        with dask.config.set({"daskdist.split-bytes": 100}):
-            super().test_edge_cases_of_the_format_are_covered(tmp_path)
 
     def test_garbage_in_metadata_is_a_file_error(self, tmp_path):
         (path, *_) = self.write(tmp_path)

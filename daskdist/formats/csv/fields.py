@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.errors import ArgumentError
+from daskdist.formats.bisection import valid_parts
 from daskdist.formats.csv.number_text import may_hold_number_text, number_texts
 from daskdist.formats.csv.quotes import MARK
 
@@ -184,17 +185,12 @@ class Fields:
         looks_like = _looks_like(kind)
         unfit = [place for place, value in enumerate(values) if not looks_like(value) and value not in nulls]
         places = sorted(set(range(len(values))).difference(unfit))
-        parts = [(0, len(places))]
-        while parts:
-            start, stop = parts.pop()
-            try:
-                self._converted([values[place] for place in places[start:stop]], kind)
-            except pa.ArrowInvalid:
-                if stop - start == 1:
-                    unfit.append(places[start])
-                else:
-                    middle = (start + stop) // 2
-                    parts += [(start, middle), (middle, stop)]
+
+        def convert(start: int, stop: int) -> Any:
+            return self._converted([values[place] for place in places[start:stop]], kind)
+
+        parts = valid_parts(len(places), convert, (pa.ArrowInvalid,))
+        unfit += [places[number] for number, _, error in parts if error is not None]
         return np.flatnonzero(np.isin(known.indices.to_numpy(), unfit))
 
     def _converted(self, values: Sequence[bytes], kind: str) -> Any:

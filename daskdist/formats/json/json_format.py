@@ -20,6 +20,7 @@ from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
+from daskdist.formats.bisection import first_invalid, valid_parts
 from daskdist.formats.json.json_types import (
     Kind,
     check_dtypes,
@@ -141,7 +142,7 @@ class Json(SampledFormat):
 
     def read_valid_rows(self, split: Split) -> Block:
         objects = self._objects(split, is_lenient=True)
-        kept, notes = self._salvaged(objects, split)
+        kept, notes = self._valid_objects(objects, split)
         block = Block.concat(kept, split.label) if kept else self._block(b"", split)
         block.skipped = (*objects.notes, *notes)
         return block
@@ -243,16 +244,10 @@ class Json(SampledFormat):
         return table
 
     def _complaint(self, objects: DecodeObjects, split: Split, error: Exception) -> FileError:
-        # Find the line that cannot be read by bisection, and return the error.
+        # Return the error for the first line that cannot be read.
         schema, lines = _parsed(split.payload.schema), objects.data.split(b"\n")
-        start, stop = 0, len(lines)
-        while stop - start > 1:
-            middle = (start + stop) // 2
-            if self._failure(lines[start:middle], schema) is not None:
-                stop = middle
-            else:
-                start = middle
-        reason = self._reason(lines[start], schema) or str(self._failure(lines[start:stop], schema) or error)
+        start = first_invalid(len(lines), lambda start, stop: self._failure(lines[start:stop], schema) is None)
+        reason = self._reason(lines[start], schema) or str(self._failure([lines[start]], schema) or error)
         return FileError(f"{split.label}: its {objects.unit} {start}, {lines[start][:80]!r}: {reason}")
 
     def _failure(self, lines: Sequence[bytes], schema: Any) -> Exception | None:
@@ -288,28 +283,22 @@ class Json(SampledFormat):
                 return f"the field {field.name!r} is {value.get(field.name)!r:.60}, which does not become {field.type}"
         return None
 
-    def _salvaged(self, objects: DecodeObjects, split: Split) -> tuple[list[Block], list[Skipped]]:
-        # Bisect to separate the valid objects from the broken ones.
+    def _valid_objects(self, objects: DecodeObjects, split: Split) -> tuple[list[Block], list[Skipped]]:
+        # Separate the valid objects from the broken ones.
         import pyarrow as pa
 
         lines = objects.data.split(b"\n")
         kept, notes = [], []
-        rest = [(0, len(lines))]
-        while rest:
-            start, stop = rest.pop()
-            try:
-                block = self._block(b"\n".join(lines[start:stop]), split)
-            except (pa.ArrowException, FileError) as error:
-                if stop - start > 1:
-                    middle = (start + stop) // 2
-                    rest += [(middle, stop), (start, middle)]
-                    continue
-                reason = (
-                    None if isinstance(error, FileError) else self._reason(lines[start], _parsed(split.payload.schema))
-                )
-                notes.append(Skipped(f"{objects.unit} {start} of {split.label}", reason or str(error)))
-                continue
-            if len(block):
+
+        def read(start: int, stop: int) -> Block:
+            return self._block(b"\n".join(lines[start:stop]), split)
+
+        for number, block, error in valid_parts(len(lines), read, (pa.ArrowException, FileError)):
+            if error is not None:
+                schema = _parsed(split.payload.schema)
+                reason = None if isinstance(error, FileError) else self._reason(lines[number], schema)
+                notes.append(Skipped(f"{objects.unit} {number} of {split.label}", reason or str(error)))
+            elif len(block):
                 kept.append(block)
         return kept, notes
 
