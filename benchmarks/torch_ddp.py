@@ -133,7 +133,7 @@ def in_memory(files: str, size: Size) -> daskdist.Dataset:
     return dataset.batch(_NUM_PROCESSES * size.batch_rows)
 
 
-def read_anew(files: str, size: Size) -> daskdist.Dataset:
+def read_again(files: str, size: Size) -> daskdist.Dataset:
     """Return batches for more rows than fit into memory: each process reads its own files in every pass."""
     dataset = daskdist.read_parquet(files, columns=(_NAMES, "label")).shuffle(size.buffer_size)
     return dataset.batch(_NUM_PROCESSES * size.batch_rows)
@@ -272,13 +272,13 @@ def small(size: Size) -> Iterator[Figure]:
     """Measure a linear model."""
     num_rows = size.num_files * size.file_rows
     with parquet_files(size, size.file_rows) as files, two_workers() as strategy:
-        memory, anew = (strategy.distribute_dataset(each(files, size)) for each in (in_memory, read_anew))
+        memory, again = (strategy.distribute_dataset(each(files, size)) for each in (in_memory, read_again))
         num_steps = num_rows // _NUM_PROCESSES // size.batch_rows
         found = rates(
             [
                 partial(run, "without input", strategy, without_input, size.batch_rows, num_steps, 0),
                 partial(run, "in memory", strategy, on_replica, memory, 0),
-                partial(run, "read anew", strategy, on_replica, anew, 0),
+                partial(run, "read again", strategy, on_replica, again, 0),
                 partial(by_loaders, files, _LOADERS, size, 0),
             ],
             num_rows,
@@ -298,14 +298,14 @@ def small(size: Size) -> Iterator[Figure]:
         note=f"{of_a_step('in memory', found)}; with the DataLoader {of_a_step(peer, found)}",
     )
     yield Figure(
-        f"linear model: files read anew, shuffle({size.buffer_size:_})",
-        million["read anew"],
+        f"linear model: files read again, shuffle({size.buffer_size:_})",
+        million["read again"],
         "M rows/s",
         million[peer],
         "the same, in memory",
         3,
         on="ratio",
-        note=of_a_step("read anew", found),
+        note=of_a_step("read again", found),
     )
     yield Figure(
         "linear model: rows in memory",

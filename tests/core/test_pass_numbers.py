@@ -106,8 +106,8 @@ def test_on_a_cluster_and_made_by_a_function(on_cluster):
     ds = shuffled()
     # Distribute a new dataset in each epoch, derived from one that was created before.
     for order in orders(3):
-        anew = on_cluster.distribute_datasets_from_function(lambda context: ds.batch(6))
-        assert flat([on_cluster.local_results(step)[0] for step in anew]) == order
+        second = on_cluster.distribute_datasets_from_function(lambda context: ds.batch(6))
+        assert flat([on_cluster.local_results(step)[0] for step in second]) == order
     again = on_cluster.distribute_datasets_from_function(made)
     first, second = ([on_cluster.local_results(step)[0] for step in again] for _ in range(2))
     assert [flat(first), flat(second)] == orders(2)

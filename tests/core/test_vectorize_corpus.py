@@ -151,7 +151,7 @@ SHORT = {
     "vm": ["x * 2", "x.sum()", "np.exp(x[::-1])"],
 }
 
-# Programs that define the function `f` with a body; each dataset runs them anew. The test checks `log` afterwards.
+# Programs that define the function `f` with a body; each dataset runs them again. The test checks `log` afterwards.
 FRAMES = {
     "append": "def f(x):\n    log.append(1)\n    return BODY",
     "append_bound": "note = log.append\ndef f(x):\n    note(1)\n    return BODY",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from daskdist.core.block import Batches, Bundle, Rows, read_only
+from daskdist.core.failing.error_copy import copied_error
 from daskdist.core.primitive import Composition, Split
 from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.errors import DaskdistError
@@ -37,15 +37,8 @@ class FailedElement:
 
     def again(self) -> Exception:
         """Return an equal error to raise, with the traceback of the original."""
-        error = self.error
-        try:
-            error_copy = copy.copy(error)
-        except Exception:
-            return of_element(error, self.split)
-        if hasattr(error, "__notes__"):
-            error_copy.__notes__ = list(error.__notes__)
-        error_copy.__cause__, error_copy.__suppress_context__ = error.__cause__, True
-        return of_element(error_copy.with_traceback(error.__traceback__), self.split)
+        error = copied_error(self.error).with_traceback(self.error.__traceback__)
+        return of_element(error, self.split)
 
     def __reduce__(self) -> tuple[Any, ...]:
         error = self.error

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from daskdist.config import collective_s
+from daskdist.core.failing.error_copy import copied_error
 from daskdist.errors import CollectiveError
 
 # The number of a replica's calls that a message shows.
@@ -172,7 +173,7 @@ class Rendezvous:
                 self._failed[turn] = str(error)
                 raise
         if turn_round.error is not None:
-            raise _again(turn_round.error) if not is_last else turn_round.error
+            raise turn_round.error if is_last else copied_error(turn_round.error)
         # The result of a single replica may be the object that it contributed.
         return turn_round.result, len(self.members) == 1 and self._exchange is not None
 
@@ -314,18 +315,3 @@ def late_error(name: str, missing: Sequence[int], most_s: float) -> CollectiveEr
 
 def _named(numbers: Sequence[int]) -> str:
     return f"replica{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-
-
-def _again(error: BaseException) -> BaseException:
-    # Return a copy for another thread: raised in two, an error would have the frames of both in its traceback.
-    try:
-        again = type(error)(*error.args)
-    except Exception:
-        return error
-    if str(again) != str(error):
-        # The error cannot be created from its arguments.
-        return error
-    vars(again).update(vars(error))
-    again.__notes__ = list(getattr(error, "__notes__", ()))
-    again.__cause__ = error.__cause__
-    return again

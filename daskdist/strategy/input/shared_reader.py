@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.failing.error_copy import copied_error
 from daskdist.core.primitive import Epoch
 from daskdist.core.randomness.pass_numbers import later
 from daskdist.core.selection.block_ref import BlockRef
@@ -251,7 +251,7 @@ class SharedPass:
                 if lane in self._woken:
                     return None
                 if self._failure is not None:
-                    raise _copy_error(self._failure)
+                    raise copied_error(self._failure).with_traceback(self._failure.__traceback__)
                 if self._is_over:
                     return None
                 if self._is_asking:
@@ -493,15 +493,3 @@ class SharedReader:
 
     def _drop_done(self) -> None:
         self._passes = {number: shared_pass for number, shared_pass in self._passes.items() if not shared_pass.is_done}
-
-
-def _copy_error(error: Exception) -> Exception:
-    # A copy of the error for each replica, which adds its own notes and traceback.
-    try:
-        equal_error = copy.copy(error)
-    except Exception:
-        return error
-    if hasattr(error, "__notes__"):
-        equal_error.__notes__ = list(error.__notes__)
-    equal_error.__cause__, equal_error.__suppress_context__ = error.__cause__, True
-    return equal_error.with_traceback(error.__traceback__)

@@ -1,0 +1,26 @@
+"""Copies of errors that are raised more than once, so that each has its own notes and traceback."""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeVar
+
+_E = TypeVar("_E", bound=BaseException)
+
+
+def copied_error(error: _E) -> _E:
+    """Return an equal error with the same notes and cause, without a traceback; the error itself if it is not copied.
+
+    An error that is raised in two threads would have the frames of both in its traceback.
+    """
+    try:
+        error_copy = copy.copy(error)
+    except Exception:
+        return error
+    if str(error_copy) != str(error):
+        # The error cannot be created from its arguments.
+        return error
+    if hasattr(error, "__notes__"):
+        error_copy.__notes__ = list(error.__notes__)
+    error_copy.__cause__, error_copy.__suppress_context__ = error.__cause__, True
+    return error_copy
