@@ -335,7 +335,7 @@ def test_a_stream_that_stops_or_is_garbage_is_an_error(tmp_path):
         (content[: starts[1] + 4], "cut short at byte"),
         (content[: starts[1] + 100], r"states its end as byte \d+ of \d+|a message is expected"),
         (content[: stop - 1], "states its end as byte"),
-        # A page of zeros, as a disk that was full or a crash leaves it.
+        # A page of zeros, which a full disk or a crash may leave.
         (content[: starts[1]] + bytes(len(content) - starts[1]), "bytes after the end-of-stream marker"),
         (content + content, "several streams in one file"),
         (bad_kinds[0], "dictionaries with 1 ids, but 0 columns with dictionaries"),

@@ -539,7 +539,7 @@ def test_errors_of_other_replicas_name_the_one_that_raised(on_cluster):
 
     found = on_cluster.local_results(on_cluster.run(told))
     assert "by some replicas only: replica 1 raised" in found[0] or "has ended" in found[0]
-    # The program gets the replica's own error, and not that another replica waits for its call.
+    # The program gets the replica's own error, rather than the error of another replica that waits for its call.
     with pytest.raises(KeyError, match="no such thing"):
         on_cluster.run(step).values[0].result()
 

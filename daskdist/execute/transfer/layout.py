@@ -205,7 +205,7 @@ def _runs_of(device: Device, steps: Sequence[Sequence[Any]]) -> list[_Contiguous
         for place, step in enumerate(steps):
             leaf = step[number]
             if run is not None and run.base is not None and getattr(leaf, "base", None) is run.base:
-                # Most leaves take this path, so that it makes few checks.
+                # Most leaves take this path, so it makes few checks.
                 is_like = leaf.dtype == run.first.dtype and leaf.flags.c_contiguous
                 if is_like and run.num_bytes % _WITHIN_BYTES == 0 and _address(leaf) == run.stop:
                     run.members.append((place, number, run.num_bytes))
