@@ -218,7 +218,7 @@ def test_no_server_at_the_address(demo, tmp_path, monkeypatch):
     start_s = time.perf_counter()
     with dask.config.set({"daskdist.timeouts.connect": "1 s"}):
         result = demo("--scheduler", "tcp://127.0.0.1:1")
-    assert time.perf_counter() - start_s < 15
+    assert time.perf_counter() - start_s < 25
     assert result.exit_code == 1
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("Error: no Dask scheduler answers at 'tcp://127.0.0.1:1' within 1 s")

@@ -263,7 +263,7 @@ class BackendLaws:
             if all(map(is_so, results)):
                 return
             check(time.monotonic() < until, f"{results} results are there, some of which the program dropped")
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     def test_calls_after_close_are_refused(self) -> None:
         with _Program(self) as program:

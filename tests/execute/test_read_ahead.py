@@ -335,7 +335,7 @@ def test_slow_rows_do_not_hold_up_the_first_batch(on_cluster):
     lists(on_cluster.gather(next(it), axis=0))
     it.close()
     # Computing all rows would take 50 s on two workers.
-    assert time.monotonic() - begun_at < 15
+    assert time.monotonic() - begun_at < 25
 
 
 def slow_count(row):
@@ -370,7 +370,7 @@ def test_slow_rows_of_files_do_not_hold_up_the_first_batch(on_cluster, files_of,
         it = iter(on_cluster.distribute_dataset(rows.batch(64)))
         assert lists(on_cluster.gather(next(it), axis=0)) == [bin(number).count("1") for number in range(64)]
         it.close()
-        assert time.monotonic() - begun_at < 10
+        assert time.monotonic() - begun_at < 25
 
 
 @pytest.mark.cluster

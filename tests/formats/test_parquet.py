@@ -630,10 +630,10 @@ def test_thousands_of_columns_take_no_longer_each(tmp_path):
     pq.write_table(pa.table({f"c{k}": [k, k] for k in range(num_columns)}), path)
     form = Parquet()
     split = form.list_splits(str(path), 0, FirstFile(str(path), form.spec(str(path))))[0]
-    started = time.process_time()
+    started = time.thread_time()
     assert form.read(split).item(1)[0] == 0
     # Listing the names of all columns once for each column would take a second.
-    assert time.process_time() - started < 0.5
+    assert time.thread_time() - started < 0.5
 
 
 @pytest.mark.parametrize("shape", ["plain", "lists", "structs"])

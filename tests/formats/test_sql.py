@@ -475,7 +475,7 @@ def test_a_server_that_does_not_answer():
             pytest.raises(errors.FileError, match="timeout"),
         ):
             read_sql("t", f"postgresql+psycopg://me:pw@127.0.0.1:{silent.getsockname()[1]}/slow")
-        assert time.perf_counter() - start < 10
+        assert time.perf_counter() - start < 25
 
 
 # --- PostgreSQL ---

@@ -516,7 +516,7 @@ def test_an_address_without_a_server_is_an_error_within_the_time_limit():
         pytest.raises(errors.ClusterError, match=re.escape(address)) as caught,
     ):
         daskdist.MultiWorkerMirroredStrategy(address)
-    assert 1 <= time.monotonic() - start < 3
+    assert 1 <= time.monotonic() - start < 8
     assert isinstance(caught.value, ConnectionError)
 
 

@@ -114,7 +114,7 @@ def test_the_name_of_a_finished_job_gives_no_elements(one_worker, caplog):
     assert len(list(Dataset.range(5).apply(distribute("parallel_epochs", one_worker, job_name=name)))) == 5
     began_at = time.monotonic()
     assert not list(Dataset.range(5).apply(distribute("parallel_epochs", one_worker, job_name=name)))
-    assert time.monotonic() - began_at < 5
+    assert time.monotonic() - began_at < 25
     assert "was over before it was requested" in caplog.text
 
 

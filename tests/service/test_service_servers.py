@@ -260,7 +260,7 @@ def test_the_status_of_an_idle_service():
     assert repr(service.status(own)) == f"data service at {own.target}: 0 workers, 0 iterations of jobs"
     began_at = time.monotonic()
     own.stop()
-    assert time.monotonic() - began_at < 10
+    assert time.monotonic() - began_at < 25
 
 
 def test_elements_that_nothing_produces_are_an_error():

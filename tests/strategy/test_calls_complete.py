@@ -85,6 +85,7 @@ import os, sys, time
 from pathlib import Path
 import daskdist
 from distributed import Client, LocalCluster
+from distributed.utils import get_mp_context
 
 def note(path, number, sleeps=0.02):
     time.sleep(sleeps)
@@ -94,6 +95,8 @@ def note(path, number, sleeps=0.02):
     return 1
 
 if __name__ == "__main__":
+    # Only for workers that are forked.
+    get_mp_context().set_forkserver_preload(["distributed", "daskdist.strategy.multi_worker"])
     folder, where, end = sys.argv[1:]
     if where == "threads":
         cluster = LocalCluster(

@@ -261,7 +261,7 @@ def test_workers_that_do_not_come(start_cluster):
         pytest.raises(errors.ClusterError, match=r"has 2 workers of 5 after 0\.3 s"),
     ):
         MultiWorkerMirroredStrategy(ClusterResolver(start_cluster(2, 2).scheduler.address, num_workers=5))
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 25
 
 
 # --- who listens there ---

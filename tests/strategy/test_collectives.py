@@ -491,7 +491,7 @@ def test_a_replica_that_raises_releases_the_others(strategy):
     begin = time.monotonic()
     with pytest.raises(KeyError, match="no such thing"):
         strategy.local_results(strategy.run(step))
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 25
 
 
 def test_a_replica_that_raises_before_anybody_waits_releases_the_others(strategy, tmp_path):
@@ -518,7 +518,7 @@ def test_a_replica_that_raises_before_anybody_waits_releases_the_others(strategy
         with pytest.raises((KeyError, errors.CollectiveError), match="no such thing"):
             strategy.run(step).values[value].result()
         break
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 25
 
 
 @pytest.mark.cluster
@@ -552,7 +552,7 @@ def test_a_replica_without_a_call_is_named(strategy):
     begin = time.monotonic()
     with pytest.raises(errors.CollectiveError, match=r"is called by some replicas only: replica 0 has ended"):
         strategy.local_results(strategy.run(step))
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 25
 
 
 def test_a_replica_that_ends_early_is_named(strategy):
@@ -566,7 +566,7 @@ def test_a_replica_that_ends_early_is_named(strategy):
         errors.CollectiveError, match=r"all_reduce\(SUM\) is called by some replicas only: replica \d has"
     ):
         strategy.local_results(strategy.run(step))
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 25
 
 
 @pytest.mark.cluster
@@ -665,7 +665,7 @@ def test_embedded_the_program_is_told_at_once_of_an_error_while_others_do_not_co
             strategy.run(step)
     finally:
         logging.getLogger("daskdist").removeHandler(handler)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 25
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage().startswith(
@@ -733,7 +733,7 @@ def test_merge_call_on_one_replica_only_is_an_error(strategy, which):
     words = rf"merge_call\(between_replicas\) is called by some replicas only: replica [^{which}] has"
     with pytest.raises(errors.CollectiveError, match=words):
         strategy.local_results(strategy.run(step))
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 25
     # The strategy can be used afterwards.
     found = strategy.run(lambda: daskdist.get_replica_context().merge_call(between_replicas))
     assert [int(each) for each in strategy.local_results(found)] == (

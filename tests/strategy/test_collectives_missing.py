@@ -114,7 +114,7 @@ def test_a_failure_on_one_worker_is_reported_to_others_at_once(start_cluster, ki
         strategy.local_results(strategy.run(lambda: context().all_reduce("SUM", 1)))
         begin = time.monotonic()
         found = strategy.local_results(strategy.run(step, args=(daskdist.PerReplica([fail] * 4),)))
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 25
     for number, (told, total) in enumerate(found):
         assert total == 4
         assert re.match(words if number in fail else rf".*: replicas {fail[0]}, {fail[1]} raised .*{words}", told), told
@@ -286,7 +286,7 @@ def test_a_replica_waiting_beside_a_slow_one_learns_of_another_workers_loss(star
     ):
         strategy.local_results(strategy.run(step, args=(tmp_path,)))
     assert "replica 0 raised KeyError: 'no such thing'" in (tmp_path / "told").read_text()
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 25
 
 
 def test_the_replica_that_raised_is_named_and_not_those_affected():

@@ -104,7 +104,7 @@ def test_a_worker_lost_in_a_collective(strategy_of, caplog, number):
     begin = time.monotonic()
     with pytest.raises(LOST, match=f"lost {lost}"):
         strategy.local_results(strategy.run(die_in_the_second, args=(number,)))
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 25
     with caplog.at_level(logging.WARNING, "daskdist"):
         assert strategy.num_replicas_in_sync == 2
         assert strategy.replicas == before[:number] + before[number + 1 :]
@@ -231,7 +231,7 @@ def test_values_from_before_a_loss_raise_or_remain_usable(strategy_of):
         begin = time.monotonic()
         with pytest.raises(LOST, match=f"lost {lost}"):
             look()
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 25
     # Values in the program, and values of the remaining replicas, can still be used.
     assert [each.tolist() for each in strategy.local_results(small)] == [[0, 0], [1, 1], [2, 2]]
     assert strategy.local_results(strategy.run(np.add, args=(small.values[0], 1)))[1].tolist() == [1, 1]
@@ -296,7 +296,7 @@ def test_a_worker_lost_in_a_loop(strategy_of):
     begin = time.monotonic()
     with pytest.raises(LOST, match=f"lost {lost}"):
         strategy.local_results(strategy.run(sum_together, args=(steps, 1)))
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 25
     found = strategy.local_results(strategy.run(sum_together, args=(steps, None)))
     assert len(found) == 2
     assert found[0] == found[1]

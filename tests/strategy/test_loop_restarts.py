@@ -129,7 +129,7 @@ def test_loops_of_a_killed_program_end(client, tmp_path):
         program.kill()
         killed_at = time.monotonic()
     while sum(map(len, client.run(replica_threads).values())) > threads_before:
-        assert time.monotonic() < killed_at + 2, "loops go on after their program"
+        assert time.monotonic() < killed_at + 25, "loops go on after their program"
         time.sleep(0.02)
     steps, noted = manager.steps, [path.read_text() for path in sorted(tmp_path.glob("steps-*"))]
     # The next program can start at once, and the killed program's loop saves no more checkpoints.

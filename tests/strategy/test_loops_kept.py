@@ -261,7 +261,7 @@ def test_lost_data(client, on_cluster):
     begin = time.monotonic()
     with pytest.raises(errors.ClusterError, match=r"arange.* is no longer on the cluster"):
         on_cluster.run(loop, args=(distributed,))
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 25
     assert future.cancelled()
 
 
@@ -295,7 +295,7 @@ def test_data_lost_in_the_middle(client, on_cluster, tmp_path):
     begin = time.monotonic()
     with pytest.raises(errors.ClusterError, match=r"is no longer on the cluster"):
         on_cluster.local_results(returned)
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 25
 
 
 def test_failed_data_is_an_error_of_the_loop(client, on_cluster):

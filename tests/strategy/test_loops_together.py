@@ -97,7 +97,7 @@ def test_collectives_name_the_replica_that_left_early(strategy):
     begin = time.monotonic()
     with pytest.raises(errors.CollectiveError, match=r"by some replicas only: replica 0 has ended"):
         strategy.local_results(strategy.run(loop, args=(batches(strategy, 40),)))
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 25
     # The strategy can be used afterwards.
     found = strategy.local_results(strategy.run(sum_of_all, args=(batches(strategy, 2),)))
     assert len(set(map(int, found))) == 1
@@ -128,7 +128,7 @@ def test_an_unreadable_batch_releases_waiting_replicas(strategy):
     begin = time.monotonic()
     with pytest.raises((ValueError, errors.DaskdistError), match="too much for it"):
         strategy.local_results(strategy.run(sum_of_all, args=(numbers_of_batches(strategy),)))
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 25
 
 
 @pytest.mark.cluster
@@ -182,7 +182,7 @@ def test_a_step_with_an_unreadable_batch_releases_other_replicas(start_cluster, 
             strategy.local_results(strategy.run(reduced, args=(step, tmp_path)))
         assert f"replica {size - 1} raised UserFunctionError" in (words := words_told(tmp_path, 0))
         assert "one is too much" in words
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 25
 
 
 @pytest.mark.cluster
@@ -199,7 +199,7 @@ def test_a_step_with_a_failed_argument_releases_other_replicas(on_cluster, tmp_p
     with pytest.raises((ValueError, errors.CollectiveError), match="one is too much"):
         on_cluster.local_results(called(1))
     assert "replica 1 raised ValueError: one is too much" in words_told(tmp_path, 0)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 25
 
 
 # --- elements that are left out ---
@@ -276,7 +276,7 @@ def test_a_worker_lost_in_a_loop():
             begin = time.monotonic()
             with pytest.raises((errors.ClusterError, errors.CollectiveError), match=f"lost {lost}"):
                 strategy.local_results(strategy.run(loop, args=(batches(strategy, 50),)))
-            assert time.monotonic() - begin < 10
+            assert time.monotonic() - begin < 25
             # The replicas that are left go on.
             assert strategy.num_replicas_in_sync == num_replicas - 1
             sums = strategy.local_results(strategy.run(sum_of_all, args=(batches(strategy, 3),)))

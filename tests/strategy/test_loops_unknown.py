@@ -98,7 +98,7 @@ def test_a_replica_that_leaves_its_loop_is_not_waited_for(on_cluster):
     # The other replica still gets the steps that were read before this one left.
     assert 4 <= int(few) < 50
     assert int(left) == 2
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 25
 
 
 def test_a_replica_that_fails_is_not_waited_for(on_cluster):
@@ -111,7 +111,7 @@ def test_a_replica_that_fails_is_not_waited_for(on_cluster):
     begin = time.monotonic()
     with pytest.raises(KeyError, match="no such thing"):
         on_cluster.local_results(on_cluster.run(loop, args=(distributed,)))
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 25
 
 
 @pytest.mark.parametrize("is_set_by", ["the function", "the program"])
