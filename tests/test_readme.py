@@ -11,7 +11,7 @@ import daskdist
 README = Path(__file__).parent.parent / "README.md"
 GUIDES = sorted(Path(daskdist.__file__).with_name("guides").glob("*.md"))
 # Names with these prefixes are Dask settings and not attributes.
-SETTINGS = ("daskdist.window-", "daskdist.max-", "daskdist.step-", "daskdist.timeouts")
+SETTINGS = ("daskdist.split-", "daskdist.window-", "daskdist.max-", "daskdist.step-", "daskdist.timeouts")
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 COMMANDS = dict(re.findall(r"<!-- (\w+) -->\n```bash\n(.*?)\n```", README.read_text()))
 

@@ -424,8 +424,10 @@ class ZarrWriter:
                     # Remove a pointer that a killed process left to the path that this store may get.
                     fs.rm_file(pointer_to(root))
                 store.create(overwrite=is_there or is_replaced)
-            num_rows = sum(part.num_rows for part in calls(write))
-            store.finish(num_rows, overwrite=is_there or is_replaced)
+            parts = list(calls(write))
+            if write.done is not None:
+                self._check_parts(write.done, parts)
+            store.finish(sum(part.num_rows for part in parts), overwrite=is_there or is_replaced)
         except BaseException:
             if self.key is None:
                 with suppress(FileError):
@@ -448,6 +450,18 @@ class ZarrWriter:
                     fs.rm(leftover, recursive=True)
             fs.makedirs(directory, exist_ok=True)
         return WriteChunk(store, (), done)
+
+    def _check_parts(self, done: str, parts: Sequence[Written]) -> None:
+        # Another write with this key that begins meanwhile may remove the first chunks: Zarr reads those as zeros.
+        fs, directory = self.storage.located(done)
+        fs.invalidate_cache(directory)
+        with unwritable(self.path):
+            names = {str(entry).rpartition("/")[2] for entry in fs.ls(directory, detail=False)} if parts else set()
+        if not names.issuperset(part.name for part in parts):
+            raise FileError(
+                f"{self.path}: another process writes the same rows to it, and has removed some of those that this one "
+                "wrote; let only one write, and begin again when it is over"
+            )
 
     def _check_store(self, fs: Any, root: str) -> None:
         if not self.overwrite:

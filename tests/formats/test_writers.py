@@ -32,6 +32,8 @@ from daskdist.execute.callers.now import Now
 from daskdist.execute.callers.submit import Submit
 from daskdist.execute.callers.threads import Threads
 from daskdist.formats.parquet import Parquet
+from daskdist.formats.write import ZarrWriter
+from daskdist.storage.filesystem import Storage
 from daskdist.storage.write_manifest import is_manifest_name
 from daskdist.tables.to_arrow import table_of
 from daskdist.testing import same_elements
@@ -748,6 +750,27 @@ def test_a_store_of_chunks(tmp_path):
     same_elements(list(daskdist.read_zarr(tmp_path / "a.zarr")), list(ds), "read again")
     assert names_in(tmp_path / "a.zarr" / "x" / "c")[:2] == ["0", "0/0"]
     assert len(os.listdir(tmp_path / "a.zarr" / "x" / "c")) == 3
+
+
+def test_two_conversions_to_a_store_at_once_lose_no_rows(tmp_path):
+    leaves, structure = Structure.of(np.arange(1, 5))
+    rows, spec = Block(structure, leaves), element_spec_of(Dataset.range(8))
+    writer = ZarrWriter("convert", str(tmp_path / "a.zarr"), 4, Storage(), overwrite=False, key="0" * 32)
+
+    def killed(write):
+        raise KeyboardInterrupt
+
+    def calls(write):
+        second = write(1, rows)
+        # Another process finds no first chunk, and begins again.
+        with pytest.raises(KeyboardInterrupt):
+            writer.write(spec, killed)
+        return [write(0, rows), second]
+
+    with pytest.raises(errors.FileError, match="another process writes the same rows"):
+        writer.write(spec, calls)
+    assert writer.write(spec, lambda write: [*write.finished, write(0, rows)]) == [str(tmp_path / "a.zarr")]
+    assert [int(x) for x in daskdist.read_zarr(tmp_path / "a.zarr")] == [1, 2, 3, 4] * 2
 
 
 def test_a_store_is_replaced_only_if_it_is_one(tmp_path):
