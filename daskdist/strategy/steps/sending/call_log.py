@@ -120,7 +120,10 @@ class CallLog:
         record, handle, make = logged
         call = handle()
         if call is None and record.function is None:
-            # Nothing can read the result.
+            # Nothing can read the result. In the log it would hold up all later steps.
+            with self._lock:
+                for step in self._steps:
+                    step[:] = [other for other in step if other is not logged]
             return
         result = make(group)
         new: Call = result.call if type(result) is Result else result

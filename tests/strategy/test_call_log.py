@@ -1,0 +1,57 @@
+"""The log of calls that are made again after a worker was lost."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from daskdist.errors import ClusterError
+from daskdist.execute.messages.failure import Failure
+from daskdist.strategy.steps.calls import Call, Record
+from daskdist.strategy.steps.outcomes import Failed
+from daskdist.strategy.steps.sending.call_log import CallLog
+
+
+def a_call(number, function=None):
+    return Call(Record(number, ("lost", "left"), (), f"call {number}", function=function), deque(), lambda: None)
+
+
+def end(log, call, error=None):
+    record = call.record
+    record.outcomes = [(None, Failed(Failure.of(error), record.number)) if error else (None, 0)] * 2
+    record.num_left, record.has_failed = 0, error is not None
+    log.rest()
+
+
+def test_a_lost_result_that_nothing_refers_to_does_not_stay_in_the_log():
+    log = CallLog()
+    step, result = a_call(1, function=0), a_call(2)
+    log.add(step, lambda group: a_call(3), begins_step=True)
+    log.add(result, lambda group: a_call(4))
+    end(log, step)
+    end(log, result, ClusterError("worker lost is gone"))
+    assert log
+    del result
+    for logged in log.calls_to_make_again(lambda worker: worker == "left"):
+        log.make_again(logged, None)
+    # Otherwise all later steps would be kept, and made again after the next loss.
+    later = a_call(5, function=0)
+    assert log.begin_call(takes_batch=True) == 0
+    log.add(later, lambda group: a_call(6), begins_step=True)
+    end(log, later)
+    assert not log
+    assert log.calls_to_make_again(lambda worker: False) == []
+
+
+def test_a_lost_result_is_made_again_for_what_refers_to_it():
+    log = CallLog()
+    step, result = a_call(1, function=0), a_call(2)
+    log.add(step, lambda group: a_call(3), begins_step=True)
+    log.add(result, lambda group: a_call(4))
+    end(log, step)
+    end(log, result, ClusterError("worker lost is gone"))
+    for logged in log.calls_to_make_again(lambda worker: worker == "left"):
+        log.make_again(logged, None)
+    assert result.record.number == 4
+    assert log
+    end(log, result)
+    assert not log
