@@ -19,10 +19,13 @@ class FileShare:
         The numbers of the files, in order.
     parts
         File number -> the numbers of its splits to read, in order, for files that several workers share.
+    are_cut
+        Whether any workers share a file, so that the files of all depend on its splits.
     """
 
     files: Sequence[int]
     parts: Mapping[int, Sequence[int]]
+    are_cut: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -123,6 +123,12 @@ class ReadFiles(FileBackedSource):
         return FileSplits(list_file, self.files, 8 * num_threads() if is_remote(self.paths[0]) else 1)
 
     @property
+    def depends_on_splits(self) -> bool:
+        """True if splits of another size would give it other rows."""
+        is_cut = self.file_share is not None and self.file_share.are_cut
+        return is_cut or self.span is not None or (self.shard is not None and self.by_split)
+
+    @property
     def files(self) -> Sequence[int]:
         """The numbers of the files to read, in order."""
         if self.file_share is not None:

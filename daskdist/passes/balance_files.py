@@ -132,4 +132,4 @@ def _dealt(units: _Units, owners: Numbers, group: int, num_workers: int) -> Iter
         for unit in mine[units.part[mine] >= 0].tolist():
             parts.setdefault(int(units.file[unit]), []).append(int(units.part[unit]))
         files = units.file[mine].tolist()
-        yield FileShare(list(dict.fromkeys(files)) if parts else files, parts)
+        yield FileShare(list(dict.fromkeys(files)) if parts else files, parts, bool((units.part >= 0).any()))

@@ -40,6 +40,8 @@ class PassLayout:
         The global batch size; None if no ``batch`` says it.
     drops_remainder
         Whether that ``batch`` drops an incomplete batch.
+    split_bytes
+        The setting ``split-bytes`` if workers share files by their splits; 0 if they do not, and None if unknown.
     """
 
     num_workers: int
@@ -47,10 +49,12 @@ class PassLayout:
     policy: str
     batch_size: int | None
     drops_remainder: bool
+    split_bytes: int | None = None
 
     def as_plain(self) -> list[Any]:
         """Return the layout as data."""
-        return [self.num_workers, self.num_replicas, self.policy, self.batch_size, self.drops_remainder]
+        content = [self.num_workers, self.num_replicas, self.policy, self.batch_size, self.drops_remainder]
+        return [*content, self.split_bytes]
 
     @classmethod
     def of_plain(cls, content: Sequence[Any]) -> PassLayout:
@@ -59,6 +63,8 @@ class PassLayout:
 
     def is_like(self, other: PassLayout) -> bool:
         """Return whether both share out a pass in the same way: with one pipeline for all, workers do not count."""
+        if self.split_bytes is None:
+            other = replace(other, split_bytes=None)
         if len(self.num_replicas) == len(other.num_replicas) == 1 and "HINT" not in (self.policy, other.policy):
             other = replace(other, num_workers=self.num_workers, policy=self.policy)
         return self == other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import dask
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -241,6 +242,31 @@ def test_on_a_cluster(on_cluster, files):
             assert gone_on(strategy, dataset, states[number]) == steps[number:], name
         found = rows_of(gone_on(mirrored(3), dataset, states[1]))
         assert sorted(found) == sorted(rows_of(steps[1:])), name
+
+
+def test_workers_that_share_a_file_need_the_splits_of_the_position(tmp_path):
+    np.save(tmp_path / "rows.npy", np.arange(300))
+
+    def taken(strategy, split_bytes, state=None):
+        with dask.config.set({"daskdist.split-bytes": split_bytes}):
+            batches = daskdist.read_npy(tmp_path / "rows.npy").batch(20).with_options(Options(auto_shard_policy="file"))
+            iterator = iter(strategy.distribute_dataset(batches))
+            if state is not None:
+                iterator.load_state_dict(state)
+            first = rows_of([parts_of(strategy, next(iterator)) for _ in range(3)])
+            return first, iterator.state_dict(), rows_of([parts_of(strategy, step) for step in iterator])
+
+    two, three = SimulatedWorkers([1, 1]), SimulatedWorkers([1, 1, 1])
+    first, state, rest = taken(two, 400)
+    assert sorted(first + rest) == list(range(300))
+    for strategy in (two, three):
+        for other in (240, 800):
+            with pytest.raises(errors.ArgumentError, match=r"daskdist\.split-bytes says.*; set it to 400, as it was"):
+                taken(strategy, other, state)
+        again, _, others = taken(strategy, 400, state)
+        assert sorted(again + others) == sorted(rest)
+    *_, state, _ = taken(mirrored(2), 400)
+    assert sum(map(len, taken(mirrored(2), 800, state)[::2])) == 240
 
 
 def test_datasets_of_a_function_continue_with_the_same_number(on_cluster):

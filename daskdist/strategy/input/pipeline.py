@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from daskdist.config import in_bytes
 from daskdist.core.cardinality import INFINITE, UNKNOWN, shortest
 from daskdist.core.node import Node, Source, upstream, walk
 from daskdist.core.primitive import Primitive, Split
@@ -310,7 +311,8 @@ class PassSource:
         batch = None if self.node is None else final_batch(self.node)
         num_replicas = tuple(len(pipeline.consumers) for pipeline in self.pipelines)
         size, drops = (None, False) if batch is None else (batch.group_size, batch.drops_remainder)
-        return PassLayout(self.num_workers, num_replicas, self.policy, size, drops)
+        split_bytes = _split_bytes([pipeline.node for pipeline in self.pipelines])
+        return PassLayout(self.num_workers, num_replicas, self.policy, size, drops, split_bytes)
 
     @cached_property
     def identity(self) -> PipelineIdentity:
@@ -442,9 +444,22 @@ class PassSource:
                 f"load_state_dict: the position is of a pass shared out by {layout.policy}, and for as many workers "
                 f"the dataset is shared out by {policy} now; set the option auto_shard_policy as it was"
             )
+        now = _split_bytes(nodes)
+        if layout.split_bytes not in (None, now):
+            as_it_was = f"to {layout.split_bytes}, as it was" if layout.split_bytes else "as it was"
+            raise ArgumentError(
+                "load_state_dict: workers share a file by its splits, of a size that the setting daskdist.split-bytes "
+                f"says, which was another when the position was taken; set it {as_it_was}"
+            )
         return [
             with_drawn(pipeline_node, seeds) for pipeline_node, (_, seeds, *_) in zip(nodes, leg.positions, strict=True)
         ]
+
+
+def _split_bytes(nodes: Sequence[Node | None]) -> int:
+    # Return the setting if the rows of pipelines depend on it; otherwise 0.
+    sources = [source for node in nodes if node is not None for source in walk(node) if isinstance(source, ReadFiles)]
+    return in_bytes("split-bytes") if any(source.depends_on_splits for source in sources) else 0
 
 
 def _with_seeds(pipeline: Pipeline, position: StreamPosition) -> Pipeline:
