@@ -214,7 +214,7 @@ def test_training_with_torch_gives_figures(run, name: str, num_figures: int) -> 
     assert figures[-1]["peer_name"].startswith("DataLoader")
 
 
-@pytest.mark.parametrize(("name", "num_figures"), [("images", 1), ("text", 2)])
+@pytest.mark.parametrize(("name", "num_figures"), [("images", 3), ("text", 4)])
 def test_processes_give_figures(run, name: str, num_figures: int) -> None:
     figures = run(PROCESSES, "--only", name)
     assert len(figures) == num_figures

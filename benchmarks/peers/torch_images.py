@@ -1,8 +1,10 @@
-"""Images in folders, flipped at random, by PyTorch's DataLoader with two worker processes: images a second."""
+"""Images in folders, flipped at random, by PyTorch's DataLoader with two worker processes.
+
+Each line of the input starts a pass; at its end, the seconds before its first batch are printed.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -28,15 +30,15 @@ class Flipped(Dataset):
 
 
 def main() -> None:
-    folder, repeats = sys.argv[1], int(sys.argv[2])
-    loader = DataLoader(Flipped(folder), 64, shuffle=True, num_workers=2, persistent_workers=True)
-    rates = []
-    # The first pass starts the processes, so it is not counted.
-    for _ in range(repeats + 1):
+    loader = DataLoader(Flipped(sys.argv[1]), 64, shuffle=True, num_workers=2, persistent_workers=True)
+    for _ in sys.stdin:
         start = time.perf_counter()
-        number = sum(len(images) for images, _ in loader)
-        rates.append(number / (time.perf_counter() - start))
-    print(json.dumps(rates[1:]))
+        batches = iter(loader)
+        next(batches)
+        first = time.perf_counter() - start
+        for _ in batches:
+            pass
+        print(first, flush=True)
 
 
 if __name__ == "__main__":
