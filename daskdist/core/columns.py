@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.array_pool import NUMBERS
+from daskdist.core.ragged import Ragged
 from daskdist.core.structure import Structure
 
 _SCALARS: Final = frozenset(
@@ -82,8 +84,9 @@ def column_of(values: Sequence[Any], *, narrow: bool = False) -> Any:
 
     Returns
     -------
-    array or None
-        None if the values are not plain or differ in type, dtype or shape.
+    array, Ragged or None
+        Arrays of numbers that differ in length along axis 0 become `Ragged`. None if the values are not plain, or
+        differ in type, dtype or other lengths.
     """
     kinds = set(map(type, values))
     if len(kinds) != 1:
@@ -105,9 +108,13 @@ def column_of(values: Sequence[Any], *, narrow: bool = False) -> Any:
 
 
 def _stacked(arrays: Sequence[Any]) -> Any:
-    if len(set(map(_dtype_of, arrays))) != 1 or len(set(map(_shape_of, arrays))) != 1:
+    first, shapes = arrays[0], set(map(_shape_of, arrays))
+    if len(set(map(_dtype_of, arrays))) != 1:
         return None
-    first = arrays[0]
+    if len(shapes) != 1:
+        # Shapes without axes are shorter than (None,).
+        is_ragged = len({(len(shape[:1]), *shape[1:]) for shape in shapes}) == 1 and first.dtype.kind in NUMBERS
+        return Ragged.of(arrays) if is_ragged else None
     if not first.ndim or isinstance(first.dtype, np.dtypes.StringDType):
         return np.stack(arrays)
     return np.concatenate(arrays).reshape(len(arrays), *first.shape)

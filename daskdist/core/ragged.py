@@ -190,6 +190,17 @@ def unchecked_ragged(values: Any, row_splits: Array) -> Ragged:
     return ragged
 
 
+def ragged_of_dense(array: Array, row_splits_dtype: Any = np.int64) -> Ragged:
+    """Return the rows of an array, shape ``(num_rows, length, ...)``, without copying a contiguous one.
+
+    >>> ragged_of_dense(np.array([[1, 2], [3, 4]]))
+    Ragged(values=array([1, 2, 3, 4]), row_splits=array([0, 2, 4]))
+    """
+    num_rows, length = array.shape[:2]
+    splits = np.arange(num_rows + 1, dtype=row_splits_dtype) * length
+    return unchecked_ragged(array.reshape(num_rows * length, *array.shape[2:]), splits)
+
+
 def concat(columns: Sequence[Any]) -> Any:
     """Concatenate columns of one dtype, either all ragged or none."""
     return Ragged.concat(columns) if isinstance(columns[0], Ragged) else np.concatenate(columns)

@@ -122,6 +122,7 @@ class Caller(Protocol):
         worker: str | None = None,
         is_pinned: bool = False,
         is_cheap: bool = False,
+        is_costly: bool = True,
         name: str,
     ) -> Handle:
         """Call ``function(results of the handles, *args)``.
@@ -137,13 +138,20 @@ class Caller(Protocol):
         is_cheap
             Whether the call only makes views or copies a few rows, so that handing it to another thread would cost
             more than the call itself.
+        is_costly
+            Whether the call may take longer than sending its arguments and its result to another process and back.
         name
             The name of the task.
         """
         ...
 
-    def source(self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str) -> Handle:
-        """Call ``function(*args)``."""
+    def source(
+        self, function: Callable[..., Rows], *args: Any, worker: str | None = None, in_parts: bool = False, name: str
+    ) -> Handle:
+        """Call ``function(*args)``.
+
+        With ``in_parts``, the result is asked only for its report, and calls that may be costly gather parts of it.
+        """
         ...
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:

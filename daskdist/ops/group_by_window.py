@@ -99,7 +99,7 @@ class GroupByWindow(DrawsForFunction):
         keys = Fact(source, keys_of, f"{self.name}-keys")
         windows = Arrange((keys,), GroupRows(self.window_size), grouped=1, name=self.name)
         reduce_rows = ReduceWindows(self.key_function, reduce_function, self.make, known_spec(self.source))
-        return Compute(windows, reduce_rows, self.name, factor=None, unstacked=True)
+        return Compute(windows, reduce_rows, self.name, factor=None, unstacked=True, costly=reduce_function)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,8 @@ class MapWithRng(CountingNode, Transformation):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         pairs = paired(inputs[0], "draw", self.rng, self.passes)
-        return Compute(pairs, MapRows(self.function), self.name, factor=1, in_order=self.in_order)
+        rows = MapRows(self.function)
+        return Compute(pairs, rows, self.name, factor=1, in_order=self.in_order, costly=self.function)
 
 
 def check_by_row(*, vectorized: bool | None, device: bool) -> None:

@@ -12,7 +12,7 @@ from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.block import stack as stack_leaves
 from daskdist.core.node import Node, Transformation
 from daskdist.core.primitive import Arrange, Compute, Primitive, gathered
-from daskdist.core.ragged import Ragged
+from daskdist.core.ragged import Ragged, ragged_of_dense
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec, known_spec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
@@ -121,9 +121,11 @@ class RaggedRows:
         is_ragged = column[0].ndim > 0 if self.is_ragged is None else self.is_ragged[number]
         if not is_ragged:
             return column if isinstance(column, np.ndarray) else stacked(column, rows, number)
-        if not isinstance(column, Ragged):
-            return Ragged.of(list(column), self.splits_dtype)
-        return column.with_splits(self.splits_dtype)
+        if isinstance(column, Ragged):
+            return column.with_splits(self.splits_dtype)
+        if isinstance(column, np.ndarray) and column.ndim > 1:
+            return ragged_of_dense(column, self.splits_dtype)
+        return Ragged.of(list(column), self.splits_dtype)
 
 
 def no_datasets(operation: str, spec: ElementSpec) -> None:

@@ -229,7 +229,8 @@ class SplitByKey(SplitNode):
     facts = Facts(compute=True, keeps_spec=True, per_worker=True)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Compute(inputs[0], KeepKeys(self), self.name, factor=None)
+        function = self.keys.by_row.function if isinstance(self.keys, MapColumns) else None
+        return Compute(inputs[0], KeepKeys(self), self.name, factor=None, costly=function)
 
 
 @dataclass(frozen=True)

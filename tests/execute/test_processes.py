@@ -16,6 +16,10 @@ from conftest import mirrored
 
 import daskdist
 from daskdist import Dataset, Options, errors
+from daskdist.core.block import Block
+from daskdist.core.primitive import Split
+from daskdist.core.structure import LONE
+from daskdist.execute.callers.kept_rows import KeptRows
 from daskdist.execute.callers.process_pool import (
     PackedArrays,
     ProcessPool,
@@ -23,6 +27,8 @@ from daskdist.execute.callers.process_pool import (
     process_pool,
     remove_abandoned_folders,
 )
+from daskdist.execute.callers.processes import Processes
+from daskdist.execute.stream.gather import Picks, gather
 from daskdist.testing import same_elements
 
 PROCESSES = Options(num_processes=2)
@@ -45,10 +51,15 @@ PIPELINES = [
     lambda: Dataset.range(300).map(lambda x, rng: x + rng.integers(100), rng=1).shuffle(50, seed=1).batch(9),
     lambda: Dataset.range(30).map(lambda x: f"row {x}" * int(x)).batch(4),
     lambda: Dataset.range(50).map(lambda x: np.full(int(x) % 5, x)).filter(lambda x: len(x) > 1).ragged_batch(4),
-    lambda: Dataset.from_tensor_slices(np.random.default_rng(0).random((200, 900))).shuffle(30, seed=2).map(np.sort),
+    lambda: Dataset.from_tensor_slices(np.random.default_rng(0).random((200, 1200))).shuffle(30, seed=2).map(np.sort),
     lambda: Dataset.range(20).batch(4).map(lambda x: x.sum()).shuffle(3, seed=1).map(lambda x: x * 2),
     lambda: Dataset.zip(Dataset.range(40).map(abs), Dataset.range(40).map(lambda x: -x)).map(lambda x, y: x - y),
     lambda: Dataset.range(20).map(bad).ignore_errors().batch(3),
+    lambda: Dataset.range(90).map(lambda x: np.arange(int(x) % 4)).ragged_batch(8),
+    lambda: Dataset.range(90).map(lambda x: (np.full(3, x), np.zeros(int(x) % 3 + 1, "f4"))).ragged_batch(8),
+    lambda: Dataset.range(90).map(lambda x: np.zeros((int(x) % 2, 1 + int(x) // 80))),
+    lambda: Dataset.range(90).map(lambda x: np.zeros(2, "i4" if x < 60 else "i8")).map(lambda x: x.dtype.itemsize),
+    lambda: Dataset.range(90).map(lambda x: np.zeros(0)).ragged_batch(8),
     lambda: Dataset.range(12).scan(0, lambda state, x: (state + x, state)).map(lambda x: x + 1),
     lambda: Dataset.range(0).map(lambda x: x),
 ]
@@ -64,6 +75,10 @@ def test_functions_are_called_in_other_processes(tmp_path):
     own = os.getpid()
     ds = Dataset.range(100).map(lambda x: os.getpid()).with_options(PROCESSES)
     assert own not in {int(x) for x in ds}
+    assert own not in {int(x) for x in Dataset.range(9).map(lambda x, rng: os.getpid(), rng=1).with_options(PROCESSES)}
+    part, _ = Dataset.range(40).split(0.5, by=lambda x: int(own != os.getpid()))
+    here = list(Dataset.range(40).split(0.5, by=lambda x: 1)[0])
+    same_elements(list(part.with_options(PROCESSES)), here, "split by a function that processes call")
     files = [str(tmp_path / f"{number}.txt") for number in range(8)]
     for number, file in enumerate(files):
         Path(file).write_text(f"{number}\n" * 50)
@@ -71,6 +86,55 @@ def test_functions_are_called_in_other_processes(tmp_path):
     numbers, processes = zip(*[(int(x), int(pid)) for x, pid in lines.with_options(PROCESSES)], strict=True)
     assert list(numbers) == sorted(numbers)
     assert own not in processes
+
+
+def lengths(line):
+    return np.full(len(line) % 5, len(line))
+
+
+def test_lines_are_computed_where_they_were_read(tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_text("".join(f"{'x' * (number % 13)} {number}\n" for number in range(9000)))
+    ds = daskdist.read_text(str(file)).map(lengths).ragged_batch(50)
+    same_elements(list(ds.with_options(PROCESSES)), list(ds), "lines in processes")
+    iterator = iter(ds.at_epoch(0).with_options(PROCESSES))
+    next(iterator)
+    again = iter(ds.at_epoch(0).with_options(PROCESSES))
+    again.load_state_dict(iterator.state_dict())
+    same_elements(list(again), list(ds)[1:], "the rest")
+    caller = Processes(2)
+    try:
+        split = Split("numbers", 300, 300)
+        kept = caller.source(Numbers(), split, in_parts=True, name="numbers")
+        assert isinstance(kept.result(60), KeptRows)
+        assert caller.report(kept, wait=True).num_rows == 300
+        # The process that has the rows is killed, and another computes them again.
+        for start, function in ((0, same_rows), (100, kill_once(tmp_path / "was here")), (200, same_rows)):
+            picks = Picks(range(start, start + 100), None, None, None)
+            rows = caller.call(gather, [kept], picks, function, False, name="part").result(60)
+            assert rows.leaves[0].tolist() == list(range(start, start + 100))
+        assert (tmp_path / "was here").exists()
+    finally:
+        caller.close()
+
+
+class Numbers:
+    def __call__(self, split):
+        return Block(LONE, [np.arange(split.payload)])
+
+
+def same_rows(rows):
+    return rows
+
+
+def kill_once(marker):
+    def function(rows):
+        if not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rows
+
+    return function
 
 
 def test_errors_are_those_of_this_process():

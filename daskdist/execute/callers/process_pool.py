@@ -13,18 +13,17 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, Final
 
-import cloudpickle
 import dask
 
 from daskdist.config import all_settings, seconds
 from daskdist.errors import ClusterError, WaitTimeoutError
+from daskdist.execute.callers.kept_rows import function_of
 from daskdist.execute.messages.failure import Failure, pickle_with_buffers
 from daskdist.waiting import stretches
 
@@ -35,7 +34,8 @@ _ALIGNMENT: Final = 64
 # On Linux, files in this directory are in memory.
 _MEMORY: Final = Path("/dev/shm")
 _PREFIX: Final = "daskdist-processes-"
-_MOST_FUNCTIONS: Final = 64
+# The most names of data that the process which used it last is remembered for.
+_MOST_NAMES: Final = 64
 # The most attempts of a call, if its processes end.
 _MOST_ATTEMPTS: Final = 3
 # The time to wait for a killed process to end.
@@ -110,10 +110,9 @@ def serve(connections: Sequence[Connection]) -> None:
     Parameters
     ----------
     connections
-        Each brings one call at a time: the file of a pickled function, its arguments, the folder for results and the
-        settings.
+        Each brings one call at a time: the settings, a function or the file of a pickled one, its arguments, and the
+        folder for results.
     """
-    functions: OrderedDict[str, Any] = OrderedDict()
     connections = list(connections)
     applied = b""
     while connections:
@@ -135,12 +134,10 @@ def serve(connections: Sequence[Connection]) -> None:
                 if settings != applied:
                     dask.config.set({"daskdist": pickle.loads(settings)})
                     applied = settings
-                path, arguments, folder = pickle.loads(call)
-                if path not in functions:
-                    functions[path] = cloudpickle.loads(Path(path).read_bytes())
-                    while len(functions) > _MOST_FUNCTIONS:
-                        functions.popitem(last=False)
-                reply: Any = PackedArrays.of(functions[path](*arguments.value()), folder)
+                function, arguments, folder = pickle.loads(call)
+                if isinstance(function, str):
+                    function = function_of(function)
+                reply: Any = PackedArrays.of(function(*arguments.value()), folder)
             except BaseException as error:
                 reply = Failure.of(error)
             with contextlib.suppress(OSError):
@@ -197,6 +194,7 @@ class ProcessPool:
         self._processes = [_Process() for _ in range(num_processes)]
         self._changed = threading.Condition()
         self._is_closed = False
+        self._last_users: dict[str, _Process] = {}
 
     def add(self, function: bytes) -> str:
         """Return a file with a pickled function, which the processes read once; a read may list many files."""
@@ -204,10 +202,20 @@ class ProcessPool:
         path.write_bytes(function)
         return str(path)
 
-    def call(self, function: str, arguments: Sequence[Any]) -> Any:
-        """Call the function of a file in one of the processes; wait for the result and return it.
+    def call(self, function: str | Callable[..., Any], arguments: Sequence[Any], data: str = "") -> Any:
+        """Call a function in one of the processes; wait for the result and return it.
 
         A call whose process is killed is made again.
+
+        Parameters
+        ----------
+        function
+            The file of a pickled function, or a function of a module.
+        arguments
+            Its arguments.
+        data
+            A name of data that processes keep: the call is made by the last one that used it, unless that one has
+            enough calls.
 
         Raises
         ------
@@ -218,7 +226,7 @@ class ProcessPool:
         for _ in range(_MOST_ATTEMPTS):
             packed = PackedArrays.of(tuple(arguments), self.folder)
             call = pickle.dumps((function, packed, self.folder), protocol=5)
-            process, connection = self._taken()
+            process, connection = self._taken(data)
             try:
                 connection.send_bytes(settings)
                 connection.send_bytes(call)
@@ -243,14 +251,21 @@ class ProcessPool:
             f"local processes ended in {_MOST_ATTEMPTS} attempts of one call; they may have too little memory"
         )
 
-    def _taken(self) -> tuple[_Process, Connection]:
-        # Take a connection of the process that has the fewest calls.
+    def _taken(self, data: str) -> tuple[_Process, Connection]:
+        # Take a connection of the process that used some data last, or else of the one that has the fewest calls.
         with self._changed:
             for within_s in stretches("a local process that is free", "timeouts.data"):
                 if self._is_closed:
                     break
                 process = max(self._processes, key=lambda process: len(process.free))
+                last = self._last_users.get(data)
+                if last in self._processes and last.free:
+                    process = last
                 if process.free:
+                    if data:
+                        self._last_users[data] = process
+                        for oldest in list(self._last_users)[:-_MOST_NAMES]:
+                            del self._last_users[oldest]
                     return process, process.free.pop()
                 self._changed.wait(within_s)
         raise ClusterError("the local processes were ended while a pass needed them")

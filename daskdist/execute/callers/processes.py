@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -12,11 +14,13 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Rows
 from daskdist.core.functions.by_value import modules_by_value
 from daskdist.core.primitive import Split, same
-from daskdist.execute.caller import Handle
+from daskdist.execute.caller import Handle, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch
+from daskdist.execute.callers.kept_rows import KeptRows, call_with_part, report_of_kept
 from daskdist.execute.callers.process_pool import process_pool
 from daskdist.execute.callers.threads import Threads
 from daskdist.execute.stream.gather import gather
@@ -41,21 +45,42 @@ class Processes(Threads):
         self._files: dict[Any, str] = {}
         self._adding = Lock()
 
-    def source(self, function: Callable[..., Rows], *args: Any, name: str, **_: Any) -> Handle:
+    def source(self, function: Callable[..., Rows], *args: Any, in_parts: bool = False, name: str, **_: Any) -> Handle:
         if any(map(_has_arrays, args)):
             return super().source(function, *args, name=name)
-        return self._pool.submit(self.timed, name, self._called_there, function, *args)
+        call = self._kept_there if in_parts else self._called_there
+        return self._pool.submit(self.timed, name, call, function, *args)
+
+    def report(self, handle: Any, *, wait: bool) -> Report | None:
+        if not wait and not handle.done():
+            return None
+        result = self.result(handle)
+        return result.report if isinstance(result, KeptRows) else report_of(result)
 
     def call(
-        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, name: str, **options: Any
+        self,
+        function: Callable[..., Any],
+        handles: Sequence[Handle],
+        *args: Any,
+        is_costly: bool = True,
+        name: str,
+        **options: Any,
     ) -> Handle:
-        if function is gather and len(args) > 1 and args[1] not in (None, same):
+        if is_costly and function is gather and len(args) > 1 and args[1] not in (None, same):
             picks, user_function, *rest = args
             return super().call(partial(self._gathered, user_function), handles, picks, *rest, name=name, **options)
         return super().call(function, handles, *args, name=name, **options)
 
-    def _gathered(self, function: Callable[..., Any], blocks: Sequence[Rows], picks: Any, *rest: Any) -> Any:
-        return self._called_there(function, gather(blocks, picks, same, *rest))
+    def _gathered(self, function: Callable[..., Any], blocks: Sequence[Any], picks: Any, unstacked: bool) -> Any:
+        if any(isinstance(block, KeptRows) for block in blocks):
+            # Parts are of one block each.
+            (kept,) = blocks
+            return self._processes.call(call_with_part, (kept, picks, unstacked, self._file_of(function)), kept.key)
+        return self._called_there(function, gather(blocks, picks, same, unstacked, empty=pooled_empty))
+
+    def _kept_there(self, function: Callable[..., Any], *args: Any) -> KeptRows:
+        kept = KeptRows(uuid.uuid4().hex, self._file_of(function), args)
+        return replace(kept, report=self._processes.call(report_of_kept, (kept,), kept.key))
 
     def _called_there(self, function: Callable[..., Any], *args: Any) -> Any:
         return self._processes.call(self._file_of(function), args)

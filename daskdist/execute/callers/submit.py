@@ -182,7 +182,9 @@ class Submit:
     ) -> Handle:
         return self._submit(name, worker, function, list(handles), *args, is_pinned=is_pinned)
 
-    def source(self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str) -> Handle:
+    def source(
+        self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str, **_: Any
+    ) -> Handle:
         # Large data is sent directly to its worker: inside a task it would pass through the scheduler. Sending waits
         # for the transfer, and so is slower than a task for small data.
         if len(args) == 1 and _has_much_data(args[0]):

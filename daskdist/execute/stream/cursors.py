@@ -285,7 +285,14 @@ class ComputeCursor(BlockCursor):
         runtime, compute = self.runtime, self.compute
         worker = runtime.near(run)
         function = same if compute.function is same else TryEach(compute.function, compute.factor)
-        handle = runtime.ask(run, worker=worker, name=compute.name, function=function, unstacked=compute.unstacked)
+        handle = runtime.ask(
+            run,
+            worker=worker,
+            name=compute.name,
+            function=function,
+            unstacked=compute.unstacked,
+            is_costly=compute.costly is not None,
+        )
         return self._refer(handle, len(run), int(run_bytes(run)), worker)
 
     @property

@@ -33,6 +33,8 @@ Empty = Callable[[tuple[int, ...], Any], Any]
 # is if there are this many bytes in each, of several blocks. Rows of fewer bytes take as long as rows of 64.
 _FEW_INTERVALS: Final = 3
 _MANY_BYTES: Final = 2048
+# From this size on, rows in any order are copied one by one, too: once, instead of block by block and then into order.
+_WIDE_ROW_BYTES: Final = 8192
 _FEW_BYTES: Final = 64
 
 
@@ -229,8 +231,8 @@ def _gather_columns(
     empty: Empty | None,
 ) -> Block:
     first = blocks[0]
+    row_bytes = max(first.nbytes // max(len(first), 1), _FEW_BYTES)
     if isinstance(rows, RowIntervals):
-        row_bytes = max(first.nbytes // max(len(first), 1), _FEW_BYTES)
         are_long = len(blocks) > 1 and rows.bounds[-1] * row_bytes >= _MANY_BYTES * len(rows.starts)
         if are_long or len(rows.starts) <= _FEW_INTERVALS:
             return _copied_intervals(blocks, rows, label, empty)
@@ -239,6 +241,8 @@ def _gather_columns(
         return _block_like(first, [leaf[rows.start : rows.stop] for leaf in first.leaves], label, empty)
     if block_index is None or len(blocks) == 1:
         return _block_like(first, [_taken(leaf, rows, empty) for leaf in first.leaves], label, empty)
+    if row_bytes >= _WIDE_ROW_BYTES:
+        return _copied_intervals(blocks, RowIntervals(block_index, rows, np.arange(len(rows) + 1)), label, empty)
     wholes = [_whole(column, len(rows)) for column in zip(*[block.leaves for block in blocks], strict=True)]
     if None not in wholes:
         return _block_like(first, _of_wholes(wholes, rows, block_index, empty), label, empty)

@@ -172,10 +172,12 @@ class ReadCursor(BlockCursor):
         ref.is_kept = read.kept_for is not None and read.function is value_itself
         return ref
 
-    def _handle(self, split: Split, worker: str | None, function: Callable[..., Any]) -> Handle:
+    def _handle(
+        self, split: Split, worker: str | None, function: Callable[..., Any], *, in_parts: bool = False
+    ) -> Handle:
         read, caller = self.read, self.runtime.caller
         if read.graph is None:
-            return caller.source(self._tried(function), split, worker=worker, name=read.name)
+            return caller.source(self._tried(function), split, worker=worker, in_parts=in_parts, name=read.name)
         value = caller.upstream(read.graph, split.payload, worker=worker)
         if function is value_itself:
             return value
@@ -189,7 +191,7 @@ class ReadCursor(BlockCursor):
         if self._block is None:
             runtime, worker = self.runtime, self._worker(split)
             num_bytes = in_bytes("split-bytes") if split.num_bytes is None else split.num_bytes
-            handle = self._handle(split, worker, self._read_block)
+            handle = self._handle(split, worker, self._read_block, in_parts=True)
             self._block = runtime.refer(handle, self._listed_rows(split), num_bytes, worker, runtime.reads)
         return self._block
 

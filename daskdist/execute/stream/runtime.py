@@ -183,6 +183,7 @@ class StreamRuntime:
         name: str,
         function: Callable[[Any], Any],
         unstacked: bool = False,
+        is_costly: bool = True,
     ) -> Any:
         """Request the result of a function of the rows of a run, as one block, on a worker."""
         if isinstance(run, Zipped):
@@ -193,7 +194,8 @@ class StreamRuntime:
             run = self._moved_to(_without_unused(run, worker), worker)
             picks = Picks.of(run)
         handles = [ref.handle for ref in blocks_of(run)]
-        return self.caller.call(gather, handles, picks, function, unstacked, worker=worker, name=name)
+        call = self.caller.call
+        return call(gather, handles, picks, function, unstacked, worker=worker, is_costly=is_costly, name=name)
 
     def refer(self, handle: Any, num_rows: int, nbytes: int, worker: str | None, windows: Windows) -> BlockRef:
         """Return a reference to a block that occupies its bytes of a window for as long as it lives."""
