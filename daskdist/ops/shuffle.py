@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -14,14 +15,24 @@ from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import generator, numbers_of, state_of
 from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.lazy_shuffle import shuffled
-from daskdist.core.selection.runs import Run, RunQueue, concat
-from daskdist.core.selection.shuffle_buffer import BatchBuffer, Draws, RowBuffer, buffer_of
+from daskdist.core.selection.runs import Run, RunQueue
+from daskdist.core.selection.shuffle_buffer import (
+    BatchBuffer,
+    Draws,
+    RowBuffer,
+    buffer_of,
+    buffer_of_parts,
+    in_ascending_order,
+)
 
 # The most draws of one call: few enough for the cache, enough to share the cost of a call.
 _DRAWS = 65_536
 _DRAWN_BYTES = 2**20
-# After so many draws for each slot, none is left that was not drawn: of a million slots one in 10^11 times.
-_COVERING = 40
+# The number of draws for each slot that are made again at a time; after 16, hardly any slot is left.
+_GOING_BACK = 6
+# The most elements of the buffer that come last in an order drawn from all orders; more come in one that is computed
+# where it is needed, which is faster.
+_MOST_DRAWN = 65_536
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +108,7 @@ class ShuffleCursor:
     # recorded next.
     num_elements: int = 0
     num_draws: int = 0
-    next_mark: int = 2 * _DRAWS
+    next_mark: int = field(default_factory=lambda: 2 * _DRAWS)
 
     def skip(self, num_elements: int) -> int:
         """Skip draws: those that stay in the buffer are found by number, and of the others nothing is pulled."""
@@ -107,53 +118,49 @@ class ShuffleCursor:
             num_elements = min(num_elements, lengths[0][0] - size)
         if num_elements <= 0:
             return 0
-        occupants = self._occupants(num_elements)
-        # In ascending order, with the slot of each: one sort of both together takes half as long as `argsort`. There is
-        # one draw for each number, so they are far from overflowing.
-        bits = size.bit_length()
-        keys = np.sort(occupants << bits | np.arange(size))
-        self.buffer = buffer_of(self._pull_numbers(keys >> bits, size + num_elements))
-        self.buffer.move(keys & ((1 << bits) - 1))
+        numbers, slots = in_ascending_order(self._occupants(num_elements))
+        self.buffer = buffer_of_parts(self._pull_numbers(numbers, slots, size + num_elements))
         return num_elements
 
     def _occupants(self, num_draws: int) -> Index:
-        # Return the numbers of the elements in the slots after some draws.
-        size, bits = self.buffer_size, self.rng.bit_generator
+        # Return the numbers of the elements in the slots after some draws. Most slots were drawn lately, so make the
+        # last draws again, and go back until each slot was drawn, or to the start.
+        bits = self.rng.bit_generator
         at_first = bits.state
-        mark = self.context.mark_before(num_draws - _COVERING * size)
-        if mark is not None:
-            first, state = mark
-            bits.state = state_of(bits.state, state)
-            occupants = np.full(size, -1)
-            self._draw_numbers(occupants, first, num_draws)
-            if occupants.min() >= 0:
-                return occupants
-            # Some slot was not drawn since.
-            bits.state = at_first
-        occupants = np.arange(size)
-        self._draw_numbers(occupants, 0, num_draws)
+        occupants, first = self._drawn_before(num_draws, at_first)
+        at_stop = bits.state
+        while first and occupants.min() < 0:
+            earlier, first = self._drawn_before(first, at_first)
+            np.copyto(occupants, earlier, where=occupants < 0)
+        bits.state, self.num_draws = at_stop, num_draws
         return occupants
 
-    def _draw_numbers(self, occupants: Index, first: int, stop: int) -> None:
-        size = self.buffer_size
+    def _drawn_before(self, stop: int, at_first: Any) -> tuple[Index, int]:
+        # Make some draws before ``stop`` again. Return the numbers of the elements in the slots, -1 where no draw put
+        # one, and the number of the first of the draws.
+        size, bits = self.buffer_size, self.rng.bit_generator
+        first, state = self.context.mark_before(stop - _GOING_BACK * size) or (0, None)
+        bits.state = at_first if state is None else state_of(at_first, state)
+        dtype = np.int32 if size + stop < 2**31 else np.int64
+        occupants = np.arange(size, dtype=dtype) if state is None else np.full(size, -1, dtype)
         for start in range(first, stop, _DRAWS):
             slots = self.rng.integers(size, size=min(_DRAWS, stop - start))
             # Of the draws of one slot the last one counts.
-            occupants[slots] = np.arange(size + start, size + start + len(slots))
-        self.num_draws = stop
+            occupants[slots] = np.arange(size + start, size + start + len(slots), dtype=dtype)
+        return occupants, first
 
-    def _pull_numbers(self, numbers: Index, stop: int) -> Run:
-        # Return the elements of some numbers, in order; those from ``stop`` on wait.
+    def _pull_numbers(self, numbers: Index, slots: Index, stop: int) -> list[tuple[Run, Index]]:
+        # Return the elements of some numbers, in ascending order, with their slots; those from ``stop`` on wait.
         self.num_elements = self.source.skip(int(numbers[0]))  # type: ignore[attr-defined]
-        runs: list[Run] = []
+        parts: list[tuple[Run, Index]] = []
         while self.num_elements < stop:
             first, run = self.num_elements, self._pull_source()
-            chosen = numbers[slice(*np.searchsorted(numbers, [first, self.num_elements]))] - first
-            if len(chosen):
-                runs.append(run.take(chosen))
+            chosen = slice(*np.searchsorted(numbers, [first, self.num_elements]))
+            if chosen.start < chosen.stop:
+                parts.append((run.take(numbers[chosen] - first), slots[chosen]))
             if self.num_elements > stop:
                 self.waiting.push(run[stop - first :])
-        return concat(runs)
+        return parts
 
     def _pull_source(self) -> Run:
         try:
@@ -188,7 +195,7 @@ class ShuffleCursor:
         if not len(rest):
             raise Exhausted
         self.buffer = buffer_of(rest[:0].without_unused())
-        return shuffled(rest, self.rng)
+        return shuffled(rest, self.rng, _MOST_DRAWN)
 
     def _num_draws(self, element_bytes: float) -> int:
         # A small part of the buffer; if that is little, enough to justify a call.

@@ -26,6 +26,7 @@ from daskdist.core.selection import marks
 from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.now import Now
 from daskdist.execute.callers.threads import Threads
+from daskdist.ops import shuffle
 from daskdist.testing import same_elements
 
 # Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
@@ -35,14 +36,20 @@ LARGE = {"daskdist.split-bytes": 2**24, "daskdist.window-bytes": 2**28}
 SMALL = {"daskdist.split-bytes": 24, "daskdist.window-bytes": 100}
 
 
-LARGE_TESTS = {"test_positions_are_small_and_plain", "test_from_positions_behind_marks_the_rest"}
+LARGE_TESTS = {
+    "test_positions_are_small_and_plain",
+    "test_from_positions_behind_marks_the_rest",
+    "test_positions_in_endless_repetitions_stay_small",
+}
 
 
 @pytest.fixture(autouse=True)
 def frequent_marks(request, monkeypatch):
-    """Let operations that ask for facts record states often, unless the test is about large datasets."""
+    """Let operations record states often, and shuffles look at several, unless the test is about large datasets."""
     if request.function.__name__ not in LARGE_TESTS:
         monkeypatch.setattr(marks, "_FEW_ELEMENTS", 2)
+        monkeypatch.setattr(shuffle, "_DRAWS", 1)
+        monkeypatch.setattr(shuffle, "_GOING_BACK", 1)
 
 
 def count(stop):
@@ -557,7 +564,7 @@ def test_of_another_pipeline_is_an_error():
 
 def test_of_another_version_is_an_error():
     state = iter(Dataset.range(9)).state_dict()
-    with pytest.raises(errors.ArgumentError, match="of version 0, not 4"):
+    with pytest.raises(errors.ArgumentError, match="of version 0, not 5"):
         iter(Dataset.range(9)).load_state_dict({**state, "version": 0})
 
 

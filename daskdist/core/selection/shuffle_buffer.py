@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from daskdist.core.selection.runs import Run
 
 # The number of rows to process together when a buffer is tidied.
 _AT_ONCE = 65_536
+# The size of the table of `in_ascending_order` for each number, which bounds its memory.
+_NUMBERS_PER_ITEM = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +76,22 @@ class RowBuffer:
         self._place_of: dict[int, int] = {}
         self._codes: Index = np.zeros(0, np.int64)
 
+    @classmethod
+    def of_parts(cls, parts: Sequence[tuple[Selection, Index]]) -> RowBuffer:
+        """Create a buffer of rows, each part of which has the slots of its rows."""
+        buffer = cls(parts[0][0])
+        buffer._rows, buffer._codes = None, np.empty(sum(len(slots) for _, slots in parts), np.int64)
+        for rows, slots in parts:
+            buffer._codes[slots] = buffer._coded(rows)
+        return buffer
+
     def __len__(self) -> int:
         return len(self._codes if self._rows is None else self._rows)
 
-    def move(self, slots: Index) -> None:
-        """Move the elements to these slots, one for each."""
-        codes = self._all_codes()
-        self._codes = np.empty_like(codes)
-        self._codes[slots] = codes
-
-    def _all_codes(self) -> Index:
-        if self._rows is not None:
-            self._codes, self._rows = self._coded(self._rows), None
-        return self._codes
-
     def exchange(self, draws: Draws, incoming: Selection) -> Selection:
         """Return the elements that draws select from the buffer and the incoming rows; the rest stays."""
-        self._all_codes()
+        if self._rows is not None:
+            self._codes, self._rows = self._coded(self._rows), None
         new = self._coded(incoming)
         is_new = draws.output >= len(self)
         output = self._codes.take(np.where(is_new, 0, draws.output))
@@ -145,14 +146,16 @@ class BatchBuffer:
     def __init__(self, batches: Groups) -> None:
         self._batches = batches
 
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def move(self, slots: Index) -> None:
-        """Move the elements to these slots, one for each."""
+    @classmethod
+    def of_parts(cls, parts: Sequence[tuple[Groups, Index]]) -> BatchBuffer:
+        """Create a buffer of batches, each part of which has the slots of its batches."""
+        slots = np.concatenate([slots for _, slots in parts])
         places = np.empty(len(slots), np.intp)
         places[slots] = np.arange(len(slots))
-        self._batches = self._batches.take(places)
+        return cls(Groups.concat([batches for batches, _ in parts]).take(places))
+
+    def __len__(self) -> int:
+        return len(self._batches)
 
     def exchange(self, draws: Draws, incoming: Groups) -> Groups:
         """Return the elements that draws select from the buffer and the incoming batches; the rest stays."""
@@ -174,3 +177,30 @@ class BatchBuffer:
 def buffer_of(run: Run) -> RowBuffer | BatchBuffer:
     """Return a buffer that holds the elements of a run."""
     return BatchBuffer(run) if isinstance(run, Groups) else RowBuffer(run)
+
+
+def buffer_of_parts(parts: Sequence[tuple[Any, Index]]) -> RowBuffer | BatchBuffer:
+    """Return a buffer that holds the elements of runs of one kind, each of which has the slots of its elements."""
+    return BatchBuffer.of_parts(parts) if isinstance(parts[0][0], Groups) else RowBuffer.of_parts(parts)
+
+
+def in_ascending_order(numbers: Index) -> tuple[Index, Index]:
+    """Return distinct non-negative integers in ascending order, and the place of each in ``numbers``.
+
+    >>> in_ascending_order(np.array([7, 2, 5]))
+    (array([2, 5, 7]), array([1, 2, 0], dtype=int32))
+    """
+    # The numbers are dense, so that entering their places into a table takes a fifth of the time of a sort.
+    start, stop = int(numbers.min()), int(numbers.max()) + 1
+    ascending, places = [], []
+    for first in range(start, stop, _NUMBERS_PER_ITEM * len(numbers)):
+        last = min(first + _NUMBERS_PER_ITEM * len(numbers), stop)
+        at: Index = np.arange(len(numbers), dtype=np.int32 if len(numbers) < 2**31 else np.int64)
+        if (first, last) != (start, stop):
+            at = at[(numbers >= first) & (numbers < last)]
+        table: Index = np.full(last - first, -1, at.dtype)
+        table[numbers.take(at) - first] = at
+        within = np.flatnonzero(table >= 0)
+        ascending.append(within + first)
+        places.append(table.take(within))
+    return np.concatenate(ascending), np.concatenate(places)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -122,10 +123,10 @@ class AnswerLog:
         log.facts = [*([None] * calls.start), *self.facts[calls.start : calls.stop]]
         return log
 
-    def with_mark(self, mark: tuple[int, Any] | None) -> AnswerLog:
-        """Return the log with one mark at most."""
+    def with_marks(self, marks: Sequence[tuple[int, Any]]) -> AnswerLog:
+        """Return the log with these marks only."""
         log = copy.copy(self)
-        log.marks = [] if mark is None else [mark]
+        log.marks = sorted(marks, key=itemgetter(0))
         return log
 
     def value(self, number: int, make: Callable[[], Any]) -> Any:
@@ -154,7 +155,11 @@ class UsedAnswers:
 
     def __init__(self) -> None:
         self.calls: dict[int, range] = {}
-        self.marks: dict[int, tuple[int, Any] | None] = {}
+        self.marks: dict[int, list[tuple[int, Any]]] = {}
+
+    def note_mark(self, log: AnswerLog, mark: tuple[int, Any] | None) -> None:
+        """Note that a mark is looked at; None if there is none where it is looked for."""
+        self.marks.setdefault(id(log), []).extend([] if mark is None else [mark])
 
     def note_calls(self, log: AnswerLog, start: int, stop: int) -> None:
         """Note that the facts of some calls are looked at; of none if ``start`` is ``stop``, where calls go on."""
@@ -193,7 +198,7 @@ class Answers:
         for key, log in self.logs.items():
             calls = used.calls.get(id(log))
             kept = log if calls is None else log.with_facts(calls)
-            other.logs[key] = kept.with_mark(used.marks[id(log)]) if id(log) in used.marks else kept
+            other.logs[key] = kept.with_marks(used.marks[id(log)]) if id(log) in used.marks else kept
         return other
 
     def add(self, others: Answers, path: Path) -> None:

@@ -20,7 +20,7 @@ from daskdist.execute.resume.answers import Answers, Known
 from daskdist.execute.resume.deferring import Deferred
 from daskdist.execute.resume.packing import pack, unpack
 
-VERSION: Final = 4
+VERSION: Final = 5
 
 
 @dataclass(frozen=True)

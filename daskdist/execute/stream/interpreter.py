@@ -251,7 +251,7 @@ class ArrangementContext:
         """Return the last recorded state up to a place; see `daskdist.core.primitive.Context.mark_before`."""
         mark, used = self._log.mark_before(place), self._interpreter.used
         if used is not None:
-            used.marks[id(self._log)] = mark
+            used.note_mark(self._log, mark)
         return mark
 
     def lengths(self) -> list[tuple[int, int]]:
