@@ -24,6 +24,7 @@ from _pytest.assertion import rewrite
 from _pytest.doctest import DoctestModule
 from distributed import Client, LocalCluster, SpecCluster, Status
 from distributed.utils import get_mp_context
+from started import Started
 
 import daskdist
 from daskdist.core.finalizer import Finalizer
@@ -370,3 +371,10 @@ def messages_sent(strategy: daskdist.MultiWorkerMirroredStrategy) -> Iterator[li
 def of_kind(messages: Sequence[tuple[Any, ...]], kind: str) -> list[tuple[Any, ...]]:
     """Return the messages of a kind, such as ``"run"``, ``"call"`` and ``"push"``."""
     return [message for message in messages if message[1] == kind]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    processes = Started(tmp_path)
+    yield processes
+    processes.end()

@@ -103,6 +103,7 @@ HEAVY = {
 # Library -> where it may be imported.
 HOMES = {
     "distributed": (
+        "execute/callers/cluster_requests.py",
         "execute/callers/submit.py",
         "execute/callers/sent_blocks.py",
         "execute/callers/fetch.py",

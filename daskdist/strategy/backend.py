@@ -202,7 +202,13 @@ class Backend(ResultSource, Protocol):
         ...
 
     def lost_workers(self, within_s: float) -> list[str]:
-        """Return the workers that are lost but still have replicas, waiting up to some seconds for one."""
+        """Return the workers that are lost but still have replicas, waiting up to some seconds for one.
+
+        Raises
+        ------
+        ClusterError
+            The program is not connected to the cluster.
+        """
         ...
 
     def end_call(self, handles: Sequence[Handle], why: str) -> None:

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,55 +35,6 @@ for where in [[place] for place in places] + [[]]:
             "total": int(total),
         }))
 """
-
-
-class Started:
-    """Processes that a test starts and ends, each with a file for its output."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def dask(self, *arguments: str, cwd: Path | None = None, **environment: str) -> Path:
-        """Start ``dask`` with arguments, in a folder and with variables; gives the file of its messages."""
-        log = self.folder / f"{len(self.processes)}-{arguments[0]}.log"
-        with open(log, "wb") as messages:
-            command = [sys.executable, "-m", "dask", *arguments]
-            self.processes.append(
-                subprocess.Popen(command, stdout=messages, stderr=messages, env=os.environ | environment, cwd=cwd)
-            )
-        return log
-
-    def wait_for(self, path: Path, text: str) -> str:
-        """Wait for text in a file, and return it."""
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
-            found = path.read_text() if path.exists() else ""
-            if text in found:
-                return found
-            ended = [process.args for process in self.processes if process.poll() is not None]
-            assert not ended, f"ended: {ended}: {found}"
-            time.sleep(0.05)
-        raise AssertionError(f"no {text!r} in {path.name} within 30 s: {found}")
-
-    def end(self) -> None:
-        # End the scheduler last, since workers that end tell it so.
-        for processes in (self.processes[1:], self.processes[:1]):
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-
-
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[Started]:
-    processes = Started(tmp_path)
-    yield processes
-    processes.end()
 
 
 @pytest.mark.cluster

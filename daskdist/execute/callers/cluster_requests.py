@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from distributed.comm import CommClosedError
+
 from daskdist.config import seconds
-from daskdist.errors import ClusterError
+from daskdist.errors import ClusterError, CollectiveError
 
 
 def address_in_file(path: str) -> str:
@@ -71,6 +73,21 @@ def run_on_workers(
     return answers
 
 
+async def ask_from_worker(worker: Any, request: str, **kwargs: Any) -> Any:
+    """Return the scheduler's answer to a request of a worker, such as ``who_has``.
+
+    Raises
+    ------
+    ClusterError
+        The scheduler is lost.
+    """
+    try:
+        return await getattr(worker.scheduler, request)(**kwargs)
+    except (CommClosedError, RuntimeError) as error:
+        # A worker without a scheduler closes its connections.
+        raise _lost_scheduler_error(worker.scheduler.address) from error
+
+
 def closed_error(client: Any) -> ClusterError:
     """Return the error for a client that is not connected to a scheduler.
 
@@ -78,21 +95,43 @@ def closed_error(client: Any) -> ClusterError:
     the same replicas.
     """
     if client.status == "connecting":
-        return ClusterError(
-            f"lost the scheduler at {client.scheduler.address}, and with it all results and all workers, which end "
-            "without their scheduler; when a scheduler is started again at this address, create a new strategy with "
-            "this client, which waits for it as long as daskdist.timeouts.scheduler says, and continue from a "
-            "checkpoint"
-        )
+        return _lost_scheduler_error(client.scheduler.address)
     return ClusterError(
         "the connection to the cluster is closed, and the results there are lost; fetch results, for example with "
-        "local_results, before the strategy or its client is closed"
+        "local_results, before the strategy or its client is closed. If the scheduler was lost, create a new client and "
+        "strategy, and continue from a checkpoint"
+    )
+
+
+def root_cause(client: Any, error: BaseException) -> BaseException:
+    """Return the error of a call, or that of the lost connection if the call failed with the cluster."""
+    if client.status == "running" or not isinstance(error, (ClusterError, CollectiveError)):
+        return error
+    closed = closed_error(client)
+    closed.__cause__ = error
+    return closed
+
+
+def _lost_scheduler_error(address: str) -> ClusterError:
+    return ClusterError(
+        f"lost the scheduler at {address}, and with it all results and all workers, which end without their scheduler; "
+        "when a scheduler is started again at this address, create a new strategy with this client, which waits for it "
+        "as long as daskdist.timeouts.scheduler says, and continue from a checkpoint"
     )
 
 
 def _within(name: str, who: str, client: Any, request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if client.status == "connecting":
+        raise closed_error(client)
     within_s = min(seconds(name), threading.TIMEOUT_MAX)
     try:
         return client.sync(request, *args, callback_timeout=within_s, **kwargs)
     except TimeoutError as error:
         raise ClusterError(f"{who} within {within_s:g} s, which is daskdist.{name}") from error
+    except CommClosedError as error:
+        if client.status != "running":
+            raise closed_error(client) from error
+        if name == "timeouts.scheduler":
+            # The client has not noticed it yet.
+            raise _lost_scheduler_error(client.scheduler.address) from error
+        raise

@@ -15,7 +15,7 @@ from distributed.core import Status
 from distributed.utils_comm import gather_from_workers
 
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.callers.cluster_requests import ask_scheduler
+from daskdist.execute.callers.cluster_requests import ask_from_worker, ask_scheduler
 from daskdist.execute.callers.compute_key import RemoteResult, is_future, lost_data_error
 from daskdist.execute.callers.submit import Submit
 
@@ -130,7 +130,7 @@ class WorkerFetch:
             data = await self._fetch_from(other_holders, key) if other_holders else {}
             if key in data:
                 return data[key]
-            status = (await worker.scheduler.get_task_status(keys=[key]))[key]
+            status = (await ask_from_worker(worker, "get_task_status", keys=[key]))[key]
             if status in (None, "released", "forgotten", "erred") or time.monotonic() > deadline:
                 raise lost_data_error(key)
             await asyncio.sleep(_RETRY_EVERY_S)
@@ -138,7 +138,7 @@ class WorkerFetch:
 
     async def _holders_of(self, key: Any) -> Sequence[str]:
         # The scheduler is asked only after the holders known so far no longer have the data.
-        who_has: dict[Any, Sequence[str]] = await self._worker.scheduler.who_has(keys=[key])
+        who_has: dict[Any, Sequence[str]] = await ask_from_worker(self._worker, "who_has", keys=[key])
         return who_has.get(key, ())
 
     async def _fetch_from(self, addresses: Sequence[str], key: Any) -> dict[Any, Any]:

@@ -18,7 +18,7 @@ from distributed import Client, Future
 
 from daskdist.config import in_bytes, setting
 from daskdist.errors import ClusterError
-from daskdist.execute.callers.cluster_requests import ask_workers, closed_error
+from daskdist.execute.callers.cluster_requests import ask_workers, closed_error, root_cause
 from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.execute.callers.live_workers import LiveWorkers, give_up
 from daskdist.execute.messages.failure import Failure
@@ -560,7 +560,7 @@ class StreamSet:
         if failures:
             # A lost worker may be the cause.
             self.live_workers.in_doubt = True
-            raise failures[0].failure.error()
+            raise root_cause(self.client, failures[0].failure.error())
 
     def raise_unseen(self) -> None:
         """Raise the first failure that nobody can look at any more, if there is one."""

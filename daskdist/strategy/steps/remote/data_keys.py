@@ -11,6 +11,7 @@ from distributed import Worker, WorkerPlugin
 from distributed.utils_comm import gather_from_workers
 
 from daskdist.errors import ClusterError
+from daskdist.execute.callers.cluster_requests import ask_from_worker
 from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.waiting import stretches
 
@@ -77,7 +78,7 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
                 continue
             except TimeoutError:
                 look_s = min(2 * look_s, _MOST_LOOK_S)
-            status = (await worker.scheduler.get_task_status(keys=[key]))[key]
+            status = (await ask_from_worker(worker, "get_task_status", keys=[key]))[key]
             if status == "memory":
                 data = await self._from_others(key)
                 if data is not None:
@@ -107,7 +108,7 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
 
     async def _others_with(self, key: Any) -> list[str]:
         worker = self._worker
-        holders = (await worker.scheduler.who_has(keys=[key])).get(key, ())
+        holders = (await ask_from_worker(worker, "who_has", keys=[key])).get(key, ())
         return [address for address in holders if address != worker.address]
 
 

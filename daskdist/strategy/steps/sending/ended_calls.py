@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from daskdist.config import seconds
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
+from daskdist.execute.callers.cluster_requests import closed_error
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.strategy.steps.stream_set import StreamSet
 
@@ -27,6 +28,8 @@ class EndsCalls:
         streams = self.streams
         with contextlib.suppress(ClusterError):
             streams.wait(lambda: bool(streams.lost()), within_s)
+        if streams.client.status != "running":
+            raise closed_error(streams.client)
         if lost := self.missing():
             self.live_workers.in_doubt = True
         return lost

@@ -1,0 +1,148 @@
+"""Programs whose scheduler is killed: the error says so in time, and a scheduler at the same address is used again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from itertools import chain
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import daskdist
+from daskdist import Dataset
+from daskdist.errors import ClusterError
+
+_ROWS = 2_000
+_BATCH_ROWS = 10
+_KILLED_AT = 20
+# The error comes as soon as the connection breaks.
+_TOLD_WITHIN_S = 15
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def cluster(started, number, port="0", *worker_options):
+    """Start a scheduler and two workers; return the scheduler's process and address."""
+    here, folder = ["--host", "127.0.0.1", "--no-dashboard"], started.folder
+    file = folder / f"scheduler-{number}.json"
+    started.dask("scheduler", *here, "--port", port, "--scheduler-file", str(file))
+    scheduler = started.processes[-1]
+    address = json.loads(started.wait_for(file, "}"))["address"]
+    options = ["--nthreads", "1", "--local-directory", str(folder), *(worker_options or ("--no-nanny",))]
+    for log in [started.dask("worker", address, *here, *options) for _ in range(2)]:
+        started.wait_for(log, "Registered to")
+    return scheduler, address
+
+
+def rows_of(strategy, step):
+    return np.concatenate(strategy.local_results(step)).tolist()
+
+
+def in_a_pass(strategy, batches, manager, checkpoint, kill):
+    """Look at batches; return the rows of those before the checkpoint."""
+    rows = []
+    for number, batch in enumerate(batches, 1):
+        rows += rows_of(strategy, batch)
+        if number == _KILLED_AT // 2:
+            manager.save(checkpoint)
+            kept = list(rows)
+        if number == _KILLED_AT:
+            kill()
+            yield kept
+
+
+def in_steps(strategy, batches, manager, checkpoint, kill):
+    """Make steps; return the rows of those before the checkpoint."""
+    rows = []
+    for number, batch in enumerate(batches, 1):
+        rows += rows_of(strategy, strategy.run(np.asarray, args=(batch,)))
+        if number == _KILLED_AT // 2:
+            manager.save(checkpoint)
+            kept = list(rows)
+        if number == _KILLED_AT:
+            kill()
+            yield kept
+
+
+def wait_for_ends(started):
+    for process in started.processes:
+        process.wait(30)
+    started.processes.clear()
+
+
+@pytest.mark.parametrize("options", [("--no-nanny",), ("--nanny",)], ids=["workers", "nannies"])
+@pytest.mark.parametrize("visit", [in_a_pass, in_steps])
+def test_another_scheduler_at_the_address_continues_from_the_checkpoint(started, tmp_path, visit, options):
+    scheduler, address = cluster(started, 0, "0", *options)
+    dataset = Dataset.range(_ROWS).shuffle(100, seed=1).batch(_BATCH_ROWS)
+    with Client(address, set_as_default=False) as client:
+        strategy = daskdist.MultiWorkerMirroredStrategy(client)
+        batches = iter(strategy.distribute_dataset(dataset))
+        manager = daskdist.CheckpointManager(str(tmp_path / "checkpoints"))
+        checkpoint = daskdist.Checkpoint(batches=batches)
+        visited = visit(strategy, batches, manager, checkpoint, scheduler.kill)
+        kept = next(visited)
+        killed_at = time.monotonic()
+        with pytest.raises(ClusterError, match=f"lost the scheduler at {address}.*from a checkpoint"):
+            list(visited)
+        assert time.monotonic() - killed_at < _TOLD_WITHIN_S
+        with pytest.raises(ClusterError, match=f"lost the scheduler at {address}"):
+            strategy.local_results(strategy.run(int))
+        strategy.close()
+        wait_for_ends(started)
+
+        _, again = cluster(started, 1, address.rpartition(":")[2], *options)
+        assert again == address
+        with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+            batches = iter(strategy.distribute_dataset(dataset))
+            manager.restore(daskdist.Checkpoint(batches=batches))
+            rest = list(chain.from_iterable(rows_of(strategy, batch) for batch in batches))
+        manager.close()
+    assert sorted(kept + rest) == list(range(_ROWS))
+
+
+def loop_that_kills(pid, killed):
+    """Return a loop whose first replica kills a process once; its result is the rows of all replicas."""
+
+    # A local function, which is sent whole: the workers do not find the modules of tests.
+    def loop(batches, manager):
+        context = daskdist.get_replica_context()
+        saved = context.restore(manager, batches=batches, step=0, rows=np.zeros(0, int))
+        step, rows = saved["step"], saved["rows"]
+        for batch in batches:
+            step, rows = step + 1, np.append(rows, context.all_gather(batch, 0))
+            if step == _KILLED_AT and context.replica_id_in_sync_group == 0 and not killed.exists():
+                killed.touch()
+                os.kill(pid, signal.SIGKILL)
+            if step % 5 == 0:
+                context.checkpoint(manager, batches=batches, step=step, rows=rows)
+        return rows
+
+    return loop
+
+
+@pytest.mark.parametrize("restart", [0, 2])
+def test_a_loop_on_replicas_continues_on_another_scheduler(started, tmp_path, restart):
+    scheduler, address = cluster(started, 0)
+    dataset = Dataset.range(_ROWS).shuffle(100, seed=1).batch(_BATCH_ROWS)
+    manager = daskdist.CheckpointManager(str(tmp_path / "checkpoints"))
+    loop = loop_that_kills(scheduler.pid, tmp_path / "killed")
+    with Client(address, set_as_default=False) as client:
+        strategy = daskdist.MultiWorkerMirroredStrategy(client)
+        with pytest.raises(ClusterError, match=f"lost the scheduler at {address}.*from a checkpoint"):
+            strategy.local_results(
+                strategy.run(loop, args=(strategy.distribute_dataset(dataset), manager), restart=restart)
+            )
+        assert scheduler.wait(10) == -signal.SIGKILL
+        strategy.close()
+        wait_for_ends(started)
+
+        cluster(started, 1, address.rpartition(":")[2])
+        with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+            rows = strategy.run(loop, args=(strategy.distribute_dataset(dataset), manager))
+            found = strategy.local_results(rows)[0]
+    assert sorted(found.tolist()) == list(range(_ROWS))
