@@ -5,7 +5,8 @@
 ``workers``: passes over 2 and 3 workers with each sharding policy, in a plain loop, in a captured function and in a
 loop on replicas; in each a random worker is killed before a random step. ``programs``: programs that are killed with
 SIGKILL at a random moment, and resumed from their checkpoint by another. ``states``: sizes of positions at 90 % of a
-pass, and the time from there to the first batch. Combinations take turns until the time is up. Runs of a short time
+pass, and the time from there to the first batch. ``memory``: a pass over much more data than workers with little memory
+can hold; a worker that exceeds its limit is lost. Combinations take turns until the time is up. Runs of a short time
 with different seeds have different faults, so that several of them are worth one long run.
 """
 
@@ -31,7 +32,7 @@ from typing import Any, Final
 import dask
 import numpy as np
 from distributed import Client, LocalCluster
-from measure import Figure, arguments, measured, report
+from measure import MIB, Figure, arguments, measured, report
 
 import daskdist
 from daskdist import Dataset, Options
@@ -50,6 +51,8 @@ class Size:
         The most passes and programs.
     num_rows, num_buffered
         The rows of a dataset whose positions are measured, and of its shuffle buffer.
+    times_memory
+        The size of a dataset, in units of the workers' memory limit.
     seed
         The seed of the moments at which workers and programs are killed.
     """
@@ -59,10 +62,11 @@ class Size:
     num_programs: int = 100
     num_rows: int = 4_000_000
     num_buffered: int = 1_000_000
+    times_memory: float = 20.0
     seed: int = 27
 
 
-SIZES: Final = {"full": Size(), "small": Size(20.0, 1, 1, 40_000, 10_000)}
+SIZES: Final = {"full": Size(), "small": Size(20.0, 1, 1, 40_000, 10_000, 0.1)}
 
 _ROWS: Final = 4_000
 _BATCH_ROWS: Final = 50
@@ -71,6 +75,9 @@ _NUM_FILES: Final = 6
 _SAVE_EVERY: Final = 5
 # A pass that takes longer counts as hanging.
 _HANGS_AFTER_S: Final = 60.0
+# The memory limit of workers with little memory, and the size of a row; a tenth of the limit is shuffled at a time.
+_LIMIT_BYTES: Final = 300 * MIB
+_ROW_BYTES: Final = 10_000
 # After this time since a worker ended, a local cluster gives the worker up if it is not running at that moment, even if
 # it was started again meanwhile and killed once more.
 _RESTARTS_WORKERS: Final = {"distributed.deploy.lost-worker-timeout": "1h"}
@@ -278,10 +285,59 @@ def states(size: Size) -> Iterator[Figure]:
         )
 
 
+def large_row(number: int) -> Any:
+    return np.full(_ROW_BYTES // 8, float(number))
+
+
+def numbers_of(rows: Any) -> Any:
+    return rows[:, 0].astype(int)
+
+
+def most_memory(dask_worker: Any) -> int:
+    """Return the most memory that the process of a worker has had, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def memory(size: Size) -> Iterator[Figure]:
+    """Measure a pass over much more data than the workers can hold."""
+    num_rows = int(size.times_memory * _LIMIT_BYTES / _ROW_BYTES)
+    rows = Dataset.range(num_rows).map(large_row).shuffle(_LIMIT_BYTES // _ROW_BYTES // 10, seed=1).batch(128)
+    visited: Counter[int] = Counter()
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            memory_limit=_LIMIT_BYTES,
+            silence_logs=50,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        first_workers = set(client.run(os.getpid).values())
+        begun_at = time.perf_counter()
+        for batch in strategy.distribute_dataset(rows):
+            for part in strategy.local_results(strategy.run(numbers_of, args=(batch,))):
+                visited.update(part.tolist())
+        seconds = time.perf_counter() - begun_at
+        num_lost = len(first_workers - set(client.run(os.getpid).values()))
+        most_bytes = max(client.run(most_memory).values())
+    expected = Counter(range(num_rows))
+    note = f"{size.times_memory:g} times the memory limit"
+    yield Figure("a pass over large data", num_rows * _ROW_BYTES / MIB / seconds, "MiB/s", note=note)
+    yield Figure("the most memory of a worker", most_bytes / MIB, "MiB", target=_LIMIT_BYTES / MIB, bound="most")
+    yield Figure("workers lost for memory", num_lost, "workers", target=0, bound="most")
+    yield Figure("rows lost", (expected - visited).total(), "rows", target=0, bound="most")
+    yield Figure("rows doubled", (visited - expected).total(), "rows", target=0, bound="most")
+
+
 BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
     "workers": workers,
     "programs": programs,
     "states": states,
+    "memory": memory,
 }
 
 

@@ -20,7 +20,8 @@ from dask.utils import parse_bytes, parse_timedelta
 DEFAULTS: Final[dict[str, Any]] = {
     # The most bytes of blocks and bundles that may be outstanding (requested, not yet released) on one worker, or in
     # this process without a cluster, in total over all iterators of this process. Half is for reading, half for
-    # batching. A single iterator uses at most three quarters, so that a later one finds room.
+    # batching. A single iterator uses at most three quarters, so that a later one finds room. On a cluster it is at
+    # most an eighth of the memory limit of the worker that has the least.
     "window-bytes": "256 MiB",
     # The size of the splits of a source that can be split.
     "split-bytes": "16 MiB",

@@ -18,7 +18,7 @@ import numpy as np
 
 # Smaller arrays are not pooled: the C library keeps enough memory of their sizes.
 _LEAST_BYTES: Final = 2**22
-# The most bytes to keep of one array, and of all together.
+# The most bytes to keep of one array, and of all together unless a process has little memory.
 _MOST_BYTES: Final = 2**28
 _MOST_KEPT_BYTES: Final = 2**29
 # JAX shares arrays whose address is a multiple of this, and processors are fastest with them. NumPy's large arrays
@@ -44,10 +44,16 @@ class ArrayPool:
     ----------
     idle_s
         The seconds without a request for a large array after which the pool is emptied.
+
+    Attributes
+    ----------
+    most_kept_bytes
+        The most bytes to keep of all arrays together.
     """
 
     def __init__(self, idle_s: float = _IDLE_S) -> None:
         self._idle_s = idle_s
+        self.most_kept_bytes = _MOST_KEPT_BYTES
         self._asked = 0.0
         self._watch: Thread | None = None
         # Only atomic methods of the deque are used, as arrays are freed in any thread at any time.
@@ -67,7 +73,7 @@ class ArrayPool:
         kept = self._kept
         kept.append(memory)
         try:
-            while sum([array.nbytes for array in list(kept)]) > _MOST_KEPT_BYTES:
+            while sum([array.nbytes for array in list(kept)]) > self.most_kept_bytes:
                 kept.popleft()
         except IndexError:
             # Other threads have taken all of it in the meantime.
@@ -137,3 +143,8 @@ if hasattr(os, "register_at_fork"):
 def pooled_empty(shape: tuple[int, ...], dtype: Any) -> Any:
     """Return an uninitialized array, in reused memory if there is some."""
     return _of_this_process(shape, dtype)
+
+
+def limit_pool(num_bytes: int) -> None:
+    """Keep no more than some bytes of unused memory in this process."""
+    _of_this_process.most_kept_bytes = min(_MOST_KEPT_BYTES, num_bytes)

@@ -110,6 +110,11 @@ class Caller(Protocol):
     home: Hashable | None
 
     @property
+    def memory_bytes(self) -> int | None:
+        """The memory limit of the worker with the least memory; None without a limit."""
+        ...
+
+    @property
     def backend(self) -> Any:
         """The object that fetches results for the program; the caller itself by default."""
         ...
@@ -215,6 +220,7 @@ class LocalCaller:
     reports_freely = True
     divides = True
     home: Hashable | None = None
+    memory_bytes: int | None = None
 
     def __init__(self) -> None:
         self.busy = BusyTimes()

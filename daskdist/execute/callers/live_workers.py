@@ -43,6 +43,8 @@ class LiveWorkers:
         self._leaving: set[str] = set()
         # True if something failed since the workers were last checked.
         self.in_doubt = False
+        # The least memory limit of them, or None without one; a list of it, which is empty until it is asked for.
+        self.memory_bytes: list[int | None] = []
         # True if the program connects to the workers directly.
         self.is_direct = True
 

@@ -22,6 +22,7 @@ from distributed.client import FutureCancelledError, FuturesCancelledError, _wai
 from distributed.protocol.pickle import dumps
 
 from daskdist.config import in_bytes, seconds
+from daskdist.core.array_pool import limit_pool
 from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Read, Split, payload_itself, same, value_itself
 from daskdist.devices import are_loaded
@@ -51,6 +52,8 @@ Picks = Sequence[tuple[int, Callable[[Any], Any]]]
 LOOK_EVERY_S = 2
 # Data of at most this size is sent inside its task.
 _IN_TASK_BYTES: Final = 2**20
+# The share of a worker's memory that is kept for reuse at most.
+_POOLS_OF_MEMORY: Final = 8
 # The form of keys that `Submit.key_of` returns.
 _KEY: Final = re.compile(r"-[0-9a-f]{12}-[0-9]+$")
 
@@ -66,7 +69,7 @@ def call_sent(pickled: bytes, *results: Any) -> Any:
         One value per argument: the result of another task, or None if the argument is pickled. A pickled `SentBlock`
         stands for data that the program sends.
     """
-    _raise_in_program_only()
+    _prepare_worker()
     function, args, caller, name = load_sent(pickled)
     args = [arg.fetch() if type(arg) is SentBlock else arg for arg in args]
     begun_at = time.perf_counter()
@@ -85,7 +88,10 @@ class _WithoutOurFailures(logging.Filter):
 
 
 @functools.cache
-def _raise_in_program_only() -> None:
+def _prepare_worker() -> None:
+    limit_bytes = get_worker().memory_manager.memory_limit
+    if limit_bytes:
+        limit_pool(limit_bytes // _POOLS_OF_MEMORY)
     # The error of a task is raised where the program uses its result, and so need not appear in the worker's log too.
     logging.getLogger("distributed.worker").addFilter(_WithoutOurFailures())
 
@@ -169,6 +175,16 @@ class Submit:
     def workers(self) -> tuple[str, ...]:
         """The addresses of the workers that take part."""
         return self.live_workers.present
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory limit of the worker with the least memory; None without a limit."""
+        known = self.live_workers.memory_bytes
+        if not known:
+            connected = workers_of(self.client)
+            limits = [connected[address]["memory_limit"] for address in self.workers if address in connected]
+            known.append(min(filter(None, limits), default=None))
+        return known[0]
 
     def call(
         self,

@@ -282,7 +282,7 @@ class ReadCursor(BlockCursor):
         if not split_rows:
             return None, True
         row_bytes = (split.num_bytes or 0) / split_rows * self._sizes.growth
-        num_rows = max(min(wanted, int(in_bytes("split-bytes") / max(row_bytes, 1))), 1)
+        num_rows = max(min(wanted, int(self.runtime.split_bytes / max(row_bytes, 1))), 1)
         if not self._is_timed:
             is_free = self.is_plain or self.runtime.caller.reports_freely
             self.num_rows = 2 * num_rows if is_free or self._sizes.are_known else num_rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,9 @@ _FEW_ROWS_LEFT = 0.4
 # Limit on the blocks requested for one bundle: this many per call that can run at once, and at least ``_FEW_ASKED``.
 _ASKED_PER_CALL: Final = 4
 _FEW_ASKED: Final = 16
+# The share of a worker's memory that a window takes at most, and that a part of a split takes at most.
+_WINDOWS_OF_MEMORY: Final = 8
+_SPLITS_OF_MEMORY: Final = 32
 # With this many rows per block on average, a random selection surely has rows of nearly every block.
 _MANY_ROWS: Final = 8
 
@@ -91,7 +95,11 @@ class StreamRuntime:
         self, caller: Caller, workers: Sequence[str | None] = (None,), budget_bytes: int | None = None
     ) -> None:
         self.caller = caller
-        shared = in_bytes("window-bytes")
+        # A small worker needs the most of its memory for Python, libraries, shuffle buffers and users' functions.
+        memory_bytes = caller.memory_bytes or sys.maxsize
+        shared = min(in_bytes("window-bytes"), memory_bytes // _WINDOWS_OF_MEMORY)
+        # The largest part of a split to read at a time.
+        self.split_bytes = min(in_bytes("split-bytes"), memory_bytes // _SPLITS_OF_MEMORY)
         halves = (budget_bytes or shared) // 2, None if caller.home is None else shared // 2
         self.reads = Windows("reads", *halves)
         self.bundles = Windows("bundles", *halves)
