@@ -98,8 +98,8 @@ def closed_error(client: Any) -> ClusterError:
         return _lost_scheduler_error(client.scheduler.address)
     return ClusterError(
         "the connection to the cluster is closed, and the results there are lost; fetch results, for example with "
-        "local_results, before the strategy or its client is closed. If the scheduler was lost, create a new client and "
-        "strategy, and continue from a checkpoint"
+        "local_results, before the strategy or its client is closed. If the scheduler was lost, create a new client "
+        "and strategy, and continue from a checkpoint"
     )
 
 
