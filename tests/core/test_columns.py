@@ -11,6 +11,7 @@ from daskdist import Dataset, errors
 from daskdist.core.block import Block, from_items
 from daskdist.core.columns import column_of, plain_leaves_of
 from daskdist.core.functions.user_function import UserFunction
+from daskdist.core.ragged import Ragged
 from daskdist.core.structure import Structure, as_array
 from daskdist.ops.map import MapRows
 from daskdist.testing import same_elements
@@ -32,7 +33,9 @@ COLUMNS = {
     **{kind.__name__: [kind(1), kind(0)] for kind in (np.bool_, np.int8, np.uint64, np.float16, np.complex64)},
 }
 OTHERS = {
-    "two shapes": [np.zeros(2), np.zeros(3)],
+    "two shapes": [np.zeros(2), np.zeros((2, 1))],
+    "words of two lengths": [np.array(["a"]), np.array(["b", "c"])],
+    "numbers of axes": [np.array(1.5), np.zeros(2)],
     "two dtypes": [np.zeros(2), np.zeros(2, np.float32)],
     "two types": [1, 1.5],
     "integers of two widths": [1, 2**40],
@@ -41,6 +44,13 @@ OTHERS = {
     "lists": [[1, 2], [3, 4]],
     "masked": [np.ma.masked_array([1, 2], [True, False])] * 2,
 }
+
+
+@pytest.mark.parametrize("arrays", [[np.zeros(2), np.arange(3.0)], [np.ones((0, 4)), np.ones((2, 4)), np.ones((0, 4))]])
+def test_arrays_that_differ_in_length_are_ragged(arrays):
+    column = column_of(arrays)
+    assert isinstance(column, Ragged)
+    same_elements(list(column), arrays, "rows of a column")
 
 
 @pytest.mark.parametrize("narrow", [False, True])
