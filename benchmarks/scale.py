@@ -108,7 +108,7 @@ class Counting(NeverRun):
     def call(self, function: Callable[..., Any], handles: Sequence[Any], *args: Any, name: str, **_: Any) -> int:
         return self._noted(name, function, handles, args)
 
-    def source(self, function: Callable[..., Any], *args: Any, worker: str | None = None, name: str) -> int:
+    def source(self, function: Callable[..., Any], *args: Any, name: str, **_: Any) -> int:
         return self._noted(name, function, args)
 
     def _noted(self, name: str, *sent: Any) -> int:

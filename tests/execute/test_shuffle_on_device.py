@@ -44,7 +44,7 @@ from daskdist.execute.transfer.gather_on_device import (
     device_gather_of,
     device_gathers,
 )
-from daskdist.ops import global_shuffle
+from daskdist.ops import global_shuffle, shuffle
 from daskdist.passes.plan import plan
 from daskdist.testing import same_elements
 
@@ -140,6 +140,7 @@ PIPELINES: dict[str, Callable[[], Dataset]] = {
 
 def _worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permutation, "_SMALL", 2)
+    monkeypatch.setattr(shuffle, "_MOST_DRAWN", 2)
     monkeypatch.setattr(global_shuffle, "_MOST_SENT", 2)
     monkeypatch.setattr(lazy_shuffle, "_FEW", 0)
 
@@ -227,9 +228,9 @@ class Counting(Now):
         super().__init__()
         self.num_read = self.num_compacted = 0
 
-    def source(self, function: Any, *args: Any, worker: str | None = None, name: str) -> Any:
+    def source(self, function: Any, *args: Any, name: str, **options: Any) -> Any:
         self.num_read += 1
-        return super().source(function, *args, worker=worker, name=name)
+        return super().source(function, *args, name=name, **options)
 
     def call(self, function: Any, handles: Any, *args: Any, name: str, **kwargs: Any) -> Any:
         self.num_compacted += name == "compact"

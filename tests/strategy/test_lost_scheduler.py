@@ -105,8 +105,8 @@ def test_another_scheduler_at_the_address_continues_from_the_checkpoint(started,
     assert sorted(kept + rest) == list(range(_ROWS))
 
 
-def loop_that_kills(pid, killed):
-    """Return a loop whose first replica kills a process once; its result is the rows of all replicas."""
+def loop_that_kills(pid):
+    """Return a loop that kills a process unless it continues from a checkpoint; its result is the rows of all."""
 
     # A local function, which is sent whole: the workers do not find the modules of tests.
     def loop(batches, manager):
@@ -115,9 +115,12 @@ def loop_that_kills(pid, killed):
         step, rows = saved["step"], saved["rows"]
         for batch in batches:
             step, rows = step + 1, np.append(rows, context.all_gather(batch, 0))
-            if step == _KILLED_AT and context.replica_id_in_sync_group == 0 and not killed.exists():
-                killed.touch()
-                os.kill(pid, signal.SIGKILL)
+            if step == _KILLED_AT and not saved["step"]:
+                if context.replica_id_in_sync_group == 0:
+                    os.kill(pid, signal.SIGKILL)
+                # The loop must not be over before the loss is noticed.
+                while True:
+                    context.all_gather(batch, 0)
             if step % 5 == 0:
                 context.checkpoint(manager, batches=batches, step=step, rows=rows)
         return rows
@@ -130,7 +133,7 @@ def test_a_loop_on_replicas_continues_on_another_scheduler(started, tmp_path, re
     scheduler, address = cluster(started, 0)
     dataset = Dataset.range(_ROWS).shuffle(100, seed=1).batch(_BATCH_ROWS)
     manager = daskdist.CheckpointManager(str(tmp_path / "checkpoints"))
-    loop = loop_that_kills(scheduler.pid, tmp_path / "killed")
+    loop = loop_that_kills(scheduler.pid)
     with Client(address, set_as_default=False) as client:
         strategy = daskdist.MultiWorkerMirroredStrategy(client)
         with pytest.raises(ClusterError, match=f"lost the scheduler at {address}.*from a checkpoint"):
