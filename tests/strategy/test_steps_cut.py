@@ -37,9 +37,7 @@ def cut(operation):
     async def cut_all(dask_worker):
         comms = [comm for comm, op in dask_worker._comms.items() if op == operation and not comm.closed()]
         for comm in comms:
-            # Its end may have been cut already, and not be noticed yet.
-            with contextlib.suppress(OSError):
-                comm.stream.socket.shutdown(socket.SHUT_RDWR)
+            comm.stream.socket.shutdown(socket.SHUT_RDWR)
         return len(comms)
 
     return cut_all

@@ -19,13 +19,10 @@ class CallEnd:
     A function cannot be interrupted. Its next batch, collective operation or checkpoint raises an error.
     """
 
-    __slots__ = ("_callbacks", "_refuses_saves", "_why")
-
     def __init__(self) -> None:
         self._why: str | None = None
         self._refuses_saves = False
-        # None for as long as there are no callbacks, as each step makes such an object.
-        self._callbacks: list[Callable[[], None]] | None = None
+        self._callbacks: list[Callable[[], None]] = []
 
     @property
     def is_over(self) -> bool:
@@ -42,7 +39,7 @@ class CallEnd:
             if self._why is not None:
                 return
             self._why = why
-            callbacks = list(self._callbacks or ())
+            callbacks = list(self._callbacks)
         if callbacks:
             # This may be an event loop, and what wakes those that wait takes locks.
             threading.Thread(target=_call_all, args=(callbacks,), name="daskdist end of call", daemon=True).start()
@@ -66,12 +63,11 @@ class CallEnd:
     def on_end(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call a function in a separate thread when the call is to end; return a function that cancels this."""
         with _lock:
-            callbacks = self._callbacks = self._callbacks or []
-            callbacks.append(callback)
+            self._callbacks.append(callback)
 
         def undo() -> None:
             with _lock, contextlib.suppress(ValueError):
-                callbacks.remove(callback)
+                self._callbacks.remove(callback)
 
         return undo
 

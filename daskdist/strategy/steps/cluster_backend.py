@@ -180,8 +180,7 @@ class ClusterBackend(ChangesWorkers):
         workers: Any = group.worker_of
         columns, args = wired_arguments(replica_call.leaves, len(workers))
         columns = [self._own_column(column, len(workers)) for column in columns]
-        kinds = set(map(type, columns))
-        has_objects = SentObject in kinds or (tuple in kinds and bool(objects_in(columns, range(len(workers)))))
+        has_objects = any(SentObject in map(type, c if type(c) is tuple else (c,)) for c in columns)
         capture = current_capture()
         # In a captured function, wait only before its first step, since the function may be called as often as a step.
         if replica_call.is_step and (capture is None or not capture.num_steps):
@@ -304,7 +303,7 @@ class ClusterBackend(ChangesWorkers):
 
     def _sent(self, capture: Capture | None, *, is_step: bool) -> None:
         if capture is None:
-            self.streams.send_soon()
+            self.streams.kick_soon()
             return
         capture.add(self, is_step=is_step)
         self._num_unsent += 1
@@ -315,7 +314,7 @@ class ClusterBackend(ChangesWorkers):
     def flush(self) -> None:
         """Send the pending calls."""
         self._num_unsent = 0
-        self.streams.send()
+        self.streams.kick()
 
     # --- calls that are made again ---
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import pickle
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from distributed import Client
@@ -24,8 +24,6 @@ logger: Final = logging.getLogger("daskdist")
 
 OPERATION = "daskdist_steps"
 RELAY = "daskdist_relay"
-# Seconds between checks of the streams.
-BEAT_S: Final = 1.0
 # The most seconds to connect to a worker directly.
 _MOST_S: Final = 3.0
 
@@ -62,7 +60,6 @@ class StepStream:
         self.address = address
         self.is_relayed = is_relayed
         self.outbox = Outbox(comm, is_framed=is_framed)
-        self._put = self.outbox.put
         self._reader = BatchReader(comm, is_framed=is_framed)
         self._comm = comm
         self._receive = receive
@@ -111,10 +108,7 @@ class StepStream:
     def append(self, *message: Any, num_bytes: int = 0) -> None:
         """Add a message, and the size of what is large in it; it is sent after the next kick of the outbox."""
         self.num_messages += 1
-        if num_bytes:
-            self.outbox.append(message, num_bytes)
-        else:
-            self._put(message)
+        self.outbox.append(message, num_bytes)
 
     async def _run(self) -> None:
         writer = asyncio.ensure_future(self.outbox.write_all())
@@ -194,17 +188,6 @@ class StepStream:
         self._why = why
         with contextlib.suppress(RuntimeError):
             self._task.cancel()
-
-
-def check_hung(streams: Iterable[StepStream], since: float, names: Callable[[], Sequence[str]]) -> None:
-    """Raise a `ClusterError` if no call has ended for too long since a time, and none is a loop on replicas."""
-    most = seconds("timeouts.step")
-    is_loop = True in {stream.is_in_loop(most) for stream in streams}
-    silent_s = time.monotonic() - since
-    # Workers report calls that run too long after a beat: that error says more.
-    if silent_s > most + 4 * BEAT_S and not is_loop:
-        named = ", ".join(sorted(set(names()))[:4])
-        raise ClusterError(f"no call has ended for {silent_s:.0f} s, longer than daskdist.timeouts.step: {named}")
 
 
 def close_all(streams: Iterable[StepStream]) -> None:

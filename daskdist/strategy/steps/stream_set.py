@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from distributed import Client, Future
 
-from daskdist.config import in_bytes, setting
+from daskdist.config import in_bytes, seconds, setting
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import ask_workers, closed_error, root_cause
 from daskdist.execute.callers.compute_key import lost_data_error
@@ -31,16 +31,18 @@ from daskdist.strategy.steps.replicated_kinds import ReplicatedKinds
 from daskdist.strategy.steps.sending.call_arguments import last_reference
 from daskdist.strategy.steps.sending.call_log import CallLog
 from daskdist.strategy.steps.sent_objects import SentObject
-from daskdist.strategy.steps.stream import BEAT_S, StepStream, check_hung, close_all, close_all_soon
+from daskdist.strategy.steps.stream import StepStream, close_all, close_all_soon
 from daskdist.strategy.steps.unseen_failures import UnseenFailures
 from daskdist.strategy.steps.worker_statuses import worker_statuses
 
 logger: Final = logging.getLogger("daskdist")
 
+# Seconds between checks of the streams.
+_BEAT_S: Final = 1.0
 # With this many dropped handles, workers are told even if nothing else is sent.
 _MANY_DROPPED: Final = 64
-# With at least this many steps under way, so many calls are sent together, or those of these seconds.
-_MANY_STEPS, _MANY_CALLS, _LATER_S = 16, 32, 0.004
+# With at least this many steps under way, messages may wait for these seconds to be sent together.
+_MANY_STEPS, _LATER_S = 16, 0.002
 # Seconds between a waiter's checks of the connection.
 _LOOK_EVERY_S: Final = 1.0
 
@@ -78,9 +80,7 @@ class StreamSet:
         self.replicated = ReplicatedKinds()
         self._changed = threading.Condition()
         self._waiting: list[Callable[[], bool]] = []
-        self._is_kicked = self._is_closed = False
-        # The calls since messages were last sent, and whether large values may wait.
-        self._num_unsent, self._has_bytes = 0, False
+        self._is_kicked = self._is_kicked_later = self._is_closed = False
         # Whether a stream has ever broken.
         self.has_broken = False
         self._beat_at = self._ended_at = time.monotonic()
@@ -149,7 +149,7 @@ class StreamSet:
             self._failures.forget_before(next(self._numbers))
             for address in group.workers:
                 self._streams[address].append("group", group)
-        self.send()
+        self.kick()
 
     def end_waiting_for(self, lost: Sequence[str]) -> None:
         """End all waiting for workers that are lost."""
@@ -162,7 +162,7 @@ class StreamSet:
                     # The scheduler has dropped the worker, which may still be running.
                     self._fail_calls(address, why)
         self._wake()
-        self.send()
+        self.kick()
 
     # --- what is sent ---
 
@@ -180,7 +180,6 @@ class StreamSet:
             if sent_object.number not in stream.objects:
                 stream.append("object", sent_object.number, sent_object.value, num_bytes=sent_object.num_bytes)
                 stream.objects.add(sent_object.number)
-                self._has_bytes = True
         return stream
 
     def references(self, address: str, columns: Sequence[Any], lane: int | None = None) -> list[tuple[Any, ...]]:
@@ -263,38 +262,28 @@ class StreamSet:
             rest = "what needs those fails, and the next call goes on with the replicas that are left"
         return ClusterError(f"lost {', '.join(lost)}, on which replicas were{why}; {rest}")
 
-    def send_soon(self) -> None:
-        """Send all messages that wait, together with those that come soon if workers have enough to do."""
-        self._num_unsent += 1
-        if self._num_unsent >= _MANY_CALLS:
-            self.send()
-        elif not self._is_kicked:
+    def kick(self) -> None:
+        """Send all messages that wait."""
+        if not self._is_kicked:
             self._is_kicked = True
-            later = (self._loop.call_later, _LATER_S) if self.num_steps >= _MANY_STEPS else ()
             # The client may be closed.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(*later, self._send_kicked)
+                self._loop.call_soon_threadsafe(self._flush)
 
-    def _send_kicked(self) -> None:
-        self._is_kicked = self._num_unsent > 0 and self.num_steps >= _MANY_STEPS
-        if self._is_kicked:
-            self._loop.call_later(_LATER_S, self._send_kicked)
-        self._send()
+    def kick_soon(self) -> None:
+        """Send all messages that wait, together with those that come soon if workers have enough to do."""
+        if self.num_steps < _MANY_STEPS:
+            self.kick()
+        elif not self._is_kicked and not self._is_kicked_later:
+            self._is_kicked_later = True
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._loop.call_later, _LATER_S, self._flush)
 
-    def send(self) -> None:
-        """Send all messages that wait in this thread, as the event loop's would have to wake up first."""
-        try:
-            self._send()
-        except BaseException:
-            # A part of the messages may have been sent.
-            self.close()
-            raise
-
-    def _send(self) -> None:
-        self._num_unsent = 0
+    def _flush(self) -> None:
+        self._is_kicked = self._is_kicked_later = False
         self._send_drops()
         # Send to the first worker last: it combines reductions, whose parts the other workers then send already.
-        for stream in reversed(list(self._streams.values())):
+        for stream in reversed(self._streams.values()):
             if stream.is_open and not stream.outbox.is_empty:
                 stream.outbox.kick()
 
@@ -361,9 +350,9 @@ class StreamSet:
                 with self.lock:
                     if self._streams[target].is_open:
                         self._streams[target].append("fail", number, place, failed)
-                self.send()
+                self.kick()
         if len(self._dropped) >= _MANY_DROPPED:
-            self._send()
+            self._flush()
         self._wake()
 
     async def _tell_of_key(self, stream: StepStream, key: Any) -> None:
@@ -383,7 +372,7 @@ class StreamSet:
         with self.lock:
             if stream.is_open:
                 stream.append("key-failed", key, Failed(Failure.of(error), None))
-        self.send()
+        self.kick()
 
     def _record_outcome(self, record: Record, place: int, structure: Any, payload: Any) -> None:
         if record.outcomes[place] is not None:
@@ -413,7 +402,7 @@ class StreamSet:
                     # End all waiting for messages of that worker.
                     other.append("lost", [stream.address], failed, why)
         self._wake()
-        self.send()
+        self.kick()
 
     def _fail_calls(self, address: str, why: Failed) -> None:
         self._ended_at = time.monotonic()
@@ -431,7 +420,7 @@ class StreamSet:
 
     def wait(self, is_over: Callable[[], bool], within_s: float = math.inf) -> None:
         """Send queued messages, then wait until ``is_over()``, or for ``within_s`` seconds."""
-        self.send()
+        self.kick()
         if is_over():
             return
         with self._changed:
@@ -440,11 +429,20 @@ class StreamSet:
                 begun_at = time.monotonic()
                 while not self._changed.wait_for(is_over, min(_LOOK_EVERY_S, within_s)):
                     self.check_open(())
-                    check_hung(self._streams.values(), max(begun_at, self._ended_at), self.names_under_way)
+                    self._check_hung(begun_at)
                     if time.monotonic() > begun_at + within_s:
                         return
             finally:
                 self._waiting.remove(is_over)
+
+    def _check_hung(self, begun_at: float) -> None:
+        most = seconds("timeouts.step")
+        is_loop = True in {stream.is_in_loop(most) for stream in self._streams.values()}
+        silent_s = time.monotonic() - max(begun_at, self._ended_at)
+        # Workers report calls that run too long after a beat: that error says more.
+        if silent_s > most + 4 * _BEAT_S and not is_loop:
+            names = ", ".join(sorted(set(self.names_under_way()))[:4])
+            raise ClusterError(f"no call has ended for {silent_s:.0f} s, longer than daskdist.timeouts.step: {names}")
 
     def _ping(self) -> None:
         # Hold the lock, so that no ping comes between a reference and its call, whose message number another worker is
@@ -452,10 +450,10 @@ class StreamSet:
         with self.lock:
             now = time.monotonic()
             # Time in which this process was stopped or busy does not count as silence of workers.
-            late_s = now - self._beat_at - BEAT_S
+            late_s = now - self._beat_at - _BEAT_S
             self._beat_at = now
             for stream in self._streams.values():
-                if stream.is_open and stream.has_died(now, late_s if late_s > BEAT_S else 0.0):
+                if stream.is_open and stream.has_died(now, late_s if late_s > _BEAT_S else 0.0):
                     # Otherwise other workers would wait for its tasks.
                     task = asyncio.ensure_future(give_up(self.client, [stream.address]))
                     task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -486,13 +484,9 @@ class StreamSet:
         if self.num_steps >= most:
             self.wait(lambda: self.num_steps <= most // 2)
             self.raise_unseen()
-        if self._has_bytes:
-            # Before they are counted, as another thread may add some.
-            self._has_bytes = False
-            unsent = [stream.outbox.num_bytes for stream in self._streams.values()]
-            self._has_bytes |= any(unsent)
-            if max(unsent) > (most_bytes := in_bytes("step-bytes")):
-                self.wait(lambda: all(stream.outbox.num_bytes <= most_bytes for stream in self._streams.values()))
+        unsent = [num_bytes for stream in self._streams.values() if (num_bytes := stream.outbox.num_bytes)]
+        if unsent and max(unsent) > (most_bytes := in_bytes("step-bytes")):
+            self.wait(lambda: all(stream.outbox.num_bytes <= most_bytes for stream in self._streams.values()))
 
     @property
     def is_busy(self) -> bool:
@@ -576,7 +570,12 @@ class StreamSet:
     def take_unseen(self) -> BaseException | None:
         """Forget the failures that nobody has looked at, nor can; return the error of the first, if there is one."""
         self._send_drops()
-        return self._failures.take_all()
+        if not (failures := self._failures.take_all()):
+            return None
+        error = failures[0].failure.error()
+        if len(failures) > 1:
+            error.add_note(f"{len(failures) - 1} more calls failed by then, and nobody looked at their results")
+        return error
 
     def lost_data_error(self, key: Any) -> ClusterError:
         """Return the error of something that was lost with a worker, or dropped."""
@@ -590,10 +589,10 @@ class StreamSet:
 
 async def _beat(reference: weakref.ref[StreamSet]) -> None:
     while True:
-        await asyncio.sleep(BEAT_S)
+        await asyncio.sleep(_BEAT_S)
         streams = reference()
         if streams is None:
             return
-        streams._send()
+        streams._flush()
         streams._ping()
         del streams

@@ -73,16 +73,11 @@ class UnseenFailures:
             del self._num_failed[origin]
             self._unseen.setdefault(origin, failed)
 
-    def take_all(self) -> BaseException | None:
-        """Remove all failures, which are not raised again; return the error of the first call, if there is one."""
+    def take_all(self) -> list[Failed]:
+        """Remove and return all failures, in the order of the calls; they are not raised again."""
         # Another thread may remove some at the same time.
         taken = [self._unseen.pop(origin, None) for origin in sorted(self._unseen.copy())]
         failures = [failed for failed in taken if failed is not None]
         for failed in failures:
             self.mark_seen(failed)
-        if not failures:
-            return None
-        error = failures[0].failure.error()
-        if len(failures) > 1:
-            error.add_note(f"{len(failures) - 1} more calls failed by then, and nobody looked at their results")
-        return error
+        return failures

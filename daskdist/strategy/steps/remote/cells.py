@@ -15,7 +15,7 @@ from daskdist.strategy.steps.outcomes import Failed
 from daskdist.waiting import stretches
 
 _lock: Final = threading.Lock()
-UNSET: Final = object()
+_UNSET: Final = object()
 
 
 class Cell:
@@ -29,20 +29,18 @@ class Cell:
         The end of the replicas' call on this worker; None for other calls.
     """
 
-    __slots__ = ("_callbacks", "end", "origin", "value")
+    __slots__ = ("_callbacks", "_value", "end", "origin")
 
     def __init__(self, origin: str | None = None, end: CallEnd | None = None) -> None:
         self.origin = origin
         self.end = end
-        # `UNSET` until the result has arrived.
-        self.value: Any = UNSET
-        # Not an empty list, as each step makes some cells.
-        self._callbacks: list[Callable[[], None]] | tuple[()] = ()
+        self._value: Any = _UNSET
+        self._callbacks: list[Callable[[], None]] = []
 
     @property
     def is_set(self) -> bool:
         """Return whether the result has arrived."""
-        return self.value is not UNSET
+        return self._value is not _UNSET
 
     @property
     def is_awaited(self) -> bool:
@@ -52,34 +50,31 @@ class Cell:
     def set(self, value: Any) -> None:
         """Fill the cell; a second value is ignored."""
         with _lock:
-            if self.value is not UNSET:
+            if self._value is not _UNSET:
                 return
-            self.value = value
-            callbacks, self._callbacks = self._callbacks, ()
+            self._value = value
+            callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
 
     def when_set(self, callback: Callable[[], None]) -> None:
         """Call a function when the result arrives, in the thread that fills the cell, or now if it has arrived."""
         with _lock:
-            if self.value is UNSET:
-                if self._callbacks:
-                    self._callbacks.append(callback)
-                else:
-                    self._callbacks = [callback]
+            if self._value is _UNSET:
+                self._callbacks.append(callback)
                 return
         callback()
 
     def get(self) -> Any:
         """Wait for the result and return it."""
-        if self.value is UNSET:
+        if self._value is _UNSET:
             gate = threading.Lock()
             gate.acquire()
             self.when_set(gate.release)
             for within_s in stretches(f"a result of {self.origin or 'an earlier call'}", None):
                 if gate.acquire(timeout=within_s):
                     break
-        return self.value
+        return self._value
 
 
 class SentValue:
@@ -97,15 +92,19 @@ class SentValue:
     def __init__(self, value: Any) -> None:
         self._value = value
         self._lock = threading.Lock()
-        # The object in a tuple, once a call has needed it.
-        self.made: tuple[Any] | None = None
+        self._made: Any = None
 
     def when_set(self, callback: Callable[[], None]) -> None:
         callback()
 
+    @property
+    def is_made(self) -> bool:
+        """Return whether `get` returns at once."""
+        return self._made is not None
+
     def get(self) -> Any:
         with self._lock:
-            if self.made is None:
+            if self._made is None:
                 try:
                     value = load_sent(self._value) if type(self._value) is bytes else self._value
                 except BaseException as error:
@@ -113,5 +112,5 @@ class SentValue:
                 if isinstance(value, np.ndarray):
                     value = value.view()
                     value.flags.writeable = False
-                self.made, self._value = (value,), None
-            return self.made[0]
+                self._made, self._value = (value,), None
+            return self._made[0]

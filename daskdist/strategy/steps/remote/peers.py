@@ -41,11 +41,8 @@ class _Link:
         self._is_over = False
         self._lock = threading.Lock()
 
-    def send(self, message: Any, failed: Callable[[str], None], *, is_urgent: bool) -> bool:
-        """Send a message by the connection there is, and keep it, in any thread; return False if the link is over.
-
-        One that is not urgent is sent with the next urgent one, or by `kick`.
-        """
+    def send(self, message: Any, failed: Callable[[str], None]) -> bool:
+        """Send a message by the connection there is, and keep it, in any thread; return False if the link is over."""
         with self._lock:
             if self._is_over:
                 return False
@@ -53,16 +50,10 @@ class _Link:
             self.kept.append((self._num_messages, message, failed))
             outbox = self._outbox
             if outbox is not None:
-                outbox.put((self._num_messages, message))
-        if is_urgent and outbox is not None:
+                outbox.append((self._num_messages, message))
+        if outbox is not None:
             outbox.kick()
         return True
-
-    def kick(self) -> None:
-        """Send the messages that wait, in any thread."""
-        outbox = self._outbox
-        if outbox is not None and not outbox.is_empty:
-            outbox.kick()
 
     def end_if_unused(self) -> bool:
         """End the link unless messages are kept; return whether it is over."""
@@ -138,13 +129,10 @@ class Peers:
         """Return the identity of the thread that receives messages; 0 if none does."""
         return self._inbound.reading_thread
 
-    def send(self, address: str, message: Any, failed: Callable[[str], None], *, is_urgent: bool = True) -> None:
-        """Send a message, in any thread; ``failed`` is called with the reason where that cannot be done.
-
-        One that is not urgent is sent with the next urgent one, or by `kick`.
-        """
+    def send(self, address: str, message: Any, failed: Callable[[str], None]) -> None:
+        """Send a message, in any thread; ``failed`` is called with the reason where that cannot be done."""
         link = self._links.get(address)
-        if link is not None and link.send(message, failed, is_urgent=is_urgent):
+        if link is not None and link.send(message, failed):
             return
         if threading.get_ident() != self._loop_thread:
             # The worker may be closing.
@@ -152,15 +140,10 @@ class Peers:
                 self._loop.call_soon_threadsafe(self.send, address, message, failed)
             return
         link = self._links[address] = _Link()
-        link.send(message, failed, is_urgent=True)
+        link.send(message, failed)
         task = asyncio.ensure_future(self._send_all(address, link))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def kick(self) -> None:
-        """Send the messages that wait, in any thread."""
-        for link in list(self._links.values()):
-            link.kick()
 
     async def _send_all(self, address: str, link: _Link) -> None:
         why, pause_s, clock = "it was closed", _FIRST_PAUSE_S, asyncio.get_running_loop().time

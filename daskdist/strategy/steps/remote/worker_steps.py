@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -36,7 +36,7 @@ from daskdist.strategy.steps.outcomes import (
     travelling,
 )
 from daskdist.strategy.steps.remote.call_inputs import TaskData, is_quick, loaded_references
-from daskdist.strategy.steps.remote.cells import UNSET, Cell, SentValue
+from daskdist.strategy.steps.remote.cells import Cell, SentValue
 from daskdist.strategy.steps.remote.data_keys import DataKeys
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.peers import Peers
@@ -45,8 +45,8 @@ from daskdist.strategy.variables.store import VariableStore
 
 # A message that can wait is sent with others, or after this time.
 _LATER_S: Final = 0.002
-# Types of what has an input of a call; others are the input.
-_INPUTS: Final = frozenset({Cell, SentValue, TaskData})
+# The context for calls with the worker's own settings.
+_AS_THEY_ARE: Final = contextlib.nullcontext()
 
 
 class StepsOnWorker:
@@ -110,8 +110,6 @@ class StepsOnWorker:
         # In the order of this worker's replicas, which stays when others are lost.
         self._executors: list[Executor] = []
         self._slots: dict[int, tuple[ReplicaSlot, Executor]] = {}
-        # The identity of a replica's thread -> its executor.
-        self._executor_of: dict[int, Executor] = {}
         # (call, replica) -> the name of the running call, its start, and its end.
         self._running: dict[tuple[int, int], tuple[str, float, CallEnd | None]] = {}
         self._combiner = Executor("daskdist combine", self._enter)
@@ -180,9 +178,7 @@ class StepsOnWorker:
     def _set_team(self, group: ReplicaGroup) -> None:
         members = group.members(self.worker.address)
         while len(self._executors) < len(members):
-            executor = Executor(f"daskdist replica {members[len(self._executors)]}", self._enter)
-            self._executors.append(executor)
-            self._executor_of[executor.thread] = executor
+            self._executors.append(Executor(f"daskdist replica {members[len(self._executors)]}", self._enter))
         self._mailbox.register(group, VariableStore)
         self._slots = {
             number: (
@@ -203,7 +199,6 @@ class StepsOnWorker:
         undo_from: int | None,
     ) -> None:
         sent_function = self._objects[function]
-        loaded = sent_function.made
         end = CallEnd()
         for replica, references, lane_args in lanes:
             cell = self._new_cell(number, replica, end=end)
@@ -216,7 +211,7 @@ class StepsOnWorker:
                 self._tell_outcome(number, replica, cell.get(), SMALL_BYTES, is_urgent=True)
                 continue
             slot, executor = self._slots[replica]
-            inputs = [sent_function if loaded is None else loaded[0], *map(self._run_input, references)]
+            inputs = [sent_function, *map(self._input, references)]
             args = structure, lane_args, undo_from
             executor.put(partial(self._make_run, slot, executor, number, cell, inputs, args, settings, name, end))
 
@@ -242,7 +237,7 @@ class StepsOnWorker:
         num_made = itertools.count()
 
         def one_is_there(arrived: Any) -> None:
-            value = arrived.value if type(arrived) is Cell else None
+            value = arrived.get() if type(arrived) is Cell else None
             is_last = next(num_left) == 1
             if type(value) is Failed:
                 # Do not wait for the other inputs, which may take long or never arrive.
@@ -272,16 +267,12 @@ class StepsOnWorker:
     def _push_now(self, cell: Cell, number: int, replica: int, target: str, seq: int) -> None:
         if self._is_closed:
             return
-        message = (self._token, number, replica, seq, *travelling(cell.value, math.inf))
+        message = (self._token, number, replica, seq, *travelling(cell.get(), math.inf))
 
         def failed(why: str) -> None:
             self._tell(("unsent", number, replica, target, why))
 
-        executor = self._executor_of.get(threading.get_ident())
-        is_urgent = executor is None or not executor.can_hold()
-        self._peers.send(target, message, failed, is_urgent=is_urgent)
-        if not is_urgent and not self._is_kicked_later:
-            self._kick_later()
+        self._peers.send(target, message, failed)
 
     def _fetch(self, request: int, number: int, replica: int) -> None:
         _, payload = travelling(self._cells[number][replica].get(), math.inf)
@@ -419,11 +410,6 @@ class StepsOnWorker:
         known = self._cells.get(number, {}).get(replica)
         return self._new_cell(number, replica, origin) if known is None else known
 
-    def _run_input(self, reference: Any) -> Any:
-        # Return what has the input, or the input itself if it is batches that are here.
-        batches = self.batches.get(reference[1]) if reference[0] == "k" else None
-        return self._input(reference) if batches is None else batches
-
     def _new_cell(self, number: int, replica: int, origin: str | None = None, end: CallEnd | None = None) -> Cell:
         cell = Cell(origin, end)
         self._cells.setdefault(number, {})[replica] = cell
@@ -442,19 +428,14 @@ class StepsOnWorker:
         end: CallEnd,
     ) -> None:
         outcome: Any
-        executor.num_without_waits += 1
-        values = inputs
-        if not _INPUTS.isdisjoint(map(type, inputs)):
-            slot.times.wait()
-            for call_input in inputs:
-                if type(call_input) is Cell and call_input.value is UNSET:
-                    if executor.num_held:
-                        self._peers.kick()
-                    executor.num_without_waits = executor.num_held = 0
-                    self._peers.wait_for(call_input)
-            values = [call_input.get() if type(call_input) in _INPUTS else call_input for call_input in inputs]
-        if Failed in map(type, values):
-            outcome = next(value for value in values if type(value) is Failed)
+        slot.times.wait()
+        for call_input in inputs:
+            if type(call_input) is Cell and not call_input.is_set:
+                self._peers.wait_for(call_input)
+        values = [call_input.get() for call_input in inputs]
+        failures = [value for value in values if type(value) is Failed]
+        if failures:
+            outcome = failures[0]
             slot.leave(self._mailbox, number, outcome.failure.error())
         else:
             call = (number, slot.number)
@@ -472,13 +453,9 @@ class StepsOnWorker:
                 picks, leaves = load_sent(wired) if type(wired) is bytes else wired
                 if picks is None:
                     picks, leaves = loaded_references(leaves)
-                filling, is_step = (treespec, picks, leaves), name.startswith(STEP)
-                # Entering a context that changes nothing takes a while, too.
-                if settings is None:
+                with _AS_THEY_ARE if settings is None else sent(settings):
+                    filling, is_step = (treespec, picks, leaves), name.startswith(STEP)
                     outcome = call_replica(self._mailbox, slot, number, values, *filling, end, is_step=is_step)
-                else:
-                    with sent(settings):
-                        outcome = call_replica(self._mailbox, slot, number, values, *filling, end, is_step=is_step)
             except BaseException as error:
                 outcome = Failed(Failure.of(error), number)
                 release_frames(error)
@@ -494,31 +471,29 @@ class StepsOnWorker:
         is_urgent = not is_awaited and not executor.has_more
         self._tell_outcome(number, slot.number, outcome, most_bytes, is_urgent=is_urgent)
 
+    @contextlib.contextmanager
+    def _running_as(self, number: int, replica: int, name: str, settings: Any) -> Iterator[None]:
+        self._running[number, replica] = name, time.monotonic(), None
+        try:
+            with _AS_THEY_ARE if settings is None else sent(settings):
+                yield
+        finally:
+            del self._running[number, replica]
+
     def _make_call(
         self, number: int, finish: Callable[[Any], None], inputs: Sequence[Any], settings: Any, name: str
     ) -> None:
-        outcome: Any = None
-        values = [
-            call_input.value if type(call_input) is Cell and call_input.is_set else call_input.get()
-            for call_input in inputs
-        ]
-        if Failed in map(type, values):
-            outcome = next(value for value in values if type(value) is Failed)
-        else:
+        outcome: Any
+        values = [call_input.get() for call_input in inputs]
+        outcome = next((value for value in values if type(value) is Failed), None)
+        if outcome is None:
             function, args = values[0]
-            # It counts as a call of the worker's first replica.
-            call = number, next(iter(self._slots))
-            self._running[call] = name, time.monotonic(), None
             try:
-                if settings is None:
+                # It counts as a call of the worker's first replica.
+                with self._running_as(number, next(iter(self._slots)), name, settings):
                     outcome = function(values[1:], *args)
-                else:
-                    with sent(settings):
-                        outcome = function(values[1:], *args)
             except BaseException as error:
                 outcome = Failed(Failure.of(error), number)
-            finally:
-                del self._running[call]
         finish(outcome)
 
     def _finish_call(self, number: int, place: int, cell: Cell, is_replicated: bool, outcome: Any) -> None:
@@ -535,19 +510,15 @@ class StepsOnWorker:
         self._tell(("done", number, replica, *told), is_urgent=is_urgent)
 
     def _tell(self, message: Any, *, is_urgent: bool = True) -> None:
-        self._outbox.put(message)
+        self._outbox.append(message)
         if is_urgent:
             self._outbox.kick()
-        elif not self._is_kicked_later:
-            self._kick_later()
-
-    def _kick_later(self) -> None:
-        self._is_kicked_later = True
-        self._in_loop(lambda: self._loop.call_later(_LATER_S, self._kick))
+        elif not is_urgent and not self._is_kicked_later:
+            self._is_kicked_later = True
+            self._in_loop(lambda: self._loop.call_later(_LATER_S, self._kick))
 
     def _kick(self) -> None:
         self._is_kicked_later = False
-        self._peers.kick()
         if not self._outbox.is_empty:
             # Further messages are likely, so check again.
             self._is_kicked_later = True
