@@ -128,9 +128,10 @@ def _of_input(iterator: DistributedIterator | ElementIterator, busy_s: dict[str,
         yield _work(busy_s)
     caller = iterator.caller
     if isinstance(caller, Processes):
+        number = caller.num_processes
         yield (
-            f"Input is computed by {caller.num_processes} processes: use more, with Options(num_processes=...), if "
-            "there are idle cores, or reduce the work."
+            f"Input is computed by {number:,} process{'es' * (number != 1)}: use more, with "
+            "Options(num_processes=...), if there are idle cores, or reduce the work."
         )
     elif not caller.num_ahead:
         yield (

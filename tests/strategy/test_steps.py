@@ -332,6 +332,28 @@ def test_a_reduction_that_fails_on_both_workers_is_raised_once(on_cluster):
 
 
 @pytest.mark.cluster
+def test_an_error_that_comes_after_another_one_of_its_step_was_raised_is_not_raised(on_cluster, tmp_path):
+    def choosy(x):
+        if x:
+            raise ValueError("this is too much")
+        return x
+
+    def fail_late(x):
+        while not (tmp_path / "raised").exists():
+            time.sleep(0.02)
+        raise ValueError("this came late")
+
+    on_cluster.local_results(on_cluster.run(choosy, args=(PerReplica([0, 0]),)))
+    made = on_cluster.run(choosy, args=(PerReplica([0, 1]),))
+    with pytest.raises(ValueError, match="this is too much"):
+        on_cluster.local_results(on_cluster.run(fail_late, args=(made,)))
+    (tmp_path / "raised").touch()
+    del made
+    on_cluster.internals.backend.finish()
+    assert on_cluster.local_results(on_cluster.run(float, args=(1,))) == (1.0, 1.0)
+
+
+@pytest.mark.cluster
 def test_large_results_are_fetched_once_for_all_their_parts(on_cluster):
     made = on_cluster.run(lambda: (np.zeros(2**17), np.ones(2**17)))
     with messages_sent(on_cluster) as messages:

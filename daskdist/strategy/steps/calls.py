@@ -87,7 +87,8 @@ class Record:
         # looks at each object that the program's values keep.
         self.passed_on: tuple[Any, ...] = ()
         self.is_dropped = False
-        # If it failed because of an argument: the number of the call whose error it has.
+        # The number of the call whose error was raised for it, or which it has from an argument; None without one. Its
+        # other errors are not raised.
         self.told_with: int | None = None
         # Repeats the call on another worker, if all its inputs still exist.
         self.again: Callable[[], Result] | None = None

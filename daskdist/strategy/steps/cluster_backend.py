@@ -442,18 +442,20 @@ class ClusterBackend(ChangesWorkers):
             outcomes = [result.call.record.outcomes[result.place] for result in step]
             return [outcome[1] for outcome in outcomes if outcome is not None and type(outcome[1]) is Failed]
 
-        def are_over() -> bool:
-            return all(result.is_over for result in step)
-
         self._note_wait(step, reason)
         # The step may be of another strategy.
         streams = step[0].call.streams() or self.streams
-        streams.wait(lambda: are_over() or bool(failed()))
+        streams.wait(lambda: bool(failed()) or all(result.is_over for result in step))
         if failed():
             # Other failures follow soon, if at all. Raise the first in order, but prefer a replica's own error to one
             # about a missing replica.
-            streams.wait(are_over, _SOON_S)
-        streams.raise_first(sorted(failed(), key=lambda failure: failure.is_of_others))
+            streams.wait(lambda: all(result.is_over for result in step), _SOON_S)
+        with streams.lock:
+            failures = sorted(failed(), key=lambda failure: failure.is_of_others)
+            for result in step if failures else ():
+                # Errors of the step that come later are not raised by themselves.
+                result.call.record.told_with = failures[0].origin
+        streams.raise_first(failures)
 
     def is_done(self, handle: Handle) -> bool:
         """Return whether a result is known."""
