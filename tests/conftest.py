@@ -9,9 +9,11 @@ import itertools
 import logging
 import multiprocessing
 import os
+import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -339,6 +341,33 @@ def eventually(is_so, within_s=20.0):
         assert time.monotonic() < until
         time.sleep(0.01)
     return found
+
+
+# What Dask may log while it closes a cluster on a slow machine, also an idle one: a worker closes during its heartbeat,
+# or the scheduler tells the cluster object, which is closed already, of a worker that left. A traceback follows.
+_CLOSING = re.compile(
+    r"^\S+ \S+ - distributed\.(worker - ERROR - .* during heartbeat|batched - INFO - Batched Comm Closed <InProc)"
+)
+
+
+def without_closing(printed: str) -> str:
+    """Return what a program printed, without what Dask logs if it closes a cluster at an unlucky moment."""
+    kept, lines = [], deque(printed.splitlines(keepends=True))
+    while lines:
+        line = lines.popleft()
+        if not _CLOSING.match(line):
+            kept.append(line)
+            continue
+        is_connected = True
+        while is_connected and lines and lines.popleft().startswith("Traceback"):
+            while lines and lines[0].startswith((" ", "\n")):
+                lines.popleft()
+            # The error, and what connects it to the next one.
+            lines.popleft()
+            is_connected = len(lines) > 2 and lines[0] == "\n" and lines[1].startswith(("The above ", "During "))
+            for _ in range(3 * is_connected):
+                lines.popleft()
+    return "".join(kept)
 
 
 def mirrored(num_replicas: int) -> daskdist.MirroredStrategy:

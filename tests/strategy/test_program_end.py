@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
 
 import psutil
 import pytest
-from conftest import eventually
+from conftest import eventually, without_closing
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -145,19 +144,13 @@ def ended(name, folder):
     return done.returncode, printed.read_text()
 
 
-# On a slow machine, a worker logs this if Dask closes the cluster during the worker's heartbeat, even when idle.
-HEARTBEAT = re.compile(
-    r"^\S+ \S+ - distributed\.worker - ERROR - [^\n]* during heartbeat.*?(?=^\d{4}-|\Z)", re.M | re.S
-)
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_prints_only_its_own_output_at_its_end(name, tmp_path):
     _, code, last = PROGRAMS[name]
     found, printed = ended(name, tmp_path)
     if (pids := tmp_path / "pids").exists():
         eventually(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids.read_text().split()))
-    printed = HEARTBEAT.sub("", printed)
+    printed = without_closing(printed)
     lines = printed.splitlines()
     if last is None:
         assert lines == []
