@@ -61,15 +61,21 @@ def batches_of(strategy, distributed, number=None):
     return [np.concatenate(strategy.local_results(step)) for step in steps]
 
 
-def keys_there(client: Client, prefix: str) -> list[str]:
-    """Wait until the cluster has no results of a kind, and return the keys of those that are left."""
+def keys_there(client: Client, prefix: str) -> set[str]:
+    """Return the keys of the results of a kind that workers have."""
+    found = client.run(lambda dask_worker: [str(key) for key in dask_worker.data])
+    return {key for keys in found.values() for key in keys if key.startswith(prefix)}
+
+
+def keys_left(client: Client, prefix: str, before: set[str]) -> dict[str, object]:
+    """Wait until the cluster has no more results of a kind than before; return those left, with their states."""
     end = time.monotonic() + 10
     while True:
         gc.collect()
-        found = client.run(lambda dask_worker: [str(key) for key in dask_worker.data])
-        keys = {key for keys in found.values() for key in keys if key.startswith(prefix)}
+        keys = keys_there(client, prefix) - before
         if not keys or time.monotonic() > end:
-            return sorted(keys)
+            known = client.cluster.scheduler.tasks
+            return {key: (known[key], known[key].who_wants) if key in known else None for key in keys}
         time.sleep(0.05)
 
 
@@ -298,26 +304,26 @@ def test_text_and_rows_of_different_lengths(on_cluster, tasks):
 
 @pytest.mark.cluster
 def test_nothing_stays_of_a_dataset_that_is_gone(on_cluster, client):
-    rows = ROWS.copy()
+    rows, before = ROWS.copy(), keys_there(client, "from_tensor_slices")
     distributed = on_cluster.distribute_dataset(Dataset.from_tensor_slices(rows).batch(128))
     batches_of(on_cluster, distributed)
     assert len(on_cluster.internals.input._submit.kept_blocks) == 1
-    assert any(str(key).startswith("from_tensor_slices") for keys in client.has_what().values() for key in keys)
+    assert keys_there(client, "from_tensor_slices") - before
     del distributed
     gc.collect()
     assert len(on_cluster.internals.input._submit.kept_blocks) == 0
-    assert keys_there(client, "from_tensor_slices") == []
+    assert keys_left(client, "from_tensor_slices", before) == {}
 
 
 @pytest.mark.cluster
 def test_nothing_stays_of_a_strategy_that_is_closed(client):
-    dataset = Dataset.from_tensor_slices(ROWS).batch(128)
+    dataset, before = Dataset.from_tensor_slices(ROWS).batch(128), keys_there(client, "from_tensor_slices")
     strategy = daskdist.MultiWorkerMirroredStrategy(client)
     distributed = strategy.distribute_dataset(dataset)
     it = iter(distributed)
     next(it)
     strategy.close()
-    assert keys_there(client, "from_tensor_slices") == []
+    assert keys_left(client, "from_tensor_slices", before) == {}
     # Another strategy sends the block again.
     with daskdist.MultiWorkerMirroredStrategy(client) as other:
         assert np.array_equal(np.concatenate(batches_of(other, other.distribute_dataset(dataset))), ROWS)
