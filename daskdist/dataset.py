@@ -29,7 +29,7 @@ from daskdist.core.block import Rows, writable_element
 from daskdist.core.dataset_base import DatasetBase, node_of
 from daskdist.core.failing.failed_elements import is_of_element
 from daskdist.core.functions.user_function import UserFunction, code_of
-from daskdist.core.node import Node, upstream, walk
+from daskdist.core.node import Node, upstream, walk, warn_if_empty
 from daskdist.core.primitive import Primitive
 from daskdist.core.randomness.seed import SeedsInCall, fresh_seed
 from daskdist.core.spec import (
@@ -1058,8 +1058,9 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             Determines the part of each element.
         by
             A column, a list of columns, or a function of an element: elements with equal values, such as the rows of
-            one patient, are in the same part. Fractions are then those of distinct values on average: a part may be
-            empty if there are few.
+            one patient, are in the same part. Fractions are then those of distinct values on average: if there are few
+            values, parts may be far from their fractions. A part without elements is logged where it is read. Then use
+            another seed, or `filter` to choose the values of each part.
         stratify
             A column, a list of columns, or a function of an element: each part has the same proportion of each value,
             such as of each label.
@@ -2407,7 +2408,10 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         """
         rows, spec = self._rows_to_write("to_pandas", unbatch, None)
         check_columns(spec)
-        return frame_of(rows_of(rows._current_primitive(), rows._caller()), spec)
+        frame = frame_of(rows_of(rows._current_primitive(), rows._caller()), spec)
+        if not len(frame):
+            warn_if_empty([self._node])
+        return frame
 
     def to_dask_dataframe(self, *, unbatch: bool | None = None) -> Any:
         """Return the elements as a Dask ``DataFrame`` with one row for each, in order.
@@ -2611,7 +2615,10 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             plan(node), function, PortionSize(in_bytes("bundle-bytes")), *callers, name="statistics"
         )
         shown_parts = shown(parts, "statistics", self.cardinality, attrgetter("num_elements"))
-        return functools.reduce(PartStatistics.with_other, shown_parts, PartStatistics(0, 0, {}))
+        statistics = functools.reduce(PartStatistics.with_other, shown_parts, PartStatistics(0, 0, {}))
+        if not statistics.num_elements:
+            warn_if_empty([node])
+        return statistics
 
     def _spec_to_write(self, operation: str, strategy: WritingStrategy | None) -> ElementSpec:
         if self.cardinality() == cardinality.INFINITE:

@@ -7,15 +7,18 @@ rely on instead of its class, and lowers itself to primitives.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import without_passwords
+
+logger: Final = logging.getLogger("daskdist")
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,8 @@ class Node:
     is_repeatable: ClassVar[bool] = True
     # True if later passes replay what the first complete one stored.
     replays_first_pass: ClassVar[bool] = False
+    # An explanation of a result without elements, if that may be by chance.
+    why_empty: ClassVar[str] = ""
 
     @property
     def reads_files(self) -> bool | None:
@@ -320,6 +325,13 @@ def walk(node: Node) -> Iterator[Node]:
     yield node
     for source in node.inputs:
         yield from walk(source)
+
+
+def warn_if_empty(nodes: Iterable[Node]) -> None:
+    """Log a warning about each operation by which no element may have come, for pipelines of which none came."""
+    operations = {id(node): node for last in nodes for node in walk(last) if node.why_empty}
+    for node in [operation for operation in operations.values() if operation.cardinality == UNKNOWN]:
+        logger.warning("no element came of %s: %s", node, node.why_empty)
 
 
 def upstream(node: Node) -> Node:

@@ -97,6 +97,10 @@ class SplitNode(Transformation):
     facts = Facts(keeps_spec=True)
     # A description of how elements are assigned to parts.
     manner: ClassVar[str] = ""
+    why_empty = (
+        "each element is in a part by chance, so that a part of few elements may have none; take another seed or other "
+        "fractions"
+    )
 
     def __str__(self) -> str:
         shares = " + ".join(f"{self.shares[part]:.4g}" for part in self.parts)
@@ -225,6 +229,10 @@ class SplitByKey(SplitNode):
     keys: Callable[[Rows], Rows] = field(repr=False)
 
     manner = ", by key"
+    why_empty = (
+        "each key is in a part by chance, so that a part may have none of few keys; take another seed, or choose the "
+        "keys of each part with filter"
+    )
 
     facts = Facts(compute=True, keeps_spec=True, per_worker=True)
 

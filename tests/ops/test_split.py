@@ -10,6 +10,7 @@ import dask
 import dask.bag
 import numpy as np
 import pytest
+from conftest import mirrored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -211,6 +212,45 @@ def test_a_warning_about_a_shuffle_before_a_split(caplog):
         assert not caplog.records
         numbers().shuffle(5).split(0.5)
     assert "split: shuffle before the split draws the same in every iteration" in caplog.text
+
+
+def empty_part(by=None):
+    key = np.repeat([1, 2, 3], [200, 200, 188])
+    ds = Dataset.from_tensor_slices({"key": key, "x": np.arange(588)})
+    return ds.split(0.8, by="key")[1] if by == "key" else ds.filter(lambda row: row["x"] < 2).split(0.98)[1]
+
+
+@pytest.mark.parametrize("by", ["key", None])
+@pytest.mark.parametrize(
+    ("look", "result"),
+    [
+        (lambda part: len(list(part)), 0),
+        (lambda part: len(list(part.map(lambda row: row["x"]).batch(20))), 0),
+        (lambda part: len(list(mirrored(2).distribute_dataset(part.batch(20)))), 0),
+        (lambda part: part.count(), 0),
+        (lambda part: part.describe().to_dict()["x"]["count"], 0),
+        (lambda part: len(part.to_pandas()), 0),
+    ],
+)
+def test_a_warning_about_a_part_without_elements(caplog, by, look, result):
+    assert look(empty_part(by)) == result
+    (record,) = [record for record in caplog.records if record.name == "daskdist"]
+    assert record.getMessage().startswith("no element came of split(0.")
+    assert ("by key): each key is in a part by chance" in record.getMessage()) == (by == "key")
+
+
+def test_no_warning_about_other_empty_passes(caplog):
+    assert list(numbers().split(0.5)[0].filter(lambda x: x < 0)) == []
+    part = people().split(0.5, by="who")[0]
+    assert len(list(part)) == part.count() > 0
+    iterator = iter(part)
+    at_the_end = [next(iterator) for _ in range(part.count())]
+    state = iterator.state_dict()
+    rest = iter(part)
+    rest.load_state_dict(state)
+    assert at_the_end
+    assert list(rest) == []
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from daskdist.core.block import Block, Bundle, Rows, writable_element
 from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.node import Node
+from daskdist.core.node import Node, warn_if_empty
 from daskdist.core.primitive import Epoch, Exhausted, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec
@@ -151,6 +151,8 @@ class ElementIterator(Iterator[Any]):
             except Exhausted:
                 if interpreter.num_skipped and not self._is_over:
                     logger.warning("left out %d elements in all", interpreter.num_skipped)
+                elif not (self._num_behind or self._is_over):
+                    warn_if_empty(self.nodes)
                 self._is_over = True
                 self._close()
                 break

@@ -13,7 +13,7 @@ from daskdist.core.block import writable
 from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element, type_and_arguments
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.node import Node
+from daskdist.core.node import Node, warn_if_empty
 from daskdist.core.primitive import Epoch, Primitive
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.spec import ElementSpec
@@ -268,6 +268,8 @@ class DistributedIterator:
         except OutOfRangeError:
             if num_skipped := self._own_stats()["num_skipped"]:
                 logger.warning("left out %d elements in all", num_skipped)
+            elif not (self._num_steps or self._is_over):
+                warn_if_empty(self.nodes)
             self._is_over = True
             self._close()
             self._raise_unseen()
