@@ -2139,7 +2139,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Notes
         -----
         Quantiles are exact for up to 16,384 values; for more, their rank is off by about 1 in 10,000. The number of
-        distinct values is exact up to 4,095, and beyond that an estimate within about 2 %.
+        distinct values is exact up to 4,095, and beyond that an estimate within about 2 %, shown with a ``~``.
 
         >>> Dataset.from_tensor_slices({"x": [1.0, 2.0, 3.0, np.nan], "y": ["a", "b", "a", "a"]}).describe()
         4 elements

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from daskdist.core.spec import ElementSpec
@@ -9,7 +10,7 @@ from daskdist.display.html import Box, PageTable, Section, page
 from daskdist.display.plan import count, table
 from daskdist.display.preview import Preview
 from daskdist.display.values import Summary
-from daskdist.tables.describe import ColumnStatistics, column_name
+from daskdist.tables.describe import MOST_COUNTED, ColumnStatistics, column_name
 
 # The most characters of a value in a table.
 _SHOWN: Final = 24
@@ -56,7 +57,7 @@ class Description:
     @property
     def _table(self) -> list[tuple[str, ...]]:
         heading = ("column", *(name for values in list(self._columns.values())[:1] for name in values))
-        return [heading, *((name, *map(_number, values.values())) for name, values in self._columns.items())]
+        return [heading, *((name, *_numbers(values)) for name, values in self._columns.items())]
 
 
 class Head(list[Any]):
@@ -77,6 +78,12 @@ def columns_table(spec: ElementSpec) -> str:
     ]
     more = f"\n  and {len(rows) - _MOST_COLUMNS} more columns" if len(rows) > _MOST_COLUMNS else ""
     return table([("column", "dtype", "shape"), *rows[:_MOST_COLUMNS]]) + more
+
+
+def _numbers(values: dict[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        is_estimate = name == "distinct" and value > MOST_COUNTED
+        yield f"~{_number(value)}" if is_estimate else _number(value)
 
 
 def _number(value: Any) -> str:

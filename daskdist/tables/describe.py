@@ -19,6 +19,7 @@ Array = np.ndarray[Any, Any]
 _MOST_VALUES: Final = 2**14
 # Up to this many distinct values are counted exactly; larger numbers are estimated from the smallest hashes.
 _MOST_HASHES: Final = 2**12
+MOST_COUNTED: Final = _MOST_HASHES - 1
 QUANTILES: Final = (0.25, 0.5, 0.75)
 
 
@@ -107,7 +108,8 @@ class ColumnStatistics:
         """The number of distinct values; estimated, to about 2 %, where there are more than a few thousand."""
         if len(self.hashes) < _MOST_HASHES:
             return len(self.hashes)
-        return min(round((_MOST_HASHES - 1) / float(as_shares(self.hashes[-1:])[0])), self.count)
+        estimate = round(MOST_COUNTED / float(as_shares(self.hashes[-1:])[0]))
+        return min(max(estimate, _MOST_HASHES), self.count)
 
     def quantile(self, share: float) -> float:
         """Return the value below which a share of all are: interpolated between neighbours, as in NumPy."""

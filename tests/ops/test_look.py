@@ -117,6 +117,14 @@ def test_statistics_of_much_data_are_approximate():
     assert abs(found.num_distinct / 200_000 - 1) < 0.06
 
 
+@pytest.mark.parametrize(("number", "shown"), [(4095, "4,095"), (4096, "~4,096"), (9000, "~")])
+def test_estimated_numbers_are_marked(number, shown):
+    described = Dataset.from_tensor_slices({"x": np.arange(number)}).describe()
+    last = repr(described).splitlines()[-1].split()[-1]
+    assert last == shown if number < 9000 else last.startswith(shown)
+    assert type(described["x"]["distinct"]) is int
+
+
 def test_no_elements():
     described = numbers().filter(lambda row: row["y"] < 0).describe()
     assert described.num_elements == 0
