@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.array_pool import NUMBERS
-from daskdist.core.ragged import Ragged
+from daskdist.core.ragged import unchecked_ragged
 from daskdist.core.structure import Structure
 
 _SCALARS: Final = frozenset(
@@ -108,13 +108,18 @@ def column_of(values: Sequence[Any], *, narrow: bool = False) -> Any:
 
 
 def _stacked(arrays: Sequence[Any]) -> Any:
-    first, shapes = arrays[0], set(map(_shape_of, arrays))
+    first, all_shapes = arrays[0], list(map(_shape_of, arrays))
+    shapes = set(all_shapes)
     if len(set(map(_dtype_of, arrays))) != 1:
         return None
     if len(shapes) != 1:
         # Shapes without axes are shorter than (None,).
         is_ragged = len({(len(shape[:1]), *shape[1:]) for shape in shapes}) == 1 and first.dtype.kind in NUMBERS
-        return Ragged.of(arrays) if is_ragged else None
+        if not is_ragged:
+            return None
+        row_splits = np.zeros(len(arrays) + 1, np.int64)
+        np.cumsum([shape[0] for shape in all_shapes], out=row_splits[1:])
+        return unchecked_ragged(np.concatenate(arrays), row_splits)
     if not first.ndim or isinstance(first.dtype, np.dtypes.StringDType):
         return np.stack(arrays)
     return np.concatenate(arrays).reshape(len(arrays), *first.shape)

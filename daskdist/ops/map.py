@@ -20,7 +20,7 @@ from daskdist.core.vectorize.apply import Vectorised, blocks_of, call_at_once
 from daskdist.errors import ArgumentError, UserFunctionError
 
 # Results become arrays after so many rows: more of Python's own objects do not fit in a processor's cache.
-_PART_ROWS: Final = 4096
+_PART_ROWS: Final = 512
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 import cloudpickle
 import numpy as np
 import pytest
-from conftest import mirrored
+from conftest import eventually, mirrored
 
 import daskdist
 from daskdist import Dataset, Options, errors
@@ -191,6 +191,47 @@ def test_processes_end_after_their_current_calls(tmp_path):
         closing.result(timeout=60)
     with pytest.raises(errors.ClusterError, match="were ended"):
         pool.call(function, [str(gate)])
+
+
+def test_calls_are_made_where_their_data_is(tmp_path):
+    pool, gates = ProcessPool(2), [tmp_path / f"gate {number}" for number in range(3)]
+    for gate in gates:
+        os.mkfifo(gate)
+    function = pool.add(cloudpickle.dumps(lambda path: (Path(path).read_text(), os.getpid())[1]))
+    with ThreadPoolExecutor(8) as threads:
+
+        def begun(gate, data):
+            # Opening the pipe waits until the call reads from it.
+            call = threads.submit(pool.call, function, [str(gate)], data)
+            return call, open(gate, "w")
+
+        def ended(call, file):
+            with file:
+                file.write("open")
+            return call.result(timeout=60)
+
+        first = begun(gates[0], "a")
+        second = begun(gates[1], "b")
+        of_a, of_b = ended(*first), ended(*second)
+        assert of_a != of_b
+        for data in "abba":
+            assert pool.call(os.getpid, [], data) == {"a": of_a, "b": of_b}[data]
+        # A process that has two calls is full: its third one is made by the other process, as that is idle.
+        first, second = begun(gates[0], "a"), threads.submit(pool.call, os.getpid, [], "a")
+        eventually(lambda: sum(len(process.free) for process in pool._processes) == 2)
+        assert pool.call(os.getpid, [], "a") == of_b
+        # Then both have the data. Calls that are not needed any more are not made.
+        third, fourth = begun(gates[1], "b"), threads.submit(pool.call, os.getpid, [], "b")
+        is_over = []
+        late = threads.submit(pool.call, os.getpid, [], "", lambda: bool(is_over))
+        eventually(lambda: pool._waiting)
+        is_over.append(True)
+        pool.wake()
+        with pytest.raises(CancelledError):
+            late.result(timeout=60)
+        assert ended(*first) == second.result(timeout=60) == of_a
+        assert ended(*third) == fourth.result(timeout=60) == of_b
+    pool.close()
 
 
 def test_distributed_passes_and_positions():

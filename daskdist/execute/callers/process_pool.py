@@ -13,7 +13,8 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -34,8 +35,10 @@ _ALIGNMENT: Final = 64
 # On Linux, files in this directory are in memory.
 _MEMORY: Final = Path("/dev/shm")
 _PREFIX: Final = "daskdist-processes-"
-# The most names of data that the process which used it last is remembered for.
+# The most names of data that the processes which used it are remembered for.
 _MOST_NAMES: Final = 64
+# The calls that a process has at a time: the one that it makes, and the next.
+_CALLS_OF_PROCESS: Final = 2
 # The most attempts of a call, if its processes end.
 _MOST_ATTEMPTS: Final = 3
 # The time to wait for a killed process to end.
@@ -144,10 +147,17 @@ def serve(connections: Sequence[Connection]) -> None:
                 connection.send_bytes(pickle.dumps(reply, protocol=5))
 
 
+@dataclass(eq=False)
+class _Waiting:
+    # A call that waits for a process; ``taken`` is the process and its connection, once it has one.
+    data: str
+    taken: tuple[_Process, Connection] | None = None
+
+
 class _Process:
     # A process with a connection for the call that it makes, and one for the next, which is on the way meanwhile.
     def __init__(self) -> None:
-        pairs = [Pipe() for _ in range(2)]
+        pairs = [Pipe() for _ in range(_CALLS_OF_PROCESS)]
         # `multiprocessing` would run the program's main module again.
         code = (
             f"import sys; sys.path[:], sys.argv = {sys.path!r}, {sys.argv!r}; "
@@ -194,7 +204,10 @@ class ProcessPool:
         self._processes = [_Process() for _ in range(num_processes)]
         self._changed = threading.Condition()
         self._is_closed = False
-        self._last_users: dict[str, _Process] = {}
+        # The processes that have some data, by its name; the calls that wait for a process, oldest first.
+        self._users: dict[str, list[_Process]] = {}
+        self._waiting: list[_Waiting] = []
+        self._num_begun = 0
 
     def add(self, function: bytes) -> str:
         """Return a file with a pickled function, which the processes read once; a read may list many files."""
@@ -202,7 +215,13 @@ class ProcessPool:
         path.write_bytes(function)
         return str(path)
 
-    def call(self, function: str | Callable[..., Any], arguments: Sequence[Any], data: str = "") -> Any:
+    def call(
+        self,
+        function: str | Callable[..., Any],
+        arguments: Sequence[Any],
+        data: str = "",
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Any:
         """Call a function in one of the processes; wait for the result and return it.
 
         A call whose process is killed is made again.
@@ -214,19 +233,22 @@ class ProcessPool:
         arguments
             Its arguments.
         data
-            A name of data that processes keep: the call is made by the last one that used it, unless that one has
-            enough calls.
+            A name of data that processes keep: the call is made by one that has used it, unless another is idle.
+        is_over
+            Returns whether the call is no longer needed; it is looked at until the call is made, and at `wake`.
 
         Raises
         ------
         ClusterError
             The processes end again and again.
+        CancelledError
+            The call was not made, since it is no longer needed.
         """
         settings = pickle.dumps(all_settings())
         for _ in range(_MOST_ATTEMPTS):
             packed = PackedArrays.of(tuple(arguments), self.folder)
             call = pickle.dumps((function, packed, self.folder), protocol=5)
-            process, connection = self._taken(data)
+            process, connection = self._taken(data, is_over)
             try:
                 connection.send_bytes(settings)
                 connection.send_bytes(call)
@@ -251,38 +273,73 @@ class ProcessPool:
             f"local processes ended in {_MOST_ATTEMPTS} attempts of one call; they may have too little memory"
         )
 
-    def _taken(self, data: str) -> tuple[_Process, Connection]:
-        # Take a connection of the process that used some data last, or else of the one that has the fewest calls.
+    def _taken(self, data: str, is_over: Callable[[], bool]) -> tuple[_Process, Connection]:
+        waiting = _Waiting(data)
         with self._changed:
-            for within_s in stretches("a local process that is free", "timeouts.data"):
-                if self._is_closed:
-                    break
-                process = max(self._processes, key=lambda process: len(process.free))
-                last = self._last_users.get(data)
-                if last in self._processes and last.free:
-                    process = last
-                if process.free:
-                    if data:
-                        self._last_users[data] = process
-                        for oldest in list(self._last_users)[:-_MOST_NAMES]:
-                            del self._last_users[oldest]
-                    return process, process.free.pop()
-                self._changed.wait(within_s)
+            self._waiting.append(waiting)
+            self._assign()
+            num_begun, waits = self._num_begun, self._stretches()
+            while waiting.taken is None and not self._is_closed:
+                if is_over():
+                    self._waiting.remove(waiting)
+                    raise CancelledError
+                if num_begun != self._num_begun:
+                    num_begun, waits = self._num_begun, self._stretches()
+                self._changed.wait(next(waits))
+            if waiting.taken is not None:
+                return waiting.taken
         raise ClusterError("the local processes were ended while a pass needed them")
+
+    def _stretches(self) -> Iterator[float]:
+        return stretches("a local process that is free", "timeouts.data")
+
+    def _assign(self) -> None:
+        # Give calls to processes; called with the lock held. Calls that no process has the data of come first, such as
+        # reads that others wait for. An idle process makes calls of others, and reads or computes the data for that.
+        for is_for in (self._is_for_any, self._is_for_user, self._is_for_idle):
+            for waiting in list(self._waiting):
+                fitting = [process for process in self._processes if process.free and is_for(waiting.data, process)]
+                if fitting:
+                    process = max(fitting, key=lambda process: len(process.free))
+                    self._waiting.remove(waiting)
+                    waiting.taken = process, process.free.pop()
+                    self._num_begun += 1
+                    if waiting.data:
+                        users = self._users.pop(waiting.data, [])
+                        self._users[waiting.data] = users if process in users else [*users, process]
+        for oldest in list(self._users)[:-_MOST_NAMES]:
+            del self._users[oldest]
+        self._changed.notify_all()
+
+    def _is_for_any(self, data: str, process: _Process) -> bool:
+        return data not in self._users
+
+    def _is_for_user(self, data: str, process: _Process) -> bool:
+        return process in self._users.get(data, ())
+
+    def _is_for_idle(self, data: str, process: _Process) -> bool:
+        return len(process.free) == _CALLS_OF_PROCESS
+
+    def wake(self) -> None:
+        """Let calls that wait for a process look whether they are still needed."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _give_back(self, process: _Process, connection: Connection) -> None:
         with self._changed:
             if self._is_closed:
                 _dismiss(connection)
             process.free.append(connection)
-            self._changed.notify()
+            self._assign()
 
     def _replace(self, process: _Process) -> None:
         with self._changed:
             if process not in self._processes or self._is_closed:
                 return
             self._processes[self._processes.index(process)] = _Process()
-            self._changed.notify_all()
+            left = {data: [user for user in users if user is not process] for data, users in self._users.items()}
+            self._users = {data: users for data, users in left.items() if users}
+            self._assign()
         process.end(0)
 
     def close(self) -> None:

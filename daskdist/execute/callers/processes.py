@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
@@ -25,6 +25,10 @@ from daskdist.execute.callers.process_pool import process_pool
 from daskdist.execute.callers.threads import Threads
 from daskdist.execute.stream.gather import gather
 
+# Threads and calls ahead for each process.
+_THREADS_OF_PROCESS: Final = 8
+_AHEAD_OF_PROCESS: Final = 6
+
 
 class Processes(Threads):
     """A caller whose threads have reads and functions called in local processes, and gather batches themselves.
@@ -38,9 +42,11 @@ class Processes(Threads):
     """
 
     def __init__(self, num_processes: int, fetch: Fetch | None = None) -> None:
-        # While one call of a process is running, its next one is on the way.
-        super().__init__(2 * num_processes, fetch)
+        # Enough that each process can work on a split of its own, with threads left that gather batches meanwhile.
+        super().__init__(_THREADS_OF_PROCESS * num_processes, fetch)
+        self.num_ahead = _AHEAD_OF_PROCESS * num_processes
         self.num_processes = num_processes
+        self._is_closed = False
         self._processes = process_pool(num_processes)
         self._files: dict[Any, str] = {}
         self._adding = Lock()
@@ -75,15 +81,18 @@ class Processes(Threads):
         if any(isinstance(block, KeptRows) for block in blocks):
             # Parts are of one block each.
             (kept,) = blocks
-            return self._processes.call(call_with_part, (kept, picks, unstacked, self._file_of(function)), kept.key)
+            return self._call(call_with_part, (kept, picks, unstacked, self._file_of(function)), kept.key)
         return self._called_there(function, gather(blocks, picks, same, unstacked, empty=pooled_empty))
 
     def _kept_there(self, function: Callable[..., Any], *args: Any) -> KeptRows:
         kept = KeptRows(uuid.uuid4().hex, self._file_of(function), args)
-        return replace(kept, report=self._processes.call(report_of_kept, (kept,), kept.key))
+        return replace(kept, report=self._call(report_of_kept, (kept,), kept.key))
 
     def _called_there(self, function: Callable[..., Any], *args: Any) -> Any:
-        return self._processes.call(self._file_of(function), args)
+        return self._call(self._file_of(function), args)
+
+    def _call(self, function: str | Callable[..., Any], args: Sequence[Any], data: str = "") -> Any:
+        return self._processes.call(function, args, data, is_over=lambda: self._is_closed)
 
     def _file_of(self, function: Callable[..., Any]) -> str:
         # Equal functions of one pass are pickled once.
@@ -95,6 +104,8 @@ class Processes(Threads):
             return known
 
     def close(self) -> None:
+        self._is_closed = True
+        self._processes.wake()
         super().close()
         while self._files:
             with contextlib.suppress(OSError):

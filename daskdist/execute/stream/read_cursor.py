@@ -203,7 +203,9 @@ class ReadCursor(BlockCursor):
         # Return the number of rows of the current split, which is read if only that tells.
         num_rows = self._listed_rows(split)
         if num_rows < 0 and (num_rows := self._block_of(split).num_rows) < 0:
-            report = self.runtime.caller.report(self._block_of(split).handle, wait=self.runtime.waits)
+            # Blocks that were requested before are handed out meanwhile.
+            wait = self.runtime.waits and not self.pending
+            report = self.runtime.caller.report(self._block_of(split).handle, wait=wait)
             if report is None:
                 raise NotReady
             if report.num_rows:
