@@ -198,7 +198,7 @@ class StrategyInternals:
             if type(leaf) in LEAVES:
                 continue
             if isinstance(leaf, PerReplica):
-                if leaf.number() != size and leaf.batch is None:
+                if leaf.batch is None and leaf.number() != size:
                     raise self.group.wrong_size(operation, leaf.number())
                 if (reference := leaf.reference) is not None and reference.caller is self.backend:
                     continue

@@ -111,6 +111,8 @@ def test_a_thread_that_reads_wakes_up_when_another_thread_sets_what_it_waits_for
         receiver.cells[2].set(np.full(1, 2))
         await asyncio.gather(*waiting[:2])
         # The thread that still waits takes over reading the connection.
+        while not receiver.inbound.reading_thread:
+            await asyncio.sleep(0.001)
         send(outbox, 3)
         assert await waiting[2] == receiver.threads[-1]
 

@@ -33,6 +33,11 @@ class NoSize:
         raise RuntimeError("the size is not known")
 
 
+def replica_threads(dask_worker):
+    """Return the names of the threads of replicas on a worker."""
+    return [each.name for each in threading.enumerate() if each.name.startswith("daskdist replica")]
+
+
 def test_a_result_with_a_key_that_does_not_pickle_fails_alone(on_cluster):
     def keyed():
         return {NoKey(): 1.0}
@@ -89,6 +94,33 @@ def test_an_interrupt_leaves_a_strategy_usable_or_closed(client):
     assert num_interrupts == 150
     assert all("is closed" in each for each in said)
     strategy.close()
+    eventually(lambda: not any(client.run(replica_threads).values()))
+
+
+@pytest.mark.parametrize("num_calls", range(40, 48))
+def test_results_for_other_workers_do_not_wait_for_the_next_call(on_cluster, client, num_calls):
+    def wait(name):
+        return Event(name).wait(20)
+
+    first, second = Event("before many calls", client=client), Event("after many calls", client=client)
+    # The first call of a function is waited for.
+    first.set()
+    second.clear()
+    on_cluster.local_results((on_cluster.run(float, args=(1,)), on_cluster.run(wait, args=("before many calls",))))
+    first.clear()
+    try:
+        # The calls queue up behind the first one, so that workers send several of their results together.
+        opened = on_cluster.run(wait, args=("before many calls",))
+        totals = [on_cluster.reduce("SUM", on_cluster.run(float, args=(k,)), axis=None) for k in range(num_calls)]
+        blocked = on_cluster.run(wait, args=("after many calls",))
+        first.set()
+        assert [float(total) for total in totals] == [2.0 * k for k in range(num_calls)]
+        assert not second.is_set()
+        second.set()
+        assert on_cluster.local_results((opened, blocked)) == ((True, True), (True, True))
+    finally:
+        first.set()
+        second.set()
 
 
 def test_calls_that_wait_are_not_made_after_an_error_closed_the_strategy(client):
@@ -100,10 +132,7 @@ def test_calls_that_wait_are_not_made_after_an_error_closed_the_strategy(client)
     def made(dask_worker):
         return dask_worker.__dict__.pop("num_made", 0)
 
-    def threads(dask_worker):
-        return [each.name for each in threading.enumerate() if each.name.startswith("daskdist replica")]
-
-    eventually(lambda: not any(client.run(threads).values()))
+    eventually(lambda: not any(client.run(replica_threads).values()))
     gate = Event("closed by an error", client=client)
     gate.set()
     with contextlib.suppress(RuntimeError), daskdist.MultiWorkerMirroredStrategy(client) as strategy:
@@ -114,7 +143,7 @@ def test_calls_that_wait_are_not_made_after_an_error_closed_the_strategy(client)
         eventually(lambda: all(client.run(lambda dask_worker: getattr(dask_worker, "num_made", 0)).values()))
         raise RuntimeError("of the program")
     gate.set()
-    eventually(lambda: not any(client.run(threads).values()))
+    eventually(lambda: not any(client.run(replica_threads).values()))
     assert set(client.run(made).values()) == {1}
     assert len(steps) == 10
 

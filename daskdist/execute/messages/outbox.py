@@ -10,7 +10,7 @@ import ssl
 import struct
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -47,8 +47,12 @@ class Outbox:
     def __init__(self, comm: Comm, *, is_framed: bool = False) -> None:
         self._comm = comm
         self._is_framed = is_framed
+        # An in-process comm passes buffers without copying, although each side may modify its own.
+        self._is_shared = _is_shared(comm)
         # A deque, because the writer cannot safely swap a list that another thread may be about to append to.
         self._messages: deque[Any] = deque()
+        # Adds a message without large values, as `append` does.
+        self.put: Callable[[Any], None] = self._messages.append
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._event = asyncio.Event()
@@ -67,7 +71,7 @@ class Outbox:
     def append(self, message: Any, num_bytes: int = 0) -> None:
         """Add a message to be sent after the next `kick`; ``num_bytes`` is the size of its large values."""
         self._num_added += num_bytes
-        self._messages.append(message)
+        self.put(message)
 
     @property
     def num_bytes(self) -> int:
@@ -93,7 +97,7 @@ class Outbox:
     def _is_sent_at_once(self) -> bool:
         # A message that this thread sends need not wait until the event loop's thread wakes up.
         is_here = threading.get_ident() == self._loop_thread
-        if self.num_bytes or not self._is_framed or not (is_here or self._socket):
+        if self._num_added != self._num_written or not self._is_framed or not (is_here or self._socket):
             return False
         try:
             parts = self._next_parts()
@@ -109,12 +113,12 @@ class Outbox:
             self._error = CommClosedError(str(error))
         except Exception as error:
             self._error = error.with_traceback(None)
-        return not self._rest and self._error is None and not self.num_bytes
+        return not self._rest and self._error is None and self._num_added == self._num_written
 
     def _next_parts(self) -> list[Any]:
         # Return the next data to write: pieces of memory, or one Dask message.
         messages = [self._messages.popleft() for _ in range(len(self._messages))]
-        pickled, buffers = _pickled(messages, self._comm)
+        pickled, buffers = _pickled(messages, is_shared=self._is_shared)
         if not self._is_framed:
             return [_packed(pickled, buffers)]
         if not buffers:
@@ -198,7 +202,7 @@ class BatchReader:
             return unpack_messages(await self._comm.read())
         try:
             num_bytes, num_buffers = _HEADER.unpack(await self._take(_HEADER.size))
-            sizes = struct.unpack(f"<{num_buffers}Q", await self._take(8 * num_buffers))
+            sizes = struct.unpack(f"<{num_buffers}Q", await self._take(8 * num_buffers)) if num_buffers else ()
             pickled = await self._take(num_bytes)
             messages: list[Any] = pickle.loads(pickled, buffers=[await self._take(size) for size in sizes])
         except StreamClosedError as error:
@@ -283,7 +287,11 @@ async def flush(comm: Comm) -> None:
 
 def pack_messages(batch: Sequence[Any], comm: Comm | None = None) -> _Packed:
     """Return messages packed as one message of a comm."""
-    return _packed(*_pickled(batch, comm))
+    return _packed(*_pickled(batch, is_shared=comm is not None and _is_shared(comm)))
+
+
+def _is_shared(comm: Comm) -> bool:
+    return str(comm.peer_address).startswith("inproc://")
 
 
 def _packed(pickled: bytes, buffers: Sequence[memoryview]) -> _Packed:
@@ -293,9 +301,7 @@ def _packed(pickled: bytes, buffers: Sequence[memoryview]) -> _Packed:
     }
 
 
-def _pickled(batch: Sequence[Any], comm: Comm | None) -> tuple[bytes, list[memoryview]]:
-    # An in-process comm passes buffers without copying, although each side may modify its own.
-    is_shared = comm is not None and comm.peer_address.startswith("inproc://")
+def _pickled(batch: Sequence[Any], *, is_shared: bool) -> tuple[bytes, list[memoryview]]:
     buffers: list[memoryview] = []
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:

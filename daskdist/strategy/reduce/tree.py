@@ -84,13 +84,17 @@ class Fold:
     def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Extract]], replicas: list[Any] | None) -> Any:
         """Fold values of replicas: a wired list of leaves for each, or None where each has one extracted leaf."""
         columns: Iterable[Sequence[Any]]
+        reduction = reduction_of(self.op)
         if replicas is None:
-            columns = [[pick(results[number]) for number, pick in picks]]
+            column = [pick(results[number]) for number, pick in picks]
+            if (arrays := self._alike(column)) is not None:
+                whole = functools.reduce(reduction.combine, [reduction.chunk(array, None) for array in arrays])
+                return FlatResult([self._final(reduction, (), whole)], list_spec(1))
+            columns = [column]
         else:
             if picks:
                 replicas = fill(replicas, [pick(results[number]) for number, pick in picks])
             columns = zip(*replicas, strict=True)
-        reduction = reduction_of(self.op)
         chunk = self._chunk
         if self.is_weighted:
             *columns, weights = columns
@@ -109,6 +113,20 @@ class Fold:
                 ],
             )
         return self._fold(reduction, [[chunk(reduction, leaf) for leaf in column] for column in columns])
+
+    def _alike(self, values: Sequence[Any]) -> list[np.ndarray[Any, Any]] | None:
+        # Return values that a named reduction combines as they are, without further checks; None if some are others.
+        op = self.op
+        if self.axis is not None or not self.is_final or self.is_weighted or type(op) is not ReduceOp:
+            return None
+        if not _HERE.issuperset(map(type, values)):
+            return None
+        arrays = list(map(np.asarray, values))
+        kinds, shape = _ORDERED if NAMED[op].needs_order else _NUMBERS, arrays[0].shape
+        for array in arrays:
+            if array.shape != shape or array.dtype.kind not in kinds or not array.flags.aligned:
+                return None
+        return arrays
 
     def partials(self, results: Sequence[Any]) -> Any:
         """Fold partial results."""
@@ -454,10 +472,10 @@ class FoldChunks(FoldPartials):
     def is_quick(self, results: Sequence[Any]) -> bool:
         """Return whether all values are small NumPy values."""
         leaf = self.pick.leaf
-        return isinstance(self.fold.op, ReduceOp) and all(
+        return isinstance(self.fold.op, ReduceOp) and False not in [
             type(result) is FlatResult and leaf < len(result.leaves) and _is_small(result.leaves[leaf])
             for result in results
-        )
+        ]
 
 
 def _is_small(value: Any) -> bool:

@@ -19,10 +19,13 @@ class CallEnd:
     A function cannot be interrupted. Its next batch, collective operation or checkpoint raises an error.
     """
 
+    __slots__ = ("_callbacks", "_refuses_saves", "_why")
+
     def __init__(self) -> None:
         self._why: str | None = None
         self._refuses_saves = False
-        self._callbacks: list[Callable[[], None]] = []
+        # None for as long as there are no callbacks, as each step makes such an object.
+        self._callbacks: list[Callable[[], None]] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -39,7 +42,7 @@ class CallEnd:
             if self._why is not None:
                 return
             self._why = why
-            callbacks = list(self._callbacks)
+            callbacks = list(self._callbacks or ())
         if callbacks:
             # This may be an event loop, and what wakes those that wait takes locks.
             threading.Thread(target=_call_all, args=(callbacks,), name="daskdist end of call", daemon=True).start()
@@ -63,11 +66,12 @@ class CallEnd:
     def on_end(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call a function in a separate thread when the call is to end; return a function that cancels this."""
         with _lock:
-            self._callbacks.append(callback)
+            callbacks = self._callbacks = self._callbacks or []
+            callbacks.append(callback)
 
         def undo() -> None:
             with _lock, contextlib.suppress(ValueError):
-                self._callbacks.remove(callback)
+                callbacks.remove(callback)
 
         return undo
 

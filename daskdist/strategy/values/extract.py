@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from daskdist.core.block import Rows, read_only, writable
 from daskdist.core.spec import TensorSpec
@@ -17,7 +17,10 @@ from daskdist.execute.messages.sizes import size_of
 from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.device_arrays import host_array
-from daskdist.strategy.values.flat import flattened
+from daskdist.strategy.values.flat import LEAVES, flattened
+
+# The structure of one value.
+_LEAF: Final = flattened(0)[1]
 
 
 class Extract(Protocol):
@@ -74,7 +77,10 @@ class FlatResult:
 
     @classmethod
     def of(cls, result: Any) -> FlatResult:
-        return result if type(result) is cls else cls(*flattened(result))
+        kind = type(result)
+        if kind in LEAVES:
+            return cls([result], _LEAF)
+        return result if kind is cls else cls(*flattened(result))
 
     def __sizeof__(self) -> int:
         # Used by Dask, whose function knows the sizes of the leaves.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import optree
 
@@ -56,6 +56,15 @@ class Slot:
 def slot_of(number: int) -> Slot:
     """Return the slot of a number; cached, as a pickle stores one object once."""
     return Slot(number)
+
+
+@lru_cache(maxsize=64)
+def slots(number: int) -> list[Slot]:
+    """Return the slots of so many parts: one object for all calls, which messages sent together have once."""
+    return list(map(slot_of, range(number)))
+
+
+_SLOTS: Final = frozenset({Slot})
 
 
 class Expression:
@@ -138,7 +147,11 @@ class Wiring:
 
 def filled(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any) -> Any:
     """Return a wired nest with its slots filled from results."""
-    return fill(nest, [pick(results[number]) for number, pick in picks])
+    parts = [pick(results[number]) for number, pick in picks]
+    if type(nest) is list and _SLOTS.issuperset(map(type, nest)) and nest == slots(len(parts)):
+        # Most nests are the slots themselves.
+        return parts
+    return fill(nest, parts)
 
 
 def filled_on_host(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], value: Any) -> Any:

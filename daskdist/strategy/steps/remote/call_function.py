@@ -21,8 +21,6 @@ from daskdist.strategy.variables.record import VariableRecord
 
 def _without_variables(result: Any) -> Any:
     # Return the value of a variable on this replica, since it may differ elsewhere.
-    if type(result) in LEAVES:
-        return result
     if isinstance(result, VariableRecord):
         return result.read_value()
     if not any(isinstance(leaf, VariableRecord) for leaf in optree.tree_leaves(result)):
@@ -42,7 +40,9 @@ def call_on_replica(
         if device.is_host:
             if are_loaded():
                 args, kwargs = host_nest((tuple(args), kwargs))
-            result = _without_variables(fn(*args, **kwargs))
+            result = fn(*args, **kwargs)
+            if type(result) not in LEAVES:
+                result = _without_variables(result)
         else:
             # Several devices of a process do not share a default stream.
             name = getattr(fn, "__qualname__", type(fn).__name__)

@@ -15,6 +15,7 @@ from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.remote.cells import Cell, SentValue
 
+_CELLS: Final = frozenset({Cell})
 # Many steps refer to the same parts of results.
 loaded_references: Final = lru_cache(maxsize=1024)(load_sent)
 
@@ -80,9 +81,8 @@ class TaskData:
 def is_quick(inputs: Sequence[Any]) -> bool:
     """Return whether a thread with other work can make a call with these inputs; another one would have to wake up."""
     function, *results = inputs
-    if type(function) is not SentValue or not function.is_made or any(type(result) is not Cell for result in results):
+    if type(function) is not SentValue or function.made is None or not _CELLS.issuperset(map(type, results)):
         return False
-    prepared, _ = function.get()
-    values = [result.get() for result in results]
-    is_failed = any(type(value) is Failed for value in values)
-    return is_failed or (isinstance(prepared, Prepared) and prepared.is_quick(values))
+    prepared, _ = function.made[0]
+    values = [result.value for result in results]
+    return Failed in map(type, values) or (isinstance(prepared, Prepared) and prepared.is_quick(values))

@@ -15,7 +15,7 @@ from daskdist.strategy.steps.outcomes import Failed
 from daskdist.waiting import stretches
 
 _lock: Final = threading.Lock()
-_UNSET: Final = object()
+UNSET: Final = object()
 
 
 class Cell:
@@ -29,52 +29,61 @@ class Cell:
         The end of the replicas' call on this worker; None for other calls.
     """
 
-    __slots__ = ("_callbacks", "_value", "end", "origin")
+    __slots__ = ("_callback", "_others", "end", "origin", "value")
 
     def __init__(self, origin: str | None = None, end: CallEnd | None = None) -> None:
         self.origin = origin
         self.end = end
-        self._value: Any = _UNSET
-        self._callbacks: list[Callable[[], None]] = []
+        # `UNSET` until the result has arrived.
+        self.value: Any = UNSET
+        # Most cells have one callback. The garbage collector looks at all objects of steps under way, so make no list.
+        self._callback: Callable[[], None] | None = None
+        self._others: tuple[Callable[[], None], ...] = ()
 
     @property
     def is_set(self) -> bool:
         """Return whether the result has arrived."""
-        return self._value is not _UNSET
+        return self.value is not UNSET
 
     @property
     def is_awaited(self) -> bool:
         """Return whether something here waits for the result."""
-        return bool(self._callbacks)
+        return self._callback is not None
 
     def set(self, value: Any) -> None:
         """Fill the cell; a second value is ignored."""
         with _lock:
-            if self._value is not _UNSET:
+            if self.value is not UNSET:
                 return
-            self._value = value
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
+            self.value = value
+            callback, others = self._callback, self._others
+            self._callback, self._others = None, ()
+        if callback is not None:
             callback()
+            for other in others:
+                other()
 
     def when_set(self, callback: Callable[[], None]) -> None:
         """Call a function when the result arrives, in the thread that fills the cell, or now if it has arrived."""
         with _lock:
-            if self._value is _UNSET:
-                self._callbacks.append(callback)
+            if self.value is UNSET:
+                if self._callback is None:
+                    self._callback = callback
+                else:
+                    self._others = (*self._others, callback)
                 return
         callback()
 
     def get(self) -> Any:
         """Wait for the result and return it."""
-        if self._value is _UNSET:
+        if self.value is UNSET:
             gate = threading.Lock()
             gate.acquire()
             self.when_set(gate.release)
             for within_s in stretches(f"a result of {self.origin or 'an earlier call'}", None):
                 if gate.acquire(timeout=within_s):
                     break
-        return self._value
+        return self.value
 
 
 class SentValue:
@@ -92,19 +101,15 @@ class SentValue:
     def __init__(self, value: Any) -> None:
         self._value = value
         self._lock = threading.Lock()
-        self._made: Any = None
+        # The object in a tuple, once a call has needed it.
+        self.made: tuple[Any] | None = None
 
     def when_set(self, callback: Callable[[], None]) -> None:
         callback()
 
-    @property
-    def is_made(self) -> bool:
-        """Return whether `get` returns at once."""
-        return self._made is not None
-
     def get(self) -> Any:
         with self._lock:
-            if self._made is None:
+            if self.made is None:
                 try:
                     value = load_sent(self._value) if type(self._value) is bytes else self._value
                 except BaseException as error:
@@ -112,5 +117,5 @@ class SentValue:
                 if isinstance(value, np.ndarray):
                     value = value.view()
                     value.flags.writeable = False
-                self._made, self._value = (value,), None
-            return self._made[0]
+                self.made, self._value = (value,), None
+            return self.made[0]

@@ -240,9 +240,11 @@ class Inbound:
         self.reading_thread = 0
         self._lock.release()
         # Any of these threads may read next.
-        with contextlib.suppress(IndexError):
-            while self._waiting:
+        while self._waiting:
+            try:
                 self._waiting.popleft().put(None)
+            except IndexError:
+                break
         if self._is_parked:
             self._is_parked = False
             with contextlib.suppress(RuntimeError):

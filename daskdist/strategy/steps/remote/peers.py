@@ -34,26 +34,36 @@ class _Link:
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
         # Numbered messages, each with a function that is told why it could not be sent.
-        self.kept: deque[tuple[int, Any, Callable[[str], None]]] = deque()
+        self.kept: deque[tuple[tuple[int, Any], Callable[[str], None]]] = deque()
         self.num_acknowledged = 0
         self._num_messages = 0
         self._outbox: Outbox | None = None
         self._is_over = False
         self._lock = threading.Lock()
 
-    def send(self, message: Any, failed: Callable[[str], None]) -> bool:
-        """Send a message by the connection there is, and keep it, in any thread; return False if the link is over."""
+    def send(self, message: Any, failed: Callable[[str], None], *, is_urgent: bool) -> bool:
+        """Send a message by the connection there is, and keep it, in any thread; return False if the link is over.
+
+        One that is not urgent is sent with the next urgent one, or by `kick`.
+        """
         with self._lock:
             if self._is_over:
                 return False
             self._num_messages += 1
-            self.kept.append((self._num_messages, message, failed))
+            numbered = self._num_messages, message
+            self.kept.append((numbered, failed))
             outbox = self._outbox
             if outbox is not None:
-                outbox.append((self._num_messages, message))
-        if outbox is not None:
+                outbox.put(numbered)
+        if is_urgent and outbox is not None:
             outbox.kick()
         return True
+
+    def kick(self) -> None:
+        """Send the messages that wait, in any thread."""
+        outbox = self._outbox
+        if outbox is not None and not outbox.is_empty:
+            outbox.kick()
 
     def end_if_unused(self) -> bool:
         """End the link unless messages are kept; return whether it is over."""
@@ -65,15 +75,15 @@ class _Link:
         """End the link, and tell why messages could not be sent."""
         with self._lock:
             self._is_over = True
-        for _, _, failed in self.kept:
+        for _, failed in self.kept:
             failed(why)
 
     async def write_all(self, comm: Comm, *, is_framed: bool) -> None:
         """Send all messages that are kept, and those that come, for as long as the comm is open."""
         outbox = Outbox(comm, is_framed=is_framed)
         with self._lock:
-            for number, message, _ in self.kept:
-                outbox.append((number, message))
+            for numbered, _ in self.kept:
+                outbox.append(numbered)
             self._outbox = outbox
         try:
             await outbox.write_all()
@@ -88,7 +98,7 @@ class _Link:
 
     def acknowledge(self, number: int) -> None:
         """Drop the messages up to a number: they came."""
-        while self.kept and self.kept[0][0] <= number:
+        while self.kept and self.kept[0][0][0] <= number:
             self.kept.popleft()
         self.num_acknowledged = max(self.num_acknowledged, number)
 
@@ -129,10 +139,13 @@ class Peers:
         """Return the identity of the thread that receives messages; 0 if none does."""
         return self._inbound.reading_thread
 
-    def send(self, address: str, message: Any, failed: Callable[[str], None]) -> None:
-        """Send a message, in any thread; ``failed`` is called with the reason where that cannot be done."""
+    def send(self, address: str, message: Any, failed: Callable[[str], None], *, is_urgent: bool = True) -> None:
+        """Send a message, in any thread; ``failed`` is called with the reason where that cannot be done.
+
+        One that is not urgent is sent with the next urgent one, or by `kick`.
+        """
         link = self._links.get(address)
-        if link is not None and link.send(message, failed):
+        if link is not None and link.send(message, failed, is_urgent=is_urgent):
             return
         if threading.get_ident() != self._loop_thread:
             # The worker may be closing.
@@ -140,10 +153,15 @@ class Peers:
                 self._loop.call_soon_threadsafe(self.send, address, message, failed)
             return
         link = self._links[address] = _Link()
-        link.send(message, failed)
+        link.send(message, failed, is_urgent=True)
         task = asyncio.ensure_future(self._send_all(address, link))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def kick(self) -> None:
+        """Send the messages that wait, in any thread."""
+        for link in list(self._links.values()):
+            link.kick()
 
     async def _send_all(self, address: str, link: _Link) -> None:
         why, pause_s, clock = "it was closed", _FIRST_PAUSE_S, asyncio.get_running_loop().time

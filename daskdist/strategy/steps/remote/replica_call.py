@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import read_only
-from daskdist.devices import named
+from daskdist.devices import Device, named
 from daskdist.errors import CollectiveError
 from daskdist.execute.callers.fetch import WorkerFetch
 from daskdist.execute.messages.pickling import ForDevices
@@ -19,6 +19,7 @@ from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.device_staging import staging_of
 from daskdist.strategy.input.replica_iterator import WorkerServices, replica_iterators
+from daskdist.strategy.input.replica_plans import ReplicaPlan
 from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.replica.contract import StrategyContract
@@ -35,6 +36,8 @@ LOOP: Final = "loop-"
 # The prefix of the names of other calls of `Strategy.run`.
 STEP: Final = "run-"
 _UNCHANGEABLE: Final = LEAVES - {np.ndarray}
+# Types of results that functions get in another form.
+_CONVERTED: Final = frozenset({ForDevices, FlatResult})
 
 # Returns the strategy for cross-replica functions, given the group, this worker's variables and a replica's number.
 CrossReplica = Callable[[ReplicaGroup, VariableStore | None, int], StrategyContract]
@@ -129,7 +132,7 @@ def call_replica(
         device = named(slot.replica.device)
         if not device.is_host:
             results = list(map(staging_of(slot.replica.device), results))
-        results = [result.on(device) if type(result) is ForDevices else _for_reading(result) for result in results]
+        results = [_given(device, result) if type(result) in _CONVERTED else result for result in results]
         arguments = filled(results[1:], picks, leaves)
         if True in [argument is ABSENT for argument in arguments]:
             slot.leave(mailbox, step, SKIPPED)
@@ -142,11 +145,16 @@ def call_replica(
             ask = partial(mailbox.ask_steps, (slot.token, step))
             return WorkerServices(WorkerFetch(mailbox.worker), mailbox.step_counts, ask, end, slot.times)
 
-        with replica_iterators(arguments, treespec, slot.replica, slot.number, services) as (args, kwargs):
-            context = slot.context(mailbox, step, end)
-            returned = FlatResult.of(call_on_replica(results[0], args, kwargs, slot.replica, context))
-            del args, kwargs
-        del arguments
+        context = slot.context(mailbox, step, end)
+        if ReplicaPlan in map(type, arguments):
+            with replica_iterators(arguments, treespec, slot.replica, slot.number, services) as (args, kwargs):
+                result = call_on_replica(results[0], args, kwargs, slot.replica, context)
+        else:
+            args, kwargs = treespec.unflatten(arguments)
+            result = call_on_replica(results[0], args, kwargs, slot.replica, context)
+        del args, kwargs, arguments
+        returned = FlatResult.of(result)
+        del result
         keep_as_they_are(returned.leaves)
     except BaseException as error:
         slot.leave(mailbox, step, error)
@@ -163,9 +171,12 @@ def _batch_of(arguments: Sequence[Any], leaves: Sequence[Any], picks: Sequence[t
     return None
 
 
-def _for_reading(result: Any) -> Any:
-    # The array may be reduced, sent or read at the same time.
-    if type(result) is not FlatResult or True not in [isinstance(leaf, np.ndarray) for leaf in result.leaves]:
+def _given(device: Device, result: ForDevices | FlatResult) -> Any:
+    # Return the form in which a function gets a result.
+    if isinstance(result, ForDevices):
+        return result.on(device)
+    # An array may be reduced, sent or read at the same time.
+    if True not in [isinstance(leaf, np.ndarray) for leaf in result.leaves]:
         return result
     return FlatResult(list(map(read_only, result.leaves)), result.treespec)
 

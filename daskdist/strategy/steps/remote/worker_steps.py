@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -36,17 +35,18 @@ from daskdist.strategy.steps.outcomes import (
     travelling,
 )
 from daskdist.strategy.steps.remote.call_inputs import TaskData, is_quick, loaded_references
-from daskdist.strategy.steps.remote.cells import Cell, SentValue
+from daskdist.strategy.steps.remote.cells import UNSET, Cell, SentValue
 from daskdist.strategy.steps.remote.data_keys import DataKeys
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.peers import Peers
 from daskdist.strategy.steps.remote.replica_call import STEP, CrossReplica, ReplicaSlot, call_replica
+from daskdist.strategy.steps.remote.waiting_call import WaitingCall
 from daskdist.strategy.variables.store import VariableStore
 
 # A message that can wait is sent with others, or after this time.
 _LATER_S: Final = 0.002
-# The context for calls with the worker's own settings.
-_AS_THEY_ARE: Final = contextlib.nullcontext()
+# Types of what has an input of a call; others are the input.
+_INPUTS: Final = frozenset({Cell, SentValue, TaskData})
 
 
 class StepsOnWorker:
@@ -110,6 +110,8 @@ class StepsOnWorker:
         # In the order of this worker's replicas, which stays when others are lost.
         self._executors: list[Executor] = []
         self._slots: dict[int, tuple[ReplicaSlot, Executor]] = {}
+        # The identity of a replica's thread -> its executor.
+        self._executor_of: dict[int, Executor] = {}
         # (call, replica) -> the name of the running call, its start, and its end.
         self._running: dict[tuple[int, int], tuple[str, float, CallEnd | None]] = {}
         self._combiner = Executor("daskdist combine", self._enter)
@@ -178,7 +180,9 @@ class StepsOnWorker:
     def _set_team(self, group: ReplicaGroup) -> None:
         members = group.members(self.worker.address)
         while len(self._executors) < len(members):
-            self._executors.append(Executor(f"daskdist replica {members[len(self._executors)]}", self._enter))
+            executor = Executor(f"daskdist replica {members[len(self._executors)]}", self._enter)
+            self._executors.append(executor)
+            self._executor_of[executor.thread] = executor
         self._mailbox.register(group, VariableStore)
         self._slots = {
             number: (
@@ -199,6 +203,7 @@ class StepsOnWorker:
         undo_from: int | None,
     ) -> None:
         sent_function = self._objects[function]
+        loaded = sent_function.made
         end = CallEnd()
         for replica, references, lane_args in lanes:
             cell = self._new_cell(number, replica, end=end)
@@ -211,9 +216,10 @@ class StepsOnWorker:
                 self._tell_outcome(number, replica, cell.get(), SMALL_BYTES, is_urgent=True)
                 continue
             slot, executor = self._slots[replica]
-            inputs = [sent_function, *map(self._input, references)]
-            args = structure, lane_args, undo_from
-            executor.put(partial(self._make_run, slot, executor, number, cell, inputs, args, settings, name, end))
+            inputs = [sent_function if loaded is None else loaded[0], *map(self._run_input, references)]
+            # Without bound methods, which would be further objects of each step under way.
+            about = structure, lane_args, undo_from, settings, name, end
+            executor.put(partial(StepsOnWorker._make_run, self, slot, executor, number, cell, inputs, *about))
 
     def _call(
         self,
@@ -225,34 +231,16 @@ class StepsOnWorker:
         settings: Any,
         name: str,
     ) -> None:
-        finish = partial(self._finish_call, number, place, self._new_cell(number, place), is_replicated)
-        inputs = [self._input(reference) for reference in (function, *references)]
-        make = partial(self._make_call, number, finish, inputs, settings, name)
-        missing = [call_input for call_input in inputs if not call_input.is_set]
-        if not missing:
-            self._make_soon(make, inputs)
-            return
-        # Counting is atomic, so exactly one callback sees the last number, and exactly one makes the call.
-        num_left = itertools.count(len(missing), -1)
-        num_made = itertools.count()
+        cell = self._new_cell(number, place)
+        inputs = [self._input(function), *map(self._input, references)]
+        WaitingCall(self, number, place, is_replicated, cell, inputs, settings, name).wait()
 
-        def one_is_there(arrived: Any) -> None:
-            value = arrived.get() if type(arrived) is Cell else None
-            is_last = next(num_left) == 1
-            if type(value) is Failed:
-                # Do not wait for the other inputs, which may take long or never arrive.
-                if not next(num_made):
-                    finish(value)
-            elif is_last and not next(num_made):
-                self._make_soon(make, inputs)
-
-        for call_input in missing:
-            call_input.when_set(partial(one_is_there, call_input))
-
-    def _make_soon(self, make: Callable[[], None], inputs: Sequence[Any]) -> None:
+    def make_soon(self, call: WaitingCall) -> None:
+        """Make a call whose inputs have arrived."""
         # A thread that receives results must not be busy, as it also receives those of other calls.
         is_busy = threading.get_ident() in (self._loop_thread, self._peers.receiving_thread)
-        if not is_busy or is_quick(inputs):
+        make = partial(self._make_call, call)
+        if not is_busy or is_quick(call.inputs):
             run_ready(make)
         else:
             self._combiner.put(make)
@@ -262,17 +250,21 @@ class StepsOnWorker:
 
     def _push(self, number: int, replica: int, target: str, seq: int) -> None:
         cell = self._cells[number][replica]
-        cell.when_set(partial(self._push_now, cell, number, replica, target, seq))
+        cell.when_set(partial(StepsOnWorker._push_now, self, cell, number, replica, target, seq))
 
     def _push_now(self, cell: Cell, number: int, replica: int, target: str, seq: int) -> None:
         if self._is_closed:
             return
-        message = (self._token, number, replica, seq, *travelling(cell.get(), math.inf))
+        message = (self._token, number, replica, seq, *travelling(cell.value, math.inf))
+        failed = partial(StepsOnWorker._tell_unsent, self, number, replica, target)
+        executor = self._executor_of.get(threading.get_ident())
+        is_urgent = executor is None or not executor.can_hold()
+        self._peers.send(target, message, failed, is_urgent=is_urgent)
+        if not is_urgent and not self._is_kicked_later:
+            self._kick_later()
 
-        def failed(why: str) -> None:
-            self._tell(("unsent", number, replica, target, why))
-
-        self._peers.send(target, message, failed)
+    def _tell_unsent(self, number: int, replica: int, target: str, why: str) -> None:
+        self._tell(("unsent", number, replica, target, why))
 
     def _fetch(self, request: int, number: int, replica: int) -> None:
         _, payload = travelling(self._cells[number][replica].get(), math.inf)
@@ -410,9 +402,18 @@ class StepsOnWorker:
         known = self._cells.get(number, {}).get(replica)
         return self._new_cell(number, replica, origin) if known is None else known
 
+    def _run_input(self, reference: Any) -> Any:
+        # Return what has the input, or the input itself if it is batches that are here.
+        batches = self.batches.get(reference[1]) if reference[0] == "k" else None
+        return self._input(reference) if batches is None else batches
+
     def _new_cell(self, number: int, replica: int, origin: str | None = None, end: CallEnd | None = None) -> Cell:
         cell = Cell(origin, end)
-        self._cells.setdefault(number, {})[replica] = cell
+        cells = self._cells.get(number)
+        if cells is None:
+            self._cells[number] = {replica: cell}
+        else:
+            cells[replica] = cell
         return cell
 
     def _make_run(
@@ -422,26 +423,32 @@ class StepsOnWorker:
         number: int,
         cell: Cell,
         inputs: Sequence[Any],
-        args: tuple[bytes, Any, int | None],
+        structure: bytes,
+        wired: Any,
+        undo_from: int | None,
         settings: Any,
         name: str,
         end: CallEnd,
     ) -> None:
         outcome: Any
-        slot.times.wait()
-        for call_input in inputs:
-            if type(call_input) is Cell and not call_input.is_set:
-                self._peers.wait_for(call_input)
-        values = [call_input.get() for call_input in inputs]
-        failures = [value for value in values if type(value) is Failed]
-        if failures:
-            outcome = failures[0]
+        executor.num_without_waits += 1
+        values = inputs
+        if not _INPUTS.isdisjoint(map(type, inputs)):
+            slot.times.wait()
+            for call_input in inputs:
+                if type(call_input) is Cell and call_input.value is UNSET:
+                    if executor.num_held:
+                        self._peers.kick()
+                    executor.num_without_waits = executor.num_held = 0
+                    self._peers.wait_for(call_input)
+            values = [call_input.get() if type(call_input) in _INPUTS else call_input for call_input in inputs]
+        if Failed in map(type, values):
+            outcome = next(value for value in values if type(value) is Failed)
             slot.leave(self._mailbox, number, outcome.failure.error())
         else:
             call = (number, slot.number)
             self._running[call] = name, time.monotonic(), end
             store = self._mailbox.store(self._token)
-            structure, wired, undo_from = args
             undo_log = None if undo_from is None or store is None else store.undo_log(slot.number)
             try:
                 if self._is_closed:
@@ -453,9 +460,13 @@ class StepsOnWorker:
                 picks, leaves = load_sent(wired) if type(wired) is bytes else wired
                 if picks is None:
                     picks, leaves = loaded_references(leaves)
-                with _AS_THEY_ARE if settings is None else sent(settings):
-                    filling, is_step = (treespec, picks, leaves), name.startswith(STEP)
+                filling, is_step = (treespec, picks, leaves), name.startswith(STEP)
+                # Entering a context that changes nothing takes a while, too.
+                if settings is None:
                     outcome = call_replica(self._mailbox, slot, number, values, *filling, end, is_step=is_step)
+                else:
+                    with sent(settings):
+                        outcome = call_replica(self._mailbox, slot, number, values, *filling, end, is_step=is_step)
             except BaseException as error:
                 outcome = Failed(Failure.of(error), number)
                 release_frames(error)
@@ -471,38 +482,39 @@ class StepsOnWorker:
         is_urgent = not is_awaited and not executor.has_more
         self._tell_outcome(number, slot.number, outcome, most_bytes, is_urgent=is_urgent)
 
-    @contextlib.contextmanager
-    def _running_as(self, number: int, replica: int, name: str, settings: Any) -> Iterator[None]:
-        self._running[number, replica] = name, time.monotonic(), None
-        try:
-            with _AS_THEY_ARE if settings is None else sent(settings):
-                yield
-        finally:
-            del self._running[number, replica]
-
-    def _make_call(
-        self, number: int, finish: Callable[[Any], None], inputs: Sequence[Any], settings: Any, name: str
-    ) -> None:
-        outcome: Any
-        values = [call_input.get() for call_input in inputs]
-        outcome = next((value for value in values if type(value) is Failed), None)
-        if outcome is None:
+    def _make_call(self, call: WaitingCall) -> None:
+        outcome: Any = None
+        values = [
+            call_input.value if type(call_input) is Cell and call_input.is_set else call_input.get()
+            for call_input in call.inputs
+        ]
+        if Failed in map(type, values):
+            outcome = next(value for value in values if type(value) is Failed)
+        else:
             function, args = values[0]
+            # It counts as a call of the worker's first replica.
+            running = call.number, next(iter(self._slots))
+            self._running[running] = call.name, time.monotonic(), None
             try:
-                # It counts as a call of the worker's first replica.
-                with self._running_as(number, next(iter(self._slots)), name, settings):
+                if call.settings is None:
                     outcome = function(values[1:], *args)
+                else:
+                    with sent(call.settings):
+                        outcome = function(values[1:], *args)
             except BaseException as error:
-                outcome = Failed(Failure.of(error), number)
-        finish(outcome)
+                outcome = Failed(Failure.of(error), call.number)
+            finally:
+                del self._running[running]
+        self.finish(call, outcome)
 
-    def _finish_call(self, number: int, place: int, cell: Cell, is_replicated: bool, outcome: Any) -> None:
-        is_awaited = cell.is_awaited
-        cell.set(outcome)
+    def finish(self, call: WaitingCall, outcome: Any) -> None:
+        """Set the result of a call, and tell the program."""
+        is_awaited = call.cell.is_awaited
+        call.cell.set(outcome)
         # If all workers have the same result, the first one sends it.
-        is_urgent = not place and not is_awaited and not any(executor.has_more for executor in self._executors)
-        most_bytes = SMALL_AWAITED_BYTES if is_replicated and (place or is_awaited) else SMALL_BYTES
-        self._tell_outcome(number, place, outcome, most_bytes, is_urgent=is_urgent)
+        is_urgent = not call.place and not is_awaited and not any(executor.has_more for executor in self._executors)
+        most_bytes = SMALL_AWAITED_BYTES if call.is_replicated and (call.place or is_awaited) else SMALL_BYTES
+        self._tell_outcome(call.number, call.place, outcome, most_bytes, is_urgent=is_urgent)
 
     def _tell_outcome(self, number: int, replica: int, outcome: Any, most_bytes: int, *, is_urgent: bool) -> None:
         is_wanted = number in self._cells or type(outcome) is Failed
@@ -510,15 +522,19 @@ class StepsOnWorker:
         self._tell(("done", number, replica, *told), is_urgent=is_urgent)
 
     def _tell(self, message: Any, *, is_urgent: bool = True) -> None:
-        self._outbox.append(message)
+        self._outbox.put(message)
         if is_urgent:
             self._outbox.kick()
-        elif not is_urgent and not self._is_kicked_later:
-            self._is_kicked_later = True
-            self._in_loop(lambda: self._loop.call_later(_LATER_S, self._kick))
+        elif not self._is_kicked_later:
+            self._kick_later()
+
+    def _kick_later(self) -> None:
+        self._is_kicked_later = True
+        self._in_loop(lambda: self._loop.call_later(_LATER_S, self._kick))
 
     def _kick(self) -> None:
         self._is_kicked_later = False
+        self._peers.kick()
         if not self._outbox.is_empty:
             # Further messages are likely, so check again.
             self._is_kicked_later = True

@@ -23,7 +23,7 @@ from daskdist.strategy.steps.remote.replica_call import LOOP
 from daskdist.strategy.steps.sent_objects import SentObject
 from daskdist.strategy.values.extract import ExtractAll, ExtractFromRows, PerReplicaRef
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.wiring import Slot, Wiring, slot_of
+from daskdist.strategy.values.wiring import Slot, Wiring, slots
 
 
 @dataclass(slots=True)
@@ -129,20 +129,14 @@ def _sendable(picks: list[tuple[int, Any]], leaves: list[Any]) -> Any:
     # References are sent unchanged; other values are pickled now, since they may change later.
     if set(map(type, leaves)) == _SLOTS:
         if _SIMPLE.issuperset([type(pick) for _, pick in picks]):
-            return picks, _slots(len(picks))
+            return picks, slots(len(picks))
         return None, _pickled_references(tuple(picks))
     return pickled_value((picks, leaves), lambda: "run: an argument")
 
 
-@lru_cache(maxsize=64)
-def _slots(number: int) -> list[Slot]:
-    # One object for all calls with such arguments, which messages sent together have once.
-    return list(map(slot_of, range(number)))
-
-
 @lru_cache(maxsize=1024)
 def _pickled_references(picks: tuple[tuple[int, Any], ...]) -> bytes:
-    return pickled_value((picks, _slots(len(picks))), lambda: "run: an argument")
+    return pickled_value((picks, slots(len(picks))), lambda: "run: an argument")
 
 
 # Types of arguments with a handle for each replica.

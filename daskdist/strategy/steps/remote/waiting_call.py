@@ -1,0 +1,112 @@
+"""Calls on a worker that are made as soon as their inputs have arrived."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from daskdist.strategy.steps.outcomes import Failed
+from daskdist.strategy.steps.remote.cells import Cell
+
+# Shared by all calls, as each step makes one.
+_lock: Final = threading.Lock()
+
+
+class Maker(Protocol):
+    """Interface of the maker of calls whose inputs have arrived."""
+
+    def make_soon(self, call: WaitingCall) -> None:
+        """Make a call whose inputs have arrived."""
+        ...
+
+    def finish(self, call: WaitingCall, outcome: Any) -> None:
+        """Set the result of a call, and tell the program."""
+        ...
+
+
+class WaitingCall:
+    """A call of a function on inputs, some of which may not have arrived.
+
+    Parameters
+    ----------
+    maker
+        Makes the call once all inputs have arrived. If one failed, it is not made: the others may never arrive.
+    number, place
+        The number of the call, and the place of this worker among those that make it.
+    is_replicated
+        Whether other workers make it, too.
+    cell
+        What will have the result.
+    inputs
+        The function and its arguments.
+    settings
+        The settings of the program.
+    name
+        The name of the call.
+    """
+
+    # One object without any closures, as each step makes one and the garbage collector looks at all objects.
+    __slots__ = (
+        "_is_begun",
+        "_maker",
+        "_num_left",
+        "cell",
+        "inputs",
+        "is_replicated",
+        "name",
+        "number",
+        "place",
+        "settings",
+    )
+
+    def __init__(
+        self,
+        maker: Maker,
+        number: int,
+        place: int,
+        is_replicated: bool,
+        cell: Cell,
+        inputs: Sequence[Any],
+        settings: Any,
+        name: str,
+    ) -> None:
+        self._maker = maker
+        self.number = number
+        self.place = place
+        self.is_replicated = is_replicated
+        self.cell = cell
+        self.inputs = inputs
+        self.settings = settings
+        self.name = name
+        self._num_left = 0
+        self._is_begun = False
+
+    def wait(self) -> None:
+        """Make the call when all inputs have arrived, or now if they have."""
+        missing = [call_input for call_input in self.inputs if not call_input.is_set]
+        if not missing:
+            self._maker.make_soon(self)
+            return
+        self._num_left = len(missing)
+        for call_input in missing:
+            call_input.when_set(self)
+
+    def __call__(self) -> None:
+        """Take notice of an input that has arrived."""
+        with _lock:
+            self._num_left -= 1
+            failed = self._failed() if self._num_left else None
+            if self._is_begun or (self._num_left and failed is None):
+                return
+            self._is_begun = True
+        if failed is None:
+            self._maker.make_soon(self)
+        else:
+            self._maker.finish(self, failed)
+
+    def _failed(self) -> Failed | None:
+        for call_input in self.inputs:
+            if type(call_input) is Cell and type(call_input.value) is Failed:
+                return call_input.value
+        return None
