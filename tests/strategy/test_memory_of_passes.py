@@ -1,0 +1,69 @@
+"""Objects that many passes over a dataset leave behind."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+
+import numpy as np
+import pytest
+from conftest import eventually
+from distributed import Future
+
+from daskdist import Dataset
+from daskdist.execute.busy_times import task_times
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+NUM_PASSES = 20
+# Workers keep these for the last 1024 input pipelines, of which another worker may still ask for the steps.
+KEPT_FOR_PEERS = {"_PipelineSteps", "_PassSteps"}
+
+
+def fill_times(dask_worker):
+    """Give a worker as many callers as it keeps the times of."""
+    for number in range(64):
+        task_times(dask_worker.address, str(number))
+
+
+def num_objects():
+    """Return the numbers of the package's objects and of futures, by type."""
+    gc.collect()
+    types = Counter(type(each) for each in gc.get_objects())
+    return Counter({str(kind): count for kind, count in types.items() if is_counted(kind)})
+
+
+def is_counted(kind):
+    is_ours = str(kind.__module__).startswith("daskdist.") and kind.__name__ not in KEPT_FOR_PEERS
+    return is_ours or kind is Future
+
+
+def loop(batches):
+    return sum(int(rows.sum()) for rows in batches)
+
+
+@pytest.mark.parametrize("in_loops", [False, True])
+def test_many_passes_leave_no_objects_behind(client, on_cluster, in_loops):
+    dataset = on_cluster.distribute_dataset(Dataset.range(16).map(abs).shuffle(12, seed=1).batch(8))
+
+    def no_tasks():
+        gc.collect()
+        return not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+
+    def make_passes():
+        for _ in range(NUM_PASSES):
+            if in_loops:
+                on_cluster.run(loop, args=(dataset,))
+                continue
+            for batch in dataset:
+                result = on_cluster.run(np.max, args=(batch,))
+            on_cluster.reduce("SUM", result, axis=None)
+        batch = result = None
+        eventually(no_tasks)
+        return {"program": num_objects(), **client.run(num_objects)}
+
+    client.run(fill_times)
+    before, after = make_passes(), make_passes()
+    for process, counts in after.items():
+        grown = counts - before[process]
+        assert {name: more for name, more in grown.items() if more > NUM_PASSES // 4} == {}, process
