@@ -278,6 +278,11 @@ def _iterate(
     attempt = int(context.all_reduce("MAX", len(attempts)))
     with open(f"{directory}/attempt-{attempt:04d}-replica-{number}", "w") as notes:
         print(json.dumps([step, 0, []]), file=notes, flush=True)
+        if step == 0:
+            # Without a checkpoint, fewer replicas would begin another pass, which has fewer rows if each reads all.
+            context.checkpoint(manager, iterator=batches, step=step)
+            manager.wait()
+            context.all_reduce("SUM", 0)
         for batch in batches:
             for fault in own_faults:
                 if fault.step == step and (directory, fault) not in _suffered:

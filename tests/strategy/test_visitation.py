@@ -10,7 +10,7 @@ from conftest import eventually, mirrored, new_cluster
 from distributed import Client
 
 import daskdist
-from daskdist import Dataset, TensorSpec, errors
+from daskdist import Dataset, Options, TensorSpec, errors
 from daskdist.testing import Fault, verify_visitation
 
 NUMBER = TensorSpec((), "int64")
@@ -77,6 +77,17 @@ def test_every_row_is_visited_once_though_a_worker_is_killed(own_client, loop):
         report = verify_visitation(Dataset.range(2_000).map(np.abs).batch(40), strategy, [Fault("kill", 13)], loop=loop)
     assert report.holds, report
     assert report.num_visited == 2_000
+
+
+@pytest.mark.cluster
+def test_the_rows_of_both_replicas_are_visited_though_one_is_lost_at_the_beginning(own_client):
+    eventually(lambda: len(own_client.scheduler_info(n_workers=-1)["workers"]) == 2, 60)
+    # Each replica reads all rows.
+    dataset = Dataset.range(400).batch(40).with_options(Options(auto_shard_policy="OFF"))
+    with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
+        report = verify_visitation(dataset, strategy, [Fault("kill", 1)], loop="replicas")
+    assert report.holds, report
+    assert report.num_visited == 800
 
 
 @pytest.mark.cluster
