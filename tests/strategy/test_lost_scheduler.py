@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,11 +11,12 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, Scheduler, Worker
 
 import daskdist
 from daskdist import Dataset
 from daskdist.errors import ClusterError
+from daskdist.execute.callers.cluster_requests import ask_from_worker
 
 _ROWS = 2_000
 _BATCH_ROWS = 10
@@ -149,3 +151,20 @@ def test_a_loop_on_replicas_continues_on_another_scheduler(started, tmp_path, re
             rows = strategy.run(loop, args=(strategy.distribute_dataset(dataset), manager))
             found = strategy.local_results(rows)[0]
     assert sorted(found.tolist()) == list(range(_ROWS))
+
+
+def test_a_worker_that_closes_does_not_say_that_the_scheduler_is_lost():
+    def fail(key):
+        raise RuntimeError(f"no {key} here")
+
+    async def ask():
+        here = {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"}
+        async with Scheduler(**here) as scheduler, Worker(scheduler.address, **here) as worker:
+            scheduler.handlers["fail"] = fail
+            with pytest.raises(RuntimeError, match="no x here"):
+                await ask_from_worker(worker, "fail", key="x")
+            await worker.close()
+            with pytest.raises(ClusterError, match=f"the worker at {worker.address} is closing"):
+                await ask_from_worker(worker, "who_has", keys=["x"])
+
+    asyncio.run(asyncio.wait_for(ask(), 60))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from distributed import Status
 from distributed.comm import CommClosedError
 
 from daskdist.config import seconds
@@ -79,12 +80,18 @@ async def ask_from_worker(worker: Any, request: str, **kwargs: Any) -> Any:
     Raises
     ------
     ClusterError
-        The scheduler is lost.
+        The scheduler is lost, or the worker is closing.
     """
     try:
         return await getattr(worker.scheduler, request)(**kwargs)
     except (CommClosedError, RuntimeError) as error:
-        # A worker without a scheduler closes its connections.
+        if worker.rpc.status is not Status.running:
+            raise ClusterError(
+                f"the worker at {worker.address} is closing, as it was told to or since it lost the scheduler at "
+                f"{worker.scheduler.address}; its log has the reason"
+            ) from error
+        if isinstance(error, RuntimeError):
+            raise
         raise _lost_scheduler_error(worker.scheduler.address) from error
 
 
