@@ -11,7 +11,7 @@ from conftest import mirrored
 
 import daskdist
 from daskdist import CheckpointManager, Dataset, errors
-from daskdist.execute.callers.process_pool import PackedArrays
+from daskdist.execute.messages.shared_memory import PackedArrays
 
 if sys.platform == "win32":
     pytest.skip("sizes of files are limited on POSIX only", allow_module_level=True)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,13 +22,13 @@ from daskdist.core.primitive import Split
 from daskdist.core.structure import LONE
 from daskdist.execute.callers.kept_rows import KeptRows
 from daskdist.execute.callers.process_pool import (
-    PackedArrays,
     ProcessPool,
     close_pools,
     process_pool,
     remove_abandoned_folders,
 )
 from daskdist.execute.callers.processes import Processes
+from daskdist.execute.messages.shared_memory import PackedArrays, Segments
 from daskdist.execute.stream.gather import Picks, gather
 from daskdist.testing import same_elements
 
@@ -266,6 +267,7 @@ def test_arrays_are_sent_by_files_that_are_removed(tmp_path):
 def test_no_files_are_left():
     list(Dataset.range(100).map(lambda x: np.arange(5000.0) * x).batch(8).with_options(PROCESSES))
     pool = process_pool(2)
+    pool._segments.clear()
     assert list(Path(pool.folder).iterdir()) == []
     close_pools()
     assert not Path(pool.folder).exists()
@@ -274,6 +276,106 @@ def test_no_files_are_left():
     abandoned.mkdir()
     remove_abandoned_folders()
     assert not abandoned.exists()
+
+
+SHARED = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="memory is used again only on Linux")
+
+
+@pytest.fixture
+def pool():
+    pool = ProcessPool(1)
+    yield pool
+    pool.close()
+
+
+def files_of(pool):
+    return {file.name for file in Path(pool.folder).iterdir()}
+
+
+@SHARED
+def test_memory_is_used_again_once_nothing_refers_to_it(pool):
+    call = pool.call
+    first = call(np.full, [(300, 300), 1.0])
+    (file,) = files_of(pool)
+    row = first[5]
+    assert call(np.full, [(300, 300), 2.0]).sum() == 180_000
+    assert len(files_of(pool)) == 2
+    assert (first == 1).all()
+    del first
+    held = [call(np.full, [(300, 300), float(number)]) for number in range(4)]
+    assert (row == 1).all()
+    assert [block[0, 0] for block in held] == [0, 1, 2, 3]
+    del row, held
+    before = files_of(pool)
+    for number in range(8):
+        assert (call(np.negative, [np.full((300, 300), number)]) == -number).all()
+    assert files_of(pool) - before == set()
+    assert file in before
+
+
+class Keeping:
+    def __init__(self):
+        self.kept = []
+
+    def __call__(self, array):
+        self.kept.append(array)
+        return [int(each[0]) for each in self.kept]
+
+
+@SHARED
+def test_memory_that_a_function_keeps_is_not_used_again(pool):
+    function = pool.add(cloudpickle.dumps(Keeping()))
+    for number in range(6):
+        assert pool.call(function, [np.full(100_000, number)]) == list(range(number + 1))
+    assert (pool.call(np.negative, [np.full(100_000, 9)]) == -9).all()
+    assert pool.call(function, [np.full(100_000, 6)]) == list(range(7))
+
+
+@SHARED
+def test_memory_that_a_forked_process_has_is_not_used_again(pool):
+    block = pool.call(np.full, [(300, 300), 1.0])
+    (to_child, child_reads), (child_writes, from_child) = os.pipe()[::-1], os.pipe()[::-1]
+    child = os.fork()
+    if not child:
+        os.read(child_reads, 1)
+        os.write(child_writes, b"y" if (block == 1).all() else b"n")
+        os._exit(0)
+    del block
+    for number in range(4):
+        assert (pool.call(np.full, [(300, 300), 2.0 + number]) == 2 + number).all()
+    os.write(to_child, b"x")
+    assert os.read(from_child, 1) == b"y"
+    assert os.waitpid(child, 0)[1] == 0
+    for end in (to_child, child_reads, child_writes, from_child):
+        os.close(end)
+
+
+@SHARED
+def test_idle_memory_is_freed():
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="daskdist-processes-test-") as folder:
+        segments = Segments(folder, idle_s=0.05)
+        packed, segment = segments.pack(np.zeros(100_000))
+        assert segments.value(packed, None).sum() == 0
+        del segment
+        eventually(lambda: not list(Path(folder).iterdir()))
+
+
+@SHARED
+def test_processes_remove_the_files_of_a_killed_program(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal\n"
+        "import numpy as np\n"
+        "from daskdist.execute.callers.process_pool import ProcessPool\n"
+        "pool = ProcessPool(1)\n"
+        "pool.call(np.zeros, [100_000])\n"
+        "print(pool.folder, len(os.listdir(pool.folder)), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    folder, number = done.stdout.split()
+    assert number == "1"
+    eventually(lambda: not Path(folder).exists())
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "all"])

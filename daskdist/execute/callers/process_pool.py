@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import mmap
 import os
 import pickle
 import shutil
@@ -12,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -21,19 +22,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import dask
+import numpy as np
 
 from daskdist.config import all_settings, seconds
 from daskdist.errors import ClusterError, WaitTimeoutError
 from daskdist.execute.callers.kept_rows import function_of
-from daskdist.execute.messages.failure import Failure, pickle_with_buffers
+from daskdist.execute.messages.failure import Failure
+from daskdist.execute.messages.shared_memory import MEMORY, Lease, PackedArrays, Segments, mapped
 from daskdist.waiting import stretches
 
-# Arrays of fewer bytes in all travel with the message.
-_SMALL_BYTES: Final = 2**16
-# Arrays in a file begin at multiples of this.
-_ALIGNMENT: Final = 64
-# On Linux, files in this directory are in memory.
-_MEMORY: Final = Path("/dev/shm")
 _PREFIX: Final = "daskdist-processes-"
 # The most names of data that the processes which used it are remembered for.
 _MOST_NAMES: Final = 64
@@ -47,64 +44,24 @@ _KILLED_WITHIN_S: Final = 60.0
 _ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-@dataclass(frozen=True)
-class PackedArrays:
-    """A pickled value whose arrays are in a file of shared memory.
-
-    Parameters
-    ----------
-    pickled
-        The pickle without its buffers.
-    buffers
-        The buffers, if they are small or the file has no room; None if they are in the file.
-    path
-        The file, which its reader removes.
-    spans
-        The beginning, the end and the writability of each buffer in the file.
-    """
-
-    pickled: bytes
-    buffers: list[bytearray] | None
-    path: str = ""
-    spans: tuple[tuple[int, int, bool], ...] = ()
-
-    @classmethod
-    def of(cls, value: Any, folder: str) -> PackedArrays:
-        """Pickle a value; its arrays go to a new file in a folder if they are large and it has room."""
-        pickled, buffers = pickle_with_buffers(value)
-        views = [buffer.raw() for buffer in buffers]
-        if sum(view.nbytes for view in views) < _SMALL_BYTES:
-            return cls(pickled, list(map(bytearray, views)))
-        path = f"{folder}/{uuid.uuid4().hex}"
-        spans = []
-        try:
-            with open(path, "wb") as file:
-                for view in views:
-                    start = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
-                    file.seek(start)
-                    file.write(view)
-                    spans.append((start, start + view.nbytes, not view.readonly))
-        except OSError:
-            # There is no room left, such as in the 64 MB of shared memory of most containers.
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            return cls(pickled, list(map(bytearray, views)))
-        return cls(pickled, None, path, tuple(spans))
-
-    def value(self) -> Any:
-        """Return the value; the memory of its arrays is freed with the last of them."""
-        if self.buffers is not None:
-            return pickle.loads(self.pickled, buffers=self.buffers)
-        with open(self.path, "r+b") as file:
-            memory = memoryview(mmap.mmap(file.fileno(), 0))
-        # Where files in use cannot be removed, the folder is removed at the end.
-        with contextlib.suppress(PermissionError):
-            os.unlink(self.path)
-        views = [memory[start:stop] for start, stop, _ in self.spans]
-        writable = [is_writable for *_, is_writable in self.spans]
-        return pickle.loads(
-            self.pickled, buffers=[view if w else view.toreadonly() for view, w in zip(views, writable, strict=True)]
-        )
+def _answer(
+    function: str | Callable[..., Any], arguments: PackedArrays, folder: str, offered: str
+) -> tuple[PackedArrays | Failure, bool]:
+    """Make a call; return its result, and whether something still refers to the memory of its arguments."""
+    memory = lent = None
+    reply: PackedArrays | Failure
+    try:
+        if isinstance(function, str):
+            function = function_of(function)
+        if arguments.path:
+            memory = np.asarray(Lease(mapped(arguments.path)))
+            lent = weakref.ref(memory)
+        segment = mapped(offered) if offered else None
+        reply = PackedArrays.of(function(*arguments.value(memory)), folder, lambda num_bytes: segment)
+    except BaseException as error:
+        reply = Failure.of(error)
+    del memory
+    return reply, lent is not None and lent() is not None
 
 
 def serve(connections: Sequence[Connection]) -> None:
@@ -113,11 +70,11 @@ def serve(connections: Sequence[Connection]) -> None:
     Parameters
     ----------
     connections
-        Each brings one call at a time: the settings, a function or the file of a pickled one, its arguments, and the
-        folder for results.
+        Each brings one call at a time: the settings, a function or the file of a pickled one, its arguments, the folder
+        for results, and the file of a segment for the result, or nothing.
     """
     connections = list(connections)
-    applied = b""
+    applied, folder, program, is_dismissed = b"", "", os.getppid(), False
     while connections:
         try:
             # An interrupt from the terminal reaches this process too; the program decides what ends.
@@ -128,6 +85,7 @@ def serve(connections: Sequence[Connection]) -> None:
             try:
                 settings = connection.recv_bytes()
                 call = connection.recv_bytes() if settings else b""
+                is_dismissed = is_dismissed or not call
             except (EOFError, OSError):
                 call = b""
             if not call:
@@ -137,14 +95,24 @@ def serve(connections: Sequence[Connection]) -> None:
                 if settings != applied:
                     dask.config.set({"daskdist": pickle.loads(settings)})
                     applied = settings
-                function, arguments, folder = pickle.loads(call)
-                if isinstance(function, str):
-                    function = function_of(function)
-                reply: Any = PackedArrays.of(function(*arguments.value()), folder)
+                function, arguments, folder, offered = pickle.loads(call)
+                reply: Any = _answer(function, arguments, folder, offered)
             except BaseException as error:
-                reply = Failure.of(error)
+                reply = Failure.of(error), True
             with contextlib.suppress(OSError):
                 connection.send_bytes(pickle.dumps(reply, protocol=5))
+    if folder and not is_dismissed:
+        _remove_if_killed(program, folder)
+
+
+def _remove_if_killed(program: int, folder: str) -> None:
+    # The connections of a program that was killed are closed shortly before its processes get another parent.
+    until = time.monotonic() + _KILLED_WITHIN_S
+    while os.getppid() == program:
+        if time.monotonic() > until:
+            return
+        time.sleep(0.01)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(eq=False)
@@ -200,7 +168,11 @@ class ProcessPool:
     def __init__(self, num_processes: int) -> None:
         remove_abandoned_folders()
         # The directory of the files of shared memory.
-        self.folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_MEMORY if _MEMORY.is_dir() else None)
+        self.folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=MEMORY if MEMORY.is_dir() else None)
+        self._segments = Segments(self.folder)
+        # The bytes of the last result of a function, and of any.
+        self._result_bytes: dict[Any, int] = {}
+        self._last_bytes = 0
         self._processes = [_Process() for _ in range(num_processes)]
         self._changed = threading.Condition()
         self._is_closed = False
@@ -246,9 +218,16 @@ class ProcessPool:
         """
         settings = pickle.dumps(all_settings())
         for _ in range(_MOST_ATTEMPTS):
-            packed = PackedArrays.of(tuple(arguments), self.folder)
-            call = pickle.dumps((function, packed, self.folder), protocol=5)
-            process, connection = self._taken(data, is_over)
+            packed, sent = self._segments.pack(tuple(arguments))
+            expected = self._result_bytes.get(function, self._last_bytes)
+            offered = self._segments.taken(expected) if expected else None
+            lent = [segment for segment in (sent, offered) if segment is not None]
+            call = pickle.dumps((function, packed, self.folder, offered.path if offered else ""), protocol=5)
+            try:
+                process, connection = self._taken(data, is_over)
+            except BaseException:
+                self._segments.end(*lent)
+                raise
             try:
                 connection.send_bytes(settings)
                 connection.send_bytes(call)
@@ -259,16 +238,25 @@ class ProcessPool:
             except WaitTimeoutError:
                 connection.close()
                 self._replace(process)
+                self._segments.end(*lent, is_used=True)
                 raise
             except (EOFError, OSError):
                 connection.close()
                 self._replace(process)
+                self._segments.end(*lent)
                 continue
             self._give_back(process, connection)
-            reply = pickle.loads(answer)
+            reply, is_sent_kept = pickle.loads(answer)
+            if sent is not None:
+                self._segments.end(sent, is_used=is_sent_kept)
             if isinstance(reply, Failure):
+                if offered is not None:
+                    self._segments.end(offered)
                 raise reply.error()
-            return reply.value()
+            if len(self._result_bytes) >= _MOST_NAMES:
+                self._result_bytes.clear()
+            self._result_bytes[function] = self._last_bytes = reply.num_bytes
+            return self._segments.value(reply, offered)
         raise ClusterError(
             f"local processes ended in {_MOST_ATTEMPTS} attempts of one call; they may have too little memory"
         )
@@ -352,6 +340,7 @@ class ProcessPool:
                     _dismiss(connection)
         for process in self._processes:
             process.end(seconds("timeouts.data"))
+        self._segments.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -380,9 +369,9 @@ def close_pools() -> None:
 
 def remove_abandoned_folders() -> None:
     """Remove the files of programs that were killed."""
-    if not _MEMORY.is_dir():
+    if not MEMORY.is_dir():
         return
-    for folder in _MEMORY.glob(f"{_PREFIX}*"):
+    for folder in MEMORY.glob(f"{_PREFIX}*"):
         number = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if number.isdecimal() and not Path(f"/proc/{number}").exists():
             shutil.rmtree(folder, ignore_errors=True)
