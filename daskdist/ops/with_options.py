@@ -31,7 +31,7 @@ class _Options:
         object.__setattr__(self, name, None if value is None else _CHECKS[name](value))
 
 
-@dataclass
+@dataclass(repr=False)
 class Options(_Options):
     """Settings of a pipeline; None leaves a setting unchanged.
 
@@ -114,6 +114,10 @@ class Options(_Options):
     shuffle_on_device: bool | None = None
     vectorize: bool | None = None
     writable: bool | None = None
+
+    def __repr__(self) -> str:
+        settings = [f"{name}={getattr(value, 'name', value)!r}" for name, value in self.given()]
+        return f"Options({', '.join(settings)})"
 
     @property
     def auto_shard(self) -> bool:

@@ -76,6 +76,13 @@ def test_bad_values(field, value, message):
         setattr(options, field, value)
 
 
+def test_only_fields_that_are_set_are_shown():
+    options = Options(num_processes="auto", auto_shard_policy="data")
+    assert repr(options) == "Options(auto_shard_policy='DATA', num_processes='auto')"
+    assert Options(auto_shard_policy="DATA", num_processes="auto") == options
+    assert repr(Options()) == "Options()"
+
+
 def test_the_error_about_an_unknown_field_lists_the_known_ones():
     with pytest.raises(AttributeError, match=r"no 'speed'; there are auto_shard_policy, balance, deterministic"):
         Options().speed = 3
