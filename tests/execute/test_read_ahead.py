@@ -451,7 +451,9 @@ def test_rows_of_parts_of_files_fail_by_themselves(on_cluster, files_of, kind):
 
 def test_few_large_elements_are_made_of_small_rows_before_their_size_is_known():
     with (
-        LocalCluster(2, threads_per_worker=1, memory_limit=8e8, host="127.0.0.1", dashboard_address=None) as cluster,
+        LocalCluster(
+            2, threads_per_worker=1, memory_limit=8e8, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+        ) as cluster,
         Client(cluster, set_as_default=False) as client,
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):

@@ -36,6 +36,8 @@ from daskdist.execute.stream.runtime import StreamRuntime
 
 # On a cluster, the time of a call for part of a split whose functions may be slow.
 _CALL_S: Final = 0.25
+# The least last part of a split, as a part of the others.
+_PART_OF_CALL: Final = 8
 # What passes learned, by the function that may be slow: the number of rows of such a call, the number of rows whose
 # time is known, and the number of rows of a split, where only reading told.
 _LEARNED: Final[WeakKeyDictionary[Any, tuple[int, int, int]]] = WeakKeyDictionary()
@@ -291,7 +293,9 @@ class ReadCursor(BlockCursor):
             if not self.runtime.caller.reports_freely:
                 # Each part costs tasks, so that repetitions start with parts as large as this pass has reached.
                 self._sizes.num_rows = self.num_rows
-        stop = min(self.offset + num_rows, split_rows)
+        stop = self.offset + num_rows
+        # The last part takes a few more rows rather than leave them to a call of their own.
+        stop = split_rows if split_rows - stop < num_rows // _PART_OF_CALL else stop
         return stop, stop == split_rows
 
     @property
