@@ -26,6 +26,7 @@ from daskdist.config import in_bytes, num_threads
 from daskdist.core import cardinality
 from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or_no
 from daskdist.core.block import Rows, writable_element
+from daskdist.core.cardinality import counted
 from daskdist.core.dataset_base import DatasetBase, node_of
 from daskdist.core.failing.failed_elements import is_of_element
 from daskdist.core.functions.user_function import UserFunction, code_of
@@ -2297,15 +2298,16 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         known = known_cardinality(self._node)
-        number = display.cardinality(cardinality.UNKNOWN if known is None else known)
+        number = cardinality.UNKNOWN if known is None else known
+        elements = f"{display.cardinality(number)} elements" if number < 0 else counted(number, "element")
         spec = self._spec_at_hand
         if spec is None:
             what = "types are known once they are computed"
         elif spec.structure.num_leaves > _MOST_IN_A_LINE:
-            return f"<Dataset of {number} elements:\n{columns_table(spec)}\n{display.tree(self._node)}>"
+            return f"<Dataset of {elements}:\n{columns_table(spec)}\n{display.tree(self._node)}>"
         else:
             what = spec.packed
-        return f"<Dataset of {number} elements: {what}\n{display.tree(self._node)}>"
+        return f"<Dataset of {elements}: {what}\n{display.tree(self._node)}>"
 
     def _repr_html_(self) -> str | None:
         node, what_runs = self._shown_node, partial(self.explain, "primitives")

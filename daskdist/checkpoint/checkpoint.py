@@ -10,9 +10,9 @@ import numpy as np
 
 from daskdist.checkpoint.nests import PLAIN, as_numpy, differences, items_of, like
 from daskdist.checkpoint.state_file import read_states, write_states
+from daskdist.core.cardinality import counted
 from daskdist.core.functions.current_context import refuse_replicas
 from daskdist.display.pages import state_page
-from daskdist.display.plan import count
 from daskdist.display.values import abridged
 from daskdist.errors import ArgumentError, DaskdistError
 from daskdist.storage.filesystem import Storage
@@ -101,7 +101,7 @@ class Checkpoint:
 
     def _repr_html_(self) -> str | None:
         rows = [(name, type(value).__name__, _described(value)) for name, value in self._objects.items()]
-        return state_page("Checkpoint", [count(len(rows), "object")], ("name", "type", "value"), rows)
+        return state_page("Checkpoint", [counted(len(rows), "object")], ("name", "type", "value"), rows)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._objects})

@@ -13,10 +13,11 @@ import click
 
 from daskdist.cli.reports import dataset_of, of_files, short_errors, strategy_on, write
 from daskdist.config import in_bytes
+from daskdist.core.cardinality import counted
 from daskdist.core.dataset_base import node_of, primitive_of
 from daskdist.core.structure import Structure
 from daskdist.dataset import Dataset
-from daskdist.display.plan import count, size, table
+from daskdist.display.plan import size, table
 from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.stream.local_iterator import iterate, rows_of
 from daskdist.execute.stream.side_outputs import PortionSize, side_outputs_of
@@ -120,7 +121,7 @@ def bench_files(
         "batch_size": batch_size,
         "shuffle": shuffle,
     }
-    where = [] if num_workers is None else [f"on {count(num_workers, 'worker')}"]
+    where = [] if num_workers is None else [f"on {counted(num_workers, 'worker')}"]
     write(report, "\n".join([*where, _text(speeds)]), as_json=as_json)
 
 

@@ -12,11 +12,11 @@ from dask.base import tokenize
 
 from daskdist.cli.reports import dataset_of, of_files, short_errors, write
 from daskdist.config import in_bytes, num_threads
+from daskdist.core.cardinality import counted
 from daskdist.core.dataset_base import element_spec_of, node_of, primitive_of
 from daskdist.core.node import Source, walk
 from daskdist.core.spec import ElementSpec
 from daskdist.dataset import Dataset
-from daskdist.display.plan import count
 from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.stream.side_outputs import PortionSize, side_outputs_of
 from daskdist.formats import WritableFormat
@@ -82,8 +82,8 @@ def convert_files(
         dataset = dataset_of(files, format_name)
         num_kept, paths = _convert(dataset, destination, target, rows_per_file, overwrite=overwrite)
     is_zarr = target == _ZARR
-    kept = f", {count(num_kept, 'chunk' if is_zarr else 'file')} of it from an interrupted conversion"
-    text = f"a Zarr store, {destination}" if is_zarr else f"{count(len(paths), 'file')} in {destination}"
+    kept = f", {counted(num_kept, 'chunk' if is_zarr else 'file')} of it from an interrupted conversion"
+    text = f"a Zarr store, {destination}" if is_zarr else f"{counted(len(paths), 'file')} in {destination}"
     text += kept if num_kept else ""
     write({"format": target, "files": paths, "kept": num_kept}, text, as_json=as_json)
 

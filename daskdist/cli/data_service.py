@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from daskdist.cli.reports import short_errors, write
-from daskdist.display.plan import count
+from daskdist.core.cardinality import counted
 from daskdist.service.current_status import current_status
 
 
@@ -46,7 +46,7 @@ def serve(workers: int, host: str, port: int, dashboard_address: str, work_dir: 
     ):
         signal.signal(signal.SIGINT, lambda *_: is_over.set())
         address = cluster.scheduler_address
-        text = f"data service at {address}, {count(workers, 'worker')}; end it with Ctrl-C"
+        text = f"data service at {address}, {counted(workers, 'worker')}; end it with Ctrl-C"
         write({"address": address, "workers": workers, "dashboard": cluster.dashboard_link}, text, as_json=as_json)
         is_over.wait()
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from daskdist.cli import digits as job
 from daskdist.cli.reports import strategy_on
-from daskdist.display.plan import count
+from daskdist.core.cardinality import counted
 from daskdist.errors import DaskdistError, FileError
 from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.strategy import Strategy
@@ -144,9 +144,9 @@ def demo(
             if data is None:
                 # Created before the cluster, so that workers have closed the files when they are removed.
                 data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="daskdist-demo-")))
-            here = f"none, {count(num_embedded, 'replica')} in this process"
+            here = f"none, {counted(num_embedded, 'replica')} in this process"
             joined = f"joining {scheduler or scheduler_file}"
-            started = f"starting {count(workers or 2, 'worker process')}".replace("processs", "processes")
+            started = f"starting {counted(workers or 2, 'worker process')}"
             place = here if num_embedded else joined if scheduler or scheduler_file else started
             say(f"{_bold('Cluster')}  {place} ... ", ends=False)
             start_s = time.perf_counter()
@@ -238,7 +238,7 @@ def draw(
     axes.plot(np.arange(len(means)) + 0.5, means, "o-", label="mean of the epoch")
     sharded = f", policy {summary['policy']}" if summary["workers"] > 1 else ""
     title = (
-        f"{summary['accuracy']:.1%} of held-out digits recognised ({count(summary['replicas'], 'replica')}{sharded})"
+        f"{summary['accuracy']:.1%} of held-out digits recognised ({counted(summary['replicas'], 'replica')}{sharded})"
     )
     axes.set(yscale="log", xlim=(0, len(means)), xlabel="epochs", ylabel="cross-entropy a row", title=title)
     axes.grid(which="both", axis="y", alpha=0.2)

@@ -7,8 +7,9 @@ from dataclasses import asdict
 import click
 
 from daskdist.cli.reports import dataset_of, of_files, short_errors, write
+from daskdist.core.cardinality import counted
 from daskdist.core.dataset_base import element_spec_of, node_of
-from daskdist.display.plan import count, shares_table, tree
+from daskdist.display.plan import shares_table, tree
 from daskdist.execute.stream.local_iterator import first_elements
 from daskdist.passes.autoshard import autoshard
 from daskdist.passes.plan import plan
@@ -48,7 +49,7 @@ def explain_files(
         names = tuple([replica.worker for replica in replicas])
         shares = shares_of(pipelines_of(nodes, names, names), replicas)
     lines = [
-        count(workers, "worker"),
+        counted(workers, "worker"),
         f"sharding: {sharding.policy.name if workers > 1 else 'none needed'} ({sharding})",
         shares_table(shares),
         "pipeline of the first worker:",

@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from daskdist.cli.reports import dataset_of, of_files, short_errors, write
+from daskdist.core.cardinality import counted
 from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Source, walk
 from daskdist.core.primitive import Split
 from daskdist.core.spec import TensorSpec
 from daskdist.dataset import Dataset
-from daskdist.display.plan import count, size, table
+from daskdist.display.plan import size, table
 from daskdist.errors import FileError
 from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.with_options import Options
@@ -75,7 +76,8 @@ def _checked(dataset: Dataset, damage: dict[str, str]) -> dict[str, Any]:
     elements = iter(dataset.with_options(Options(on_error="skip")))
     num_rows = sum(1 for _ in elements)
     left_out = {
-        path: f"{count(number, 'unit')} cannot be read" for path, number in elements.stats()["skipped_by_file"].items()
+        path: f"{counted(number, 'unit')} cannot be read"
+        for path, number in elements.stats()["skipped_by_file"].items()
     }
     return {"rows": num_rows, "damage": left_out | damage}
 
@@ -83,9 +85,9 @@ def _checked(dataset: Dataset, damage: dict[str, str]) -> dict[str, Any]:
 def _text(report: dict[str, Any]) -> str:
     facts = [
         report["format"],
-        count(report["files"], "file") if report["files"] is not None else "",
-        count(report["splits"], "split"),
-        "rows not counted: use --check to read all" if report["rows"] is None else count(report["rows"], "row"),
+        counted(report["files"], "file") if report["files"] is not None else "",
+        counted(report["splits"], "split"),
+        "rows not counted: use --check to read all" if report["rows"] is None else counted(report["rows"], "row"),
         "" if report["bytes"] is None else size(report["bytes"]),
     ]
     rows: list[tuple[str, ...]] = [("column", "shape", "dtype")]

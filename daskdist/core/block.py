@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from daskdist.core.cardinality import counted
 from daskdist.core.failing.origin import JoinedOrigin, Origin, SelectedOrigins, Skipped
 from daskdist.core.ragged import Ragged, concat, unchecked_ragged
 from daskdist.core.structure import LONE, Leaves, Nested, Structure, as_array
@@ -117,7 +118,7 @@ class Block:
 
     def __repr__(self) -> str:
         shapes = self.structure.pack([f"{leaf.dtype}{list(leaf.shape)}" for leaf in self.leaves])
-        return f"<Block of {len(self)} rows: {shapes}{' from ' + self.label if self.label else ''}>"
+        return f"<Block of {counted(len(self), 'row')}: {shapes}{' from ' + self.label if self.label else ''}>"
 
 
 class Bundle:
@@ -176,7 +177,7 @@ class Bundle:
         return f"an element made of {self.label or 'this data'}"
 
     def __repr__(self) -> str:
-        return f"<Bundle of {len(self)} elements{' from ' + self.label if self.label else ''}>"
+        return f"<Bundle of {counted(len(self), 'element')}{' from ' + self.label if self.label else ''}>"
 
 
 class Batches:

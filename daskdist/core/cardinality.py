@@ -80,3 +80,13 @@ def beyond(cardinality: int, count: int) -> int:
     if count < 0:
         return 0
     return max(cardinality - count, 0) if cardinality >= 0 else cardinality
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words.
+
+    >>> counted(1, "worker"), counted(2000, "worker"), counted(2, "batch")
+    ('1 worker', '2,000 workers', '2 batches')
+    """
+    plural = "" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number:,} {noun}{plural}"

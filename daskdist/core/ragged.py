@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from daskdist.core.cardinality import counted
 from daskdist.core.to_numpy import to_numpy
 from daskdist.errors import ArgumentError, StackError
 
@@ -162,7 +163,7 @@ class Ragged:
         lengths = self.row_lengths
         if len(lengths) and lengths.max() > length:
             row = int(np.argmax(lengths > length))
-            raise StackError(f"row {row} has {lengths[row]} values, more than {length}")
+            raise StackError(f"row {row} has {counted(lengths[row], 'value')}, more than {length}")
         out = np.full((len(self), length, *self.values.shape[1:]), value, self.dtype)
         out[np.arange(length) < lengths[:, None]] = self.values
         return out

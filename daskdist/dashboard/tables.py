@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from daskdist.core.cardinality import counted
 from daskdist.dashboard.figures import DashboardFigures, ReplicaFigures
 from daskdist.display.html import Box, PageTable, Section, TimePart, page, texts
 from daskdist.display.pages import bars
-from daskdist.display.plan import count
 
 # The most rows of a table to show; further rows are only counted.
 _MOST_ROWS: Final = 32
@@ -19,11 +19,11 @@ def summary(figures: DashboardFigures) -> str:
     """Return the totals of all strategies, and a bar of where the replicas' time goes."""
     replicas = list(figures.replicas.values())
     facts = [
-        count(len(replicas), "replica"),
+        counted(len(replicas), "replica"),
         f"{sum(replica.steps_per_s for replica in replicas):,.1f} steps/s",
         f"{sum(replica.rows_per_s for replica in replicas):,.0f} rows/s",
-        f"{count(figures.num_lost, 'worker')} lost",
-        count(len(figures.jobs()), "service job"),
+        f"{counted(figures.num_lost, 'worker')} lost",
+        counted(len(figures.jobs()), "service job"),
     ]
     sections = []
     if replicas and figures.time_shares:

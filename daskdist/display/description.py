@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from daskdist.core.cardinality import counted
 from daskdist.core.spec import ElementSpec
 from daskdist.display.html import Box, PageTable, Section, page
-from daskdist.display.plan import count, table
+from daskdist.display.plan import table
 from daskdist.display.preview import Preview
 from daskdist.display.values import Summary
 from daskdist.tables.describe import MOST_COUNTED, ColumnStatistics, column_name
@@ -44,15 +45,15 @@ class Description:
 
     def __repr__(self) -> str:
         if not self._columns:
-            return count(self.num_elements, "element")
+            return counted(self.num_elements, "element")
         heading, *rows = self._table
-        return f"{count(self.num_elements, 'element')}\n{table([('', *heading[1:]), *rows])}"
+        return f"{counted(self.num_elements, 'element')}\n{table([('', *heading[1:]), *rows])}"
 
     def _repr_html_(self) -> str | None:
         heading, *rows = self._table
         boxes = [[Box(name, is_code=True), *(Box(value, "number") for value in values)] for name, *values in rows]
         shown = PageTable([Box(heading[0]), *(Box(name, "number") for name in heading[1:])], boxes)
-        return page("Dataset", [count(self.num_elements, "element")], [Section("table", shown)] if rows else [])
+        return page("Dataset", [counted(self.num_elements, "element")], [Section("table", shown)] if rows else [])
 
     @property
     def _table(self) -> list[tuple[str, ...]]:

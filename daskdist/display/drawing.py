@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.cardinality import UNKNOWN, counted
 from daskdist.core.node import Node, Source, walk
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Stream, same
-from daskdist.display.plan import count, operation_text
+from daskdist.display.plan import operation_text
 from daskdist.errors import DaskdistError
 
 # The first words of a note in a plan: functions called for many rows at once, and others.
@@ -123,4 +123,4 @@ def cardinality_in_words(number: int | None, noun: str = "element") -> str:
         return f"{noun}s not counted yet"
     if number == UNKNOWN:
         return f"number of {noun}s unknown"
-    return "endless" if number < 0 else count(number, noun)
+    return "endless" if number < 0 else counted(number, noun)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from daskdist.core.cardinality import counted
 from daskdist.core.node import Node
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, TensorSpec
 from daskdist.display.drawing import cardinality_in_words, drawing, known_cardinality
 from daskdist.display.html import Box, PageTable, Section, TimePart, page, texts
-from daskdist.display.plan import Share, count, share_cells
+from daskdist.display.plan import Share, share_cells
 from daskdist.tables.describe import column_name
 
 
@@ -54,7 +55,7 @@ def spec_section(spec: ElementSpec, title: str = "Each element") -> Section:
         ]
         for path, leaf in spec.structure.in_order(spec.leaves)
     ]
-    title = f"{title}: {count(len(rows), 'array')}" if len(rows) > 8 else title
+    title = f"{title}: {counted(len(rows), 'array')}" if len(rows) > 8 else title
     return Section("table", PageTable(texts("column", "shape", "dtype"), rows), title, is_folded=len(rows) > 8)
 
 
@@ -145,12 +146,12 @@ def times_in_words(stats: dict[str, Any], unit: str = "step") -> str:
     '30 steps, 10.0 a second, waiting 33 % of the time'
     """
     total_s = stats["waiting_s"] + stats["step_s"]
-    words = [count(stats["num_elements"], unit)]
+    words = [counted(stats["num_elements"], unit)]
     if total_s:
         words.append(f"{stats['steps_per_s']:,.1f} a second")
         words.append(f"waiting {100 * stats['waiting_s'] / total_s:.0f} % of the time")
     if stats["num_skipped"]:
-        words.append(f"{count(stats['num_skipped'], 'element')} left out")
+        words.append(f"{counted(stats['num_skipped'], 'element')} left out")
     return ", ".join(words)
 
 

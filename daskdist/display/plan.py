@@ -76,15 +76,6 @@ def cardinality(number: int) -> str:
     return {INFINITE: "endless", UNKNOWN: "unknown"}.get(number, f"{number:,}")
 
 
-def count(number: int, noun: str) -> str:
-    """Format a number of things.
-
-    >>> count(1, "worker"), count(2, "worker")
-    ('1 worker', '2 workers')
-    """
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def size(num_bytes: float) -> str:
     """Format a number of bytes for people.
 

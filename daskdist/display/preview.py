@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.cardinality import counted
 from daskdist.core.structure import Structure
 from daskdist.display.html import Box, PageTable, Section, page, texts
 from daskdist.display.pictures import pictures_of
-from daskdist.display.plan import count
 from daskdist.tables.describe import column_name
 
 # The most characters of a value; and in a terminal its most lines, and the least width of a column that is cut.
@@ -50,8 +50,9 @@ class Preview:
             columns = structure.in_order(leaves)
             self._columns = self._columns or tuple(column_name(path) for path, _ in columns)
             self._rows.append([leaf for _, leaf in columns])
-        number = count(len(elements), "element")
-        self._extent = "no elements" if not elements else f"all {number}" if is_all else f"the first {number}"
+        which = "" if not elements else ("only" if len(elements) == 1 else "all") if is_all else "first"
+        number = counted(len(elements), "element").removeprefix("1 ")
+        self._extent = {"": "no elements", "all": f"all {number}"}.get(which, f"the {which} {number}")
 
     def _repr_html_(self) -> str | None:
         heading = [Box(_ELEMENT, "number"), *texts(*self._columns)]
@@ -73,7 +74,7 @@ class Preview:
         numbers = [[text.rjust(len(_ELEMENT))] for text in [_ELEMENT, *map(str, range(len(self._rows)))]]
         lines = [line for row in zip(numbers, *columns, strict=True) for line in _lines(row, [len(_ELEMENT), *widths])]
         left_out = self._columns[len(widths) :]
-        more = f"; {count(len(left_out), 'column')} more: {', '.join(left_out)[:200]}" if left_out else ""
+        more = f"; {counted(len(left_out), 'column')} more: {', '.join(left_out)[:200]}" if left_out else ""
         return "\n".join([*lines, f"{self._extent}{more}"])
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block
+from daskdist.core.cardinality import counted
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
@@ -70,7 +71,9 @@ class FixedLengthRecords:
         if not is_end:
             return None
         rest = len(data) % self.record_bytes
-        raise BrokenRecord(len(data) - rest, f"{rest} bytes at its end, but a record has {self.record_bytes}")
+        raise BrokenRecord(
+            len(data) - rest, f"{counted(rest, 'byte')} at its end, but a record has {self.record_bytes}"
+        )
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,9 @@ class FixedLength:
             start, stop = self.header_bytes + rows.start * size, self.header_bytes + rows.stop * size
             data = self.storage.read(path, start, stop)
             if len(data) != stop - start:
-                raise FileError(f"{split.label}: {len(data)} bytes, but {stop - start} are expected: cut short")
+                raise FileError(
+                    f"{split.label}: {counted(len(data), 'byte')}, but {stop - start} are expected: cut short"
+                )
             return data
         with self.storage.open(path) as file, failures(split.label):
             try:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Block
+from daskdist.core.cardinality import counted
 from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
@@ -165,7 +166,9 @@ class Hdf5(RangeReader):
     def _opened(self, path: str) -> Iterator[Any]:
         h5py = _library()
         version = self.storage.version(path)
-        with failures(path, f"not an HDF5 file, or a damaged one, of {version.num_bytes} bytes", (Exception,)):
+        with failures(
+            path, f"not an HDF5 file, or a damaged one, of {counted(version.num_bytes, 'byte')}", (Exception,)
+        ):
             if is_remote(path):
                 with self.storage.open(path) as stream, h5py.File(stream, "r") as file:
                     yield file

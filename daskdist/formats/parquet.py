@@ -13,6 +13,7 @@ import numpy as np
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows
+from daskdist.core.cardinality import counted
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
@@ -268,7 +269,9 @@ class Parquet:
                 yield file, (file.schema_arrow if footer is None else footer.schema).names
 
     def _failures(self, version: Version) -> Any:
-        return failures(version.path, f"not a Parquet file, or a truncated one, of {version.num_bytes} bytes")
+        return failures(
+            version.path, f"not a Parquet file, or a truncated one, of {counted(version.num_bytes, 'byte')}"
+        )
 
 
 def _has_text(kind: Any) -> bool:

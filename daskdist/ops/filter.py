@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Block, Rows
-from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.cardinality import UNKNOWN, counted
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
@@ -112,7 +112,7 @@ class FilterBlocks:
         return _kept(rows, np.concatenate(list(map(self._mask, blocks))))
 
     def _mask(self, block: Block) -> Any:
-        where = f"{len(block)} rows of {block.label or 'a block'}"
+        where = f"{counted(len(block), 'row')} of {block.label or 'a block'}"
         leaves, structure = call_at_once(self.predicate, block.structure, block.leaves, len(block), where)
         if structure != LONE or leaves[0].dtype != bool or leaves[0].ndim != 1:
             kinds = structure.pack([f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves])

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any, Final
 
 from daskdist.core.block import Block, Bundle, Rows, from_items, merge
+from daskdist.core.cardinality import counted
 from daskdist.core.columns import PLAIN, column_of, plain_leaves_of
 from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Transformation
@@ -269,6 +270,6 @@ class MapBlocks:
         return Bundle(structure, items, rows.label)
 
     def _on(self, block: Block) -> Block:
-        where = f"{len(block)} rows of {block.label or 'a block'}"
+        where = f"{counted(len(block), 'row')} of {block.label or 'a block'}"
         leaves, structure = call_at_once(self.function, block.structure, block.leaves, len(block), where)
         return Block(structure, leaves, block.label, block.origin)

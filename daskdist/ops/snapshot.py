@@ -11,6 +11,7 @@ from typing import Any, Final
 from dask.base import tokenize
 
 from daskdist.core.block import Rows
+from daskdist.core.cardinality import counted
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.json_codec import spec_to_json
 from daskdist.core.node import Facts, Node, Transformation, counting
@@ -230,7 +231,9 @@ class SnapshotCursor:
             remove_unfinished(directory)
 
     def _tell_missing(self, missing: Sequence[str]) -> None:
-        told = f"{self._snapshot.directory}: {len(missing)} of {len(self._parts)} files are gone ({missing[0]})"
+        told = (
+            f"{self._snapshot.directory}: {len(missing)} of {counted(len(self._parts), 'file')} missing ({missing[0]})"
+        )
         if not self._snapshot.is_reused:
             raise FileError(
                 f"save: {told}; check that no other process saves to this directory, and that all workers and this "

@@ -13,7 +13,7 @@ import numpy as np
 
 from daskdist.core.arguments import numbers, whole_number
 from daskdist.core.block import Block, Rows
-from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.cardinality import INFINITE, UNKNOWN, counted
 from daskdist.core.failing.failed_elements import check_any_is_there
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Node, Transformation, counting, walk
@@ -211,7 +211,8 @@ class SplitCursor:
             return np.searchsorted(split.bounds, as_shares(mixed(rows.astype(np.uint64), split.key())), "right")
         if rows[-1] >= order.length:
             raise CardinalityError(
-                f"split: there were {order.length} elements when the dataset was split, and more come; split it again"
+                f"split: there were {counted(order.length, 'element')} when the dataset was split, and more come; "
+                "split it again"
             )
         return np.searchsorted(split.ends[:-1], order.at(rows), "right")
 
@@ -432,7 +433,9 @@ def splitter(
     num_rows = None if node.cardinality < 0 else node.cardinality
     by_row = SplitByRow(node, shares, (0,), seed, num_rows, label=label)
     if num_rows is not None and not np.diff([0, *by_row.ends]).all():
-        raise ArgumentError(f"{operation}: {num_rows} elements are too few: a part would have none of them")
+        raise ArgumentError(
+            f"{operation}: {counted(num_rows, 'element')} cannot be split in {len(shares)} parts: a part would be empty"
+        )
     return lambda parts: replace(by_row, parts=tuple(parts))
 
 

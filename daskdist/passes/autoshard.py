@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.cardinality import INFINITE, UNKNOWN, counted
 from daskdist.core.file_backed_source import FileBackedSource
 from daskdist.core.node import ExpandingNode, Node, Source, walk
 from daskdist.core.primitive import Split
@@ -17,7 +17,7 @@ from daskdist.passes.balance_files import deal
 from daskdist.passes.remainders import drops_groups, level, remainder, uneven
 from daskdist.passes.seed import of_worker
 from daskdist.passes.zip_sharding import pairing, tied
-from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Pairing, ShardingInput, counted, decide
+from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Pairing, ShardingInput, decide
 
 # Returns the first elements of a pipeline, up to a number of them.
 First = Callable[[Node, int], Sequence[Any]]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from daskdist.core.cardinality import counted
 from daskdist.core.file_backed_source import FileBackedSource
 from daskdist.core.node import Node
 from daskdist.core.primitive import Split
-from daskdist.sharding import Pairing, counted
+from daskdist.sharding import Pairing
 
 
 def pairing(node: Node) -> Pairing:

@@ -220,12 +220,3 @@ def decide(policy: AutoShardPolicy, sharding_input: ShardingInput) -> Decision:
     """
     decision: Decision = importlib.import_module(POLICIES[policy]).decide(sharding_input)
     return decision
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number of things in words.
-
-    >>> counted(1, "file"), counted(2, "file")
-    ('1 file', '2 files')
-    """
-    return f"{number} {noun}{'' if number == 1 else 's'}"

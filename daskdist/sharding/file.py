@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from daskdist.core.cardinality import counted
 from daskdist.errors import ShardingError
-from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Remainder, ShardingInput, counted
+from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Remainder, ShardingInput
 
 _ALTERNATIVES = "Use AutoShardPolicy.DATA, which shards any dataset, or OFF"
 

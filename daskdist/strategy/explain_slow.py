@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from daskdist.core.cardinality import counted
 from daskdist.core.node import Node, walk
 from daskdist.display.plain_text import PlainText
-from daskdist.display.plan import count
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.processes import Processes
 from daskdist.execute.stream.local_iterator import ConvertedIterator, ElementIterator
@@ -64,14 +64,14 @@ def _sentences(iterator: DistributedIterator | ElementIterator) -> Iterator[str]
     times = iterator.times
     num_steps = times.num_steps
     if num_steps < _FEWEST_STEPS:
-        yield f"{count(num_steps, 'step')} so far: take some steps first."
+        yield f"{counted(num_steps, 'step')} so far: take some steps first."
         return
     yield (
-        f"{count(num_steps, 'step')} in {times.total_s:.2f} s, {stats['steps_per_s']:,.1f} per second: "
+        f"{counted(num_steps, 'step')} in {times.total_s:.2f} s, {stats['steps_per_s']:,.1f} per second: "
         f"{times.waiting_share:.0%} of the time waiting for input, the rest in the program's steps."
     )
     if stats["num_skipped"]:
-        yield f"{count(stats['num_skipped'], 'element')} left out because reading or computing them failed."
+        yield f"{counted(stats['num_skipped'], 'element')} left out because reading or computing them failed."
     if isinstance(iterator, DistributedIterator) and not iterator.is_here:
         yield from _on_cluster(iterator)
         return
@@ -106,7 +106,7 @@ def _on_cluster(iterator: DistributedIterator) -> Iterator[str]:
         # Copies between workers take no thread.
         tasks_s = all_s - workers.busy_s.get("transfer", 0.0)
         busy_share = tasks_s / max(workers.num_threads * iterator.times.total_s, 1e-9)
-        threads = count(workers.num_threads, "thread")
+        threads = counted(workers.num_threads, "thread")
         yield (
             f"The {threads} of the workers are always busy with it: add workers, or reduce the work."
             if busy_share > _BUSY
@@ -139,7 +139,7 @@ def _of_input(iterator: DistributedIterator | ElementIterator, busy_s: dict[str,
             "dataset, or Options(num_threads=...), to compute it during steps."
         )
     elif all_s:
-        threads = count(caller.num_ahead, "thread")
+        threads = counted(caller.num_ahead, "thread")
         share = all_s / max(caller.num_ahead * iterator.times.total_s, 1e-9)
         yield (
             f"The {threads} that compute input are always busy: use more threads, with Options(num_threads=...), if "
@@ -162,7 +162,7 @@ def _of_plan(nodes: Iterable[Node]) -> Iterator[str]:
                 packed = [path for path in node.paths if path.endswith(".gz")]
                 if packed:
                     told[
-                        f"{count(len(packed), 'gzip file')} of {len(node.paths):,}: each can only be read from its "
+                        f"{counted(len(packed), 'gzip file')} of {len(node.paths):,}: each can only be read from its "
                         "start, by one thread. More and smaller files, or Parquet, are read in parallel."
                     ] = None
     yield from told

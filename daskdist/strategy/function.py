@@ -10,11 +10,11 @@ from typing import Any, overload
 import numpy as np
 import optree
 
+from daskdist.core.cardinality import counted
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.core.structure import describe_nesting
 from daskdist.devices import dtype_of, is_on_device
 from daskdist.display.plain_text import PlainText
-from daskdist.display.plan import count
 from daskdist.errors import ArgumentError
 from daskdist.strategy.steps.captures import Capture, capturing
 from daskdist.strategy.values.async_value import AsyncValue
@@ -113,9 +113,9 @@ class Function:
             return PlainText(f"{self._name}: not called yet")
         if not last.num_steps and not last.num_other_calls:
             return PlainText(f"{self._name}: nothing was sent to a cluster")
-        line = f"{self._name}: {count(last.num_steps, 'step')}"
+        line = f"{self._name}: {counted(last.num_steps, 'step')}"
         if last.num_other_calls:
-            line += f" and {count(last.num_other_calls, 'other call')}"
+            line += f" and {counted(last.num_other_calls, 'other call')}"
         waits = [f"  waited because {wait}" for wait in last.waits] or ["  waited nowhere"]
         return PlainText("\n".join([line, *waits]))
 
@@ -132,7 +132,7 @@ def settle(nest: Any) -> None:
 def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current: Capture) -> None:
     if len(args) != len(signature):
         raise ArgumentError(
-            f"{name}: called with {count(len(args), 'positional argument')}; input_signature has {len(signature)}"
+            f"{name}: called with {counted(len(args), 'positional argument')}; input_signature has {len(signature)}"
         )
     specs, treespec = optree.tree_flatten(signature, none_is_leaf=True)
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from daskdist.core.cardinality import counted
 from daskdist.display.pages import some_of, state_page
-from daskdist.display.plan import count, size, table
+from daskdist.display.plan import size, table
 
 _HEADING: Final = ("worker", "replicas", "devices", "state", "steps sent", "in flight", "outstanding", "heartbeat")
 
@@ -106,7 +107,7 @@ class StrategyStatus:
     def page(self, title: str) -> str | None:
         """Return the status as HTML for notebooks."""
         num_replicas = sum(len(worker.replicas) for worker in self.workers)
-        facts = [count(num_replicas, "replica"), count(len(self.workers), "worker")]
+        facts = [counted(num_replicas, "replica"), counted(len(self.workers), "worker")]
         return state_page(title, facts, _HEADING, self._rows())
 
 

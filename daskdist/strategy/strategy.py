@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import optree
 
 from daskdist.core.arguments import whole_number
+from daskdist.core.cardinality import counted
 from daskdist.core.failing.short_traceback import with_short_traceback
 from daskdist.dataset import Dataset
-from daskdist.display.plan import count
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.caller import Caller, Handle
 from daskdist.ops.from_tensor_slices import FromTensorSlices
@@ -590,8 +590,8 @@ class Strategy(Viewed):
 
     def __repr__(self) -> str:
         workers = set(self._internals.group.now.worker_of)
-        where = "in this process" if workers == {None} else f"on {count(len(workers), 'worker')}"
-        return f"<{type(self).__name__}: {count(len(self._internals.group.now.replicas), 'replica')} {where}>"
+        where = "in this process" if workers == {None} else f"on {counted(len(workers), 'worker')}"
+        return f"<{type(self).__name__}: {counted(len(self._internals.group.now.replicas), 'replica')} {where}>"
 
 
 def _gather_values(backend: Backend, gather: Gather, values: Sequence[PerReplica], group: ReplicaGroup) -> Any:

@@ -82,4 +82,4 @@ def test_large_images_are_made_smaller():
 
 def test_html_of_rows_is_escaped():
     text = text_of(Preview([{"<i>name": "<script>x</script>", "number": np.int64(3)}], is_all=False))
-    assert "the first 1 element element <i>name number 0 <script>x</script> 3" in text
+    assert "the first element element <i>name number 0 <script>x</script> 3" in text

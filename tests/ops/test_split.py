@@ -275,7 +275,7 @@ def test_no_warning_about_other_empty_passes(caplog):
         (lambda: rows().split(0.5, stratify="b"), ["stratify is 'b', which holds", "a key is a number or text"]),
         (lambda: numbers().repeat(2).split(0.5), ["repeated", "repeat the parts"]),
         (lambda: Dataset.counter().split(0.5), ["endless"]),
-        (lambda: numbers(3).split(0.9), ["3 elements", "too few"]),
+        (lambda: numbers(3).split(0.9), ["3 elements cannot be split in 2 parts"]),
         (lambda: numbers(3).kfold(4), ["kfold", "3 elements"]),
         (lambda: numbers().kfold(1), ["num_folds is 1"]),
     ],

@@ -29,6 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Rows
+from daskdist.core.cardinality import counted
 from daskdist.core.primitive import Arrange, Primitive, Read, ReadingToDevices
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection.intervals import Index
@@ -126,7 +127,9 @@ class RowsOnDevice:
         return self._host.where(index)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} elements on {name_of(self._device)}{' from ' + self.label if self.label else ''}>"
+        return (
+            f"<{counted(len(self), 'element')} on {name_of(self._device)}{' from ' + self.label if self.label else ''}>"
+        )
 
 
 class _Segment:

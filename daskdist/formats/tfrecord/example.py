@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.cardinality import counted
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
@@ -386,10 +387,12 @@ def _array(name: str, feature: Feature, feature_and_content: tuple[int, bytes] |
     size = prod(feature.shape)
     if isinstance(feature, FixedLenSequenceFeature):
         if len(values) % size:
-            raise Malformed(f"feature {name!r} has {len(values)} values; shape {feature.shape} takes {size} at a time")
+            raise Malformed(
+                f"feature {name!r} has {counted(len(values), 'value')}; shape {feature.shape} takes {size} at a time"
+            )
         return values.reshape(-1, *feature.shape)
     if len(values) != size:
-        raise Malformed(f"feature {name!r} has {len(values)} values; shape {feature.shape} takes {size}")
+        raise Malformed(f"feature {name!r} has {counted(len(values), 'value')}; shape {feature.shape} takes {size}")
     return values.reshape(feature.shape)
 
 
@@ -456,7 +459,9 @@ def _fields(data: bytes, packed_wire: int = 2) -> Iterator[tuple[int, bytes | in
         else:
             raise Malformed(f"not an example: a field of wire type {wire}")
         if not field or at + size > stop:
-            raise Malformed(f"not an example, or a truncated one: a field of {size} bytes, but {stop - at} are left")
+            raise Malformed(
+                f"not an example, or a truncated one: a field of {counted(size, 'byte')}, but {stop - at} are left"
+            )
         if wire in (2, packed_wire):
             yield field, data[at : at + size]
         at += size

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.cardinality import counted
 from daskdist.errors import FileError
 from daskdist.formats.tfrecord.crc import of_lengths, of_records
 from daskdist.storage.byte_ranges import BrokenRecord
@@ -162,7 +163,9 @@ class Records:
         if not is_end:
             return None
         if headers.stop < len(data):
-            reason = f"{len(data) - headers.stop} bytes at its end, but a record takes at least {AROUND_BYTES}"
+            reason = (
+                f"{counted(len(data) - headers.stop, 'byte')} at its end, but a record takes at least {AROUND_BYTES}"
+            )
             raise BrokenRecord(headers.stop, reason)
         last = int(begins[-1])
         raise BrokenRecord(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from daskdist.core.cardinality import counted
 from daskdist.formats.webdataset.tar import Read, TarEntry, is_text, reader_of, steps, why_refused
 from daskdist.storage.byte_ranges import BrokenRecord
 
@@ -121,9 +122,11 @@ def _boundary(read: Read, at: int, at_least: int, num_bytes: int, *, is_end: boo
     if not is_end:
         return None
     if end > num_bytes:
-        raise BrokenRecord(record, f"the member {name!r} extends {end - num_bytes} bytes beyond the end of the file")
+        raise BrokenRecord(
+            record, f"the member {name!r} extends {counted(end - num_bytes, 'byte')} beyond the end of the file"
+        )
     if end < num_bytes and not (was_zeros and not read(end, num_bytes).strip(b"\0")):
-        raise BrokenRecord(end, f"the header of a member is cut off after {num_bytes - end} bytes")
+        raise BrokenRecord(end, f"the header of a member is cut off after {counted(num_bytes - end, 'byte')}")
     if not was_zeros:
         raise BrokenRecord(num_bytes, "the file is cut short: it lacks the zeros at the end of an archive")
     return num_bytes

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from daskdist.core.cardinality import INFINITE
-from daskdist.display.plan import count, size, table
+from daskdist.core.cardinality import INFINITE, counted
+from daskdist.display.plan import size, table
 from daskdist.service.dispatcher.jobs import Iteration
 
 # The reports of workers, by task: the bytes that are kept, and by consumer the number and the bytes of the elements
@@ -104,7 +104,7 @@ class ServiceStatus:
         return asdict(self)
 
     def __repr__(self) -> str:
-        extent = f"{count(len(self.workers), 'worker')}, {count(len(self.jobs), 'iteration')} of jobs"
+        extent = f"{counted(len(self.workers), 'worker')}, {counted(len(self.jobs), 'iteration')} of jobs"
         head = f"data service at {self.address}: {extent}"
         if not self.jobs:
             return head
@@ -120,7 +120,7 @@ class ServiceStatus:
                     job.state,
                     "-" if job.num_pending is None else f"{job.num_pending:,}",
                     f"{job.num_leased:,}",
-                    count(job.num_done, job.unit.removesuffix("s")),
+                    counted(job.num_done, job.unit.removesuffix("s")),
                     f"{job.num_used:,}",
                     f"{job.elements_per_s:,.0f}",
                     size(job.buffered_bytes),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Final
 
-from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.cardinality import UNKNOWN, counted
 from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Node
 from daskdist.core.primitive import Epoch
@@ -28,7 +28,7 @@ from daskdist.devices import Device, named
 from daskdist.display.drawing import cardinality_in_words, is_at_hand
 from daskdist.display.pages import distributed_page
 from daskdist.display.plain_text import PlainText
-from daskdist.display.plan import count, shares_table, tree
+from daskdist.display.plan import shares_table, tree
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Caller
 from daskdist.execute.stream.local_iterator import rows_of
@@ -283,7 +283,7 @@ class DistributedDataset:
         return PlainText(
             "\n".join(
                 [
-                    f"{count(len(replicas), 'replica')} on {count(len(self.strategy.workers), 'worker')}",
+                    f"{counted(len(replicas), 'replica')} on {counted(len(self.strategy.workers), 'worker')}",
                     f"sharding: {feed.sharding_title} ({feed.sharding})",
                     shares_table(shares_of(feed.pipelines, replicas)),
                     "pipeline:",
@@ -323,7 +323,7 @@ class DistributedDataset:
         steps = cardinality_in_words(feed.cardinality() if is_counted else None, "step")
         return distributed_page(
             type(self).__name__,
-            [steps, count(len(replicas), "replica")],
+            [steps, counted(len(replicas), "replica")],
             known_shares_of(feed.pipelines, replicas),
             f"{feed.sharding_title} ({feed.sharding})",
             feed.pipelines[0].node,
@@ -333,7 +333,8 @@ class DistributedDataset:
         )
 
     def __repr__(self) -> str:
-        return f"<DistributedDataset over {self.strategy.num_replicas_in_sync} replicas: {self.known_element_spec}>"
+        replicas = counted(self.strategy.num_replicas_in_sync, "replica")
+        return f"<DistributedDataset over {replicas}: {self.known_element_spec}>"
 
 
 def _lacking(leaf: TensorSpec, devices: Sequence[Device]) -> str:

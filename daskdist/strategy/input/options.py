@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from daskdist.core.arguments import whole_number, yes_or_no
+from daskdist.core.cardinality import counted
 from daskdist.errors import ArgumentError
 
 
@@ -57,7 +58,7 @@ class InputContext:
     def __str__(self) -> str:
         return (
             f"InputContext(input pipeline {self.input_pipeline_id} of {self.num_input_pipelines}, "
-            f"{self.num_replicas_in_sync} replicas in sync)"
+            f"{counted(self.num_replicas_in_sync, 'replica')} in sync)"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from dask.base import tokenize
 
+from daskdist.core.cardinality import counted
 from daskdist.display.values import Summary, values_page, values_text
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.strategy.backend import ResultSource
@@ -108,7 +109,7 @@ class PerReplica(ValueCollection, DistributedValues):
         # Notebooks show the HTML, but would also call `repr`, which waits.
         html = self._repr_html_()
         here = list(map(_at_hand, self.values))
-        text = f"<PerReplica of {len(here)} values on workers; print(value) fetches them>"
+        text = f"<PerReplica of {counted(len(here), 'value')} on workers; print(value) fetches them>"
         if all(here):
             text = values_text("PerReplica", [value for (value,) in here])  # type: ignore[misc]
         return {"text/plain": text} if html is None else {"text/plain": text, "text/html": html}
