@@ -1,9 +1,10 @@
-"""A program that kills writers before each change to a file system, and checks the files that are left.
+"""A program that checks what is left of writes that are killed before each of their changes to a file system.
 
 ``python kill_writes.py DIRECTORY METHOD:SCHEME`` writes with a method of `Dataset` to ``SCHEME://...``, first to an
-empty place and then over an older dataset, in processes that end before their first, second, ... change, until one
-completes. After each, a reader has to find the old dataset or the new one, and another write has to remove all
-leftovers; the command ``convert`` is also repeated before that, and has to give the new dataset.
+empty place and then over an older dataset. The files are copied before each change of the write, since these are what
+a process leaves that is killed there; one process is killed, and has to leave the same files. In each state, a reader
+has to find the old dataset or the new one, and another write has to remove all leftovers; the command ``convert`` is
+also repeated before that, and has to give the new dataset.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +37,19 @@ CONVERT = "convert"
 OPTIONS = {"to_zarr": {"chunk_rows": 3}, "save": {}}
 
 
-class Fuse:
-    """A counter that ends the process before the change with a given number, from 0."""
+class Changes:
+    """The changes to file systems: each calls a function with its number, from 0, before it is made."""
 
-    left: int | None = None
+    num = 0
+    before: Callable[[int], None] | None = None
     lock = threading.Lock()
 
     @classmethod
-    def burn(cls) -> None:
+    def count(cls) -> None:
         with cls.lock:
-            if cls.left == 0:
-                os._exit(9)
-            if cls.left is not None:
-                cls.left -= 1
+            if cls.before is not None:
+                cls.before(cls.num)
+                cls.num += 1
 
 
 class Disk(LocalFileSystem):
@@ -56,24 +58,24 @@ class Disk(LocalFileSystem):
     protocol = ("file", "local")
 
     def mv(self, *args: Any, **options: Any) -> None:
-        Fuse.burn()
+        Changes.count()
         super().mv(*args, **options)
 
     def rm(self, *args: Any, **options: Any) -> None:
-        Fuse.burn()
+        Changes.count()
         super().rm(*args, **options)
 
     def rm_file(self, path: str) -> None:
-        Fuse.burn()
+        Changes.count()
         super().rm_file(path)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        Fuse.burn()
+        Changes.count()
         super().makedirs(path, exist_ok=exist_ok)
 
     def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if "w" in mode:
-            Fuse.burn()
+            Changes.count()
         return super().open(path, mode, **options)
 
 
@@ -94,11 +96,11 @@ class Objects(AbstractFileSystem):
         return self.disk.info(self._strip_protocol(path))
 
     def cp_file(self, path1: str, path2: str, **options: Any) -> None:
-        Fuse.burn()
+        Changes.count()
         self.disk.cp_file(self._strip_protocol(path1), self._strip_protocol(path2))
 
     def rm_file(self, path: str) -> None:
-        Fuse.burn()
+        Changes.count()
         path = self._strip_protocol(path)
         self.disk.rm_file(path)
         # Directories exist only as prefixes of the names of objects.
@@ -110,12 +112,12 @@ class Objects(AbstractFileSystem):
             self.rm_file(name)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
-        Fuse.burn()
+        Changes.count()
         self.disk.pipe_file(self._strip_protocol(path), value)
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if "w" in mode:
-            Fuse.burn()
+            Changes.count()
         return self.disk.open(self._strip_protocol(path), mode)
 
 
@@ -179,7 +181,7 @@ def names_in(folder: Path, method: str) -> list[str]:
     return [name if "part-" not in name or method != "save" else name[:11] for name in names]
 
 
-def check(place: str, target: Path, is_fresh: bool, method: str) -> None:
+def check(place: str, is_fresh: bool, method: str) -> None:
     globs = {"save": [], "to_zarr": [f"{place[:-1]}*"], CONVERT: [f"{place[:-1]}*"]}.get(method, [f"{place}/part-*"])
     for path in [place, *globs]:
         found = read(method, path)
@@ -213,45 +215,70 @@ def import_what_is_used(folder: Path, method: str) -> None:
         importlib.import_module(name)
 
 
-def kill_before_each_change(folder: Path, method: str, scheme: str) -> None:
+def copy(source: Path, target: Path) -> None:
+    """Copy a directory, whose files may be written and renamed meanwhile."""
+    try:
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    except shutil.Error as error:
+        if not all("No such file" in reason for _, _, reason in error.args[0]):
+            raise
+
+
+def check_before_each_change(folder: Path, method: str, scheme: str) -> None:
     if method == CONVERT:
         for values in (OLD, NEW, LATER):
             Dataset.from_list([{"cls": value} for value in values]).to_parquet(folder / f"source-{values[0]}")
     import_what_is_used(folder, method)
     for is_fresh in (True, False):
-        number, is_over = 0, False
-        while not is_over:
-            home = folder / f"{is_fresh}-{number}"
-            home.mkdir()
-            target = home / "data.x"
-            place = f"{scheme}://{target}" if scheme else str(target)
-            if not is_fresh:
-                if not number and in_another_process(lambda place=place: write(method, OLD, place)):
-                    raise SystemExit("the old dataset could not be written")
-                if number:
-                    shutil.copytree(folder / "old", home, dirs_exist_ok=True)
-                else:
-                    shutil.copytree(home, folder / "old")
-
-            def killed(place: str = place, number: int = number) -> None:
-                Fuse.left = number
-                write(method, NEW, place)
-
-            status = in_another_process(killed)
-            if status not in (0, 9):
-                raise SystemExit(f"status {status} before change {number}")
-            is_over = status == 0
-            label = f"{method}, {'fresh' if is_fresh else 'overwritten'}, killed before change {number}"
-            if in_another_process(lambda p=place, t=target, f=is_fresh: check(p, t, f, method)):
-                raise SystemExit(f"{label}: {names_in(home, method)}")
-            if number == 0:
-                expected = names_in(home, method)
-            if len(names_in(home, method)) != len(expected):
-                raise SystemExit(f"{label}: left {names_in(home, method)}, not {expected}")
-            number += 1
         state = "fresh" if is_fresh else "overwritten"
-        print(f"{method} {scheme} {state}: killed before {number - 1} changes", flush=True)
+        home, states, initial = folder / state, folder / f"{state}-states", folder / f"{state}-initial"
+        home.mkdir()
+        states.mkdir()
+        target = home / "data.x"
+        place = f"{scheme}://{target}" if scheme else str(target)
+        if not is_fresh and in_another_process(lambda place=place: write(method, OLD, place)):
+            raise SystemExit("the old dataset could not be written")
+        copy(home, initial)
+
+        def copied(place: str = place, home: Path = home, states: Path = states) -> None:
+            Changes.before = lambda number: copy(home, states / str(number))
+            write(method, NEW, place)
+            Changes.before(Changes.num)
+
+        if in_another_process(copied):
+            raise SystemExit(f"{method}, {state}: the new dataset could not be written")
+        num_changes = len(list(states.iterdir())) - 1
+
+        def restore(source: Path, home: Path = home) -> None:
+            shutil.rmtree(home)
+            copy(source, home)
+
+        def killed(number: int = num_changes // 2, place: str = place) -> None:
+            Changes.before = lambda at: os._exit(9) if at == number else None
+            write(method, NEW, place)
+
+        restore(initial)
+        if in_another_process(killed) != 9 or len(names_in(home, method)) != len(
+            names_in(states / str(num_changes // 2), method)
+        ):
+            raise SystemExit(f"{method}, {state}: a process that was killed left {names_in(home, method)}")
+
+        def checked(is_fresh: bool = is_fresh, place: str = place, home: Path = home, states: Path = states) -> None:
+            expected: list[str] = []
+            for number in range(len(list(states.iterdir()))):
+                restore(states / str(number), home)
+                try:
+                    check(place, is_fresh, method)
+                except SystemExit as error:
+                    raise SystemExit(f"killed before change {number}: {error}") from None
+                expected = expected or names_in(home, method)
+                if len(names_in(home, method)) != len(expected):
+                    raise SystemExit(f"left {names_in(home, method)}, not {expected}")
+
+        if in_another_process(checked):
+            raise SystemExit(f"{method}, {state}: {names_in(home, method)}")
+        print(f"{method} {scheme} {state}: killed before {num_changes} changes", flush=True)
 
 
 if __name__ == "__main__":
-    kill_before_each_change(Path(sys.argv[1]), *sys.argv[2].split(":"))
+    check_before_each_change(Path(sys.argv[1]), *sys.argv[2].split(":"))

@@ -8,22 +8,26 @@ import sys
 import time
 from pathlib import Path
 
+from programs import Program
+
 
 class Started:
     """Processes that a test starts and ends, each with a file for its output."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes] | Program] = []
 
     def dask(self, *arguments: str, cwd: Path | None = None, **environment: str) -> Path:
-        """Start ``dask`` with arguments, in a folder and with variables; gives the file of its messages."""
+        """Start ``dask`` with arguments, in a folder and with variables; return the file of its messages."""
         log = self.folder / f"{len(self.processes)}-{arguments[0]}.log"
         with open(log, "wb") as messages:
-            command = [sys.executable, "-m", "dask", *arguments]
-            self.processes.append(
-                subprocess.Popen(command, stdout=messages, stderr=messages, env=os.environ | environment, cwd=cwd)
-            )
+            command, options = ["-m", "dask", *arguments], {"stdout": messages, "stderr": messages, "cwd": cwd}
+            if "PYTHONPATH" in environment:
+                process = subprocess.Popen([sys.executable, *command], env=os.environ | environment, **options)
+            else:
+                process = Program(*command, env=environment, **options)
+            self.processes.append(process)
         return log
 
     def wait_for(self, path: Path, text: str) -> str:

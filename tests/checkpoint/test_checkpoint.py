@@ -8,8 +8,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import ClassVar
 
 import fsspec
 import numpy as np
+import programs
 import pytest
 from conftest import TESTS, mirrored
 from fsspec.implementations.memory import MemoryFileSystem
@@ -400,9 +399,7 @@ except Exception as error:
 
 
 def run_python(program, *args):
-    return subprocess.run(
-        [sys.executable, "-c", program, *map(str, args)], capture_output=True, text=True, timeout=60, check=False
-    )
+    return programs.run("-c", program, *args)
 
 
 @pytest.mark.parametrize(("how", "most_bytes"), [("killed", 0), ("killed", 700_000), ("full", 5_000)])

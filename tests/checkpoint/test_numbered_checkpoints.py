@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 from typing import ClassVar
 
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import mirrored
 from fsspec.implementations.memory import MemoryFileSystem
+from programs import Program
 
 import daskdist
 from daskdist import Checkpoint, CheckpointManager, Variable
@@ -282,8 +282,7 @@ def test_a_failure_is_raised_by_the_next_call_and_logged(gated, caplog):
 
 
 def test_a_killed_program_leaves_whole_ones(tmp_path):
-    arguments = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as program:
+    with Program("-c", PROGRAM, tmp_path, stdout=subprocess.PIPE) as program:
         printed = [program.stdout.readline() for _ in range(25)]
         os.kill(program.pid, signal.SIGKILL)
     assert printed[-1] == "24\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import dask
 import numpy as np
+import programs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -174,11 +175,11 @@ def test_a_snapshot_is_read_by_another_process(tmp_path):
         "sys.stderr.write('| ')\n"
         "print([int(x) for x in ds])\n"
     )
+    # The second is a new process: the hashes of text differ.
+    arguments, options = ["-c", program, str(tmp_path)], {"check": True, "timeout": 60}
     runs = [
-        subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path)], check=True, capture_output=True, text=True, timeout=60
-        )
-        for _ in range(2)
+        programs.run(*arguments, **options),
+        subprocess.run([sys.executable, *arguments], capture_output=True, text=True, **options),
     ]
     assert runs[0].stdout == runs[1].stdout
     assert runs[0].stderr.partition("|")[2].count("called") == 9

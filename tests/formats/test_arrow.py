@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import dask
 import fsspec
 import numpy as np
+import programs
 import pyarrow as pa
 import pyarrow.feather
 import pytest
@@ -466,7 +465,6 @@ def test_no_damage_ends_the_process(tmp_path, end):
         "import sys; sys.path[:0] = sys.argv[1:3]; import test_arrow;"
         "print(test_arrow.try_spoiled(sys.argv[3], range(150)))"
     )
-    arguments = [sys.executable, "-c", program, str(TESTS), str(TESTS / "formats"), path]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=100)
+    done = programs.run("-c", program, TESTS, TESTS / "formats", path, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > 0

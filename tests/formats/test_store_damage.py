@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import collections
 import json
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import optree
+import programs
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -451,7 +450,7 @@ def test_a_process_that_dies_while_it_writes(tmp_path):
         "for file in [manager.__enter__() for manager in managers]: file.write(b'half'); file.flush()\n"
         "os._exit(1)"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=False)
+    done = programs.run("-c", program, tmp_path)
     assert done.returncode == 1
     left = [path.name for path in tmp_path.iterdir()]
     assert len(left) == 2
@@ -517,7 +516,7 @@ def test_processes_side_by_side(tmp_path):
         "number = int(sys.argv[2]); block = Block(Structure.of(0)[1], [np.full(5, number)])\n"
         "for part in range(20): write_part(block, sys.argv[1], f'part-{number}-{part}')"
     )
-    running = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(number)]) for number in range(2)]
+    running = [programs.Program("-c", program, tmp_path, number) for number in range(2)]
     assert [process.wait(60) for process in running] == [0, 0]
     for number in range(2):
         for part in range(20):

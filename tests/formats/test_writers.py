@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import textwrap
 import time
 from collections import OrderedDict, namedtuple
@@ -14,6 +13,7 @@ from pathlib import Path
 import dask
 import fsspec
 import numpy as np
+import programs
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
@@ -570,12 +570,8 @@ def test_nothing_is_left_where_a_function_fails(tmp_path, method, caller, split_
 
 
 def run(program, *args, **options):
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), *map(str, args)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
+    return programs.Program(
+        "-c", textwrap.dedent(program), *args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
     )
 
 
@@ -625,8 +621,7 @@ def test_a_killed_write_leaves_no_visible_file(tmp_path, method):
 )
 def test_a_write_is_complete_or_absent_whenever_it_is_killed(writer, tmp_path):
     # A single program forks and kills all processes, so that imports are done once.
-    program = [sys.executable, str(TESTS / "kill_writes.py"), str(tmp_path), writer]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=110, check=False)
+    done = programs.run(TESTS / "kill_writes.py", tmp_path, writer, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     # Each line says how many changes to the file system a write makes; it was killed before each of them.
     counts = [int(line.split()[-2]) for line in done.stdout.splitlines()]

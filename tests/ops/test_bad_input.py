@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import dask
 import numpy as np
+import programs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -521,7 +519,8 @@ def test_an_address_without_a_server_is_an_error_within_the_time_limit():
 
 
 CONNECT = """
-import sys, time, daskdist
+import sys, time, warnings, daskdist
+warnings.simplefilter("ignore", ResourceWarning)
 # Import this first, so that the import is not timed.
 connect = daskdist.MultiWorkerMirroredStrategy
 for address in sys.argv[1:]:
@@ -535,9 +534,7 @@ for address in sys.argv[1:]:
 
 def connect_apart(*addresses: str, **env: str) -> str:
     """Return the output of a separate process that connects and exits, so that a hang cannot affect other tests."""
-    command = [sys.executable, "-W", "ignore::ResourceWarning", "-c", CONNECT, *addresses]
-    env = {**os.environ, **env}
-    return subprocess.run(command, timeout=40, capture_output=True, text=True, check=False, env=env).stderr
+    return programs.run("-c", CONNECT, *addresses, env=env, timeout=40).stderr
 
 
 @pytest.mark.cluster

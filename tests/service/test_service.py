@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections import Counter
@@ -13,6 +12,7 @@ import dask
 import numpy as np
 import pytest
 from conftest import eventually, new_cluster
+from programs import Program
 
 import daskdist
 from daskdist import Dataset, errors
@@ -64,8 +64,8 @@ for iteration in range(3):
 
 
 def test_two_processes_share_the_iterations_of_a_job(client):
-    arguments = [sys.executable, "-c", CONSUMER, client.scheduler.address, job()]
-    processes = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    arguments = ["-c", CONSUMER, client.scheduler.address, job()]
+    processes = [Program(*arguments, stdout=subprocess.PIPE) for _ in range(2)]
     told = [process.communicate(timeout=60)[0].split("\n") for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     for iteration in range(3):
@@ -354,8 +354,7 @@ for index, x in enumerate(daskdist.Dataset.range(800).serve(service, job_name=jo
 def test_a_consumer_is_killed(client, on_loss):
     name = job()
     script = KILLED.replace("job_name=job", f"job_name=job, on_consumer_loss={on_loss!r}")
-    arguments = [sys.executable, "-c", script, client.scheduler.address, name, "100"]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    process = Program("-c", script, client.scheduler.address, name, "100", stdout=subprocess.PIPE)
     told = numbers(process.communicate(timeout=60)[0].split())
     assert process.returncode == -signal.SIGKILL
     assert len(told) == 101

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import eventually, kept_port
 from distributed import Client, LocalCluster
+from programs import Program
 
 import daskdist
 from daskdist import errors
@@ -183,11 +182,11 @@ def test_workers_that_come_and_retire():
 
 def test_a_scheduler_with_the_preload_module(tmp_path):
     file = tmp_path / "scheduler.json"
-    command = [sys.executable, "-m", "dask", "scheduler", "--host", HOST, "--port", "0"]
+    command = ["-m", "dask", "scheduler", "--host", HOST, "--port", "0"]
     command += ["--dashboard-address", f"{HOST}:0", "--scheduler-file", str(file), "--preload", "daskdist.preload"]
     # This scheduler refuses plugins that programs register.
-    environment = {**os.environ, "DASK_DISTRIBUTED__SCHEDULER__BLOCKED_HANDLERS": "['register_scheduler_plugin']"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    environment = {"DASK_DISTRIBUTED__SCHEDULER__BLOCKED_HANDLERS": "['register_scheduler_plugin']"}
+    process = Program(*command, env=environment, stderr=subprocess.PIPE)
     try:
         eventually(lambda: file.exists() and file.read_text().endswith("}"), 60)
         address = json.loads(file.read_text())["address"]
@@ -248,12 +247,12 @@ def test_an_encrypted_service():
 
 def test_a_scheduler_that_is_killed_and_started_again(tmp_path):
     port = kept_port()
-    command = [sys.executable, "-m", "dask", "scheduler", "--host", HOST, "--port", str(port), "--preload"]
+    command = ["-m", "dask", "scheduler", "--host", HOST, "--port", str(port), "--preload"]
     command += ["daskdist.preload", "--dashboard-address", f"{HOST}:0"]
-    environment = {**os.environ, "DASK_DASKDIST__SERVICE__WORK_DIR": str(tmp_path)}
 
     def scheduler():
-        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        environment = {"DASK_DASKDIST__SERVICE__WORK_DIR": str(tmp_path)}
+        return Program(*command, env=environment, stderr=subprocess.DEVNULL)
 
     process = scheduler()
     try:

@@ -8,8 +8,6 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from typing import Any
 
 import dask
 import numpy as np
+import programs
 import psutil
 import pytest
 from conftest import eventually
@@ -553,7 +552,7 @@ print(strategy.client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.wor
 print(strategy.internals.token, flush=True)
 os._exit(0) if {is_killed} else None
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = programs.run("-c", program, check=True)
     closable, token = done.stdout.splitlines()
     assert done.stderr == ""
     until_known(client, token, is_known=False)

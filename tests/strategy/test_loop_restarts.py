@@ -5,8 +5,6 @@ from __future__ import annotations
 import collections
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import mirrored, new_cluster
 from distributed import Client
+from programs import Program
 
 import daskdist
 from daskdist import CheckpointManager, Dataset, errors, get_replica_context
@@ -120,7 +119,7 @@ def restored_step(iterator, manager):
 def test_loops_of_a_killed_program_end(client, tmp_path):
     threads_before = sum(map(len, client.run(replica_threads).values()))
     manager = CheckpointManager(tmp_path / "run")
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, client.scheduler.address, str(tmp_path)]) as program:
+    with Program("-c", PROGRAM, client.scheduler.address, tmp_path) as program:
         deadline = time.monotonic() + 60
         while len(manager.steps) < 2:
             assert time.monotonic() < deadline

@@ -18,7 +18,7 @@ from daskdist import Dataset
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import ask_from_worker
 
-_ROWS = 2_000
+_ROWS = 600
 _BATCH_ROWS = 10
 _KILLED_AT = 20
 # The error comes as soon as the connection breaks.
@@ -76,8 +76,7 @@ def wait_for_ends(started):
     started.processes.clear()
 
 
-@pytest.mark.parametrize("options", [("--no-nanny",), ("--nanny",)], ids=["workers", "nannies"])
-@pytest.mark.parametrize("visit", [in_a_pass, in_steps])
+@pytest.mark.parametrize(("visit", "options"), [(in_a_pass, ("--no-nanny",)), (in_steps, ("--nanny",))])
 def test_another_scheduler_at_the_address_continues_from_the_checkpoint(started, tmp_path, visit, options):
     scheduler, address = cluster(started, 0, "0", *options)
     dataset = Dataset.range(_ROWS).shuffle(100, seed=1).batch(_BATCH_ROWS)

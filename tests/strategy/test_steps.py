@@ -7,13 +7,12 @@ import contextlib
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import dask
 import numpy as np
+import programs
 import pytest
 from conftest import eventually, messages_sent, new_cluster, of_kind
 from distributed import Client, Event, LocalCluster, Security, get_client, get_worker
@@ -658,7 +657,7 @@ strategy.run(fail, args=({str(tmp_path / "made ")!r},))
 while len(list(pathlib.Path({str(tmp_path)!r}).iterdir())) < 2 or strategy.internals.backend.streams._under_way:
     time.sleep(0.01)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = programs.run("-c", program, check=True)
     assert "a step failed, and nobody looked at it: ValueError: nobody looks at this" in done.stderr
     assert done.stderr.count("nobody looked at it") == 1
 

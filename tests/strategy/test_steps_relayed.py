@@ -18,6 +18,7 @@ from conftest import TESTS, eventually
 from distributed import Client, Event, LocalCluster, get_worker
 from distributed.comm import registry
 from distributed.deploy.subprocess import SubprocessCluster
+from programs import Program
 
 import daskdist
 from daskdist import Dataset, errors
@@ -160,7 +161,7 @@ strategy = daskdist.MultiWorkerMirroredStrategy({far.scheduler.address!r})
 print(strategy.local_results(strategy.run(float, args=(1,))), flush=True)
 time.sleep(60)
 """
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+    with Program("-c", program, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == "(1.0, 1.0)\n"
         assert set(far.run(num_strategies).values()) == {1}
         process.kill()

@@ -1,0 +1,227 @@
+"""Programs that tests start, forked from a process that has done the imports, since these take a second.
+
+A program is the main module of its process, and ends as any other Python program.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import dask
+
+_IMPORTS = """
+import dask.__main__, distributed.cli.dask_scheduler, distributed.cli.dask_worker
+import daskdist.cli.demo, daskdist.readers.parquet, daskdist.strategy.multi_worker, daskdist.testing
+import numpy, pandas, pyarrow.dataset, pyarrow.parquet
+"""
+_REQUEST_BYTES = 1 << 20
+
+
+class _Forks:
+    """The process that forks programs, and the connection to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-c", f"import programs; programs.serve({theirs.fileno()})"]
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd=Path(__file__).parent
+            )
+        atexit.register(self.close)
+
+    def ask(self, request: dict[str, Any], files: Sequence[int] = ()) -> Any:
+        with self._lock:
+            socket.send_fds(self._connection, [json.dumps(request).encode()], list(files))
+            return json.loads(self._connection.recv(_REQUEST_BYTES))
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.wait(10)
+
+
+@functools.cache
+def _forks() -> _Forks:
+    return _Forks()
+
+
+class Program:
+    """A running program, with the methods of `subprocess.Popen` that tests use.
+
+    Parameters
+    ----------
+    arguments
+        Those after ``python``: a script, ``-c`` and a program, or ``-m`` and a module, and then its arguments.
+    stdout, stderr
+        A file, `subprocess.PIPE` or `subprocess.DEVNULL`; those of the tests by default.
+    cwd
+        The directory in which it runs.
+    env
+        Variables that are added to those of the tests. Those that Python reads when it starts have no effect.
+    """
+
+    def __init__(
+        self,
+        *arguments: object,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.args = list(map(str, arguments))
+        self.returncode: int | None = None
+        files, opened, readers = [os.open(os.devnull, os.O_RDONLY)], [], []
+        for number, target in ((1, stdout), (2, stderr)):
+            reader = None
+            if target == subprocess.PIPE:
+                read_end, write_end = os.pipe()
+                reader = open(read_end)  # noqa: SIM115
+                opened.append(write_end)
+                files.append(write_end)
+            elif target == subprocess.DEVNULL:
+                opened.append(os.open(os.devnull, os.O_WRONLY))
+                files.append(opened[-1])
+            else:
+                files.append(number if target is None else target if isinstance(target, int) else target.fileno())
+            readers.append(reader)
+        self.stdout, self.stderr = readers
+        request = {"arguments": self.args, "cwd": str(cwd or os.getcwd()), "env": {**os.environ, **(env or {})}}
+        self.pid: int = _forks().ask(request, files)
+        self._pidfd = os.pidfd_open(self.pid)
+        for file in [files[0], *opened]:
+            os.close(file)
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the program runs."""
+        if self.returncode is None and select.select([self._pidfd], [], [], 0)[0]:
+            self.returncode = _forks().ask({"ended": self.pid})
+            os.close(self._pidfd)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end, and return the exit code."""
+        if self.returncode is None and not select.select([self._pidfd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        self.poll()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if the program runs."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Wait for the end, and return all output that goes to pipes; a program that takes longer is killed."""
+        texts = ["", ""]
+
+        def read(number: int, file: IO[str]) -> None:
+            with file:
+                texts[number] = file.read()
+
+        files = [(number, file) for number, file in enumerate([self.stdout, self.stderr]) if file is not None]
+        threads = [threading.Thread(target=read, args=pair) for pair in files]
+        for thread in threads:
+            thread.start()
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        finally:
+            for thread in threads:
+                thread.join()
+        return texts[0], texts[1]
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in (self.stdout, self.stderr):
+            if file is not None:
+                file.close()
+        self.wait()
+
+
+def run(
+    *arguments: object, timeout: float = 60, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; return its exit code and output."""
+    with Program(*arguments, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options) as program:
+        out, err = program.communicate(timeout)
+    done = subprocess.CompletedProcess(program.args, program.wait(), out, err)
+    if check and done.returncode:
+        raise AssertionError(f"{program.args} ended with {done.returncode}: {err}")
+    return done
+
+
+# --- in the process that forks ---
+
+
+def serve(number: int) -> None:
+    """Fork programs as requested over a socket; in each fork, run its program."""
+    # An interrupt from a terminal is for the tests, which then end this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    exec(_IMPORTS, {})
+    gc.freeze()
+    arguments = _next_program(socket.socket(fileno=number))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    first, *rest = arguments
+    names = vars(sys.modules["__main__"])
+    for name in [name for name in names if not name.startswith("__")]:
+        del names[name]
+    if first == "-m":
+        sys.argv, sys.path[0] = ["-m", *rest[1:]], os.getcwd()
+        runpy._run_module_as_main(rest[0])
+    elif first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec", dont_inherit=True), names)
+    else:
+        sys.argv, sys.path[0], names["__file__"] = arguments, os.path.dirname(first), first
+        exec(compile(Path(first).read_text(), first, "exec", dont_inherit=True), names)
+
+
+def _next_program(connection: socket.socket) -> list[str]:
+    # Fork the requested programs; return the arguments of one in its process.
+    while True:
+        message, files, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3)
+        if not message:
+            # The tests are over. An ordinary end would take longer.
+            os._exit(0)
+        request = json.loads(message)
+        if "ended" in request:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["ended"], 0)[1])
+        elif not (answer := os.fork()):
+            break
+        for file in files:
+            os.close(file)
+        connection.send(json.dumps(answer).encode())
+    connection.close()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    dask.config.refresh()
+    return list(request["arguments"])
