@@ -7,6 +7,7 @@ from daskdist.service.intervals import Intervals
 from daskdist.service.worker.delivery import (
     Action,
     Consumer,
+    Delivery,
     Done,
     End,
     Forget,
@@ -17,7 +18,7 @@ from daskdist.service.worker.delivery import (
 )
 
 
-class CoordinatedReads:
+class CoordinatedReads(Delivery):
     """Delivery for coordinated reads: of every ``num_consumers`` elements, each consumer gets that at its index.
 
     The elements that a lost consumer has not acknowledged wait for another consumer of the same index.
@@ -29,14 +30,13 @@ class CoordinatedReads:
     """
 
     def __init__(self, num_consumers: int, done: Pairs = ()) -> None:
+        super().__init__()
         self.done = Intervals(done)
         self._num_consumers = num_consumers
-        self._consumers: dict[int, Consumer] = {}
         # By index: the next element to send.
         self._next = list(range(num_consumers))
         self._sizes = PartSizes()
-        self._num_produced = 0
-        self._is_finished = self._is_done = False
+        self._is_done = False
         # All consumers have left or are lost; before the first one comes, elements are produced for it.
         self._is_left = False
 
@@ -45,32 +45,28 @@ class CoordinatedReads:
         return not self._is_left
 
     @property
-    def consumers(self) -> list[Consumer]:
-        return list(self._consumers.values())
-
-    @property
     def missing(self) -> list[int]:
         """The indexes without a consumer."""
-        return [index for index in range(self._num_consumers) if index not in self._consumers]
+        return sorted(set(range(self._num_consumers)) - {consumer.index for consumer in self.consumers})
 
     def produced(self, first: int, stop: int, num_bytes: int) -> list[Action]:
         self._num_produced = stop
         self._sizes.add(first, stop, num_bytes)
         actions: list[Action] = [Forget(*pair) for pair in self.done.within(first, stop)]
-        return actions + [action for consumer in self._consumers.values() for action in self._send(consumer)]
+        return actions + self._send()
 
     def finished(self) -> list[Action]:
         self._is_finished = True
-        return [action for consumer in self._consumers.values() for action in self._send(consumer)] + self._end()
+        return self._send()
 
     def joined(self, consumer: Consumer, done: Pairs = ()) -> list[Action]:
-        other = self._consumers.get(consumer.index)
-        if other is not None and other.name != consumer.name:
+        other = next((other for other in self.consumers if other.index == consumer.index), consumer)
+        if other.name != consumer.name:
             raise ArgumentError(
                 f"consumer_index {consumer.index} is taken by the consumer {other.name}; give each another index"
             )
         actions = self._note_done(done)
-        self._consumers[consumer.index] = consumer
+        self._consumers[consumer.name] = consumer
         self._is_left = False
         # All elements before the first that is missing are done.
         first = self.done.first_missing()
@@ -78,40 +74,22 @@ class CoordinatedReads:
         while first in self.done or first in consumer.held:
             first += self._num_consumers
         self._next[consumer.index] = first
-        return [*actions, *self._send(consumer), *self._end()]
-
-    def resized(self, name: str, window_elements: int) -> list[Action]:
-        consumer = self._named(name)
-        if consumer is None:
-            return []
-        consumer.window_elements = window_elements
-        return self._send(consumer)
-
-    def away(self, name: str) -> None:
-        consumer = self._named(name)
-        if consumer is not None:
-            consumer.is_away = True
+        return actions + self._send()
 
     def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
-        consumer = self._named(name)
         actions = self._note_done(pairs)
-        if consumer is None:
-            return actions + self._end()
-        for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
-            consumer.held.remove(first, stop)
-            consumer.held_bytes = max(consumer.held_bytes - self._sizes.total(first, stop), 0.0)
-        self._sizes.forget(self.done.first_missing())
-        return actions + self._send(consumer) + self._end()
-
-    def returned(self, name: str, pairs: Pairs) -> list[Action]:
-        return []
+        if consumer := self._consumers.get(name):
+            for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
+                consumer.held.remove(first, stop)
+                consumer.held_bytes = max(consumer.held_bytes - self._sizes.total(first, stop), 0.0)
+            self._sizes.forget(self.done.first_missing())
+        return actions + self._send()
 
     def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
-        consumer = self._named(name)
         actions = self._note_done(done)
+        consumer = self._consumers.pop(name, None)
         if consumer is None:
             return actions
-        del self._consumers[consumer.index]
         self._is_left = not self._consumers
         return actions if redeliver else actions + self._note_done(consumer.held)
 
@@ -125,25 +103,18 @@ class CoordinatedReads:
         num_produced = self._num_produced
         return [Forget(first, min(stop, num_produced)) for first, stop in pairs if first < num_produced]
 
-    def tick(self) -> list[Action]:
-        return []
-
-    def _named(self, name: str) -> Consumer | None:
-        return next((consumer for consumer in self._consumers.values() if consumer.name == name), None)
-
-    def _send(self, consumer: Consumer) -> list[Action]:
+    def _send(self) -> list[Action]:
         actions: list[Action] = []
-        while (number := self._next[consumer.index]) < self._num_produced and has_room(consumer):
-            self._next[consumer.index] += self._num_consumers
-            if number not in self.done and number not in consumer.held:
-                consumer.held.add(number, number + 1)
-                consumer.held_bytes += self._sizes.part_of(number)[0]
-                actions.append(Send(consumer.name, number, number + 1))
-        return actions
+        for consumer in self._consumers.values():
+            while (number := self._next[consumer.index]) < self._num_produced and has_room(consumer):
+                self._next[consumer.index] += self._num_consumers
+                if number not in self.done and number not in consumer.held:
+                    consumer.held.add(number, number + 1)
+                    consumer.held_bytes += self._sizes.part_of(number)[0]
+                    actions.append(Send(consumer.name, number, number + 1))
+        return actions + self._end() if self._is_finished else actions
 
     def _end(self) -> list[Action]:
-        if not self._is_finished:
-            return []
         actions: list[Action] = []
         for consumer in self._consumers.values():
             if not len(consumer.held) and self._next[consumer.index] >= self._num_produced and not consumer.has_ended:

@@ -10,6 +10,7 @@ from daskdist.service.worker.delivery import (
     Action,
     Confirm,
     Consumer,
+    Delivery,
     Done,
     End,
     Forget,
@@ -20,7 +21,7 @@ from daskdist.service.worker.delivery import (
 )
 
 
-class SharedCache:
+class SharedCache(Delivery):
     """Delivery of all elements to each trainer, at its own pace, from a sliding window.
 
     Elements are produced for the fastest trainer. A trainer that is too slow misses the elements that have left the
@@ -33,16 +34,15 @@ class SharedCache:
     """
 
     def __init__(self, window_bytes: int) -> None:
+        super().__init__()
         self._window_bytes = window_bytes
-        self._consumers: dict[str, Consumer] = {}
         # By trainer: the next element to send, and those to send again because a consumer was lost with them.
         self._next: dict[str, int] = {}
         self._again: defaultdict[str, Intervals] = defaultdict(Intervals)
         # The parts in the window: the first element of each, its stop, and its size.
         self._firsts: list[int] = []
         self._parts: list[tuple[int, int]] = []
-        self._num_bytes = self._num_produced = 0
-        self._is_finished = False
+        self._num_bytes = 0
 
     @property
     def is_wanted(self) -> bool:
@@ -50,10 +50,6 @@ class SharedCache:
             self._next[consumer.trainer] >= self._num_produced and has_room(consumer)
             for consumer in self._consumers.values()
         )
-
-    @property
-    def consumers(self) -> list[Consumer]:
-        return list(self._consumers.values())
 
     def produced(self, first: int, stop: int, num_bytes: int) -> list[Action]:
         self._num_produced = stop
@@ -82,15 +78,6 @@ class SharedCache:
         self._next.setdefault(consumer.trainer, self._start)
         return [End(consumer.name)] if self._is_finished else self._send()
 
-    def resized(self, name: str, window_elements: int) -> list[Action]:
-        if name in self._consumers:
-            self._consumers[name].window_elements = window_elements
-        return self._send()
-
-    def away(self, name: str) -> None:
-        if name in self._consumers:
-            self._consumers[name].is_away = True
-
     def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
         consumer = self._consumers.get(name)
         if consumer is None:
@@ -101,9 +88,6 @@ class SharedCache:
             # The sizes of elements that have left the window are no longer known.
             consumer.held_bytes *= len(consumer.held) / (len(consumer.held) + stop - first)
         return self._send()
-
-    def returned(self, name: str, pairs: Pairs) -> list[Action]:
-        return []
 
     def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
         consumer = self._consumers.pop(name, None)

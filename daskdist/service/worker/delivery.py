@@ -6,10 +6,10 @@ do, and carries out the actions that are returned. All calls are made in one thr
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from daskdist.service.intervals import Intervals
 
@@ -79,54 +79,67 @@ class Done:
 Action = Send | Recall | Withdraw | Confirm | Passed | End | Forget | Done
 
 
-class Delivery(Protocol):
+class Delivery(ABC):
     """The contract between a producer and a way to deliver the elements of a task."""
 
+    def __init__(self) -> None:
+        self._consumers: dict[str, Consumer] = {}
+        self._num_produced = 0
+        self._is_finished = False
+
     @property
+    @abstractmethod
     def is_wanted(self) -> bool:
         """Return whether consumers need more elements to be produced."""
-        ...
 
     @property
     def consumers(self) -> list[Consumer]:
         """The consumers."""
-        ...
+        return list(self._consumers.values())
 
+    @abstractmethod
     def produced(self, first: int, stop: int, num_bytes: int) -> list[Action]:
         """Record that the next elements in order were produced, and their size."""
-        ...
 
+    @abstractmethod
     def finished(self) -> list[Action]:
         """Record that no more elements will be produced."""
-        ...
 
+    @abstractmethod
     def joined(self, consumer: Consumer, done: Pairs = ()) -> list[Action]:
         """Add a new or returning consumer, and the elements that it acknowledged before."""
-        ...
 
     def resized(self, name: str, window_elements: int) -> list[Action]:
         """Set how many elements may be sent to a consumer and not acknowledged."""
-        ...
+        if name in self._consumers:
+            self._consumers[name].window_elements = window_elements
+        return self._send()
 
     def away(self, name: str) -> None:
         """Send a consumer nothing until it joins again; it keeps its elements."""
-        ...
+        if name in self._consumers:
+            consumer = self._consumers[name]
+            consumer.is_away, consumer.is_recalled, consumer.has_answered = True, False, False
 
+    @abstractmethod
     def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
         """Record that a consumer has used elements."""
-        ...
 
     def returned(self, name: str, pairs: Pairs) -> list[Action]:
         """Record the elements that a consumer gives back after `Recall`."""
-        ...
+        return []
 
+    @abstractmethod
     def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
         """Remove a consumer and record what it used; the rest of its elements go to others, or are given up."""
-        ...
 
     def tick(self) -> list[Action]:
         """Do what is due after some time has passed."""
-        ...
+        return []
+
+    @abstractmethod
+    def _send(self) -> list[Action]:
+        """Send elements to the consumers that have room."""
 
 
 @dataclass

@@ -8,6 +8,7 @@ from daskdist.service.intervals import Intervals
 from daskdist.service.worker.delivery import (
     Action,
     Consumer,
+    Delivery,
     Done,
     End,
     Forget,
@@ -20,7 +21,7 @@ from daskdist.service.worker.delivery import (
 )
 
 
-class FirstCome:
+class FirstCome(Delivery):
     """Delivery of each element to one consumer that has room when the element is ready.
 
     The elements that a lost consumer has not acknowledged go to the others. A consumer without elements gets some that
@@ -37,24 +38,19 @@ class FirstCome:
     """
 
     def __init__(self, done: Pairs = (), expected: Collection[str] = ()) -> None:
+        super().__init__()
         self.done = Intervals(done)
         self._expected = set(expected)
-        self._consumers: dict[str, Consumer] = {}
         # The produced elements that no consumer has.
         self._ready = Intervals()
         self._sizes = PartSizes()
-        self._num_produced = 0
-        self._is_finished = self._is_done = False
+        self._is_done = False
         # All consumers have left or are lost; before the first one comes, elements are produced for it.
         self._is_left = False
 
     @property
     def is_wanted(self) -> bool:
         return not self._is_left
-
-    @property
-    def consumers(self) -> list[Consumer]:
-        return list(self._consumers.values())
 
     def produced(self, first: int, stop: int, num_bytes: int) -> list[Action]:
         self._num_produced = stop
@@ -64,11 +60,11 @@ class FirstCome:
         for consumer in self._consumers.values():
             free.difference_update(consumer.held.within(first, stop))
         self._ready.update(free)
-        return actions + self._hand_out()
+        return actions + self._send()
 
     def finished(self) -> list[Action]:
         self._is_finished = True
-        return self._hand_out()
+        return self._send()
 
     def joined(self, consumer: Consumer, done: Pairs = ()) -> list[Action]:
         self._is_left = False
@@ -87,7 +83,7 @@ class FirstCome:
             actions += self._offer(before.held)
         consumer.held_bytes = sum(self._sizes.total(*pair) for pair in consumer.held)
         self._consumers[consumer.name] = consumer
-        return actions + self._hand_out()
+        return actions + self._send()
 
     def _taken_within(self, first: int, stop: int) -> Intervals:
         taken = Intervals(self.done.within(first, stop))
@@ -95,19 +91,9 @@ class FirstCome:
             taken.update(other.held.within(first, stop))
         return taken
 
-    def resized(self, name: str, window_elements: int) -> list[Action]:
-        if name in self._consumers:
-            self._consumers[name].window_elements = window_elements
-        return self._hand_out()
-
-    def away(self, name: str) -> None:
-        if name in self._consumers:
-            consumer = self._consumers[name]
-            consumer.is_away, consumer.is_recalled, consumer.has_answered = True, False, False
-
     def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
         # Elements that were taken from a consumer that was considered lost are used all the same.
-        return self._note_done(self._consumers.get(name), pairs) + self._hand_out()
+        return self._note_done(self._consumers.get(name), pairs) + self._send()
 
     def returned(self, name: str, pairs: Pairs) -> list[Action]:
         consumer = self._consumers.get(name)
@@ -118,7 +104,7 @@ class FirstCome:
             self._take_back(consumer, first, stop)
             actions += self._offer([(first, stop)])
         consumer.is_recalled, consumer.has_answered = False, True
-        return actions + self._hand_out()
+        return actions + self._send()
 
     def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
         self._expected.discard(name)
@@ -127,7 +113,7 @@ class FirstCome:
         actions = self._note_done(consumer, done)
         if consumer is not None:
             actions += self._offer(consumer.held) if redeliver else self._acknowledge(consumer, consumer.held)
-        return actions + self._hand_out()
+        return actions + self._send()
 
     def _note_done(self, consumer: Consumer | None, done: Pairs) -> list[Action]:
         actions = [] if consumer is None else self._acknowledge(consumer, done)
@@ -159,7 +145,7 @@ class FirstCome:
         # It may hold elements that were not reproduced, whose size is unknown.
         consumer.held_bytes = max(consumer.held_bytes - self._sizes.total(first, stop), 0.0) if consumer.held else 0.0
 
-    def _hand_out(self) -> list[Action]:
+    def _send(self) -> list[Action]:
         if self._expected:
             return []
         actions: list[Action] = []
@@ -169,10 +155,10 @@ class FirstCome:
             if not with_room:
                 return actions
             consumer = min(with_room, key=lambda candidate: (len(candidate.held), candidate.has_answered))
-            actions.append(self._send(consumer, -(-len(self._ready) // len(with_room))))
+            actions.append(self._send_to(consumer, -(-len(self._ready) // len(with_room))))
         return actions + self._at_the_end() if self._is_finished else actions
 
-    def _send(self, consumer: Consumer, most: int) -> Send:
+    def _send_to(self, consumer: Consumer, most: int) -> Send:
         first = next(iter(self._ready))[0]
         size, after = self._sizes.part_of(first)
         room = consumer.window_elements - len(consumer.held)
