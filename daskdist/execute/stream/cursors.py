@@ -75,6 +75,10 @@ class BlockCursor:
             ref = self._first()
             if ref.num_rows < 0:
                 self._count(ref)
+            elif self._is_first_sample(ref):
+                # An error of the call is raised where the block is used.
+                with suppress(Exception):
+                    self._learn(wait=True)
             self.pending.remove(ref)
             if not self.in_order:
                 self._note_turn(ref)
@@ -82,6 +86,13 @@ class BlockCursor:
                 self.rest = Selection.whole(ref)
             else:
                 self._came_empty()
+
+    def _is_first_sample(self, ref: BlockRef) -> bool:
+        # Once it is handed out, it may be gone before it is measured, and so may be those after it.
+        sizes, runtime = self._sizes, self.runtime
+        if sizes.are_known or sizes.sample is None or not (runtime.waits and runtime.caller.reports_freely):
+            return False
+        return sizes.sample[0]() is ref
 
     def _next_of_rest(self) -> Run:
         # Return the elements before the next failed one; if that comes first, raise its error and skip it.
