@@ -117,13 +117,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # The tests and their imports are half a million objects. Searching all of them in each test that checks that objects
 # were freed took a tenth of the time.
 _FREEZE_EVERY = 100
-_num_ended = itertools.count()
+_num_begun = itertools.count()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown() -> None:
-    # An error in another hook would end the whole run.
-    if next(_num_ended) % _FREEZE_EVERY == 0:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    # An error in another hook would end the whole run. At the end of a test, its objects would still be referred to,
+    # and their threads would never end.
+    if next(_num_begun) % _FREEZE_EVERY == 0:
         gc.collect()
         gc.freeze()
 

@@ -150,7 +150,7 @@ def test_convert_continues_after_it_was_killed(tmp_path):
     (tmp_path / "rows.csv").write_text("id\n" + "".join(f"{number}\n" for number in range(500)))
     args = ["convert", str(tmp_path / "rows.csv"), str(tmp_path / "new"), "--rows-per-file", "1"]
     with Program("-m", "daskdist", *args) as command:
-        eventually(lambda: sum(1 for _ in (tmp_path / "new").glob(".convert-*/*.done")) > 5, within_s=60)
+        eventually(lambda: sum(1 for _ in (tmp_path / "new").glob(".convert-*/*.done")) > 20, within_s=60)
         command.kill()
     kept = {path.name.split("-")[0]: path.stat().st_ino for path in (tmp_path / "new").glob(".convert-*/*.done")}
     report = as_json(*args)

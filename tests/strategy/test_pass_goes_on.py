@@ -19,7 +19,7 @@ import daskdist
 from daskdist import Dataset, Options, errors
 
 pytestmark = pytest.mark.cluster
-NUM_ROWS = 6_000
+NUM_ROWS = 3_600
 ROWS = [row for row in range(NUM_ROWS) if row % 7 != 3]
 
 
@@ -115,20 +115,19 @@ def wide_rows(numbers):
 
 
 def yielded():
-    for number in range(3_000):
+    for number in range(1_800):
         yield number, np.full(2_000, number)
 
 
 IN_PROGRAM = {
-    "an array": lambda: Dataset.from_tensor_slices((np.arange(3_000), wide_rows(np.arange(3_000)))),
+    "an array": lambda: Dataset.from_tensor_slices((np.arange(1_800), wide_rows(np.arange(1_800)))),
     "a generator": lambda: Dataset.from_generator(
         yielded, output_signature=(daskdist.TensorSpec((), np.int64), daskdist.TensorSpec((2_000,), np.int64))
     ),
 }
 
 
-@pytest.mark.parametrize("source", IN_PROGRAM)
-@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize(("source", "looks"), [("an array", True), ("a generator", False)])
 def test_rows_that_only_a_lost_worker_had_are_sent_again(strategy, source, looks):
     def visited():
         rows = []
@@ -142,7 +141,7 @@ def test_rows_that_only_a_lost_worker_had_are_sent_again(strategy, source, looks
         return np.concatenate(list(map(np.asarray, rows))).tolist()
 
     dataset = IN_PROGRAM[source]().shuffle(200, seed=3).batch(30)
-    assert sorted(visited()) == list(range(3_000))
+    assert sorted(visited()) == list(range(1_800))
     # The program drops the rows that it kept to send them again.
     gc.collect()
     eventually(lambda: not len(strategy.internals.backend._submit.sent_blocks))
