@@ -127,7 +127,7 @@ from daskdist.tables.describe import PartStatistics, count_rows, describe_nothin
 from daskdist.tables.to_arrow import check_columns, frame_of
 
 if TYPE_CHECKING:
-    from daskdist.service.modes import CrossTrainerCache
+    from daskdist.service.sharding_policy import CrossTrainerCache
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -2647,7 +2647,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         try:
             return self._node.spec
         except SpecUnknown as unknown:
-            return unknown
+            return SpecUnknown(str(unknown))
 
     def _empty(self) -> Any:
         return self._spec.structure.pack([leaf.zeros() for leaf in self._spec.leaves])

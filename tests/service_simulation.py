@@ -25,7 +25,7 @@ from daskdist.service.dispatcher.commands import (
 )
 from daskdist.service.dispatcher.dispatcher import Dispatcher
 from daskdist.service.intervals import Intervals
-from daskdist.service.modes import ShardingPolicy
+from daskdist.service.sharding_policy import ShardingPolicy
 from daskdist.service.worker.producer import Producer
 from daskdist.service.worker.producers import Producers
 

@@ -8,9 +8,9 @@ from typing import Any
 from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.dataset import Dataset
 from daskdist.service.dispatcher.status import ServiceStatus
-from daskdist.service.modes import CrossTrainerCache as CrossTrainerCache
-from daskdist.service.modes import ShardingPolicy as ShardingPolicy
 from daskdist.service.request import ServiceRequest
+from daskdist.service.sharding_policy import CrossTrainerCache as CrossTrainerCache
+from daskdist.service.sharding_policy import ShardingPolicy as ShardingPolicy
 from daskdist.service.signature import JOB_OPTIONS, TRAINER_OPTIONS, with_parameters
 
 __all__ = ["CrossTrainerCache", "ShardingPolicy", "distribute", "from_dataset_id", "register_dataset", "status"]

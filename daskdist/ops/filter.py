@@ -79,7 +79,7 @@ class FilterRows:
 
     def _by_row(self, rows: Rows) -> Any:
         mask = np.zeros(len(rows), bool)
-        elements = self.predicate.loop_limit.loop(rows.elements(), len(rows))
+        elements = self.predicate.thread_limit.loop(rows.elements(), len(rows))
         with SeedsInCall() as seeds:
             self._fill(mask, rows, elements, seeds)
         return mask

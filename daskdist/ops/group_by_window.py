@@ -38,7 +38,7 @@ from daskdist.core.structure import LONE, as_array
 from daskdist.core.to_numpy import to_numpy
 from daskdist.core.vectorize.apply import Vectorised
 from daskdist.errors import UserFunctionError
-from daskdist.ops.element_words import DrawsForFunction, unpaired
+from daskdist.ops.element_random import DrawsForFunction, unpaired
 from daskdist.ops.nested import NestedFunction, rows_of
 
 

@@ -54,7 +54,7 @@ class Map(Transformation):
             numbers = numbers_in(self.function.function)
             return learned_spec(lambda unknown, value: self._tried(spec, unknown, value), numbers, spec)
         except SpecUnknown as unknown:
-            return unknown
+            return SpecUnknown(str(unknown))
 
     def _tried(self, spec: ElementSpec, unknown: int, value: float | None) -> ElementSpec:
         if not self.vectorized:
@@ -66,7 +66,7 @@ class Map(Transformation):
     @property
     def spec(self) -> ElementSpec:
         if isinstance(self._spec, SpecUnknown):
-            raise self._spec
+            raise SpecUnknown(str(self._spec))
         return self._spec
 
     @property
@@ -150,7 +150,7 @@ class MapRows:
     function: UserFunction
 
     def __call__(self, rows: Rows) -> Rows:
-        elements = iter(self.function.loop_limit.loop(rows.elements(), len(rows)))
+        elements = iter(self.function.thread_limit.loop(rows.elements(), len(rows)))
         parts: list[Rows] = []
         structure: Structure | None = None
         part_rows = _PART_ROWS if isinstance(rows, Block) else max(len(rows), 1)

@@ -14,7 +14,7 @@ from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.randomness.seed import generator_of
 from daskdist.core.spec import ElementSpec, SpecUnknown
 from daskdist.errors import ArgumentError
-from daskdist.ops.element_words import PAIR, WORDS, paired
+from daskdist.ops.element_random import PAIR, WORDS, paired
 from daskdist.ops.map import MapRows, spec_after
 
 
@@ -70,12 +70,12 @@ class MapWithRng(CountingNode, Transformation):
         try:
             return spec_after(self.function, ElementSpec.nest(PAIR, [self.source.spec, WORDS]))
         except SpecUnknown as unknown:
-            return unknown
+            return SpecUnknown(str(unknown))
 
     @property
     def spec(self) -> ElementSpec:
         if isinstance(self._spec, SpecUnknown):
-            raise self._spec
+            raise SpecUnknown(str(self._spec))
         return self._spec
 
     @property

@@ -19,7 +19,7 @@ from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, SpecUnknown, learned_spec
 from daskdist.errors import UserFunctionError
 from daskdist.ops.cache import Cache
-from daskdist.ops.element_words import DrawsForFunction, words_of
+from daskdist.ops.element_random import DrawsForFunction, words_of
 from daskdist.ops.snapshot import Snapshot
 from daskdist.ops.with_options import Options
 
@@ -54,7 +54,7 @@ class NestedSpec:
             The spec is unknown.
         """
         if isinstance(self.spec, SpecUnknown):
-            raise self.spec
+            raise SpecUnknown(str(self.spec))
         return self.spec
 
 
@@ -125,7 +125,8 @@ class NestedFunction(UserFunction):
             try_one(2, 1)
             spec = learned_spec(try_one, numbers_in(self.function), source.spec)
         except SpecUnknown as unknown:
-            spec = unknown
+            # Without the traceback, whose frames would be kept as long as this.
+            spec = SpecUnknown(str(unknown))
         except Exception as error:
             # An OSError means that the made-up name of a file was opened.
             return NestedSpec(SpecUnknown(str(error)), False, True if isinstance(error.__cause__, OSError) else None)

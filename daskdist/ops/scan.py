@@ -47,7 +47,7 @@ class Scan(Transformation):
         try:
             return learned_spec(self._tried, numbers_in(self.function.function), self.source.spec)
         except SpecUnknown as unknown:
-            return unknown
+            return SpecUnknown(str(unknown))
 
     def _tried(self, unknown: int, value: float | None) -> ElementSpec:
         example = self.source.spec.example(unknown, value)
@@ -65,7 +65,7 @@ class Scan(Transformation):
     @property
     def spec(self) -> ElementSpec:
         if isinstance(self._spec, SpecUnknown):
-            raise self._spec
+            raise SpecUnknown(str(self._spec))
         return self._spec
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from daskdist.core.arguments import whole_number
 from daskdist.errors import ArgumentError
-from daskdist.service.modes import CrossTrainerCache, ShardingPolicy, checked_mode
+from daskdist.service.sharding_policy import CrossTrainerCache, ShardingPolicy, checked_mode
 
 _COMPRESSIONS: Final = (None, "AUTO", "SNAPPY", "LZ4", "ZSTD")
 _LOSSES: Final = ("redeliver", "drop")

@@ -24,8 +24,8 @@ from daskdist.passes.pieces import pieces_of
 from daskdist.service.address import ServiceAddress
 from daskdist.service.consumer.consumer import ServiceReader
 from daskdist.service.dispatcher.commands import DatasetEntry, JobOptions, Join
-from daskdist.service.modes import ShardingPolicy
 from daskdist.service.request import ServiceRequest
+from daskdist.service.sharding_policy import ShardingPolicy
 from daskdist.sharding import AutoShardPolicy
 
 # The elements that are sent ahead in coordinated reads, where each consumer gets one element at a time.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
+from conftest import eventually, threads_of_passes
 
 from daskdist import Dataset, TensorSpec, errors
 from daskdist.execute.callers.choose import using
@@ -65,6 +68,14 @@ def test_different_names_of_leaves_are_an_error(name, caller):
         list(STRUCTURES[name](Dataset.range(4)))
     assert "'a'" in str(raised.value) or "(value, value)" in str(raised.value)
     assert "'b'" in str(raised.value)
+
+
+def test_the_threads_of_a_failed_pass_end():
+    before = threads_of_passes()
+    with using(Threads), pytest.raises(errors.StackError):
+        list(STRUCTURES["cache"](Dataset.range(4)))
+    gc.collect()
+    eventually(lambda: not threads_of_passes() - before)
 
 
 def test_elements_of_other_structures_that_never_meet_stay_what_they_are():

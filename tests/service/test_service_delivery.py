@@ -18,7 +18,7 @@ from daskdist.data.experimental.service import DispatcherConfig, DispatchServer,
 from daskdist.service.compression import compress, readable
 from daskdist.service.consumer.pace import FEW, Pace
 from daskdist.service.dispatcher.commands import JobOptions, TaskSpec
-from daskdist.service.modes import ShardingPolicy
+from daskdist.service.sharding_policy import ShardingPolicy
 from daskdist.service.worker.coordinated_reads import CoordinatedReads
 from daskdist.service.worker.cross_trainer_cache import SharedCache
 from daskdist.service.worker.delivery import (

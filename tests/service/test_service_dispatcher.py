@@ -21,7 +21,7 @@ from daskdist.service.dispatcher.commands import (
 )
 from daskdist.service.dispatcher.dispatcher import Dispatcher, Refused
 from daskdist.service.dispatcher.jobs import LEASES_A_WORKER
-from daskdist.service.modes import ShardingPolicy
+from daskdist.service.sharding_policy import ShardingPolicy
 
 
 class Clock:

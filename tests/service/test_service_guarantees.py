@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 from service_simulation import Simulation
 
-from daskdist.service.modes import ShardingPolicy
+from daskdist.service.sharding_policy import ShardingPolicy
 
 small = st.integers(0, 3)
 

@@ -6,10 +6,10 @@ from daskdist.core.lazy_imports import lazily
 from daskdist.tensorflow.instead import DATA_SERVICE
 
 _NAMES: Final = {
-    "CrossTrainerCache": "daskdist.service.modes:CrossTrainerCache",
+    "CrossTrainerCache": "daskdist.service.sharding_policy:CrossTrainerCache",
     "DispatchServer": "daskdist.tensorflow.servers:DispatchServer",
     "DispatcherConfig": "daskdist.tensorflow.servers:DispatcherConfig",
-    "ShardingPolicy": "daskdist.service.modes:ShardingPolicy",
+    "ShardingPolicy": "daskdist.service.sharding_policy:ShardingPolicy",
     "WorkerConfig": "daskdist.tensorflow.servers:WorkerConfig",
     "WorkerServer": "daskdist.tensorflow.servers:WorkerServer",
     "distribute": "daskdist.tensorflow.service:distribute",

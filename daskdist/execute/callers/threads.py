@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
-from daskdist.core.functions.loop_limit import LoopPool
+from daskdist.core.failing.error_copy import copied_error
+from daskdist.core.functions.thread_limit import LoopPool
 from daskdist.errors import WaitTimeoutError
 from daskdist.execute.caller import Graph, Handle, LocalCaller, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch, compute_key
@@ -107,6 +108,9 @@ class Threads(LocalCaller):
     def result(self, handle: Future[Any]) -> Any:
         if not handle.done():
             self._wait([handle], futures.ALL_COMPLETED)
+        if (error := handle.exception()) is not None:
+            # The call keeps its error, whose traceback would keep the iterator that raises it, and so these threads.
+            raise copied_error(error).with_traceback(error.__traceback__)
         return handle.result()
 
     def _wait(self, handles: Sequence[Future[Any]], return_when: str) -> None:

@@ -31,7 +31,7 @@ from daskdist.service.dispatcher.jobs import (
 )
 from daskdist.service.dispatcher.status import JobStatus, job_status
 from daskdist.service.intervals import Intervals
-from daskdist.service.modes import ShardingPolicy
+from daskdist.service.sharding_policy import ShardingPolicy
 
 Pairs = Iterable[tuple[int, int]]
 # The key of a value that is kept: its kind, and its name.

@@ -13,7 +13,7 @@ from daskdist.service.dispatcher.commands import (
     TaskSpec,
 )
 from daskdist.service.intervals import Intervals
-from daskdist.service.modes import ShardingPolicy
+from daskdist.service.sharding_policy import ShardingPolicy
 
 # The leases of an iteration that a worker has at a time: one is produced while the end of another is read.
 LEASES_A_WORKER: Final = 2

@@ -29,7 +29,7 @@ from daskdist.passes.plan import plan
 from daskdist.passes.seed import drawn_seeds, with_drawn
 from daskdist.service.dispatcher.commands import TaskSpec
 from daskdist.service.intervals import Intervals
-from daskdist.service.modes import ShardingPolicy
+from daskdist.service.sharding_policy import ShardingPolicy
 from daskdist.service.worker.coordinated_reads import CoordinatedReads
 from daskdist.service.worker.cross_trainer_cache import SharedCache
 from daskdist.service.worker.delivery import (

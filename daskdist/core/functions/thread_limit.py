@@ -147,7 +147,7 @@ class LimitChooser:
         self._is_comparing = False
 
 
-class LoopLimit:
+class ThreadLimit:
     """A limiter of the threads that call one function row by row, which uses the fastest limit."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class LoopLimit:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Measurements do not apply to another process.
-        return LoopLimit, ()
+        return ThreadLimit, ()
 
     def loop(self, elements: Iterable[Any], num_rows: int) -> Iterable[Any]:
         """Return an iterable of the arguments of the function, which waits until it is this thread's turn.
@@ -269,7 +269,7 @@ class _Call:
     def __init__(self, pool: LoopPool) -> None:
         self.pool = pool
         # The limit that applies to the call; None before its first loop.
-        self.limit: LoopLimit | None = None
+        self.limit: ThreadLimit | None = None
         self.loop_s = self.waiting_s = 0.0
         self._num_rows = 0
         self._piece: Iterator[Any] = iter(())
@@ -299,7 +299,7 @@ class LoopPool:
         self.num_threads = num_threads
         # The limit for whole calls, set if they consist mostly of loops: then their other work should not run beside a
         # loop either. Longer reads continue beside loops.
-        self.limit: LoopLimit | None = None
+        self.limit: ThreadLimit | None = None
         self._loop_s = self._busy_s = 0.0
         self.is_closed = False
 

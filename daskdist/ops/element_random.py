@@ -97,7 +97,7 @@ class DrawsForFunction(CountingNode, Transformation):
     is_seeded: bool = field(default=False, kw_only=True, repr=False)
     share: int = field(default=0, kw_only=True, repr=False)
 
-    name = "element_words"
+    name = "element_random"
 
     def __dask_tokenize__(self) -> object:
         from dask.tokenize import normalize_token

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from daskdist import Dataset, Options
-from daskdist.core.functions import loop_limit
-from daskdist.core.functions.loop_limit import LimitChooser, LoopLimit, LoopPool
+from daskdist.core.functions import thread_limit
+from daskdist.core.functions.thread_limit import LimitChooser, LoopPool, ThreadLimit
 
 
 def settle(chooser: LimitChooser, rate: Callable[[int], float], num_pieces: int = 20_000) -> set[int]:
@@ -141,7 +141,7 @@ class AtOnce:
 
 def test_no_more_threads_run_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitChooser, "limit", 2)
-    limit, calls, seen = LoopLimit(), AtOnce(), []
+    limit, calls, seen = ThreadLimit(), AtOnce(), []
 
     def work() -> None:
         for element in limit.loop(range(50), 50):
@@ -155,7 +155,7 @@ def test_no_more_threads_run_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> 
 
 def reading_beside_loops(read_s: float) -> int:
     """Return the number of threads that read at the same time, once the cost of calls is known."""
-    limit, reading, number = LoopLimit(), [AtOnce(), AtOnce()], iter(range(40))
+    limit, reading, number = ThreadLimit(), [AtOnce(), AtOnce()], iter(range(40))
 
     def work() -> None:
         with reading[next(number) >= 10]:
@@ -182,8 +182,8 @@ def test_calls_that_mostly_read_go_on_beside_loops(monkeypatch: pytest.MonkeyPat
 def test_a_loop_that_raises_gives_its_turn_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitChooser, "limit", 1)
     # With this patience, threads continue only when it is their turn.
-    monkeypatch.setattr(loop_limit, "_PATIENCE_S", 1000.0)
-    limit, failed = LoopLimit(), []
+    monkeypatch.setattr(thread_limit, "_PATIENCE_S", 1000.0)
+    limit, failed = ThreadLimit(), []
 
     def work() -> None:
         try:
@@ -198,8 +198,8 @@ def test_a_loop_that_raises_gives_its_turn_to_others(monkeypatch: pytest.MonkeyP
 
 
 def test_rows_that_wait_for_each_other_are_not_held_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_limit, "_PATIENCE_S", 0.01)
-    limit, both = LoopLimit(), threading.Barrier(2)
+    monkeypatch.setattr(thread_limit, "_PATIENCE_S", 0.01)
+    limit, both = ThreadLimit(), threading.Barrier(2)
 
     def work() -> None:
         for _ in limit.loop(range(3), 3):
@@ -211,8 +211,8 @@ def test_rows_that_wait_for_each_other_are_not_held_up_for_ever(monkeypatch: pyt
 
 def test_calls_that_wait_when_the_pool_closes_do_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitChooser, "limit", 1)
-    monkeypatch.setattr(loop_limit, "_PATIENCE_S", 1000.0)
-    limit, pool, go_on, begun = LoopLimit(), LoopPool(2), threading.Event(), []
+    monkeypatch.setattr(thread_limit, "_PATIENCE_S", 1000.0)
+    limit, pool, go_on, begun = ThreadLimit(), LoopPool(2), threading.Event(), []
 
     def work(number: int) -> None:
         begun.append(number)
@@ -255,8 +255,8 @@ def test_pipelines_of_the_same_function_can_run_at_once() -> None:
 
 def test_where_only_some_rows_are_looped_over_threads_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitChooser, "limit", 1)
-    monkeypatch.setattr(loop_limit, "_PATIENCE_S", 1000.0)
-    limit, pool, at_once = LoopLimit(), LoopPool(3), AtOnce()
+    monkeypatch.setattr(thread_limit, "_PATIENCE_S", 1000.0)
+    limit, pool, at_once = ThreadLimit(), LoopPool(3), AtOnce()
 
     def work(number: int) -> None:
         # A vectorised function is called for some rows to compare the results.
@@ -273,12 +273,12 @@ def test_where_only_some_rows_are_looped_over_threads_work_at_the_same_time(monk
 
 def test_outside_of_pools_elements_are_given_as_they_are() -> None:
     elements = iter(range(3))
-    assert LoopLimit().loop(elements, 3) is elements
-    assert LoopPool(1).run(LoopLimit().loop, elements, 3) is elements
+    assert ThreadLimit().loop(elements, 3) is elements
+    assert LoopPool(1).run(ThreadLimit().loop, elements, 3) is elements
 
 
 def test_a_limit_that_was_pickled_is_a_new_one() -> None:
-    assert isinstance(pickle.loads(pickle.dumps(LoopLimit())), LoopLimit)
+    assert isinstance(pickle.loads(pickle.dumps(ThreadLimit())), ThreadLimit)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
