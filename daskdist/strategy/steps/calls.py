@@ -100,6 +100,8 @@ class Record:
 
     def failures(self) -> list[Failed]:
         """Return the failures of its results, one for each call that raised."""
+        if not self.has_failed:
+            return []
         failures = {
             outcome[1].origin: outcome[1]
             for outcome in self.outcomes

@@ -140,7 +140,7 @@ class ClusterBackend(ChangesWorkers):
                     is_loop |= is_plan(leaf.values[0])
             packed.append(reference or self.packed(leaf, partial(place_of_argument, operation, treespec, len(packed))))
         replica_call = ReplicaCall(
-            self._send_again,
+            self,
             function,
             packed,
             pickled_structure(treespec),
@@ -161,7 +161,8 @@ class ClusterBackend(ChangesWorkers):
             self._log.add(call, replica_call, begins_step=takes_batch)
         return call
 
-    def _send_again(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
+    def send_again(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
+        """Send a call again to given replicas."""
         name = replica_call.name
         if replica_call.is_loop:
             raise ClusterError("a loop on replicas is not made again by itself")
@@ -180,7 +181,7 @@ class ClusterBackend(ChangesWorkers):
         workers: Any = group.worker_of
         columns, args = wired_arguments(replica_call.leaves, len(workers))
         columns = [self._own_column(column, len(workers)) for column in columns]
-        has_objects = any(SentObject in map(type, c if type(c) is tuple else (c,)) for c in columns)
+        has_objects = bool(objects_in(columns, range(len(workers))))
         capture = current_capture()
         # In a captured function, wait only before its first step, since the function may be called as often as a step.
         if replica_call.is_step and (capture is None or not capture.num_steps):
@@ -245,9 +246,8 @@ class ClusterBackend(ChangesWorkers):
                     objects = [handle for handle in columns if type(handle) is SentObject]
                     stream = streams.stream_with(worker, objects if prepared is None else (prepared, *objects))
                     reference = ("p", pickled) if prepared is None else ("o", prepared.number)
-                    needs = streams.references(worker, columns)
                     what = call.record.number, place, len(workers) > 1
-                    stream.append("call", *what, reference, needs, to_send(), name)
+                    stream.append("call", *what, reference, streams.references(worker, columns), to_send(), name)
                 if type(handles) is list and handles and all(isinstance(handle, Future) for handle in handles):
                     # Dask recomputes lost data.
                     call.record.again = partial(self.call, function, handles, *args, name=name)

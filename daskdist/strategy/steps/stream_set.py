@@ -41,8 +41,9 @@ logger: Final = logging.getLogger("daskdist")
 _BEAT_S: Final = 1.0
 # With this many dropped handles, workers are told even if nothing else is sent.
 _MANY_DROPPED: Final = 64
-# With at least this many steps under way, messages may wait for these seconds to be sent together.
-_MANY_STEPS, _LATER_S = 16, 0.002
+# With at least this many steps under way, messages may wait for these seconds to be sent together; with so many times
+# more, so many times longer.
+_MANY_STEPS, _LATER_S, _MOST_TIMES = 16, 0.002, 4
 # Seconds between a waiter's checks of the connection.
 _LOOK_EVERY_S: Final = 1.0
 
@@ -276,8 +277,9 @@ class StreamSet:
             self.kick()
         elif not self._is_kicked and not self._is_kicked_later:
             self._is_kicked_later = True
+            within_s = _LATER_S * min(self.num_steps // _MANY_STEPS, _MOST_TIMES)
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._loop.call_later, _LATER_S, self._flush)
+                self._loop.call_soon_threadsafe(self._loop.call_later, within_s, self._flush)
 
     def _flush(self) -> None:
         self._is_kicked = self._is_kicked_later = False

@@ -43,8 +43,10 @@ from daskdist.strategy.steps.remote.replica_call import STEP, CrossReplica, Repl
 from daskdist.strategy.steps.remote.waiting_call import WaitingCall
 from daskdist.strategy.variables.store import VariableStore
 
-# A message that can wait is sent with others, or after this time.
-_LATER_S: Final = 0.002
+# What can wait is sent with later messages, or after these seconds: the first if another worker or the program may wait
+# for it, the second if further calls wait here.
+_SOON_S: Final = 0.002
+_LATER_S: Final = 0.008
 # Types of what has an input of a call; others are the input.
 _INPUTS: Final = frozenset({Cell, SentValue, TaskData})
 
@@ -92,7 +94,8 @@ class StepsOnWorker:
         self._loop_thread = threading.get_ident()
         self._outbox = Outbox(comm, is_framed=is_framed)
         self._reader = BatchReader(comm, is_framed=is_framed)
-        self._is_kicked_later = False
+        # The time of the next `_kick`.
+        self._kick_at = math.inf
         # Functions that other threads want called in the event loop, which is woken once for several.
         self._to_call: deque[Callable[[], Any]] = deque()
         self._is_woken = False
@@ -260,8 +263,8 @@ class StepsOnWorker:
         executor = self._executor_of.get(threading.get_ident())
         is_urgent = executor is None or not executor.can_hold()
         self._peers.send(target, message, failed, is_urgent=is_urgent)
-        if not is_urgent and not self._is_kicked_later:
-            self._kick_later()
+        if not is_urgent:
+            self._kick_within(_SOON_S)
 
     def _tell_unsent(self, number: int, replica: int, target: str, why: str) -> None:
         self._tell(("unsent", number, replica, target, why))
@@ -525,20 +528,22 @@ class StepsOnWorker:
         self._outbox.put(message)
         if is_urgent:
             self._outbox.kick()
-        elif not self._is_kicked_later:
-            self._kick_later()
+        else:
+            has_more = any(executor.has_more for executor in self._executors)
+            self._kick_within(_LATER_S if has_more else _SOON_S)
 
-    def _kick_later(self) -> None:
-        self._is_kicked_later = True
-        self._in_loop(lambda: self._loop.call_later(_LATER_S, self._kick))
+    def _kick_within(self, within_s: float) -> None:
+        kick_at = time.monotonic() + within_s
+        if kick_at < self._kick_at:
+            self._kick_at = kick_at
+            self._in_loop(lambda: self._loop.call_later(within_s, self._kick))
 
     def _kick(self) -> None:
-        self._is_kicked_later = False
+        self._kick_at = math.inf
         self._peers.kick()
         if not self._outbox.is_empty:
             # Further messages are likely, so check again.
-            self._is_kicked_later = True
-            self._loop.call_later(_LATER_S, self._kick)
+            self._kick_within(_LATER_S)
             self._outbox.kick()
 
     def _in_loop(self, function: Callable[[], Any]) -> None:

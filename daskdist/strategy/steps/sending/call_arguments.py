@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import cloudpickle
 import numpy as np
@@ -26,13 +26,21 @@ from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.wiring import Slot, Wiring, slots
 
 
+class CallSender(Protocol):
+    """Interface of what sends calls again; not a method, which would be an object of each step under way."""
+
+    def send_again(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
+        """Send a call again to given replicas."""
+        ...
+
+
 @dataclass(slots=True)
 class ReplicaCall:
     """A call on replicas as it is sent; calling it sends it again.
 
     Parameters
     ----------
-    send_again
+    sender
         Sends it again to given replicas.
     function
         The function.
@@ -56,7 +64,7 @@ class ReplicaCall:
         The first call that can still be undone, as changes of variables are; None if this one is not to be.
     """
 
-    send_again: Callable[[ReplicaCall, ReplicaGroup], Call]
+    sender: CallSender
     function: SentObject
     leaves: Sequence[Any]
     structure: bytes
@@ -69,7 +77,7 @@ class ReplicaCall:
     undo_from: int | None
 
     def __call__(self, group: ReplicaGroup) -> Call:
-        return self.send_again(self, group)
+        return self.sender.send_again(self, group)
 
 
 def objects_in(columns: Sequence[Any], lanes: Sequence[int]) -> list[SentObject]:
