@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from daskdist.execute.caller import Handle
@@ -183,6 +183,10 @@ class Backend(ResultSource, Protocol):
 
     def note_leaving(self) -> bool:
         """See whether workers are going to leave, which `recover` continues without; then `in_doubt` is true."""
+        ...
+
+    def take_handed_over(self) -> Sequence[Mapping[int, Mapping[int, list[Any]]]]:
+        """Return the values of workers that have left, once: number of a variable -> number of a replica -> leaves."""
         ...
 
     def cut_for(self, leaf: Any, group: ReplicaGroup) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -30,7 +30,12 @@ from daskdist.strategy.values.extract import PerReplicaRef
 from daskdist.strategy.values.flat import LEAVES, flattened_call
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.variables.read_copies import has_variables, with_copies
-from daskdist.strategy.variables.replica_copy import align_on_replica, join_on_replica, undo_on_replica
+from daskdist.strategy.variables.replica_copy import (
+    align_on_replica,
+    inherit_on_replica,
+    join_on_replica,
+    undo_on_replica,
+)
 from daskdist.strategy.variables.variable import Variable
 
 logger: Final = logging.getLogger("daskdist")
@@ -148,7 +153,21 @@ class StrategyInternals:
             # A variable whose creation failed has no value.
             with cross_replica_scope(strategy), contextlib.suppress(ArgumentError, CollectiveError):
                 strategy.local_results(outcome)
+        for handed_over in self.backend.take_handed_over():
+            self._inherit(handed_over)
         self.backend.make_again(self.group.now)
+
+    def _inherit(self, handed_over: Mapping[int, Mapping[int, list[Any]]]) -> None:
+        # Replicas that left had values of their own.
+        strategy: Any = self._strategy()
+        with cross_replica_scope(strategy):
+            inherited = [
+                self.call_each(1, RECOVERY, inherit_on_replica, variable, values)
+                for number, values in handed_over.items()
+                if (variable := self._variables.get(number)) is not None
+            ]
+            for (outcome,) in inherited:
+                strategy.local_results(outcome)
 
     def _undo(self, first: int, variables: Sequence[Variable]) -> None:
         # Calls that failed on a lost replica may have changed variables on others.

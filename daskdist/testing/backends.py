@@ -345,6 +345,8 @@ _alive: Final[defaultdict[str, weakref.WeakSet[_Result]]] = defaultdict(weakref.
 
 class _FakeVariable:
     # The part of a variable that the replicas' store uses.
+    is_on_read = False
+
     def __init__(self, number: int) -> None:
         self.key = VariableKey(number)
         self.name = f"variable {number}"

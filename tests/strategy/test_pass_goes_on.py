@@ -347,6 +347,29 @@ def test_a_worker_is_retired_in_a_pass(strategy, killable_workers):
     assert strategy.internals.backend.num_made_again == 0
 
 
+@pytest.mark.parametrize("is_at_rest", [False, True])
+def test_replicas_of_a_retired_worker_hand_over_values_of_their_own(strategy, killable_workers, is_at_rest):
+    leaving = strategy.workers[0]
+    with strategy.scope():
+        total = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
+        steps = daskdist.Variable(0, synchronization="ON_READ", aggregation="ONLY_FIRST_REPLICA")
+
+    def add(rows):
+        total.assign_add(int(rows.sum()))
+        steps.assign_add(daskdist.get_replica_context().replica_id_in_sync_group + 1)
+
+    for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(600).batch(30))):
+        strategy.run(add, args=(batch,))
+        if number == 10:
+            assert list(killable_workers.client.retire_workers([leaving])) == [leaving]
+            if is_at_rest:
+                # It does not wait for the program.
+                eventually(lambda: not strategy.internals.backend.streams.is_open(leaving))
+                assert (int(total.read_value()), int(steps.read_value())) == (sum(range(330)), 11)
+    assert leaving not in strategy.workers
+    assert (int(total.read_value()), int(steps.read_value())) == (sum(range(600)), 20)
+
+
 def test_a_pass_over_datasets_of_a_function_ends_with_an_error_that_names_the_lost_worker(strategy):
     def share(context):
         rows = Dataset.range(6_000).shard(context.num_input_pipelines, context.input_pipeline_id)

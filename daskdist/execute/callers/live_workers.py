@@ -39,8 +39,9 @@ class LiveWorkers:
         # Address -> the last heartbeat that the scheduler knew of, and the time in this process at which it was first
         # seen.
         self._heartbeats: dict[str, tuple[float, float]] = {}
-        # Workers that have said that they are going to end, for example as they are retired.
-        self._leaving: set[str] = set()
+        # Workers that have said that they are going to end, for example as they are retired -> the values that only
+        # they have, None before they hand them over.
+        self._leaving: dict[str, Any] = {}
         # True if something failed since the workers were last checked.
         self.in_doubt = False
         # The least memory limit of them, or None without one; a list of it, which is empty until it is asked for.
@@ -116,9 +117,18 @@ class LiveWorkers:
             (*lost, *(address for address in present if address in addresses)),
         )
 
-    def note_leaving(self, address: str) -> None:
-        """Record that a worker is going to end, and completes the calls that were sent to it."""
-        self._leaving.add(address)
+    def note_leaving(self, address: str, values: Any = None) -> None:
+        """Record that a worker is going to end, and completes the calls that were sent to it; and its values then."""
+        self._leaving[address] = values
+
+    def has_handed_over(self, address: str) -> bool:
+        """Return whether a worker that is going to end has handed over its values."""
+        return self._leaving.get(address) is not None
+
+    def take_handed_over(self) -> list[Any]:
+        """Return the values that workers handed over without which the others continue, only once."""
+        values = [self._leaving.pop(address, None) for address in self.lost]
+        return [of_worker for of_worker in values if of_worker]
 
     @property
     def leaving(self) -> list[str]:

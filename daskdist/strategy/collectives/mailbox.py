@@ -33,6 +33,10 @@ class ReplicaStore(Protocol):
 
     lost: tuple[str, ...]
 
+    def own_states(self) -> dict[int, dict[int, Any]]:
+        """Return the states that replicas have of their own: number of a variable -> number of a replica -> state."""
+        ...
+
     def renumber(self, numbers: Mapping[int, int]) -> None:
         """Renumber the replicas, given the new number of each old one."""
         ...

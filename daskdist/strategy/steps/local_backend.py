@@ -113,6 +113,10 @@ class LocalBackend:
         """Return False, as replicas of this process do not leave."""
         return False
 
+    def take_handed_over(self) -> Sequence[Any]:
+        """Return nothing, as replicas of this process do not leave."""
+        return ()
+
     def cut_for(self, leaf: Any, group: ReplicaGroup) -> Any:
         """Return the leaf."""
         return leaf

@@ -345,7 +345,7 @@ class StreamSet:
                 task = asyncio.ensure_future(self._tell_of_key(stream, rest[0]))
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
             elif kind == "leaving":
-                self.live_workers.note_leaving(stream.address)
+                self.live_workers.note_leaving(stream.address, *rest)
             elif kind == "unsent":
                 number, place, target, why = rest
                 failed = Failed(Failure.of(ClusterError(f"{stream.address} cannot reach {target}: {why}")), None)

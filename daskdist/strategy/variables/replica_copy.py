@@ -262,6 +262,18 @@ def align_on_replica(variable: VariableRecord) -> FlatResult:
     return _listed([True])
 
 
+def inherit_on_replica(variable: VariableRecord, values: Mapping[int, list[Any]]) -> FlatResult:
+    """Take over the values that replicas had which have left, by their old numbers; the first replica does."""
+    copy = _required_copy(variable)
+    if copy.replica.replica_id_in_sync_group == 0:
+        if variable.aggregation is VariableAggregation.SUM:
+            for leaves in values.values():
+                copy.write("assign_add", leaves)
+        elif variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA and 0 in values:
+            copy.write("put", values[0])
+    return _listed([True])
+
+
 def join_on_replica(variable: VariableRecord) -> FlatResult:
     """Give a replica that was added a value; all replicas call it.
 

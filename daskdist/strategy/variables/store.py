@@ -26,6 +26,8 @@ class VariableStore:
         # number of the variable -> number of the replica -> state.
         self._states: dict[int, dict[int, Any]] = {}
         self._undo_logs: dict[int, UndoLog] = {}
+        # The numbers of variables of arrays of which each replica has its own value.
+        self._on_read: set[int] = set()
 
     def undo_log(self, replica: int) -> UndoLog:
         """Return the log of a replica's changes, which notes those of calls that may be undone."""
@@ -73,7 +75,13 @@ class VariableStore:
             before = states.get(replica, MISSING)
             is_known = before is MISSING or variable.layout.treespec is not None
             self._undo_logs[replica].note(variable.key.number, before if is_known else UNKNOWN)
+        if variable.is_on_read and variable.layout.treespec is not None:
+            self._on_read.add(variable.key.number)
         states[replica] = state
+
+    def own_states(self) -> dict[int, dict[int, Any]]:
+        """Return the states that replicas have of their own: number of a variable -> number of a replica -> state."""
+        return {number: dict(self._states.get(number, {})) for number in list(self._on_read)}
 
     def lend(self, variable: VariableRecord, replica: int) -> None:
         """Note that the object of a state may be changed in place."""

@@ -106,7 +106,8 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     the copies may differ until the program assigns to all.
 
     If a worker is lost, arrays that are the same on all replicas get the value of the first remaining replica; values
-    of single replicas stay as they are, and those of lost replicas are gone.
+    of single replicas stay as they are, and those of lost replicas are gone. A worker that is retired hands over those
+    that are summed, and those of replica 0.
 
     >>> import daskdist
     >>> strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -41,6 +41,7 @@ from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.peers import Peers
 from daskdist.strategy.steps.remote.replica_call import STEP, CrossReplica, ReplicaSlot, call_replica
 from daskdist.strategy.steps.remote.waiting_call import WaitingCall
+from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.variables.store import VariableStore
 
 # What can wait is sent with later messages, or after these seconds: the first if another worker or the program may wait
@@ -100,6 +101,8 @@ class StepsOnWorker:
         self._to_call: deque[Callable[[], Any]] = deque()
         self._is_woken = False
         self._is_closed = False
+        # The states that were handed over last.
+        self._handed_over: dict[int, dict[int, Any]] = {}
         # Call number -> replica, or place among the workers that make the call -> cell.
         self._cells: dict[int, dict[int, Cell]] = {}
         self._objects: dict[int, SentValue] = {}
@@ -118,7 +121,7 @@ class StepsOnWorker:
         # (call, replica) -> the name of the running call, its start, and its end.
         self._running: dict[tuple[int, int], tuple[str, float, CallEnd | None]] = {}
         self._combiner = Executor("daskdist combine", self._enter)
-        self._handlers: dict[str, Callable[..., None]] = {
+        self._handlers: dict[str, Callable[..., Any]] = {
             "run": self._run,
             "call": self._call,
             "object": self._object,
@@ -133,6 +136,7 @@ class StepsOnWorker:
             "fail": self._fail,
             "end": self._end,
             "ping": self._ping,
+            "hand_over": self.hand_over,
         }
         self._set_team(group)
 
@@ -329,6 +333,20 @@ class StepsOnWorker:
         """Tell the program that this worker is going to end, so that it sends no more calls."""
         self._outbox.append(("leaving",))
         self._outbox.kick()
+
+    def hand_over(self, *, only_new: bool = False) -> bool:
+        """Send the program the values that only replicas of this worker have; return whether they were new."""
+        store = self._mailbox.store(self._token)
+        states = {} if store is None else store.own_states()
+        is_new = _identities(states) != _identities(self._handed_over)
+        if is_new or not only_new:
+            self._handed_over = states
+            on_host = {
+                number: {k: [*map(host_array, state)] for k, state in of_number.items()}
+                for number, of_number in states.items()
+            }
+            self._tell(("leaving", on_host))
+        return is_new
 
     @property
     def is_at_rest(self) -> bool:
@@ -561,3 +579,10 @@ class StepsOnWorker:
         self._is_woken = False
         while self._to_call:
             self._to_call.popleft()()
+
+
+def _identities(states: dict[int, dict[int, Any]]) -> set[tuple[int, int, int]]:
+    # A state is replaced as a whole if it changes.
+    return {
+        (number, replica, id(state)) for number, of_number in states.items() for replica, state in of_number.items()
+    }

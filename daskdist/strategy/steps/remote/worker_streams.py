@@ -74,16 +74,22 @@ class StreamsOfWorker:
     async def teardown(self, worker: Worker) -> None:
         """Wait for the calls that were sent, while their programs are connected; Dask calls it before a worker ends.
 
-        So a worker that is retired loses none: the programs are told, and continue without it.
+        So a worker that is retired loses none: the programs are told, are given the values that only its replicas have,
+        and continue without it.
         """
         for steps in self.by_token.values():
             steps.tell_leaving()
         busy_at = time.monotonic()
         until = busy_at + seconds("timeouts.step")
         while self.by_token and busy_at + _AT_REST_S > time.monotonic() < until:
-            if not all(steps.is_at_rest for steps in self.by_token.values()):
+            are_at_rest = all(steps.is_at_rest for steps in self.by_token.values())
+            if not are_at_rest or self._hand_over():
                 busy_at = time.monotonic()
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _hand_over(self) -> bool:
+        # Return whether a program had not been given the values yet.
+        return True in [steps.hand_over(only_new=True) for steps in self.by_token.values()]
 
     def _num_replicas(self, worker: Worker) -> int:
         return sum(len(steps.slots) for steps in self.by_token.values())

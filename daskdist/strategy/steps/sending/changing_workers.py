@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from distributed import Client
 
@@ -25,6 +26,8 @@ logger: Final = logging.getLogger("daskdist")
 
 # Seconds within which the scheduler hears of the loss of a worker after the program.
 _KNOWN_WITHIN_S: Final = 1.0
+# Seconds within which a worker that leaves hands over its values.
+_HANDS_OVER_WITHIN_S: Final = 10.0
 
 
 class ChangesWorkers(EndsCalls):
@@ -49,6 +52,7 @@ class ChangesWorkers(EndsCalls):
             if live_workers.leaving:
                 # Leaving workers complete the calls that were sent to them.
                 self.streams.finish()
+                self._wait_for_values(live_workers.leaving)
             live_workers.drop(lost)
             left = replace(
                 group, replicas=tuple([replica for replica in group.replicas if replica.worker in live_workers.present])
@@ -72,6 +76,23 @@ class ChangesWorkers(EndsCalls):
         # No worker is lost; or none is left, and calls will raise.
         live_workers.in_doubt = False
         return group
+
+    def _wait_for_values(self, leaving: Sequence[str]) -> None:
+        # Values that a worker handed over on its own may be older than the last call.
+        streams, live_workers = self.streams, self.live_workers
+        asked = [worker for worker in leaving if streams.is_open(worker)]
+        with streams.lock:
+            for worker in asked:
+                live_workers.note_leaving(worker)
+                streams.stream_with(worker, ()).append("hand_over")
+        streams.wait(
+            lambda: all(live_workers.has_handed_over(worker) or not streams.is_open(worker) for worker in asked),
+            _HANDS_OVER_WITHIN_S,
+        )
+
+    def take_handed_over(self) -> list[Any]:
+        """Return the values that only workers had which have left; see `Backend`."""
+        return self.live_workers.take_handed_over()
 
     def with_replacements(self, group: ReplicaGroup) -> ReplicaGroup:
         """Continue with further workers in the places of lost ones, if there are any; return the replicas."""
