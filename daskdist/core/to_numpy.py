@@ -76,9 +76,9 @@ def to_numpy(value: Any) -> Any:
 
 def is_masked_array(value: Any) -> bool:
     """Return whether a value is a NumPy masked array or ``numpy.ma.masked``."""
-    # Without the import of the module there are none, and importing it takes a while.
-    masked = sys.modules.get("numpy.ma")
-    return masked is not None and isinstance(value, masked.MaskedArray)
+    # Without the import of the module there are none, and importing it takes a while, also in another thread.
+    masked_type = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    return masked_type is not None and isinstance(value, masked_type)
 
 
 def unmasked(array: Any) -> Any:

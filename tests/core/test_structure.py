@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import pickle
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -254,3 +256,9 @@ def test_words_keep_their_dtype():
 def test_text_keeps_the_zeros_that_it_ends_with():
     assert as_array("a\0").item() == "a\0"
     assert as_array(["a\0", "b"]).tolist() == ["a\0", "b"]
+
+
+def test_arrays_are_told_from_masked_ones_while_another_thread_imports_those(monkeypatch):
+    # As at the beginning of the import.
+    monkeypatch.setitem(sys.modules, "numpy.ma", types.ModuleType("numpy.ma"))
+    assert as_array(np.float32(3)) == 3
