@@ -32,7 +32,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "execute/callers/fetch.py": {"future.result", "task.result"},
         "execute/callers/sent_blocks.py": {"done.exception"},
         "execute/callers/submit.py": {"future.result", "handle.result", "task.result"},
-        "execute/callers/threads.py": {"handle.result"},
+        "execute/callers/threads.py": {"handle.exception", "handle.result"},
         "service/consumer/consumer.py": {"sending.exception"},
         "strategy/collectives/liveness.py": {"ended.exception", "self._asked.result", "task.result"},
         "strategy/steps/remote/data_keys.py": {"gathering.result"},
@@ -68,6 +68,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "strategy/steps/remote/worker_steps.py": {"self._peers.wait_for", "slot.times.wait"},
         "strategy/steps/returned_values.py": {"capture.wait_for"},
         "strategy/variables/variable.py": {"leaf.result"},
+        "testing/visitation.py": {"manager.wait"},
     },
     "threads copy memory, or end at once": {
         "execute/transfer/copier.py": {"packed.exception", "packed.result", "self._pool.shutdown"},

@@ -82,7 +82,7 @@ class WaitingCall:
         self._num_left = 0
         self._is_begun = False
 
-    def wait(self) -> None:
+    def begin(self) -> None:
         """Make the call when all inputs have arrived, or now if they have."""
         missing = [call_input for call_input in self.inputs if not call_input.is_set]
         if not missing:

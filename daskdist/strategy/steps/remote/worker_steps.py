@@ -240,7 +240,7 @@ class StepsOnWorker:
     ) -> None:
         cell = self._new_cell(number, place)
         inputs = [self._input(function), *map(self._input, references)]
-        WaitingCall(self, number, place, is_replicated, cell, inputs, settings, name).wait()
+        WaitingCall(self, number, place, is_replicated, cell, inputs, settings, name).begin()
 
     def make_soon(self, call: WaitingCall) -> None:
         """Make a call whose inputs have arrived."""
