@@ -40,8 +40,8 @@ class LiveWorkers:
         # seen.
         self._heartbeats: dict[str, tuple[float, float]] = {}
         # Workers that have said that they are going to end, for example as they are retired -> the values that only
-        # they have, None before they hand them over.
-        self._leaving: dict[str, Any] = {}
+        # they have, each time that they handed them over.
+        self._leaving: dict[str, list[Any]] = {}
         # True if something failed since the workers were last checked.
         self.in_doubt = False
         # The least memory limit of them, or None without one; a list of it, which is empty until it is asked for.
@@ -117,18 +117,27 @@ class LiveWorkers:
             (*lost, *(address for address in present if address in addresses)),
         )
 
-    def note_leaving(self, address: str, values: Any = None) -> None:
+    def note_leaving(self, address: str, *values: Any) -> None:
         """Record that a worker is going to end, and completes the calls that were sent to it; and its values then."""
-        self._leaving[address] = values
+        self._leaving.setdefault(address, []).extend(values)
 
-    def has_handed_over(self, address: str) -> bool:
-        """Return whether a worker that is going to end has handed over its values."""
-        return self._leaving.get(address) is not None
+    def num_handed_over(self, address: str) -> int:
+        """Return how often a worker that is going to end has handed over its values."""
+        return len(self._leaving.get(address, ()))
 
     def take_handed_over(self) -> list[Any]:
-        """Return the values that workers handed over without which the others continue, only once."""
-        values = [self._leaving.pop(address, None) for address in self.lost]
-        return [of_worker for of_worker in values if of_worker]
+        """Return the last values of workers that handed some over, without which the others continue, only once.
+
+        >>> live_workers = LiveWorkers(["tcp://a:1", "tcp://b:1"])
+        >>> live_workers.note_leaving("tcp://a:1", {0: "first"})
+        >>> live_workers.note_leaving("tcp://a:1", {0: "last"})
+        >>> live_workers.note_leaving("tcp://a:1")
+        >>> live_workers.drop(["tcp://a:1"])
+        >>> live_workers.take_handed_over(), live_workers.take_handed_over()
+        ([{0: 'last'}], [])
+        """
+        values = [self._leaving.pop(address, []) for address in self.lost]
+        return [of_worker[-1] for of_worker in values if of_worker and of_worker[-1]]
 
     @property
     def leaving(self) -> list[str]:

@@ -110,11 +110,17 @@ class Segments:
 
     def pack(self, value: Any) -> tuple[PackedArrays, Segment | None]:
         """Return a packed value, and the segment of its arrays if they are in one."""
-        taken: list[Segment | None] = []
-        packed = PackedArrays.of(value, self._folder, lambda num_bytes: taken.append(self.taken(num_bytes)) or taken[0])  # type: ignore[func-returns-value]
+        segment: Segment | None = None
+
+        def find(num_bytes: int) -> Segment | None:
+            nonlocal segment
+            segment = self.taken(num_bytes)
+            return segment
+
+        packed = PackedArrays.of(value, self._folder, find)
         if not packed.path:
             return packed, None
-        return packed, taken[0] or Segment(packed.path)
+        return packed, segment or Segment(packed.path)
 
     def value(self, packed: PackedArrays, offered: Segment | None) -> Any:
         """Return a value that another process has packed, in the segment that it was offered or elsewhere."""

@@ -78,17 +78,21 @@ class ChangesWorkers(EndsCalls):
         return group
 
     def _wait_for_values(self, leaving: Sequence[str]) -> None:
-        # Values that a worker handed over on its own may be older than the last call.
+        # Values that a worker handed over on its own may be older than the last call. If it ends before it answers, it
+        # made no further call.
         streams, live_workers = self.streams, self.live_workers
-        asked = [worker for worker in leaving if streams.is_open(worker)]
+        asked = {worker: live_workers.num_handed_over(worker) for worker in leaving if streams.is_open(worker)}
         with streams.lock:
             for worker in asked:
-                live_workers.note_leaving(worker)
                 streams.stream_with(worker, ()).append("hand_over")
-        streams.wait(
-            lambda: all(live_workers.has_handed_over(worker) or not streams.is_open(worker) for worker in asked),
-            _HANDS_OVER_WITHIN_S,
-        )
+
+        def is_silent(worker: str) -> bool:
+            return streams.is_open(worker) and live_workers.num_handed_over(worker) == asked[worker]
+
+        streams.wait(lambda: True not in map(is_silent, asked), _HANDS_OVER_WITHIN_S)
+        for worker in filter(is_silent, asked):
+            within_s = _HANDS_OVER_WITHIN_S
+            logger.warning("%s, which leaves, did not hand over its ON_READ variables within %.0f s", worker, within_s)
 
     def take_handed_over(self) -> list[Any]:
         """Return the values that only workers had which have left; see `Backend`."""
