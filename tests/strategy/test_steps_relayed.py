@@ -198,8 +198,9 @@ def test_a_worker_that_receives_nothing_makes_the_program_wait(far, relay):
             sender.start()
             eventually(lambda: num_sent >= 4)
             time.sleep(1)
-            # The arguments of all 40 calls have 320 MiB.
-            assert 4 <= num_sent < 16
+            # The arguments of all 40 calls have 320 MiB. Program and scheduler hold at most 40 MiB each, and the kernel
+            # has two buffers for each of the two connections: Linux 6.18 has limits of 32 and 4 MiB.
+            assert 4 <= num_sent < 30
             assert scheduler.memory_info().rss - before < 128 * 2**20
         finally:
             os.kill(pids[strategy.workers[0]], signal.SIGCONT)
