@@ -28,7 +28,7 @@ from measure import Figure, arguments, interleaved, measured, report
 
 import daskdist
 from daskdist.execute.callers.choose import using
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _exhaust(case: Case, path: Path) -> None:
 
 def _alone(case: Case, path: Path) -> None:
     # Everything runs in this thread, reading too.
-    with using(Now):
+    with using(Synchronous):
         _exhaust(case, path)
 
 

@@ -18,7 +18,7 @@ PerReplica:{
 from typing import TYPE_CHECKING, Final
 
 from daskdist.core.lazy_imports import lazily
-from daskdist.tensorflow.instead import TOP
+from daskdist.tensorflow.missing_names import TOP
 
 if TYPE_CHECKING:
     from daskdist import data as data

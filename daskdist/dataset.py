@@ -1978,7 +1978,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         one worker assembles the elements.
         """
         from daskdist.service.address import service_address
-        from daskdist.service.served import rounds_by_size, served
+        from daskdist.service.service_dataset import rounds_by_size, served
 
         request = ServiceRequest.of(
             processing_mode,

@@ -3,7 +3,7 @@
 from typing import Final
 
 from daskdist.core.lazy_imports import lazily
-from daskdist.tensorflow.instead import EXPERIMENTAL
+from daskdist.tensorflow.missing_names import EXPERIMENTAL
 
 _NAMES: Final = {"Optional": "daskdist.strategy.input.optional:Optional"}
 

@@ -95,7 +95,7 @@ HEAVY = {
     "daskdist.service.current_status",
     "daskdist.service.consumer.connection",
     "daskdist.service.registry",
-    "daskdist.service.served",
+    "daskdist.service.service_dataset",
     "daskdist.service.dispatcher.scheduler_plugin",
     "daskdist.service.servers",
 }

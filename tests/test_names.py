@@ -17,7 +17,7 @@ import daskdist.experimental
 import daskdist.tpu.experimental
 from daskdist import AutoShardPolicy, Dataset, InputOptions, InputReplicationMode, Options, PerReplica, errors
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
-from daskdist.tensorflow import instead
+from daskdist.tensorflow import missing_names
 
 # Every name on the pages, as they write it after `tf.`.
 ON_THE_PAGES = [
@@ -87,16 +87,16 @@ OF_EXTENDED = [
     "worker_devices",
 ]
 TABLES = {
-    "daskdist": instead.TOP,
-    "daskdist.data": instead.DATA,
-    "daskdist.data.experimental": instead.DATA_EXPERIMENTAL,
-    "daskdist.data.experimental.service": instead.DATA_SERVICE,
-    "daskdist.distribute": instead.DISTRIBUTE,
-    "daskdist.distribute.cluster_resolver": instead.CLUSTER_RESOLVER,
-    "daskdist.distribute.experimental": instead.DISTRIBUTE_EXPERIMENTAL,
-    "daskdist.experimental": instead.EXPERIMENTAL,
-    "daskdist.tpu": instead.TPU,
-    "daskdist.tpu.experimental": instead.TPU_EXPERIMENTAL,
+    "daskdist": missing_names.TOP,
+    "daskdist.data": missing_names.DATA,
+    "daskdist.data.experimental": missing_names.DATA_EXPERIMENTAL,
+    "daskdist.data.experimental.service": missing_names.DATA_SERVICE,
+    "daskdist.distribute": missing_names.DISTRIBUTE,
+    "daskdist.distribute.cluster_resolver": missing_names.CLUSTER_RESOLVER,
+    "daskdist.distribute.experimental": missing_names.DISTRIBUTE_EXPERIMENTAL,
+    "daskdist.experimental": missing_names.EXPERIMENTAL,
+    "daskdist.tpu": missing_names.TPU,
+    "daskdist.tpu.experimental": missing_names.TPU_EXPERIMENTAL,
 }
 
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from daskdist.core.lazy_imports import lazily
-from daskdist.tensorflow.instead import DATA
+from daskdist.tensorflow.missing_names import DATA
 
 _NAMES: Final = {
     "AUTOTUNE": "daskdist.core.cardinality:AUTOTUNE",

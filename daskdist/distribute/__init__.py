@@ -3,7 +3,7 @@
 from typing import Final
 
 from daskdist.core.lazy_imports import lazily
-from daskdist.tensorflow.instead import DISTRIBUTE
+from daskdist.tensorflow.missing_names import DISTRIBUTE
 
 _NAMES: Final = {
     "ClusterResolver": "daskdist.strategy.placement.cluster_resolver:ClusterResolver",

@@ -3,7 +3,7 @@
 from typing import Final
 
 from daskdist.core.lazy_imports import lazily
-from daskdist.tensorflow.instead import DISTRIBUTE_EXPERIMENTAL
+from daskdist.tensorflow.missing_names import DISTRIBUTE_EXPERIMENTAL
 
 _NAMES: Final = {
     "DeviceAssignment": "daskdist.strategy.placement.device_assignment:DeviceAssignment",

@@ -6,7 +6,7 @@ returns a **handle**, which stands for the result and can be an argument of furt
 ====================  ==========================================  =================================
 caller                makes a call                                a handle is
 ====================  ==========================================  =================================
-`Now`                 at once, in this thread                     the result
+`Synchronous`         at once, in this thread                     the result
 `Threads`             on a bounded pool of this process           a future of the pool
 `Processes`           in local processes, for functions           a future of the pool
 `graph.RecordCaller`  never: writes a Dask task                   a reference to the task
@@ -27,7 +27,7 @@ from daskdist.core.block import Rows
 from daskdist.core.failing.failed_elements import FailedElement, failed_of, raw_item
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Read, Split
-from daskdist.execute.busy_times import BusyTimes
+from daskdist.execute.task_times import TaskTimes
 
 Handle = Any
 Graph = dict[Any, Any]
@@ -223,7 +223,7 @@ class LocalCaller:
     memory_bytes: int | None = None
 
     def __init__(self) -> None:
-        self.busy = BusyTimes()
+        self.busy = TaskTimes()
 
     @property
     def backend(self) -> Any:

@@ -27,7 +27,7 @@ from daskdist.formats.zarr import UnfinishedStore, check_store, unfinished_store
 from daskdist.storage.atomic_file import put, remove_temporaries, rename
 from daskdist.storage.compression import compression_of, without_suffix
 from daskdist.storage.filesystem import DAMAGE, Storage, is_remote
-from daskdist.storage.hidden_names import is_hidden
+from daskdist.storage.hidden_files import is_hidden
 from daskdist.storage.replace_directory import current, is_store, pointer_to, temporary_beside
 from daskdist.storage.write_manifest import WriteManifest, manifest_name
 from daskdist.tables.to_arrow import no_rows

@@ -35,7 +35,7 @@ from daskdist.formats.stored_arrays import (
 )
 from daskdist.storage.atomic_file import put
 from daskdist.storage.filesystem import Paths, Storage, failures, is_remote, local
-from daskdist.storage.hidden_names import is_hidden_from
+from daskdist.storage.hidden_files import is_hidden_from
 from daskdist.storage.replace_directory import current, pointed_from, pointer_to, replace_directory, temporary_beside
 from daskdist.storage.schema_check import FirstFile
 

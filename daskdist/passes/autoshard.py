@@ -13,7 +13,7 @@ from daskdist.core.primitive import Split
 from daskdist.errors import ShardingError, UserFunctionError
 from daskdist.ops.shard import Shard
 from daskdist.ops.with_options import merged_options
-from daskdist.passes.balance_files import deal
+from daskdist.passes.balance_files import share_files
 from daskdist.passes.remainders import drops_groups, level, remainder, uneven
 from daskdist.passes.seed import of_worker
 from daskdist.passes.zip_sharding import pairing, tied
@@ -204,15 +204,15 @@ def _source(node: Node) -> FileSource:
 
 def _by_file(node: Node, decision: Decision, survey: _Survey) -> tuple[Decision, list[Node]]:
     number = survey.num_pipelines
-    dealt: dict[int, list[FileBackedSource]] = {}
+    files_of: dict[int, list[FileBackedSource]] = {}
     if merged_options(node).balance == "bytes":
-        decision, dealt = _balanced(node, decision, survey)
+        decision, files_of = _balanced(node, decision, survey)
 
     def share(upstream: Node, index: int) -> Node:
         if id(upstream) in survey.readers:
             return upstream.with_inputs((Shard(upstream.inputs[0], number, index, is_worker_share=True),))
         if isinstance(upstream, FileBackedSource):
-            known = dealt.get(id(upstream))
+            known = files_of.get(id(upstream))
             return known[index] if known else upstream.shard_of_files(index, number, by_split=decision.by_split)
         return upstream.with_inputs(tuple(share(source, index) for source in upstream.inputs)).on_share(index, number)
 
@@ -221,11 +221,11 @@ def _by_file(node: Node, decision: Decision, survey: _Survey) -> tuple[Decision,
 
 def _balanced(node: Node, decision: Decision, survey: _Survey) -> tuple[Decision, dict[int, list[FileBackedSource]]]:
     groups = list(tied(node, lambda upstream: id(upstream) in survey.readers))
-    reason, dealt = decision.reason, {}
+    reason, files_of = decision.reason, {}
     if groups:
-        shares = deal(groups, survey.num_pipelines, by_split=decision.by_split)
-        dealt = shares.by_source
-        reason += f"; dealt largest first, no worker has more than {shares.excess:.2f} times the mean"
+        shares = share_files(groups, survey.num_pipelines, by_split=decision.by_split)
+        files_of = shares.by_source
+        reason += f"; assigned largest first, no worker has more than {shares.excess:.2f} times the mean"
     if survey.readers:
-        reason += "; files that a function reads are dealt in turn"
-    return replace(decision, reason=reason), dealt
+        reason += "; files that a function reads are assigned in turn"
+    return replace(decision, reason=reason), files_of

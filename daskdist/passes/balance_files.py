@@ -41,7 +41,7 @@ class _Units:
     sizes: Numbers
 
 
-def deal(groups: Sequence[Sequence[FileBackedSource]], num_workers: int, *, by_split: bool) -> Shares:
+def share_files(groups: Sequence[Sequence[FileBackedSource]], num_workers: int, *, by_split: bool) -> Shares:
     """Distribute the files of all sources together, the largest first.
 
     Parameters
@@ -65,9 +65,9 @@ def deal(groups: Sequence[Sequence[FileBackedSource]], num_workers: int, *, by_s
             units, owners, most = cut, cut_owners, cut_most
     shares: dict[int, list[FileBackedSource]] = {}
     for number, group in enumerate(groups):
-        for worker, dealt in enumerate(_dealt(units, owners, number, num_workers)):
+        for worker, files in enumerate(_files_of(units, owners, number, num_workers)):
             for source in group:
-                shares.setdefault(id(source), []).append(source.share_of_files(worker, num_workers, dealt))
+                shares.setdefault(id(source), []).append(source.share_of_files(worker, num_workers, files))
     return Shares(shares, most)
 
 
@@ -122,7 +122,7 @@ def _part_sizes(group: Sequence[FileBackedSource], file: int, num_bytes: int) ->
     return [int(share * num_bytes) for share in shares]
 
 
-def _dealt(units: _Units, owners: Numbers, group: int, num_workers: int) -> Iterator[FileShare]:
+def _files_of(units: _Units, owners: Numbers, group: int, num_workers: int) -> Iterator[FileShare]:
     chosen = np.flatnonzero(units.group == group)
     order = chosen[np.lexsort((units.part[chosen], units.file[chosen], owners[chosen]))]
     stops = np.cumsum(np.bincount(owners[chosen], minlength=num_workers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from daskdist.core.node import Node, walk
 from daskdist.core.spec import DatasetSpec, ElementSpec, TensorSpec
 from daskdist.errors import ShardingError
-from daskdist.ops.deal import Deal
+from daskdist.ops.split_batches import SplitBatches
 from daskdist.ops.with_options import merged_options
 
 
@@ -27,7 +27,7 @@ def rebatch(node: Node, spec: ElementSpec, num_replicas: int) -> Node:
             )
     # Failing batches are dropped before they are cut: otherwise the pieces of a batch that does not stack would fail
     # one by one, and later pieces would go to other replicas.
-    return Deal(node, num_replicas, is_whole=merged_options(node).on_error == "skip")
+    return SplitBatches(node, num_replicas, is_whole=merged_options(node).on_error == "skip")
 
 
 def _advice(node: Node, leaf: TensorSpec) -> str:

@@ -20,7 +20,7 @@ from daskdist.core.selection.runs import Run, RunQueue, concat
 from daskdist.core.selection.skipping import advance
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec
 from daskdist.ops.batch import BatchRows
-from daskdist.ops.deal import DealGroups
+from daskdist.ops.split_batches import SplitBatchesArrangement
 from daskdist.ops.unbatch import ungrouped
 
 
@@ -188,7 +188,7 @@ def rest_of(
     num_replicas = sum(layout.num_replicas)
     if num_replicas == 1:
         return grouped, (0, 0)
-    return Arrange((grouped,), DealGroups(num_replicas), grouped.grouped, name="deal"), (0, 0, 0)
+    return Arrange((grouped,), SplitBatchesArrangement(num_replicas), grouped.grouped, name="split_batches"), (0, 0, 0)
 
 
 def _stack(spec: ElementSpec) -> bool:

@@ -15,7 +15,7 @@ from daskdist.passes.seed import fingerprint
 from daskdist.service.address import ServiceAddress
 from daskdist.service.consumer.connection import ask
 from daskdist.service.request import ServiceRequest, checked_compression
-from daskdist.service.served import DatasetFacts, Served, check_endless, entry_of, shared_out
+from daskdist.service.service_dataset import DatasetFacts, Served, check_endless, entry_of, shared_out
 
 
 def register(

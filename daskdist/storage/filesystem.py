@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from daskdist.errors import ArgumentError, DaskdistError, FileError
-from daskdist.storage.hidden_names import is_hidden, is_hidden_below, is_hidden_from
+from daskdist.storage.hidden_files import is_hidden, is_hidden_below, is_hidden_from
 from daskdist.storage.http_files import is_http, num_bytes, open_http
 from daskdist.storage.write_manifest import PATTERN, WriteManifest, is_manifest_name
 

@@ -13,7 +13,7 @@ from daskdist.strategy.input.cluster_input import ClusterInput
 from daskdist.strategy.placement.cluster_resolver import ClusterResolver, connect
 from daskdist.strategy.placement.device_assignment import DeviceAssignment, checked_share, placing
 from daskdist.strategy.placement.replacements import Replacements
-from daskdist.strategy.placement.replica_counts import ReplicasPerWorker
+from daskdist.strategy.placement.replicas_per_worker import ReplicasPerWorker
 from daskdist.strategy.steps.cluster_backend import ClusterBackend
 from daskdist.strategy.strategy import Strategy
 

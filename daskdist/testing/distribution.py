@@ -16,9 +16,9 @@ from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.dataset import Dataset
 from daskdist.execute.caller import Caller
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.stream.local_iterator import iterate
-from daskdist.ops.deal import Deal, piece_bounds
+from daskdist.ops.split_batches import SplitBatches, piece_bounds
 from daskdist.passes.plan import plan
 from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy.backend import Backend
@@ -67,7 +67,7 @@ class _SimulatedInput(LocalInput):
         return _SimulatedReader(self._backend)
 
 
-class _SimulatedReader(Now):
+class _SimulatedReader(Synchronous):
     # Has its own backend, like the reader of a cluster.
     def __init__(self, backend: Backend) -> None:
         super().__init__()
@@ -230,9 +230,9 @@ def check_spec(outcome: Outcome) -> None:
 def _expected_steps(pipeline: Pipeline) -> Iterator[list[Any]]:
     # Yield the pieces that a pipeline should hand out in each step, computed from its whole batches.
     node, num_replicas = pipeline.node, len(pipeline.consumers)
-    is_dealt = isinstance(node, Deal)
-    batches = iterate(Now(), plan(node.source if isinstance(node, Deal) else node), 0)
-    pieces = [piece for batch in batches for piece in (_cut(batch, node.num_pieces) if is_dealt else [batch])]  # type: ignore[attr-defined]
+    is_split = isinstance(node, SplitBatches)
+    batches = iterate(Synchronous(), plan(node.source if isinstance(node, SplitBatches) else node), 0)
+    pieces = [piece for batch in batches for piece in (_cut(batch, node.num_pieces) if is_split else [batch])]  # type: ignore[attr-defined]
     for start in range(0, len(pieces), num_replicas):
         step = pieces[start : start + num_replicas]
         yield [*step, *[None] * (num_replicas - len(step))]

@@ -18,7 +18,7 @@ from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.execute.callers.choose import local_caller, using
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.stream.local_iterator import iterate
 from daskdist.passes.fuse import fuse
 from daskdist.passes.simplify import simplify
@@ -93,7 +93,7 @@ def elements_of(node: Node, *, optimised: bool = False, iteration: int = 0) -> l
         The number of the iteration.
     """
     primitive = fuse(lower(simplify(node))) if optimised else lower(node)
-    with using(Now):
+    with using(Synchronous):
         return list(itertools.islice(iterate(local_caller(node), primitive, iteration), _MOST))
 
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from daskdist.core.lazy_imports import lazily
-from daskdist.tensorflow.instead import TPU
+from daskdist.tensorflow.missing_names import TPU
 
 _NAMES: Final = {"experimental": "daskdist.tpu.experimental"}
 

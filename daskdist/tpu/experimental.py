@@ -3,7 +3,7 @@
 from typing import Final
 
 from daskdist.core.lazy_imports import lazily
-from daskdist.tensorflow.instead import TPU_EXPERIMENTAL
+from daskdist.tensorflow.missing_names import TPU_EXPERIMENTAL
 
 _NAMES: Final = {"DeviceAssignment": "daskdist.strategy.placement.device_assignment:DeviceAssignment"}
 

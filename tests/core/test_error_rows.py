@@ -10,7 +10,7 @@ import pytest
 from daskdist import Dataset, errors
 from daskdist.core.failing.origin import JoinedOrigin, Origin, SelectedOrigins
 from daskdist.execute.callers.choose import using
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
 
 
@@ -41,7 +41,7 @@ def _fails(*items):
         (lambda ds: ds.enumerate().map(lambda n, x: 1 // (int(x) - 4)), "row 4"),
     ],
 )
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 def test_the_row_is_named_also_where_elements_were_paired(build, row, caller):
     with using(caller), pytest.raises(errors.UserFunctionError) as raised:
         list(build(Dataset.range(6)))

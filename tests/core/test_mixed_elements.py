@@ -10,7 +10,7 @@ from conftest import eventually, threads_of_passes
 
 from daskdist import Dataset, TensorSpec, errors
 from daskdist.execute.callers.choose import using
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
 
 NARROW, WIDE = Dataset.from_tensor_slices(np.arange(3, dtype=np.int32)), Dataset.range(3)
@@ -52,7 +52,7 @@ STRUCTURES = {
 }
 
 
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 @pytest.mark.parametrize("name", DTYPES)
 def test_the_error_about_other_dtypes_gives_advice(name, caller):
     with using(caller), pytest.raises(errors.StackError, match=r"int64\[\].*dtype first.*astype") as raised:
@@ -61,7 +61,7 @@ def test_the_error_about_other_dtypes_gives_advice(name, caller):
     assert "padded_batch" not in str(raised.value)
 
 
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_different_names_of_leaves_are_an_error(name, caller):
     with using(caller), pytest.raises(errors.StackError, match="differ in structure") as raised:

@@ -25,7 +25,7 @@ from daskdist.core.selection.permutation import Permutation
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import concat, group
 from daskdist.execute.callers.choose import using
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
 from daskdist.execute.stream.gather import Picks
 from daskdist.testing import same_elements
@@ -303,7 +303,9 @@ PIPELINES = {
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize(("name", "split_bytes", "caller"), every_pair(list(PIPELINES), [24, 2**24], [Now, Threads]))
+@pytest.mark.parametrize(
+    ("name", "split_bytes", "caller"), every_pair(list(PIPELINES), [24, 2**24], [Synchronous, Threads])
+)
 def test_permuted_pipelines_continue_from_every_position(name, split_bytes, caller):
     with dask.config.set({"daskdist.split-bytes": split_bytes}), using(caller):
         whole = list(PIPELINES[name]())

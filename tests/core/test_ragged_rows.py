@@ -8,7 +8,7 @@ from conftest import mirrored
 
 from daskdist import Dataset, Ragged, RaggedRowSpec, RaggedTensorSpec, TensorSpec, errors
 from daskdist.execute.callers.choose import using
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
 from daskdist.testing import same_elements
 
@@ -61,7 +61,7 @@ PIPELINES = {
 }
 
 
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_batches_of_rows_of_ragged_are_ragged(name, caller):
     build, expected = PIPELINES[name]

@@ -24,7 +24,7 @@ from daskdist.devices.cpu import CpuDevice
 from daskdist.devices.cupy import CupyDevice
 from daskdist.errors import ArgumentError, UnknownDeviceError
 from daskdist.strategy.placement.assign_devices import VisibleDevices, assign_devices
-from daskdist.strategy.placement.replica_counts import Worker
+from daskdist.strategy.placement.replicas_per_worker import Worker
 from daskdist.testing import DeviceLaws
 
 

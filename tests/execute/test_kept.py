@@ -18,7 +18,7 @@ from conftest import eventually
 import daskdist
 from daskdist import Dataset, Ragged, TensorSpec, errors
 from daskdist.execute.callers.choose import using
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
 from daskdist.formats.saved.saved_format import Saved
 from daskdist.testing import FormatLaws, same_elements
@@ -58,7 +58,7 @@ class TestSaved(FormatLaws):
         return written
 
 
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 def test_cached_elements_are_computed_once(caller):
     function = Counted()
     ds = Dataset.range(20).map(function, vectorized=False).cache()
@@ -118,7 +118,7 @@ def test_cached_on_a_cluster(on_cluster):
     assert sorted(rows[0]) == list(range(40))
 
 
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 @pytest.mark.parametrize("method", ["cache", "snapshot"])
 def test_written_by_one_pass_and_read_by_the_next(tmp_path, method, caller):
     function = Counted()

@@ -25,7 +25,7 @@ import daskdist
 from daskdist import Dataset, Ragged, TensorSpec, errors, read_parquet, read_text
 from daskdist.core.selection import marks
 from daskdist.execute.callers.choose import using
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
 from daskdist.ops import shuffle
 from daskdist.testing import same_elements
@@ -189,20 +189,22 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(("name", "sizes", "caller"), every_pair(list(FILES), [LARGE, SMALL], [Now, Threads]))
+@pytest.mark.parametrize(("name", "sizes", "caller"), every_pair(list(FILES), [LARGE, SMALL], [Synchronous, Threads]))
 def test_files_continue_from_every_position(files, name, sizes, caller):
     with dask.config.set(sizes):
         check_every_position(lambda: FILES[name](files), caller)
 
 
-@pytest.mark.parametrize(("name", "sizes", "caller"), every_pair(list(PIPELINES), [LARGE, SMALL], [Now, Threads]))
+@pytest.mark.parametrize(
+    ("name", "sizes", "caller"), every_pair(list(PIPELINES), [LARGE, SMALL], [Synchronous, Threads])
+)
 def test_pipelines_continue_from_every_position(name, sizes, caller):
     with dask.config.set(sizes):
         check_every_position(PIPELINES[name], caller)
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 @pytest.mark.parametrize("budget_bytes", [1, 100])
 @pytest.mark.parametrize("name", [name for name in PIPELINES if "generator" in name or "streams" in name])
 def test_streams_continue_from_every_position_with_any_budget(name, budget_bytes, caller):
@@ -235,8 +237,8 @@ def test_generated_pipelines_continue_from_any_position(pipeline, data):
         return
     with pipeline.settings():
         number = data.draw(st.integers(0, len(outcome.elements)))
-        state = begun(pipeline.dataset, number, Now).state_dict()
-        again = begun(pipeline.dataset, 0, Now)
+        state = begun(pipeline.dataset, number, Synchronous).state_dict()
+        again = begun(pipeline.dataset, 0, Synchronous)
         again.load_state_dict(pickle.loads(pickle.dumps(state)))
         same_elements(list(again), outcome.elements[number:], f"continued from {number}")
 
@@ -249,7 +251,7 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 @pytest.mark.parametrize("is_complete", [False, True], ids=["filling", "complete"])
 @pytest.mark.parametrize("name", KEPT)
 def test_caches_become_complete_or_are_removed(name, is_complete, caller, tmp_path):
@@ -311,8 +313,8 @@ def test_a_position_does_not_continue_in_a_new_snapshot(tmp_path):
 def test_a_continued_iterator_can_be_continued_again():
     make = PIPELINES["interleave of streams"]
     whole = list(make())
-    first = begun(make, 3, Now)
-    second = begun(make, 0, Now)
+    first = begun(make, 3, Synchronous)
+    second = begun(make, 0, Synchronous)
     second.load_state_dict(first.state_dict())
     list(islice(second, 4))
     third = begun(make, 0, Threads)
@@ -336,9 +338,9 @@ def test_random_orders_continue_without_a_seed():
     def make():
         return Dataset.range(50).shuffle(50).repeat(2).global_shuffle()
 
-    iterator = begun(make, 30, Now)
+    iterator = begun(make, 30, Synchronous)
     state = iterator.state_dict()
-    again = begun(make, 0, Now)
+    again = begun(make, 0, Synchronous)
     again.load_state_dict(state)
     same_elements(list(again), list(iterator), "with the seeds drawn at first")
 
@@ -353,10 +355,10 @@ def test_rows_before_a_position_are_not_read(tmp_path):
         return daskdist.read_parquet(paths).batch(5).map(lambda d: d["a"])
 
     whole = list(make())
-    state = begun(make, 7, Now).state_dict()
+    state = begun(make, 7, Synchronous).state_dict()
     for path in paths[:3]:
         pq.write_table(pa.table({"a": np.zeros(10, np.int64) - 1}), path)
-    again = begun(make, 0, Now)
+    again = begun(make, 0, Synchronous)
     # The files were changed, so the position is refused. Use the fingerprint of the new files to load it nevertheless.
     with pytest.raises(errors.ArgumentError, match="another pipeline"):
         again.load_state_dict(state)
@@ -370,18 +372,18 @@ def test_a_position_needs_the_splits_that_it_was_taken_with():
         return Dataset.range(100).filter(lambda x: x % 3 != 0)
 
     with dask.config.set({"daskdist.split-bytes": 80}):
-        iterator = begun(make, 30, Now)
+        iterator = begun(make, 30, Synchronous)
         state, rest = pickle.dumps(iterator.state_dict()), list(iterator)
     with dask.config.set({"daskdist.split-bytes": 240}):
         # There, calls of another split were counted; elements by their numbers are the same.
         with pytest.raises(errors.ArgumentError, match="which was 80 and is 240 here; set it to 80"):
-            begun(make, 0, Now).load_state_dict(pickle.loads(state))
-        again = begun(lambda: Dataset.range(100), 0, Now)
+            begun(make, 0, Synchronous).load_state_dict(pickle.loads(state))
+        again = begun(lambda: Dataset.range(100), 0, Synchronous)
         with dask.config.set({"daskdist.split-bytes": 80}):
-            again.load_state_dict(begun(lambda: Dataset.range(100), 30, Now).state_dict())
+            again.load_state_dict(begun(lambda: Dataset.range(100), 30, Synchronous).state_dict())
         same_elements(list(again), range(30, 100), "by number")
     with dask.config.set({"daskdist.split-bytes": 80}):
-        again = begun(make, 0, Now)
+        again = begun(make, 0, Synchronous)
         again.load_state_dict(pickle.loads(state))
         same_elements(list(again), rest, "the same splits")
 
@@ -455,13 +457,13 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_positions_are_small_and_plain(name, tmp_path):
     make, most_bytes = SIZES[name]
-    iterator = begun(make, 300, Now)
+    iterator = begun(make, 300, Synchronous)
     state = iterator.state_dict()
     assert len(state["position"]) < most_bytes
     assert {type(value) for value in state.values()} == {int, str, bytes}
     # The values are of no other types, so the pickled state is as small.
     assert len(pickle.dumps(state)) < most_bytes + 1_000
-    again = begun(make, 0, Now)
+    again = begun(make, 0, Synchronous)
     checkpoint = daskdist.Checkpoint(iterator=iterator)
     checkpoint.save(tmp_path / "state")
     daskdist.Checkpoint(iterator=again).restore(tmp_path / "state")
@@ -475,15 +477,15 @@ LARGE_STATES = [name for name, (_, most_bytes) in SIZES.items() if most_bytes ==
 def test_from_positions_behind_marks_the_rest(name):
     make, _ = SIZES[name]
     whole = list(make())
-    callers = cycle([Now, Threads] if LARGE_STATES.index(name) % 2 else [Threads, Now])
+    callers = cycle([Synchronous, Threads] if LARGE_STATES.index(name) % 2 else [Threads, Synchronous])
     for number, caller in zip((10, len(whole) // 3, len(whole) - 3), callers, strict=False):
         state = begun(make, number, caller).state_dict()
-        again = begun(make, 0, Now)
+        again = begun(make, 0, Synchronous)
         again.load_state_dict(state)
         ahead = list(islice(again, 5))
         same_elements(ahead, whole[number : number + 5], f"from {number}")
         # A position may be taken of what went on from one.
-        third = begun(make, 0, Now)
+        third = begun(make, 0, Synchronous)
         third.load_state_dict(again.state_dict())
         same_elements(list(third), whole[number + len(ahead) :], f"from {number} again")
 
@@ -499,12 +501,12 @@ ENDLESS = {
 @pytest.mark.parametrize("name", ENDLESS)
 def test_positions_in_endless_repetitions_stay_small(name):
     make = ENDLESS[name]
-    iterator, sizes = begun(make, 0, Now), []
+    iterator, sizes = begun(make, 0, Synchronous), []
     for _ in range(4):
         list(islice(iterator, 75))
         sizes.append(len(iterator.state_dict()["position"]))
     assert max(sizes) < 2_000
-    again = begun(make, 0, Now)
+    again = begun(make, 0, Synchronous)
     again.load_state_dict(iterator.state_dict())
     same_elements(list(islice(again, 50)), list(islice(iterator, 50)), "after many repetitions")
 
@@ -525,10 +527,10 @@ def test_a_position_after_a_failed_element_skips_it():
                 found.append(str(error))
         return found
 
-    whole = events(begun(make, 0, Now), 99)
+    whole = events(begun(make, 0, Synchronous), 99)
     assert sum(isinstance(event, str) for event in whole) == 4
     for number in range(len(whole) + 1):
-        iterator, again = begun(make, 0, Now), begun(make, 0, Threads)
+        iterator, again = begun(make, 0, Synchronous), begun(make, 0, Threads)
         events(iterator, number)
         again.load_state_dict(iterator.state_dict())
         assert events(again, 99) == whole[number:], f"continued from {number}"

@@ -199,7 +199,7 @@ _USES = {
         for batch in strategy.distribute_dataset(batches)
     ],
     "loop": lambda strategy, batches, module: strategy.local_results(
-        strategy.run(lambda steps: sum(module.double(batch).sum() for batch in steps), (dealt(strategy, batches),))
+        strategy.run(lambda steps: sum(module.double(batch).sum() for batch in steps), (dist_of(strategy, batches),))
     ),
     "dataset_fn": lambda strategy, batches, module: [
         strategy.local_results(values) for values in strategy.distribute_datasets_from_function(module.dataset)
@@ -207,7 +207,7 @@ _USES = {
 }
 
 
-def dealt(strategy, dataset):
+def dist_of(strategy, dataset):
     return strategy.distribute_dataset(dataset)
 
 

@@ -31,7 +31,7 @@ from daskdist.core.structure import LONE
 from daskdist.devices import device, is_on_device, on_host
 from daskdist.errors import ArgumentError, DeviceMemoryError, StackError
 from daskdist.execute.callers.choose import local_caller
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
 from daskdist.execute.stream.bundle_builder import BundleBuilder
 from daskdist.execute.stream.gather import Picks, gather
@@ -162,7 +162,7 @@ def test_the_order_and_the_bits_are_those_of_the_host(name: str, num_threads: in
     dataset = PIPELINES[name]()
 
     def caller() -> Any:
-        return Threads(num_threads) if num_threads else Now()
+        return Threads(num_threads) if num_threads else Synchronous()
 
     for epoch in range(2):
         expected = _by_steps(dataset, epoch, ["CPU:0"], caller())
@@ -179,14 +179,14 @@ def test_any_pipeline_gives_the_same_elements(pipeline: Any) -> None:
     with pipeline.settings():
         try:
             dataset = pipeline.dataset().shuffle(6, seed=1)
-            expected: Any = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now())
+            expected: Any = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Synchronous())
         except Exception as error:
             expected = error
         if isinstance(expected, Exception):
             with pytest.raises(type(expected)):
-                _by_steps(pipeline.dataset().shuffle(6, seed=1), 0, ["STRICT:0", "STRICT:1"], Now())
+                _by_steps(pipeline.dataset().shuffle(6, seed=1), 0, ["STRICT:0", "STRICT:1"], Synchronous())
             return
-        found = _by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Now())
+        found = _by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Synchronous())
     host = [tuple(map(on_host, leaves or ())) for row in found for leaves in row]
     same_elements(host, [tuple(leaves or ()) for row in expected for leaves in row])
 
@@ -219,7 +219,7 @@ def test_results_computed_at_the_end_stay_on_the_host() -> None:
     assert device_gathers([device("CPU:0")], plan(node_of(dataset).source)) == []  # type: ignore[attr-defined]
 
 
-class Counting(Now):
+class Counting(Synchronous):
     """A caller with small bundles, which counts the blocks that are read and those that are compacted from others."""
 
     bundle_bytes = 4096
@@ -280,11 +280,11 @@ def test_memory_comes_back_while_blocks_go_and_at_the_end() -> None:
 def test_kept_blocks_stay_on_the_device_for_the_next_pass(buffer_size: int) -> None:
     dataset = _of_blocks(1000, 125).cache().shuffle(buffer_size, seed=1).batch(50)
     made = device_gather_of(StrictDevice(0))
-    _by_steps(dataset, 0, ["STRICT:0"], Now())
+    _by_steps(dataset, 0, ["STRICT:0"], Synchronous())
     first = made.num_uploads
-    _by_steps(dataset, 1, ["STRICT:0"], Now())
+    _by_steps(dataset, 1, ["STRICT:0"], Synchronous())
     again, locate = made.num_uploads - first, TAKEN[0]
-    _by_steps(dataset, 2, ["STRICT:0"], Now())
+    _by_steps(dataset, 2, ["STRICT:0"], Synchronous())
     assert made.num_uploads - first == again == 0
     gc.collect()
     assert TAKEN[0] <= locate
@@ -310,12 +310,12 @@ def test_the_order_of_many_rows_is_computed_on_the_device(
 ) -> None:
     dataset = PIPELINES[name]()
     # By default, the host draws orders of so few rows.
-    _by_steps(dataset, 0, ["STRICT:0"], Now())
+    _by_steps(dataset, 0, ["STRICT:0"], Synchronous())
     assert parts == []
     _worked_out(monkeypatch)
-    _by_steps(dataset, 0, ["CPU:0"], Now())
+    _by_steps(dataset, 0, ["CPU:0"], Synchronous())
     assert parts == []
-    sizes = [row[0][0].shape[0] for row in _by_steps(dataset, 0, ["STRICT:0"], Now())]
+    sizes = [row[0][0].shape[0] for row in _by_steps(dataset, 0, ["STRICT:0"], Synchronous())]
     # The parts are consecutive and end where batches end.
     assert parts
     assert [start for start, _ in parts] == [0, *[stop for _, stop in parts[:-1]]]
@@ -325,8 +325,8 @@ def test_the_order_of_many_rows_is_computed_on_the_device(
 def test_each_device_computes_its_own_part(parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     _worked_out(monkeypatch)
     dataset = Dataset.from_tensor_slices(ROWS).shuffle(1000, seed=1).batch(10)
-    expected = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now())
-    _assert_same(_by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Now()), expected)
+    expected = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Synchronous())
+    _assert_same(_by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Synchronous()), expected)
     # Each batch is one part. The first and last batches may have none, since they are in bundles with fewer rows than
     # blocks.
     first, last = min(parts)[0], max(parts)[1]
@@ -339,8 +339,8 @@ def test_many_small_parts_are_computed_on_the_host(
 ) -> None:
     _worked_out(monkeypatch)
     dataset = Dataset.from_tensor_slices(ROWS).shuffle(1000, seed=1)
-    expected = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now())
-    _assert_same(_by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Now()), expected)
+    expected = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Synchronous())
+    _assert_same(_by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Synchronous()), expected)
     # The replicas take rows in turns, so parts have one row. Devices are called for the first few of them only.
     assert len(parts) < 300
 
@@ -380,7 +380,7 @@ def test_an_order_is_released_with_its_blocks(monkeypatch: pytest.MonkeyPatch) -
     before = TAKEN.get(0, 0)
     for name in ("all", "all_of_other_blocks", "all_of_what_is_left", "all_twice"):
         dataset = PIPELINES[name]()
-        _by_steps(dataset, 0, ["STRICT:0"], Now())
+        _by_steps(dataset, 0, ["STRICT:0"], Synchronous())
         del dataset
         gc.collect()
         assert len(made._orders) == len(made._residents) == 0
@@ -640,11 +640,11 @@ class TestEmpty:
             return array
 
         found = []
-        for bundle in BundleBuilder(Interpreter(Now()), primitive, (0,), (None,) * 2, empty=empty):
+        for bundle in BundleBuilder(Interpreter(Synchronous()), primitive, (0,), (None,) * 2, empty=empty):
             for step in range(len(bundle)):
                 places = [(lane.ref, lane.places[step]) for lane in bundle.lanes]
                 found.append([None if place < 0 else ref.handle.item(place) for ref, place in places])  # type: ignore[union-attr]
-        _assert_same(found, _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now()))
+        _assert_same(found, _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Synchronous()))
         # At least some leaves are in the requested memory. In the pipeline "window" none needs to be.
         shared = [leaf for row in found for leaves in row if leaves for leaf in leaves]
         assert any(np.shares_memory(leaf, array) for leaf in shared for array in made) or name == "window"
@@ -658,5 +658,5 @@ class TestEmpty:
             kinds.add(dtype.kind)
             return np.empty(shape, dtype)
 
-        list(BundleBuilder(Interpreter(Now()), plan(node_of(dataset)), (0,), empty=empty))
+        list(BundleBuilder(Interpreter(Synchronous()), plan(node_of(dataset)), (0,), empty=empty))
         assert kinds == {"i"}

@@ -28,8 +28,8 @@ from daskdist.core.dataset_base import element_spec_of
 from daskdist.core.spec import RaggedTensorSpec
 from daskdist.core.structure import Structure
 from daskdist.execute.callers.choose import using
-from daskdist.execute.callers.now import Now
 from daskdist.execute.callers.submit import Submit
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
 from daskdist.formats.parquet import Parquet
 from daskdist.formats.write import ZarrWriter
@@ -396,7 +396,7 @@ def test_a_file_for_so_many_rows(tmp_path, method):
     assert counts == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 def test_a_file_for_so_many_bytes(tmp_path, caller):
     ds = Dataset.range(200).map(lambda x: np.full(1000, x))
     with dask.config.set({"daskdist.bundle-bytes": "200 kB", "daskdist.split-bytes": "100 kB"}), using(caller):
@@ -422,7 +422,7 @@ def test_a_block_that_is_too_large_is_several_files(tmp_path):
     assert numbers_in(several) == list(range(100_000))
 
 
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 def test_shuffled_elements_are_written_in_their_order(tmp_path, caller):
     ds = Dataset.range(500).shuffle(100, seed=3, reshuffle_each_iteration=False).map(lambda x: {"x": x})
     with using(caller):
@@ -559,7 +559,7 @@ def test_a_file_is_no_directory(tmp_path):
 # --- what goes wrong ---
 
 
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 @pytest.mark.parametrize("method", [*WRITERS, "to_zarr"])
 def test_nothing_is_left_where_a_function_fails(tmp_path, method, caller, split_small):
     ds = Dataset.range(1000).map(fails_at(900), vectorized=False).map(lambda x: {"cls": x})

@@ -10,7 +10,7 @@ from daskdist.core.block import Block
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.structure import LONE
 from daskdist.execute.callers.choose import using
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
 from daskdist.ops.map import _PART_ROWS, MapRows
 
@@ -28,7 +28,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_elements_are_those_of_a_loop(name, caller):
     function = FUNCTIONS[name]

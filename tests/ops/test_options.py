@@ -15,7 +15,7 @@ import pytest
 import daskdist
 from daskdist import Dataset, Options, errors
 from daskdist.execute.callers.choose import using
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.testing import afresh
 
 
@@ -264,7 +264,7 @@ def test_two_operations_with_one_seed_do_not_draw_alike():
     ds = with_options(Dataset.range(50).shuffle(50), seed=1)
     twice = with_options(Dataset.range(50).shuffle(50).shuffle(50), seed=1)
     assert [int(x) for x in ds] != [int(x) for x in twice]
-    with using(Now):
+    with using(Synchronous):
         assert sorted(int(x) for x in twice) == list(range(50))
 
 

@@ -19,9 +19,9 @@ from daskdist.core.spec import SpecUnknown
 from daskdist.core.structure import Structure
 from daskdist.errors import StackError
 from daskdist.execute.callers.choose import using
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
-from daskdist.ops.deal import piece_bounds
+from daskdist.ops.split_batches import piece_bounds
 from daskdist.testing import same_elements
 
 # Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
@@ -37,8 +37,8 @@ few = settings(max_examples=20, deadline=None, suppress_health_check=list(Health
 def test_in_this_thread(pipeline):
     outcome = pipeline.reference()
     event("fails" if outcome.must_fail else "empty" if not outcome.elements else "gives elements")
-    with pipeline.settings(), using(Now):
-        outcome.check(lambda: pipeline.dataset(), "Now")
+    with pipeline.settings(), using(Synchronous):
+        outcome.check(lambda: pipeline.dataset(), "Synchronous")
 
 
 @given(uneven())
@@ -238,7 +238,7 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 @pytest.mark.parametrize("name", ENDLESS)
 def test_parts_of_endless_datasets_equal_those_of_longer_parts(name, caller):
     # For any window, exactly the requested elements are returned, and a longer request begins with the same ones.

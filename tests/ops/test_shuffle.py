@@ -19,7 +19,7 @@ from daskdist.core.node import lower
 from daskdist.core.selection.shuffle_buffer import Draws, in_ascending_order
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.choose import using
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
 from daskdist.execute.stream.bundle_builder import BundleBuilder
 from daskdist.execute.stream.interpreter import Interpreter
@@ -69,7 +69,7 @@ def test_the_order_of_many_rows_equals_that_of_a_buffer(buffer_size):
 
 @pytest.mark.parametrize("split_bytes", [8, 24, 800, 2**24])
 @pytest.mark.parametrize("window_bytes", [1, 2**28])
-@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
 def test_order_does_not_depend_on_blocks(split_bytes, window_bytes, caller):
     expected = shuffled(list(range(100)), 30, 4, epoch=(0,))
     sizes = {"daskdist.split-bytes": split_bytes, "daskdist.window-bytes": window_bytes}
@@ -231,7 +231,7 @@ class PeakWindow(ByteWindow):
 
 def peak_of(ds, caller=None):
     """Return the window, which knows the most bytes of blocks that were alive at once, and the number of elements."""
-    interpreter = Interpreter(caller or Now())
+    interpreter = Interpreter(caller or Synchronous())
     interpreter.reads[None] = window = PeakWindow(interpreter.reads[None].limit_bytes)
     elements = 0
     for bundle in BundleBuilder(interpreter, fuse(lower(node_of(ds))), (0,)):
@@ -239,7 +239,7 @@ def peak_of(ds, caller=None):
     return window, elements
 
 
-class NeverCompacts(Now):
+class NeverCompacts(Synchronous):
     compacts = False
 
 
@@ -273,7 +273,7 @@ def test_a_small_buffer_of_batches_reads_little(rows_a_batch):
 def test_an_abandoned_shuffle_releases_its_bytes():
     ds = Dataset.from_tensor_slices(np.zeros((10_000, 10))).shuffle(500, seed=0).batch(10)
     with dask.config.set({"daskdist.split-bytes": 4096}):
-        interpreter = Interpreter(Now())
+        interpreter = Interpreter(Synchronous())
         builder = BundleBuilder(interpreter, fuse(lower(node_of(ds))), (0,))
         bundles = iter(builder)
         next(bundles), next(bundles)

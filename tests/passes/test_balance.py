@@ -67,7 +67,7 @@ def test_bytes_are_balanced_and_no_row_is_lost(tmp_path, number, seed, num_worke
     assert sorted(itertools.chain(*shares)) == list(range(sum(sizes)))
     # Each worker has its files in the listed order.
     assert all(share == sorted(share) for share in shares)
-    assert "dealt largest first, no worker has more than 1.0" in decision.reason
+    assert "assigned largest first, no worker has more than 1.0" in decision.reason
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
@@ -130,7 +130,7 @@ def test_balance_on_a_cluster(start_cluster, tmp_path, num_workers):
     ds = ds.with_options(policy("file", balance="bytes"))
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(num_workers, 1)) as strategy, splits_of(512):
         dist = strategy.distribute_dataset(ds)
-        assert "dealt largest first" in dist.explain()
+        assert "assigned largest first" in dist.explain()
         found = rows_of(itertools.chain(*[strategy.local_results(step) for step in dist]))
     assert found == Counter(range(694))
 
@@ -138,7 +138,7 @@ def test_balance_on_a_cluster(start_cluster, tmp_path, num_workers):
 def test_files_a_function_reads_are_dealt_in_turn_all_the_same(files):
     ds = Dataset.from_list(files).flat_map(read)
     decision, nodes = balanced(ds, 2)
-    assert "files that a function reads are dealt in turn" in decision.reason
+    assert "files that a function reads are assigned in turn" in decision.reason
     assert rows_of(itertools.chain(*map(Dataset, nodes))) == rows_of(ds)
 
 

@@ -15,7 +15,7 @@ from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.ragged import Ragged
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, ShardingError
-from daskdist.strategy.placement.replica_counts import Worker, as_counts, num_replicas_on
+from daskdist.strategy.placement.replicas_per_worker import Worker, as_counts, num_replicas_on
 from daskdist.testing import SimulatedWorkers
 
 

@@ -17,7 +17,7 @@ from daskdist.core.node import lower, walk
 from daskdist.errors import StackError
 from daskdist.execute.callers.choose import local_caller, using
 from daskdist.execute.callers.graph import record
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.stream.local_iterator import iterate
 from daskdist.passes.autoshard import autoshard
 from daskdist.passes.fuse import fuse
@@ -37,7 +37,7 @@ STAGES = {
 
 
 def run(node, primitive):
-    with using(Now):
+    with using(Synchronous):
         try:
             return list(iterate(local_caller(node), primitive, 0))
         except StackError:

@@ -416,10 +416,10 @@ def test_replicas_are_placed_as_assigned(start_cluster, parquet_files, names):
         assert strategy.gather(numbered, axis=0).tolist() == list(range(len(names)))
 
         # With DATA, the replicas get the same rows as replicas in this process.
-        dealt = dataset.with_options(daskdist.Options(auto_shard_policy="DATA"))
+        by_rows = dataset.with_options(daskdist.Options(auto_shard_policy="DATA"))
         here = daskdist.MirroredStrategy([f"CPU:{k}" for k in range(len(names))])
-        expected = [[piece.tolist() for piece in here.local_results(step)] for step in here.distribute_dataset(dealt)]
-        steps = list(strategy.distribute_dataset(dealt))
+        expected = [[piece.tolist() for piece in here.local_results(step)] for step in here.distribute_dataset(by_rows)]
+        steps = list(strategy.distribute_dataset(by_rows))
         assert [[piece.tolist() for piece in strategy.local_results(step)] for step in steps] == expected
         rows_of = [[row for piece in step for row in piece] for step in expected]
         assert [strategy.gather(step, axis=0).tolist() for step in steps] == rows_of

@@ -15,7 +15,7 @@ from daskdist import DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStra
 from daskdist.devices.cupy import CupyDevice
 from daskdist.errors import ArgumentError, UnknownDeviceError
 from daskdist.strategy.placement.probe import probe_devices
-from daskdist.strategy.placement.replica_counts import Worker
+from daskdist.strategy.placement.replicas_per_worker import Worker
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from conftest import eventually
 from distributed import Future
 
 from daskdist import Dataset
-from daskdist.execute.busy_times import task_times
+from daskdist.execute.task_times import task_times
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import daskdist
 from daskdist import PerReplica, Ragged, Reduction, errors
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.strategy.reduce.pairwise import reduce_rows
 from daskdist.strategy.reduce.tree import fold_tree, groups_of
 from daskdist.strategy.steps.local_backend import LocalBackend
@@ -185,7 +185,7 @@ def test_neighbours_only_are_combined_where_order_may_count():
     assert groups_of(workers, in_order=True) == (("a", (0,)), ("b", (1,)), ("a", (2,)), ("b", (3,)))
     assert groups_of(workers, in_order=True, at_once=3) == (("a", (0, 1, 2)), ("b", (3,)))
     assert groups_of(workers, in_order=False, at_once=3) == (("a", (0, 2)), ("b", (1, 3)))
-    handle = fold_tree(Now(), np.char.add, None, workers, values, 2)
+    handle = fold_tree(Synchronous(), np.char.add, None, workers, values, 2)
     assert handle.leaves[0] == "wxyz"
 
 

@@ -26,7 +26,7 @@ from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.with_options import Options as Options
 from daskdist.sharding import SHARD_HINT as SHARD_HINT
 from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
-from daskdist.tensorflow.instead import DATA_EXPERIMENTAL
+from daskdist.tensorflow.missing_names import DATA_EXPERIMENTAL
 from daskdist.tensorflow.options import DistributeOptions as DistributeOptions
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from daskdist.core.lazy_imports import lazily
-from daskdist.tensorflow.instead import DATA_SERVICE
+from daskdist.tensorflow.missing_names import DATA_SERVICE
 
 _NAMES: Final = {
     "CrossTrainerCache": "daskdist.service.sharding_policy:CrossTrainerCache",

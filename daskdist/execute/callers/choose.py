@@ -14,8 +14,8 @@ from daskdist.core.node import Node, walk
 from daskdist.errors import DaskdistError
 from daskdist.execute.caller import Caller, LocalCaller
 from daskdist.execute.callers.compute_key import Fetch
-from daskdist.execute.callers.now import Now
 from daskdist.execute.callers.processes import Processes
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
 
 
@@ -62,7 +62,7 @@ def local_caller(
     if num_processes is not None and not multiprocessing.current_process().daemon:
         return Processes((os.cpu_count() or 1) if num_processes == "auto" else int(num_processes), fetch)
     is_threaded = num_threads or any(operation.background for operation in walk(node))
-    return Threads(num_threads, fetch) if is_threaded else Now(fetch)
+    return Threads(num_threads, fetch) if is_threaded else Synchronous(fetch)
 
 
 def client_caller() -> tuple[Caller, tuple[str | None, ...], int | None] | None:

@@ -19,7 +19,7 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
 from daskdist.execute.caller import Graph, Handle, LocalCaller, Report
 from daskdist.execute.callers.compute_key import FutureResult, is_future
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.stream.bundle_builder import BundleBuilder
 from daskdist.execute.stream.interpreter import Interpreter
 
@@ -206,7 +206,7 @@ def _arrange_all(blocks: list[Rows], primitive: Primitive, iteration: int) -> li
             return part
         return replace(part, splits=replace(part.splits, blocks=tuple(blocks)))
 
-    caller = Now()
+    caller = Synchronous()
     elements: list[Any] = []
     for bundle in BundleBuilder(Interpreter(caller), with_blocks(primitive), (iteration,)):
         (lane,) = bundle.lanes

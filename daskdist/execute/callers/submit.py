@@ -27,7 +27,6 @@ from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Read, Split, payload_itself, same, value_itself
 from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError
-from daskdist.execute.busy_times import task_times
 from daskdist.execute.caller import Graph, Handle, Report, SplitLocations, report_of
 from daskdist.execute.callers.cluster_requests import ask_scheduler, closed_error, run_on_scheduler
 from daskdist.execute.callers.compute_key import lost_data_error
@@ -42,6 +41,7 @@ from daskdist.execute.callers.live_workers import (
 )
 from daskdist.execute.callers.sent_blocks import SentBlock, SentBlocks
 from daskdist.execute.messages.pickling import dumps_on_host, load_sent
+from daskdist.execute.task_times import task_times
 from daskdist.waiting import stretches
 
 logger: Final = logging.getLogger("daskdist")

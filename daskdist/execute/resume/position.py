@@ -16,9 +16,9 @@ from daskdist.core.node import Node
 from daskdist.core.primitive import Epoch
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Caller
-from daskdist.execute.resume.answers import Answers, Known
 from daskdist.execute.resume.deferring import Deferred
 from daskdist.execute.resume.packing import pack, unpack
+from daskdist.execute.resume.recorded_answers import Answers, Known
 
 VERSION: Final = 5
 

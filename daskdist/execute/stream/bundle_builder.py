@@ -19,8 +19,8 @@ from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle, lengths_of
-from daskdist.execute.resume.answers import Answers
 from daskdist.execute.resume.deferring import real
+from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.gather import CHEAP_BYTES, Empty, blocks_of, bundle_size, gather, is_view, run_bytes
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.runtime import Gather
@@ -90,7 +90,7 @@ class _Reached(NamedTuple):
 
 
 class BundleBuilder:
-    """The builder of bundles: it gathers a stream's elements ahead of use and deals them to consumers in turn.
+    """The builder of bundles: it gathers a stream's elements ahead of use and gives them to consumers in turn.
 
     Parameters
     ----------

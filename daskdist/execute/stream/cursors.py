@@ -23,8 +23,8 @@ from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.execute.caller import Handle
-from daskdist.execute.resume.answers import HAS_FAILED, AnswerLog, Known, Path, PathKey
 from daskdist.execute.resume.deferring import Deferred
+from daskdist.execute.resume.recorded_answers import HAS_FAILED, AnswerLog, Known, Path, PathKey
 from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem
 from daskdist.execute.stream.gather import bundle_size, run_bytes
 from daskdist.execute.stream.runtime import Sizes, StreamRuntime

@@ -14,7 +14,7 @@ from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.errors import ClusterError, UserFunctionError
 from daskdist.execute.caller import Handle
-from daskdist.execute.resume.answers import HAS_FAILED, RAISED, Path
+from daskdist.execute.resume.recorded_answers import HAS_FAILED, RAISED, Path
 from daskdist.execute.stream.calls import GetItem
 from daskdist.execute.stream.gather import run_bytes
 from daskdist.execute.stream.runtime import StreamRuntime

@@ -28,8 +28,8 @@ from daskdist.core.primitive import (
 )
 from daskdist.core.selection.skipping import advance
 from daskdist.errors import ArgumentError
-from daskdist.execute.resume.answers import AnswerLog, Answers, Path, PathKey, UsedAnswers
 from daskdist.execute.resume.deferring import DeferringCaller, RefusedError
+from daskdist.execute.resume.recorded_answers import AnswerLog, Answers, Path, PathKey, UsedAnswers
 from daskdist.execute.resume.skipping import SkippingCursor
 from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor
 from daskdist.execute.stream.fact_cursor import FactCursor

@@ -24,11 +24,11 @@ from daskdist.display.pages import times_in_words, times_page
 from daskdist.display.step_times import StepTimes
 from daskdist.errors import ArgumentError, StackError, UserFunctionError
 from daskdist.execute.caller import Caller, LocalCaller
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, StepBundle
 from daskdist.execute.stream.interpreter import Interpreter, stats_of
-from daskdist.execute.stream.locked import locked
+from daskdist.execute.stream.synchronized import synchronized
 from daskdist.long_work import LongWork
 
 logger: Final = logging.getLogger("daskdist")
@@ -164,7 +164,7 @@ class ElementIterator(Iterator[Any]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {times_in_words(self.stats(), 'element')}>"
 
-    @locked
+    @synchronized
     def close(self) -> None:
         """Stop reading ahead and drop the elements that were read; a closed iterator has no elements and no position.
 
@@ -207,7 +207,7 @@ class ElementIterator(Iterator[Any]):
         busy = {"busy_s": caller.busy.by_name()} if isinstance(caller := self.caller, LocalCaller) else {}
         return {**stats_of([self._interpreter], self._number), **times, **busy}
 
-    @locked
+    @synchronized
     def state_dict(self) -> dict[str, Any]:
         """Return the position, from which `load_state_dict` continues with exactly the remaining elements.
 
@@ -233,7 +233,7 @@ class ElementIterator(Iterator[Any]):
         position = StreamPosition(self._epoch, self._identity.seeds, num_elements, num_errors, answers)
         return state_of(self._identity.pipeline(), self._number, [position.as_plain(self._interpreter.caller)])
 
-    @locked
+    @synchronized
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position of an iterator over the same pipeline, taken in any process.
 
@@ -389,7 +389,7 @@ def iterate(caller: Caller, primitive: Primitive, iteration: int) -> ElementIter
 
 def first_elements(primitive: Primitive, number: int) -> list[Any]:
     """Return the first elements of a pipeline, computed in this thread; no operation counts it as a pass."""
-    elements = iterate(Now(), primitive, 0)
+    elements = iterate(Synchronous(), primitive, 0)
     try:
         return list(itertools.islice(elements, number))
     finally:
@@ -398,7 +398,7 @@ def first_elements(primitive: Primitive, number: int) -> list[Any]:
 
 def rows_of(primitive: Primitive, caller: Caller | None = None) -> Iterator[Rows]:
     """Yield the elements as rows, computed by a caller, or in this thread if None; the caller is closed at the end."""
-    return rows_by(Interpreter(caller or Now()), primitive, (0,))
+    return rows_by(Interpreter(caller or Synchronous()), primitive, (0,))
 
 
 def rows_by(

@@ -29,7 +29,7 @@ from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.rows import Selection
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle, SplitLocations, Timed
-from daskdist.execute.resume.answers import AnswerLog, Path
+from daskdist.execute.resume.recorded_answers import AnswerLog, Path
 from daskdist.execute.stream.calls import ReadGraphValue, ReadKeptSplit
 from daskdist.execute.stream.cursors import BlockCursor
 from daskdist.execute.stream.runtime import StreamRuntime

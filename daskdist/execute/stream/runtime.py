@@ -24,7 +24,7 @@ from daskdist.core.selection.lazy_shuffle import ShuffledSelection
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, Zipped
 from daskdist.execute.caller import Caller
-from daskdist.execute.resume.answers import Answers, Path, UsedAnswers
+from daskdist.execute.resume.recorded_answers import Answers, Path, UsedAnswers
 from daskdist.execute.stream.gather import CHEAP_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes
 from daskdist.execute.stream.window import Windows
 

@@ -13,8 +13,8 @@ from daskdist.core.primitive import Epoch, Exhausted, NotReady, RowReader, Strea
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
-from daskdist.execute.resume.answers import Path, PathKey
 from daskdist.execute.resume.deferring import Deferred
+from daskdist.execute.resume.recorded_answers import Path, PathKey
 from daskdist.execute.stream.calls import pulled, pulled_exactly
 from daskdist.execute.stream.cursors import BlockCursor
 from daskdist.execute.stream.element_puller import MOST_PULLED, ElementPuller

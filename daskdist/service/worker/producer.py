@@ -24,7 +24,7 @@ from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.local_iterator import rows_by
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.passes.autoshard import autoshard
-from daskdist.passes.pieces import pieces_of
+from daskdist.passes.independent_pieces import pieces_of
 from daskdist.passes.plan import plan
 from daskdist.passes.seed import drawn_seeds, with_drawn
 from daskdist.service.dispatcher.commands import TaskSpec

@@ -16,12 +16,12 @@ from daskdist.dashboard.figures import TIMES_METRIC
 from daskdist.dataset import Dataset
 from daskdist.devices import named
 from daskdist.display.step_times import WorkerTimes
-from daskdist.execute.busy_times import task_times
 from daskdist.execute.caller import Caller
 from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.execute.callers.fetch import WithRemoteResults, workers_with_data
 from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.execute.messages.send_functions import check_functions, sent_function
+from daskdist.execute.task_times import task_times
 from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.ops.make_numpy_dataset import MakeNumpyDataset, PlacedArray, Placing

@@ -12,7 +12,7 @@ from daskdist.dataset import Dataset
 from daskdist.display.step_times import WorkerTimes
 from daskdist.execute.caller import Caller
 from daskdist.execute.callers.choose import local_caller
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.storage.locations import Locations
@@ -103,7 +103,7 @@ class LocalInput:
 
         def caller() -> Caller:
             # Use threads if at least one of the datasets benefits from them.
-            return next((caller for caller in map(self.reader, datasets) if caller.num_ahead), Now())
+            return next((caller for caller in map(self.reader, datasets) if caller.num_ahead), Synchronous())
 
         return [PipelineDataset(node_of(dataset), summary_of(dataset)) for dataset in datasets], caller
 

@@ -26,8 +26,8 @@ from daskdist.execute.caller import Caller, Handle, LocalCaller
 from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.interpreter import Interpreter, logger, stats_of
-from daskdist.execute.stream.locked import locked
 from daskdist.execute.stream.step_cursors import AT_ITS_END, HandedOut, JointCursor, PipelineCursor
+from daskdist.execute.stream.synchronized import synchronized
 from daskdist.execute.transfer.copier import pinned_empty
 from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.execute.transfer.gather_on_device import with_device_gathers
@@ -362,7 +362,7 @@ class DistributedIterator:
     def __repr__(self) -> str:
         return f"<DistributedIterator: {times_in_words(self._own_stats())}>"
 
-    @locked
+    @synchronized
     def close(self) -> None:
         """Stop reading ahead and drop the data that was read; waits for a thread that is taking a step.
 
@@ -379,7 +379,7 @@ class DistributedIterator:
             self._feeds.close()
         self._finalizer()
 
-    @locked
+    @synchronized
     def state_dict(self) -> dict[str, Any]:
         """Return the position, from which `load_state_dict` continues with exactly the remaining rows.
 
@@ -412,7 +412,7 @@ class DistributedIterator:
         plain = [position.as_plain(caller) for position in positions]
         return self._source.state(plain, self._legs, self._num_steps, is_over=self._is_over)
 
-    @locked
+    @synchronized
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position of an iterator over the same dataset, taken in any process.
 

@@ -18,10 +18,10 @@ from daskdist.core.spec import ElementSpec, SpecUnknown
 from daskdist.display.drawing import is_at_hand
 from daskdist.display.plan import Share
 from daskdist.errors import ArgumentError
-from daskdist.execute.resume.answers import Answers
 from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
-from daskdist.ops.deal import Deal, num_pieces_with_rows
+from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.ops.read_files import ReadFiles
+from daskdist.ops.split_batches import SplitBatches, num_pieces_with_rows
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import read_by
 from daskdist.passes.numbering import note_pass
@@ -140,7 +140,7 @@ class Cuts:
     @classmethod
     def of(cls, pipeline: Pipeline) -> Cuts | None:
         """Return the cuts of a pipeline; None if they depend on its data."""
-        if not isinstance(pipeline.node, Deal):
+        if not isinstance(pipeline.node, SplitBatches):
             return None
         source, rest = pipeline.node.source, 0
         number, batch = source.cardinality, upstream(source)

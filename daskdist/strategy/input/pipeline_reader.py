@@ -15,8 +15,8 @@ from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.devices import named
 from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.callers.compute_key import Fetch
-from daskdist.execute.resume.answers import Answers
 from daskdist.execute.resume.position import StreamPosition
+from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.gather import Empty
 from daskdist.execute.stream.interpreter import Interpreter

@@ -8,7 +8,7 @@ from typing import Any
 from daskdist.core.node import upstream
 from daskdist.display.progress_bar import figures_in_words, progress_bar
 from daskdist.long_work import ProgressDisplay
-from daskdist.ops.deal import Deal
+from daskdist.ops.split_batches import SplitBatches
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.values.async_value import AsyncValue
@@ -88,7 +88,7 @@ def _rows_of_step(pipelines: Sequence[Pipeline]) -> float | None:
     rows = 0.0
     for pipeline in pipelines:
         node = pipeline.node
-        if not isinstance(node, Deal):
+        if not isinstance(node, SplitBatches):
             return None
         size = upstream(node.source).group_size
         if size is None:

@@ -22,10 +22,10 @@ from daskdist.core.structure import Structure
 from daskdist.devices import Device, named
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.compute_key import Fetch
-from daskdist.execute.callers.now import Now
-from daskdist.execute.resume.answers import Answers
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.resume.position import StreamPosition
-from daskdist.execute.stream.locked import locked
+from daskdist.execute.resume.recorded_answers import Answers
+from daskdist.execute.stream.synchronized import synchronized
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
 from daskdist.strategy.collectives.operations import Collect
@@ -109,7 +109,7 @@ class ReplicaIterator(Iterator[Any]):
         self.lock = RLock()
         self._elements: Iterator[Any] = self._pass()
 
-    @locked
+    @synchronized
     def __iter__(self) -> ReplicaIterator:
         if self._is_over:
             self._is_over = False
@@ -117,7 +117,7 @@ class ReplicaIterator(Iterator[Any]):
             self._elements = self._pass()
         return self
 
-    @locked
+    @synchronized
     def __next__(self) -> Any:
         self._check_end()
         try:
@@ -216,7 +216,7 @@ class ReplicaIterator(Iterator[Any]):
         num_steps = self._readers.num_steps_before(self._iteration) + self._num_taken
         return StatePart(self._iteration, num_steps, self._is_over, position)
 
-    @locked
+    @synchronized
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position of an iterator over the same distributed dataset, taken in any process.
 
@@ -274,7 +274,7 @@ class ReplicaIterator(Iterator[Any]):
             _steps(*which),
             [self._device],
             self._plan.options,
-            Now.bundle_bytes,
+            Synchronous.bundle_bytes,
             interrupt=self._readers.wake,
         )
         return _packed(_timed(self._ahead, self._times), self._plan.spec.structure)
@@ -472,9 +472,9 @@ class PassReaders:
         if shared_pass is not None:
             return number, shared_pass.position(num_taken)
         if is_first:
-            return number, self._resumed.read_plan.positions[0].as_plain(Now())  # type: ignore[union-attr]
+            return number, self._resumed.read_plan.positions[0].as_plain(Synchronous())  # type: ignore[union-attr]
         epoch, (seeds,) = later(self._read_plan.epochs[0], iteration), seeds_of([self._read_plan.pipeline])
-        return number, StreamPosition(epoch, seeds, 0, 0, Answers()).as_plain(Now())
+        return number, StreamPosition(epoch, seeds, 0, 0, Answers()).as_plain(Synchronous())
 
     def state(self, parts: Sequence[StatePart]) -> dict[str, Any]:
         """Return the state of the iterators of all replicas.

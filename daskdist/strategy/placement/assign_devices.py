@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from daskdist.errors import ArgumentError
-from daskdist.strategy.placement.replica_counts import Worker
+from daskdist.strategy.placement.replicas_per_worker import Worker
 
 _OPERATION: Final = "MultiWorkerMirroredStrategy"
 
@@ -74,20 +74,20 @@ def assign_devices(
     """
     _check_enough_seen(workers, visible_devices, wanted)
     takers = [number for number, visible in enumerate(visible_devices) if visible.uuids and wanted[number] != 0]
-    dealt = _Assignment([visible.uuids for visible in visible_devices])
+    assigned = _Assignment([visible.uuids for visible in visible_devices])
     goals = dict.fromkeys(takers, 1)
     for number in takers:
         goals[number] = wanted[number] or 1
     for turn in range(max(goals.values(), default=0)):
         for number in takers:
-            if turn < goals[number] and not dealt.give(number) and not (share_devices and dealt.share(number)):
+            if turn < goals[number] and not assigned.give(number) and not (share_devices and assigned.share(number)):
                 raise _too_few(workers, visible_devices, takers, goals, number)
     open_ended = [
         number for number in takers if wanted[number] is None and not _has_first(visible_devices, takers, number)
     ]
-    dealt.give_rest(open_ended)
+    assigned.give_rest(open_ended)
     return [
-        _in_order(visible, dealt.of(number)) if visible.uuids else _processors(1 if count is None else count)
+        _in_order(visible, assigned.of(number)) if visible.uuids else _processors(1 if count is None else count)
         for number, (visible, count) in enumerate(zip(visible_devices, wanted, strict=True))
     ]
 

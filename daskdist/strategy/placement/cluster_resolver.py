@@ -27,7 +27,7 @@ from daskdist.core.arguments import whole_number
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers.cluster_requests import address_in_file
 from daskdist.execute.callers.submit import workers_of
-from daskdist.strategy.placement.replica_counts import Worker
+from daskdist.strategy.placement.replicas_per_worker import Worker
 from daskdist.waiting import stretches
 
 # How often the status of a client is checked.

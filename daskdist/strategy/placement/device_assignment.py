@@ -13,7 +13,7 @@ from daskdist.devices import device, name_of, present
 from daskdist.errors import ArgumentError
 from daskdist.strategy.placement.assign_devices import assign_devices
 from daskdist.strategy.placement.probe import check_devices_on_workers, probe_devices
-from daskdist.strategy.placement.replica_counts import (
+from daskdist.strategy.placement.replicas_per_worker import (
     Counts,
     ReplicasPerWorker,
     Worker,

@@ -11,7 +11,7 @@ from daskdist.devices import name_of, named, present
 from daskdist.errors import UnknownDeviceError
 from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.strategy.placement.assign_devices import VisibleDevices
-from daskdist.strategy.placement.replica_counts import Worker
+from daskdist.strategy.placement.replicas_per_worker import Worker
 
 # The plugin that only dask-cuda adds to each worker that it starts for a GPU; the modules that it preloads may also be
 # preloaded by others.

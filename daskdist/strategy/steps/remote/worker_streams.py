@@ -15,8 +15,8 @@ from distributed.core import Status
 
 from daskdist.config import seconds
 from daskdist.dashboard.figures import TIMES_METRIC
-from daskdist.execute.busy_times import task_times
 from daskdist.execute.messages.outbox import can_be_framed
+from daskdist.execute.task_times import task_times
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.remote.data_keys import data_keys_of

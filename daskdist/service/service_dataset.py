@@ -20,7 +20,7 @@ from daskdist.errors import ArgumentError, ShardingError
 from daskdist.execute.messages.pickling import describe_unpicklable
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.passes.autoshard import autoshard
-from daskdist.passes.pieces import pieces_of
+from daskdist.passes.independent_pieces import pieces_of
 from daskdist.service.address import ServiceAddress
 from daskdist.service.consumer.consumer import ServiceReader
 from daskdist.service.dispatcher.commands import DatasetEntry, JobOptions, Join

@@ -10,7 +10,7 @@ from typing import Final
 _MOST_CALLERS: Final = 64
 
 
-class BusyTimes:
+class TaskTimes:
     """The seconds that calls took, by the name of the call, of all threads together."""
 
     def __init__(self) -> None:
@@ -31,17 +31,17 @@ class BusyTimes:
 
 # The times of tasks, by the worker's address and the token of the caller that submitted them; "" for all callers. One
 # process may have several workers.
-_of_tasks: dict[tuple[str, str], BusyTimes] = {}
+_of_tasks: dict[tuple[str, str], TaskTimes] = {}
 _making: Final = threading.Lock()
 
 
-def task_times(worker: str, caller: str = "") -> BusyTimes:
+def task_times(worker: str, caller: str = "") -> TaskTimes:
     """Return the times of the tasks of a caller that ran on a worker of this process; of all callers if not given."""
     key = worker, caller
     times = _of_tasks.get(key)
     if times is None:
         with _making:
-            times = _of_tasks.setdefault(key, BusyTimes())
+            times = _of_tasks.setdefault(key, TaskTimes())
             callers = [kept for kept in _of_tasks if kept[0] == worker and kept[1]]
             for kept in callers[:-_MOST_CALLERS]:
                 del _of_tasks[kept]

@@ -36,7 +36,7 @@ def num_pieces_with_rows(num_rows: int, num_pieces: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Deal(Transformation):
+class SplitBatches(Transformation):
     """Each batch as ``num_pieces`` elements: its rows, cut into contiguous pieces.
 
     Parameters
@@ -50,7 +50,7 @@ class Deal(Transformation):
     num_pieces: int
     is_whole: bool = False
 
-    name = "deal"
+    name = "split_batches"
     facts = Facts(per_worker=True)
 
     @property
@@ -71,22 +71,22 @@ class Deal(Transformation):
         # Batches that are not gathered yet are cut by arithmetic, and each piece is gathered on its worker. Batches
         # that a function returned are cut where they are.
         if inputs[0].grouped and not self.is_whole:
-            return Arrange(inputs, DealGroups(self.num_pieces), inputs[0].grouped, name=self.name)
-        return Compute(gathered(inputs[0]), DealRows(self.num_pieces), "deal", factor=self.num_pieces)
+            return Arrange(inputs, SplitBatchesArrangement(self.num_pieces), inputs[0].grouped, name=self.name)
+        return Compute(gathered(inputs[0]), SplitBatchesRows(self.num_pieces), "split_batches", factor=self.num_pieces)
 
 
 @dataclass(frozen=True)
-class DealGroups:
+class SplitBatchesArrangement:
     """Row arithmetic that cuts batches which are not gathered yet."""
 
     num_pieces: int
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return DealCursor(inputs[0](epoch), self.num_pieces)
+        return SplitBatchesCursor(inputs[0](epoch), self.num_pieces)
 
 
 @dataclass
-class DealCursor:
+class SplitBatchesCursor:
     """A cursor of pieces, without state."""
 
     source: Cursor
@@ -102,7 +102,7 @@ class DealCursor:
 
 
 @dataclass(frozen=True)
-class DealRows:
+class SplitBatchesRows:
     """A function that cuts each element of a block or bundle along its first axis, leaf by leaf."""
 
     num_pieces: int

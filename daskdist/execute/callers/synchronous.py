@@ -10,7 +10,7 @@ from daskdist.execute.caller import Graph, Handle, LocalCaller, Report, report_o
 from daskdist.execute.callers.compute_key import Fetch, compute_key
 
 
-class Now(LocalCaller):
+class Synchronous(LocalCaller):
     """A caller that makes each call at once, in this thread; a handle is the result itself.
 
     Parameters

@@ -15,10 +15,10 @@ from daskdist.core.dataset_base import node_of
 from daskdist.core.node import lower
 from daskdist.errors import StackError
 from daskdist.execute.callers.choose import local_caller, using
-from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.stream.local_iterator import iterate
 from daskdist.passes.fuse import fuse
-from daskdist.passes.pieces import pieces_of
+from daskdist.passes.independent_pieces import pieces_of
 from daskdist.passes.simplify import simplify
 from daskdist.testing import same_elements
 
@@ -37,7 +37,7 @@ def cut_in(pieces, num_pieces):
 @given(pipelines(), st.integers(1, 5))
 @settings(max_examples=100, deadline=None)
 def test_pieces_of_generated_pipelines(pipeline, num_pieces):
-    with pipeline.settings(), using(Now):
+    with pipeline.settings(), using(Synchronous):
         node = node_of(pipeline.dataset())
         pieces = pieces_of(node)
         if pieces is None or pieces.num_units < 0:
