@@ -255,13 +255,14 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Parameters
         ----------
         tensors
-            A nest of arrays of shape ``(num_rows, ...)`` with one ``num_rows``. A `Ragged` has rows of different
-            lengths. Arrays on devices, such as CuPy's, are copied to the host once.
+            A nest of arrays of shape ``(num_rows, ...)`` with one ``num_rows``, such as ``dict(frame)`` of a
+            dataframe. A `Ragged` has rows of different lengths. Arrays on devices, such as CuPy's, are copied to the
+            host once.
 
         Raises
         ------
         ArgumentError
-            A leaf is a scalar or has masked values, or leaves differ in their number of rows.
+            A leaf is a scalar or has masked or missing values, or leaves differ in their number of rows.
 
         >>> list(Dataset.from_tensor_slices({"x": [1, 2], "y": [3.0, 4.0]}))
         [{'x': np.int64(1), 'y': np.float64(3.0)}, {'x': np.int64(2), 'y': np.float64(4.0)}]

@@ -7,6 +7,7 @@ objects or of unknown categories is known only from its values.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -129,21 +130,67 @@ class FrameReader:
         if _is_plain(column.dtype) and name not in self.missing and not has_nulls:
             there = None if device_column is None or not hasattr(column, "to_cupy") else device_column(column.to_cupy())
             return column.to_numpy() if there is None else there
-        import pyarrow as pa
-
-        try:
-            converted = column.to_arrow() if hasattr(column, "to_arrow") else pa.array(column, from_pandas=True)
-        except (pa.ArrowException, ValueError, TypeError, NotImplementedError, OverflowError) as error:
-            raise ArgumentError(
-                f"from_dask: {label}: column {name!r} of {column.dtype} cannot become an array: {error}; leave it out, "
-                "or give its values one type"
-            ) from None
-        return converted.combine_chunks() if isinstance(converted, pa.ChunkedArray) else converted
+        return _as_arrow(column, f"from_dask: {label}: column {name!r} of {column.dtype}")
 
     def _leaves(self, name: str, array: Any, label: str) -> Sequence[Any]:
         if isinstance(array, (np.ndarray, DeviceColumn)):
             return [array]
         return leaves_of(array, f"{label}: column {name!r}", self.missing.get(name))
+
+
+def column_as_leaf(value: Any) -> Any:
+    """Return a column of a dataframe (pandas, Polars, cuDF) or an Arrow array as a leaf, and other values unchanged.
+
+    Raises
+    ------
+    ArgumentError
+        Values are missing that neither NaN nor NaT represents, no array can hold the values, or it is a dataframe whose
+        columns have no common type of numbers.
+    """
+    pandas, arrow = sys.modules.get("pandas"), sys.modules.get("pyarrow")
+    if pandas is not None and isinstance(value, pandas.DataFrame) and not all(map(_is_plain, value.dtypes)):
+        raise ArgumentError(
+            "a DataFrame whose columns are not all numbers: give dict(frame), for elements that are dicts"
+        )
+    is_pandas = pandas is not None and isinstance(
+        value, (pandas.Series, pandas.Index, pandas.api.extensions.ExtensionArray)
+    )
+    is_arrow = arrow is not None and isinstance(value, (arrow.Array, arrow.ChunkedArray))
+    dtype = value.type if is_arrow else getattr(value, "dtype", None)
+    if _is_plain(dtype) or not (is_pandas or is_arrow or (dtype is not None and hasattr(value, "to_arrow"))):
+        return value
+    import pyarrow as pa
+
+    what, types = f"{type(value).__name__} of {dtype}", pa.types
+    array = _as_arrow(value, what)
+    if types.is_struct(array.type):
+        return value
+    may_be_missing = types.is_floating(array.type) or types.is_temporal(array.type)
+    if array.null_count and not may_be_missing:
+        raise ArgumentError(
+            f"{what} with {array.null_count} missing values: fill them first, in pandas with fillna(...), leave their "
+            "rows out with dropna(), or convert numbers with astype('float64')"
+        )
+    try:
+        (leaf,) = leaves_of(array, what)
+    except FileError as error:
+        raise ArgumentError(str(error)) from None
+    return leaf
+
+
+def _as_arrow(column: Any, what: str) -> Any:
+    import pyarrow as pa
+
+    try:
+        if isinstance(column, (pa.Array, pa.ChunkedArray)):
+            array = column
+        else:
+            array = column.to_arrow() if hasattr(column, "to_arrow") else pa.array(column, from_pandas=True)
+    except (pa.ArrowException, ValueError, TypeError, NotImplementedError, OverflowError) as error:
+        raise ArgumentError(
+            f"{what} cannot become an array: {error}; leave it out, or give its values one type"
+        ) from None
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
 def _is_plain(dtype: Any) -> bool:

@@ -1,0 +1,66 @@
+"""Columns of dataframes as arrays in memory."""
+
+from __future__ import annotations
+
+import datetime
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from daskdist import Dataset
+from daskdist.errors import ArgumentError
+
+TIMES = ["2020-01-02T03", "2021-01-02T03"]
+UTC = np.array(TIMES, "M8[us]") - np.timedelta64(9, "h")
+COLUMNS = {
+    "text": (pd.Series(["a", ""]), ["a", ""]),
+    "objects": (pd.Series(["a", "\u65e5"], dtype=object), ["a", "\u65e5"]),
+    "categories": (pd.Series(["b", "a"], dtype="category"), ["b", "a"]),
+    "bytes": (pd.Series([b"a\0", b""], dtype=object), [b"a\0", b""]),
+    "zone": (
+        pd.Series(pd.to_datetime(TIMES)).dt.tz_localize("Asia/Tokyo"),
+        np.array(TIMES, "M8[us]") - np.timedelta64(9, "h"),
+    ),
+    "no time": (pd.Series(pd.to_datetime([TIMES[0], None])), np.array([TIMES[0], "NaT"], "M8[us]")),
+    "dates": (pd.Series([datetime.date(2020, 1, 2), None]), np.array(["2020-01-02", "NaT"], "M8[D]")),
+    "nullable": (pd.Series([1, 2], dtype="Int64"), [1, 2]),
+    "Arrow": (pd.Series([1.5, None], dtype="float64[pyarrow]"), [1.5, np.nan]),
+    "index": (pd.Index(["a", "b"]), ["a", "b"]),
+    "lists": (pd.Series([[1], [2, 3]]), [[1], [2, 3]]),
+    "an Arrow array": (pa.array(["a", "b"]), ["a", "b"]),
+    "Arrow chunks": (pa.chunked_array([[1], [2]]), [1, 2]),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_of_dataframes_are_slices(name):
+    column, expected = COLUMNS[name]
+    found = list(Dataset.from_tensor_slices(({"c": column}, [0, 1])))
+    assert [int(label) for _, label in found] == [0, 1]
+    for (row, _), value in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(row["c"], value)
+    (whole,) = Dataset.from_tensors(column)
+    assert len(whole) == 2
+
+
+def test_the_columns_of_a_dataframe_as_a_dict():
+    table = pd.DataFrame({"name": ["a", "b", "c"], "age": [1.5, np.nan, 2], "n": [1, 2, 3]})
+    found = Dataset.from_tensor_slices(dict(table))
+    pd.testing.assert_frame_equal(found.to_pandas()[list(table)], table)
+    numbers = table[["age", "n"]]
+    np.testing.assert_array_equal(list(Dataset.from_tensor_slices(numbers)), numbers.to_numpy())
+    with pytest.raises(ArgumentError, match=r"not all numbers: give dict\(frame\)"):
+        Dataset.from_tensor_slices(table)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [pd.Series(["a", None]), pd.Series(["a", None], dtype="category"), pa.array([True, None]), pa.array([1, None])],
+)
+def test_missing_values_of_columns_are_refused(column):
+    with pytest.raises(ArgumentError, match=r"with 1 missing values: fill them.* \(leaf \['x'\]\)"):
+        Dataset.from_tensor_slices({"x": column})
+    with pytest.raises(ArgumentError, match=r"Series of object cannot become an array: .* its values one type"):
+        Dataset.from_tensor_slices(pd.Series([1, "a"]))
