@@ -200,6 +200,24 @@ def _windows_by_hand(data: Data) -> Iterator[Any]:
     yield from _slices(np.ascontiguousarray(windows.transpose(0, 2, 1)))
 
 
+def _windows_of_numbers(size: int, shift: int, share: float) -> Case:
+    # Large batches: iterating over those of 256 takes longer than copying small windows.
+    batch = 16 * BATCH
+
+    def by_hand(data: Data) -> Iterator[Any]:
+        windows = np.lib.stride_tricks.sliding_window_view(data.rows.reshape(-1), size)[::shift]
+        yield from _slices(windows.copy(), batch)
+
+    return Case(
+        f"the 16 numbers of rows, sliding_window({size}, {shift}), batch({batch:_})",
+        lambda data: Dataset.from_tensor_slices(data.rows.reshape(-1)).sliding_window(size, shift).batch(batch),
+        by_hand,
+        "NumPy sliding_window_view, copied, slices",
+        least_ratio=0.5,
+        share=share,
+    )
+
+
 def _split_by_hand(data: Data) -> Iterator[Any]:
     order = np.random.default_rng(0).permutation(len(data))
     for rows in _slices(np.sort(order[: int(0.8 * len(data) + 0.5)])):
@@ -319,6 +337,11 @@ CASES: Final[dict[str, Case]] = {
         least_ratio=0.5,
         share=0.1,
     ),
+    **{
+        f"sliding_window_{size}_{shift}": _windows_of_numbers(size, shift, shift * share)
+        for size, share in ((2, 0.04), (25, 0.04), (200, 0.01))
+        for shift in (1, 5, 25)
+    },
     "group_by_window": Case(
         "numbered rows of 16, group_by_window, 4 keys, to batches of 256",
         lambda data: (

@@ -275,15 +275,19 @@ class Batches:
         # For chunks of equal length, indexing by a number is faster than by a slice. Only plain arrays may have any
         # number of axes.
         rows = self.rows
-        if not numbers or self.inners is not None or not isinstance(rows, Block):
+        if not numbers or not isinstance(rows, Block):
             return None
         bounds, leaves = self.bounds[numbers.start : numbers.stop + 1], rows.leaves
         first, last, size = bounds[0], bounds[-1], bounds[1] - bounds[0]
         is_even = size and list(bounds) == list(range(first, last + 1, size))
         if not is_even or not leaves or any(type(leaf) is not np.ndarray for leaf in leaves):
             return None
-        columns = [leaf[first:last].reshape(len(numbers), size, *leaf.shape[1:]) for leaf in leaves]
-        return zip(*columns, strict=True)
+        inners = ((),) if self.inners is None else self.inners[numbers.start : numbers.stop]
+        inner = inners[0]
+        if inners.count(inner) < len(inners):
+            return None
+        shape = len(numbers), size // prod(inner), *inner
+        return zip(*[leaf[first:last].reshape(*shape, *leaf.shape[1:]) for leaf in leaves], strict=True)
 
     def take(self, rows: Any) -> Bundle:
         return Bundle(self.structure, [self.item(row) for row in rows], self.label)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Opener, Primitive, gathered
-from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.groups import Groups, WindowGroups
+from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, concat, group
+from daskdist.core.selection.windows import BlockWindows
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, known_spec
 from daskdist.core.structure import LONE
 
-# The most windows of one pull.
+# The most windows of one pull, unless they lie in one block.
 _AT_ONCE = 1024
 
 
@@ -145,13 +148,26 @@ class WindowCursor:
         rows = self.rows
         while not self.is_over and self.num_waiting < rows.reach:
             self._pull_source()
+        if self.waiting and self._is_long(self.waiting[0]):
+            return self._windows_of_block(self.waiting[0])
         num_windows = (self.num_waiting - rows.reach) // rows.shift + 1
         if num_windows < 1:
             # At the end there may be incomplete windows.
             num_windows = 0 if rows.drop_remainder else -(-self.num_waiting // rows.shift)
         if num_windows < 1:
             raise Exhausted
-        return self._windows(min(num_windows, _AT_ONCE))
+        num_rows_before = sum(map(len, takewhile(lambda run: not self._is_long(run), self.waiting)))
+        return self._windows(min(num_windows, -(-num_rows_before // rows.shift), _AT_ONCE))
+
+    def _is_long(self, run: Run) -> bool:
+        # Return whether a run is consecutive rows of a block with at least one window.
+        return self.rows.stride == 1 and len(run) >= self.rows.size and isinstance(run, Selection) and run.is_range
+
+    def _windows_of_block(self, run: Any) -> Groups:
+        rows = self.rows
+        num_windows = (len(run) - rows.size) // rows.shift + 1
+        self._pass(num_windows * rows.shift)
+        return WindowGroups(run.blocks[0], BlockWindows(0, run.rows.start, num_windows, rows.size, rows.shift))
 
     def _pull_source(self) -> None:
         try:
@@ -159,11 +175,20 @@ class WindowCursor:
         except Exhausted:
             self.is_over = True
             return
-        skipped = min(self.to_skip, len(run))
-        self.to_skip -= skipped
-        if skipped < len(run):
-            self.waiting.append(run[skipped:])
-            self.num_waiting += len(run) - skipped
+        self.waiting.append(run)
+        self.num_waiting += len(run)
+        self._pass(self.to_skip)
+
+    def _pass(self, num_rows: int) -> None:
+        # Drop rows from the start of those that wait, and later those that are missing.
+        self.to_skip = max(num_rows - self.num_waiting, 0)
+        num_rows -= self.to_skip
+        self.num_waiting -= num_rows
+        while num_rows:
+            run = self.waiting.pop(0)
+            if num_rows < len(run):
+                self.waiting.insert(0, run[num_rows:])
+            num_rows -= min(num_rows, len(run))
 
     def _windows(self, num_windows: int) -> Groups:
         rows = self.rows
@@ -173,15 +198,11 @@ class WindowCursor:
         if rows.stride == 1:
             stops = np.minimum(firsts + rows.size, len(run))
             bounds = np.concatenate([[0], np.cumsum(stops - firsts)])
-            is_contiguous = rows.shift == rows.size
-            chosen = run[: int(bounds[-1])] if is_contiguous else run.spans(firsts, stops)
+            chosen = run.spans(firsts, stops)
         else:
             places = firsts[:, None] + np.arange(rows.size) * rows.stride
             is_there = places < len(run)
             bounds = np.concatenate([[0], np.cumsum(is_there.sum(axis=1))])
             chosen = run.take(places[is_there])
-        passed = num_windows * rows.shift
-        self.to_skip = max(passed - len(run), 0)
-        rest = run[passed:] if passed < len(run) else None
-        self.waiting, self.num_waiting = ([], 0) if rest is None else ([rest], len(rest))
+        self._pass(num_windows * rows.shift)
         return group(chosen, bounds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from itertools import pairwise
+from itertools import chain, pairwise, takewhile
 from math import prod
 
 import numpy as np
@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection.block_ref import BlockRef
-from daskdist.core.selection.groups import Groups
-from daskdist.core.selection.rows import IntervalSelection, Selection, places_by_value
+from daskdist.core.selection.groups import Groups, WindowGroups
+from daskdist.core.selection.rows import IntervalSelection, Selection, WindowSelection, places_by_value
 from daskdist.core.selection.runs import RunQueue, concat, group
+from daskdist.core.selection.windows import BlockWindows
 from daskdist.core.structure import Structure
 from daskdist.errors import StackError
 from daskdist.execute.stream.gather import Picks, gather
@@ -67,10 +68,29 @@ def gathered(run):
 
 
 @st.composite
+def windows(draw):
+    """Draw windows of blocks, and the same windows as lists of numbers."""
+    parts, expected = [], []
+    for ref in draw(refs()):
+        size = draw(st.integers(1, ref.num_rows))
+        first = draw(st.integers(0, ref.num_rows - size))
+        shift = draw(st.integers(1, 2 * size))
+        number = draw(st.integers(1, (ref.num_rows - size - first) // shift + 1))
+        parts.append(WindowGroups(ref, BlockWindows(0, first, number, size, shift)))
+        rows = ref.handle.leaves[0].tolist()
+        expected += [rows[start : start + size] for start in range(first, first + number * shift, shift)]
+    return concat(parts), expected
+
+
+@st.composite
 def selections(draw):
     """Draw a selection that is made in some steps, and its rows, which are made by the same steps on lists."""
-    run = concat([Selection.whole(ref) for ref in draw(refs())])
-    expected = rows_of(run)
+    if draw(st.booleans()):
+        made, lists = draw(windows())
+        run, expected = made.flat, list(chain.from_iterable(lists))
+    else:
+        run = concat([Selection.whole(ref) for ref in draw(refs())])
+        expected = rows_of(run)
     for step in draw(st.lists(st.sampled_from(["slice", "take", "double", "drop"]), max_size=4)):
         if step == "slice":
             start, stop = sorted((draw(st.integers(0, len(run))), draw(st.integers(0, len(run)))))
@@ -139,6 +159,8 @@ def test_long_ranges_are_pickled_as_a_few_numbers():
 @st.composite
 def groups(draw):
     """Draw batches of a selection, and the same batches as lists of lists."""
+    if draw(st.booleans()):
+        return draw(windows())
     run, expected = draw(selections())
     size = draw(st.integers(1, 4))
     bounds = np.array(sorted({*range(0, len(run), size), len(run)} | {0}))
@@ -181,6 +203,34 @@ def test_groups_of_groups(made, size, outer, outermost):
     assert rows_of(run) == expected
     assert gathered(run) == expected
     assert prod(run.inners[0]) == size * outer
+
+
+@given(windows(), st.integers(1, 3), st.data())
+@quick
+def test_batches_of_windows(made, size, data):
+    run, expected = made
+    number = len(list(takewhile(lambda window: len(window) == len(expected[0]), expected)))
+    run, expected = run[:number], expected[:number]
+    bounds = np.array([*range(0, number, size), number])
+    batches, expected = group(run, bounds), [expected[start : start + size] for start in range(0, number, size)]
+    assert rows_of(batches) == gathered(batches) == expected
+    start = data.draw(st.integers(0, len(expected) - 1))
+    assert gathered(batches[start:]) == expected[start:]
+    assert rows_of(batches[start:].ungroup()) == list(chain.from_iterable(expected[start:]))
+
+
+def test_windows_of_a_block_are_a_few_numbers():
+    refs = [BlockRef(block(1_000 * number, 1_000), 1_000, 8_000) for number in range(2)]
+    runs = [WindowGroups(ref, BlockWindows(0, 0, 900, 20, 1)) for ref in refs]
+    batches = group(concat(runs), np.arange(0, 1_801, 100))
+    assert type(batches.flat) is WindowSelection
+    assert len(pickle.dumps(Picks.of(batches))) < 1_000
+    # Windows across the ends of blocks are pieces of their own.
+    ends = concat(
+        [runs[0], group(concat([Selection.whole(ref) for ref in refs])[990:1010], np.array([0, 20])), runs[1]]
+    )
+    assert len(ends.flat.windows.pieces) == 4
+    assert gathered(ends)[899:902] == [[*range(899, 919)], [*range(990, 1010)], [*range(1000, 1020)]]
 
 
 @given(groups(), st.integers(1, 5))
@@ -332,6 +382,24 @@ def test_rows_of_slices_of_an_array_are_as_those_of_copies(name, cut, empty):
         assert one.flags.writeable == other.flags.writeable
     assert np.array_equal(rows, before[0])
     assert np.array_equal(block_index, before[1])
+
+
+@pytest.mark.parametrize("empty", [None, np.empty], ids=["NumPy's", "asked for"])
+@pytest.mark.parametrize("name", [*WHOLES, "ragged"])
+def test_windows_of_arrays(name, empty):
+    ragged = Ragged(np.arange(128), np.minimum(np.arange(65) ** 2, 128))
+    whole = ragged if name == "ragged" else WHOLES[name]
+    refs = [BlockRef(Block(LONE, [whole[start:stop]], "a"), stop - start, 8) for start, stop in [(0, 30), (30, 64)]]
+    run = concat([WindowGroups(ref, BlockWindows(0, 3, 9, 4, 2)) for ref in refs])
+    assert type(run.flat) is WindowSelection
+    (found,) = gather([ref.handle for ref in refs], Picks.of(run), empty=empty).rows.leaves
+    windows = [whole[start : start + 4] for first in (3, 33) for start in range(first, first + 18, 2)]
+    assert found.dtype == whole.dtype
+    assert found.tolist() == [row for window in windows for row in window.tolist()]
+    if isinstance(found, np.ndarray):
+        # Windows have rows in common, but no memory.
+        assert not np.shares_memory(found, whole)
+        assert found.flags.c_contiguous or name == "columns first"
 
 
 @pytest.mark.parametrize("shapes", [[(2,), (2,)], [(2,), (3,)]])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dask
 import numpy as np
 import pytest
 
+import daskdist
 from daskdist import Dataset, Options, Ragged, TensorSpec, errors
 from daskdist.core.block import Block
 from daskdist.ops.window import OpenWindows
@@ -57,6 +59,45 @@ def test_windows_equal_those_of_numpy(size, shift):
             [expected[start : start + 7] for start in range(0, len(expected), 7)],
             "in batches",
         )
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 40])
+@pytest.mark.parametrize("shift", [1, 3, 9, 50])
+@pytest.mark.parametrize("split_bytes", [8, 100, 400])
+def test_windows_across_blocks(size, shift, split_bytes):
+    x = np.random.default_rng(0).normal(size=150)
+    expected = [x[start : start + size] for start in range(0, 151 - size, shift)]
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        ds = Dataset.from_tensor_slices(x).sliding_window(size, shift)
+        batches = [np.stack(expected[start : start + 4]) for start in range(0, len(expected), 4)]
+        same_elements(list(ds), expected, "windows")
+        same_elements(list(ds.batch(4)), batches, "in batches")
+        pairs = ds.batch(2, drop_remainder=True)
+        same_elements(
+            list(pairs.batch(2, drop_remainder=True).unbatch()), list(pairs)[: len(expected) // 4 * 2], "back"
+        )
+        same_elements(list(ds.skip(5).take(3)), expected[5:8], "some")
+        mixed = Dataset.range(1).batch(1).map(lambda k: x[:size]).concatenate(ds)
+        same_elements(list(mixed.batch(3).unbatch()), [x[:size], *expected], "after others")
+        same_elements([rows for _, rows in ds.batch(4).enumerate()], batches, "enumerated")
+        shuffled = sorted(map(tuple, ds.batch(2).shuffle(7, seed=0).unbatch()))
+        assert shuffled == sorted(map(tuple, expected))
+    # The windows of a replica are those of every second batch.
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+        halves = [strategy.local_results(batch) for batch in strategy.distribute_dataset(ds.batch(4))]
+    same_elements([np.concatenate(half) for half in halves], batches, "on replicas")
+
+
+def test_writing_into_a_window_changes_no_other():
+    x = np.arange(200.0)
+    writable = Options(writable=True)
+    for ds in (numbers(200).sliding_window(5), Dataset.from_tensor_slices(x).sliding_window(5).batch(4)):
+        windows = list(ds.with_options(writable))
+        before = [window.copy() for window in windows]
+        windows[3][...] = -1
+        same_elements(windows[:3] + windows[4:], before[:3] + before[4:], "others")
+    assert x.tolist() == list(range(200))
 
 
 def test_of_batches_and_of_several_leaves():

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.intervals import Index
-from daskdist.core.selection.rows import Selection
+from daskdist.core.selection.rows import Selection, WindowSelection
+from daskdist.core.selection.windows import BlockWindows, RowWindows
 from daskdist.errors import StackError
 
 
@@ -132,3 +135,63 @@ class Groups:
             ends = ends * np.array([[prod(inner)] for inner in self.inners])
             inners = tuple(inner for inner in self.inners for _ in range(num_pieces))
         return Groups(self.flat, np.concatenate([[0], (starts + ends).ravel()]), inners)
+
+
+class WindowGroups(Groups):
+    """Windows of a block, each of which is one element.
+
+    Parameters
+    ----------
+    ref
+        The block.
+    windows
+        The windows.
+    """
+
+    __slots__ = ("ref", "windows")
+
+    inners = None
+
+    def __init__(self, ref: BlockRef, windows: BlockWindows) -> None:
+        self.ref = ref
+        self.windows = windows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WindowGroups, (self.ref, self.windows)
+
+    def __len__(self) -> int:
+        return self.windows.number
+
+    @property
+    def flat(self) -> Selection:  # type: ignore[override]
+        """The rows of all windows, in order."""
+        windows = self.windows
+        if windows.shift == windows.size or windows.number < 2:
+            return Selection((self.ref,), range(windows.first, windows.first + windows.num_rows))
+        return WindowSelection((self.ref,), RowWindows((windows,)))
+
+    @property
+    def bounds(self) -> Index:  # type: ignore[override]
+        """The index in ``flat`` of the beginning of each window, and of the end of the last."""
+        return self.windows.bounds
+
+    @property
+    def element_bytes(self) -> float:
+        return self.ref.row_bytes * self.windows.size
+
+    def __getitem__(self, part: slice) -> Groups:
+        start, stop, _ = part.indices(len(self))
+        return WindowGroups(self.ref, self.windows.part(start, stop))
+
+    def take(self, index: Index) -> Groups:
+        intervals = self.windows.take(index)
+        return Groups(Selection.of((self.ref,), intervals), intervals.bounds)
+
+    def without_unused(self) -> Groups:
+        return self
+
+    def group(self, bounds: Index) -> Groups:
+        if not (np.diff(bounds) > 0).all():
+            return super().group(bounds)
+        stops = bounds * self.windows.size
+        return Groups(self.flat[: stops[-1]], stops, ((self.windows.size,),) * (len(bounds) - 1))

@@ -9,9 +9,12 @@ import numpy as np
 
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.intervals import Index, RowIntervals
+from daskdist.core.selection.windows import BlockWindows, RowWindows, windows_of
 
 # With fewer rows per interval on average, a number for each row takes less memory.
 _MANY_ROWS: Final = 8
+# With more pieces, windows are not kept as such.
+_MOST_PIECES: Final = 512
 
 
 class Selection:
@@ -125,6 +128,10 @@ class Selection:
                     places[id(ref)] = len(refs)
                     refs.append(ref)
             numbers.append(np.array([places[id(ref)] for ref in part.blocks], np.intp))
+        if any(isinstance(part, WindowSelection) for part in parts):
+            windows = _join_windows(parts, numbers)
+            if windows is not None:
+                return WindowSelection(tuple(refs), windows)
         intervals = [part.intervals for part in parts]
         if None not in intervals:
             return Selection.of(tuple(refs), RowIntervals.concat(intervals, numbers))  # type: ignore[arg-type]
@@ -220,6 +227,78 @@ class IntervalSelection(Selection):
         blocks = tuple([self.blocks[place] for place in np.flatnonzero(is_used).tolist()])
         block_index = (np.cumsum(is_used) - 1).take(intervals.block_index)
         return IntervalSelection(blocks, RowIntervals(block_index, intervals.starts, intervals.bounds))
+
+
+class WindowSelection(Selection):
+    """A selection of the rows of windows.
+
+    Parameters
+    ----------
+    blocks
+        The blocks the rows are of.
+    windows
+        The rows; there is at least one.
+    """
+
+    __slots__ = ("windows",)
+
+    def __init__(self, blocks: tuple[BlockRef, ...], windows: RowWindows) -> None:
+        self.blocks = blocks
+        self.windows = windows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WindowSelection, (self.blocks, self.windows)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    @property
+    def rows(self) -> Index:  # type: ignore[override]
+        return self.intervals.rows
+
+    @property
+    def block_index(self) -> Index | None:  # type: ignore[override]
+        """The block of each row, by its place in ``blocks``."""
+        return self.intervals.row_block_index if len(self.blocks) > 1 else None
+
+    is_range = False
+
+    @property
+    def intervals(self) -> RowIntervals:
+        return self.windows.intervals
+
+    def with_blocks(self, blocks: tuple[Any, ...]) -> Selection:
+        return WindowSelection(blocks, self.windows)
+
+    def __getitem__(self, part: slice) -> Selection:
+        start, stop, _ = part.indices(len(self))
+        if start >= stop:
+            return Selection(self.blocks[:1], range(0))
+        return WindowSelection(self.blocks, RowWindows(tuple(self.windows.rows(start, stop)))).without_unused()
+
+    def take(self, index: Index) -> Selection:
+        rows, block_index = self.intervals.locate(index)
+        return Selection(self.blocks, rows, block_index if len(self.blocks) > 1 else None)
+
+    def without_unused(self) -> Selection:
+        if len(self.blocks) == 1:
+            return self
+        used = dict.fromkeys([piece.block for piece in self.windows.pieces])
+        places = dict(zip(used, range(len(used)), strict=True))
+        pieces = [BlockWindows(places[piece.block], *piece[1:]) for piece in self.windows.pieces]
+        return WindowSelection(tuple([self.blocks[place] for place in used]), RowWindows(tuple(pieces)))
+
+
+def _join_windows(parts: Sequence[Selection], numbers: Sequence[Index]) -> RowWindows | None:
+    # Return all rows as windows; None if they are too many pieces. The numbers are the new indices of blocks.
+    pieces: list[BlockWindows] = []
+    for part, to in zip(parts, numbers, strict=True):
+        windows = part.windows if isinstance(part, WindowSelection) else windows_of(part.to_intervals())
+        places = to.tolist()
+        pieces += [BlockWindows(places[piece.block], *piece[1:]) for piece in windows.pieces]
+        if len(pieces) > _MOST_PIECES:
+            return None
+    return RowWindows(tuple(pieces))
 
 
 def _join_ranges(parts: Sequence[Selection]) -> Selection | None:

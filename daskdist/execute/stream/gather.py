@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -18,8 +18,9 @@ from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.intervals import Index, RowIntervals
 from daskdist.core.selection.lazy_shuffle import LazyPermutation, ShuffledSelection
-from daskdist.core.selection.rows import Selection, places_by_value
+from daskdist.core.selection.rows import Selection, WindowSelection, places_by_value
 from daskdist.core.selection.runs import Run, Zipped
+from daskdist.core.selection.windows import RowWindows
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import StackError
 from daskdist.execute.caller import Caller
@@ -45,12 +46,12 @@ class Picks:
     Parameters
     ----------
     rows, block_index
-        The rows of all elements: numbers as in a `Selection`, intervals, or a permutation to be computed here.
+        The rows of all elements: numbers as in a `Selection`, intervals, windows, or a permutation to be computed here.
     bounds, inners
         The batches that the rows form, as in `Groups`; None if the rows themselves are the elements.
     """
 
-    rows: range | Index | RowIntervals | LazyPermutation
+    rows: range | Index | RowIntervals | RowWindows | LazyPermutation
     block_index: Index | None
     bounds: Index | None
     inners: tuple[tuple[int, ...], ...] | None
@@ -61,6 +62,8 @@ class Picks:
         flat, bounds, inners = (run, None, None) if isinstance(run, Selection) else (run.flat, run.bounds, run.inners)
         if isinstance(flat, ShuffledSelection):
             return cls(flat.permuted, None, bounds, inners)
+        if isinstance(flat, WindowSelection):
+            return cls(flat.windows, None, bounds, inners)
         intervals = None if flat.is_range else flat.intervals
         if intervals is None:
             return cls(flat.rows, flat.block_index, bounds, inners)
@@ -75,8 +78,9 @@ class Picks:
 
     def by_row(self) -> tuple[range | Index, Index | None]:
         """Return ``rows`` and ``block_index`` with a number for each row."""
-        if isinstance(self.rows, RowIntervals):
-            return self.rows.rows, self.rows.row_block_index
+        if isinstance(self.rows, (RowIntervals, RowWindows)):
+            intervals = self.rows if isinstance(self.rows, RowIntervals) else self.rows.intervals
+            return intervals.rows, intervals.row_block_index
         if isinstance(self.rows, LazyPermutation):
             return self.rows.by_row()
         return self.rows, self.block_index
@@ -225,12 +229,17 @@ def _gathered(
 
 def _gather_columns(
     blocks: Sequence[Block],
-    rows: range | Index | RowIntervals,
+    rows: range | Index | RowIntervals | RowWindows,
     block_index: Index | None,
     label: str,
     empty: Empty | None,
 ) -> Block:
     first = blocks[0]
+    if isinstance(rows, RowWindows):
+        if all(_is_compact(leaf) and leaf.size for block in blocks for leaf in block.leaves):
+            columns = zip(*[block.leaves for block in blocks], strict=True)
+            return _block_like(first, [_copied_windows(column, rows, empty) for column in columns], label, empty)
+        rows = rows.intervals
     row_bytes = max(first.nbytes // max(len(first), 1), _FEW_BYTES)
     if isinstance(rows, RowIntervals):
         are_long = len(blocks) > 1 and rows.bounds[-1] * row_bytes >= _MANY_BYTES * len(rows.starts)
@@ -325,6 +334,26 @@ def _copied_intervals(blocks: Sequence[Block], intervals: RowIntervals, label: s
     columns = zip(*[block.leaves for block in blocks], strict=True)
     joined = [_concatenated([column[place][cut] for place, cut in cuts], empty) for column in columns]
     return _block_like(blocks[0], joined, label, empty)
+
+
+def _copied_windows(column: Sequence[Any], windows: RowWindows, empty: Empty | None) -> Any:
+    first = column[0]
+    out = _empty((len(windows), *first.shape[1:]), first.dtype, empty)
+    row_bytes, start = first.strides[0], 0
+    for are_single, pieces in groupby(windows.pieces, lambda piece: piece.number == 1):
+        if are_single:
+            cuts = [column[piece.block][piece.first : piece.first + piece.size] for piece in pieces]
+            stop = start + sum(map(len, cuts))
+            np.concatenate(cuts, out=out[start:stop])
+            start = stop
+            continue
+        for block, begin, number, size, shift in pieces:
+            # Each window is copied as one item: NumPy takes twice as long for an axis of rows.
+            item, stop = f"V{size * row_bytes}", start + number * size
+            strided = np.ndarray((number,), item, column[block], begin * row_bytes, (shift * row_bytes,))
+            np.copyto(out[start:stop].reshape(-1).view(item), strided)
+            start = stop
+    return out
 
 
 def _views(blocks: Sequence[Rows], picks: Picks, empty: Empty | None) -> Bundle | None:
