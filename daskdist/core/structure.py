@@ -16,7 +16,7 @@ import numpy as np
 import optree
 
 from daskdist.core.ragged import Ragged
-from daskdist.core.to_numpy import is_masked_array, to_numpy, unmasked
+from daskdist.core.to_numpy import HOST_CONVERTERS, PLAIN, is_masked_array, to_numpy, unmasked
 from daskdist.errors import ArgumentError
 
 Leaves = tuple[Any, ...]
@@ -193,6 +193,10 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
         return unmasked(leaf) if type(leaf) is not np.ndarray and is_masked_array(leaf) else leaf
     if leaf is None:
         raise ArgumentError("None is not an element: give arrays, numbers, strings, or nests of them")
+    if type(leaf) is not list and type(leaf) not in PLAIN:
+        leaf = HOST_CONVERTERS.columns(leaf)
+        if isinstance(leaf, (np.ndarray, Ragged)):
+            return leaf
     try:
         array = to_numpy(leaf)
     except ArgumentError:

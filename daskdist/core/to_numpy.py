@@ -14,13 +14,13 @@ import numpy as np
 from daskdist.errors import ArgumentError
 
 # The types without arrays inside, which most converted values have.
-_PLAIN: Final = frozenset({int, float, bool, complex, str, bytes})
+PLAIN: Final = frozenset({int, float, bool, complex, str, bytes})
 
 
 class HostConverters:
-    """Functions that copy arrays to the host, set by `daskdist.ops` as core knows no devices.
+    """Functions that convert arrays of other libraries, set by `daskdist.ops` as core knows no devices and tables.
 
-    Both return other values unchanged.
+    All return other values unchanged.
     """
 
     def __init__(self) -> None:
@@ -28,6 +28,8 @@ class HostConverters:
         self.known: Callable[[Any], Any] = _as_it_is
         # Converts arrays of other libraries that NumPy cannot; raises `ArgumentError` if that is impossible.
         self.others: Callable[[Any], Any] = _as_it_is
+        # Converts columns of dataframes to arrays or `Ragged`; raises `ArgumentError` if that is impossible.
+        self.columns: Callable[[Any], Any] = _as_it_is
 
 
 def _as_it_is(value: Any) -> Any:
@@ -51,7 +53,7 @@ def to_numpy(value: Any) -> Any:
     kind = type(value)
     if kind is np.ndarray:
         return value
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return np.asarray(value)
     if is_masked_array(value):
         return unmasked(value)
@@ -101,7 +103,7 @@ def unmasked(array: Any) -> Any:
 
 def _refuse_masked_parts(values: list[Any]) -> None:
     # NumPy ignores the masks of the parts of a list.
-    for kind in set(map(type, values)) - _PLAIN:
+    for kind in set(map(type, values)) - PLAIN:
         if kind is list:
             for value in values:
                 if type(value) is list:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from daskdist.core.to_numpy import HOST_CONVERTERS
 from daskdist.devices import on_host, others_on_host
+from daskdist.tables.from_pandas import column_as_leaf
 
-# Functions and sources may return arrays on devices.
+# Functions and sources may return arrays on devices and columns of dataframes.
 HOST_CONVERTERS.known = on_host
 HOST_CONVERTERS.others = others_on_host
+HOST_CONVERTERS.columns = column_as_leaf

@@ -79,7 +79,10 @@ class FromDask(Source):
         parts = collection if isinstance(collection, (list, tuple)) else [collection]
         if not parts or not all(map(is_dask_collection, parts)):
             kinds = "an empty list" if not parts else " and ".join(sorted({type(part).__name__ for part in parts}))
-            raise ArgumentError(f"from_dask: {kinds} is neither a Dask collection nor a list of delayed values")
+            raise ArgumentError(
+                f"from_dask: {kinds} is neither a Dask collection nor a list of delayed values; for data in memory use "
+                "Dataset.from_tensor_slices, with dict(frame) for a dataframe"
+            )
         if dim is not None:
             raise ArgumentError("from_dask: dim= is for xarray; other collections have their elements along axis 0")
         if is_series_like(collection) and columns is None:

@@ -17,7 +17,6 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError
-from daskdist.tables.from_pandas import column_as_leaf
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,15 +100,10 @@ class FromTensorSlices(Source):
 
 
 def _arrays(operation: str, tensors: object, narrow: bool) -> tuple[Leaves, Structure]:
-    raw_leaves, structure = Structure.of(tensors)
-    columns: list[Any] = []
     try:
-        # Extend leaf by leaf, so that a failure tells its leaf.
-        columns.extend(map(column_as_leaf, raw_leaves))
-        leaves, structure = Structure.flatten(structure.pack(columns), narrow=narrow)
+        leaves, structure = Structure.flatten(tensors, narrow=narrow)
     except ArgumentError as error:
-        path = structure.paths[len(columns)] if len(columns) < len(raw_leaves) else ""
-        raise ArgumentError(f"{operation}: {error}{path and f' (leaf {path})'}") from None
+        raise ArgumentError(f"{operation}: {error}") from None
     if not leaves:
         raise ArgumentError(f"{operation}: {tensors!r} has no leaves; give at least one array")
     return leaves, structure

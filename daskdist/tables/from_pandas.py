@@ -148,10 +148,13 @@ def column_as_leaf(value: Any) -> Any:
         columns have no common type of numbers.
     """
     pandas, arrow = sys.modules.get("pandas"), sys.modules.get("pyarrow")
-    if pandas is not None and isinstance(value, pandas.DataFrame) and not all(map(_is_plain, value.dtypes)):
-        raise ArgumentError(
-            "a DataFrame whose columns are not all numbers: give dict(frame), for elements that are dicts"
-        )
+    if pandas is not None and isinstance(value, pandas.DataFrame):
+        rows = value.to_numpy()
+        if not _is_plain(rows.dtype):
+            raise ArgumentError(
+                "a DataFrame whose columns are not all numbers: give dict(frame), so that a row is a dict"
+            )
+        return rows
     is_pandas = pandas is not None and isinstance(
         value, (pandas.Series, pandas.Index, pandas.api.extensions.ExtensionArray)
     )

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from daskdist import Dataset
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, UserFunctionError
 
 TIMES = ["2020-01-02T03", "2021-01-02T03"]
 UTC = np.array(TIMES, "M8[us]") - np.timedelta64(9, "h")
@@ -64,3 +64,13 @@ def test_missing_values_of_columns_are_refused(column):
         Dataset.from_tensor_slices({"x": column})
     with pytest.raises(ArgumentError, match=r"Series of object cannot become an array: .* its values one type"):
         Dataset.from_tensor_slices(pd.Series([1, "a"]))
+
+
+def test_functions_may_return_columns_of_dataframes():
+    batches = Dataset.from_tensor_slices({"g": ["a", "b", "a"], "x": [1, 2, 3]}).batch(3)
+    (groups,) = batches.map(lambda batch: pd.DataFrame(batch).g)
+    assert groups.tolist() == ["a", "b", "a"]
+    (found,) = batches.map(lambda batch: dict(pd.DataFrame(batch).groupby("g", as_index=False).x.sum()))
+    assert {"g": found["g"].tolist(), "x": found["x"].tolist()} == {"g": ["a", "b"], "x": [4, 2]}
+    with pytest.raises(UserFunctionError, match=r"give dict\(frame\)"):
+        list(batches.map(lambda batch: pd.DataFrame(batch)))
