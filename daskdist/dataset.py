@@ -576,10 +576,10 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             distributed dataset, or if the replicas are CPUs, the function gets the NumPy arrays of one element at a
             time.
         rng
-            The seed of a function that draws at random: after the items of the element it gets a
-            `numpy.random.Generator`, a new one for each element and pass. The seed, the pass and the number of the
-            element alone determine the draws: not the number of workers, nor a resumed position. Two maps with one seed
-            draw the same.
+            The seed of a function that draws at random: after the items of the element, or as a keyword-only parameter
+            ``rng``, it gets a `numpy.random.Generator`, a new one for each element and pass. The seed, the pass and the
+            number of the element alone determine the draws: not the number of workers, nor a resumed position. Two maps
+            with one seed draw the same.
 
         Raises
         ------

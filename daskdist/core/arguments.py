@@ -50,8 +50,8 @@ def whole_numbers(operation: str, name: str, values: Any, at_least: int | None =
     return tuple(whole_number(operation, f"{name}[{place}]", value, at_least) for place, value in enumerate(values))
 
 
-def numbers(operation: str, name: str, values: Any) -> tuple[float, ...]:
-    """Return an argument as a sequence of finite numbers.
+def numbers(operation: str, name: str, values: Any, *, advice: str = "give a list of numbers") -> tuple[float, ...]:
+    """Return an argument as a sequence of finite numbers; ``advice`` is the end of the message about others.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def numbers(operation: str, name: str, values: Any) -> tuple[float, ...]:
     except (TypeError, ValueError):
         converted = None
     if converted is None or not np.isfinite(converted).all():
-        raise ArgumentError(f"{operation}: {name} is {values!r:.80}; give a list of numbers")
+        raise ArgumentError(f"{operation}: {name} is {values!r:.80}; {advice}")
     return converted
 
 

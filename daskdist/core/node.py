@@ -331,7 +331,7 @@ def warn_if_empty(nodes: Iterable[Node]) -> None:
     """Log a warning about each operation by which no element may have come, for pipelines of which none came."""
     operations = {id(node): node for last in nodes for node in walk(last) if node.why_empty}
     for node in [operation for operation in operations.values() if operation.cardinality == UNKNOWN]:
-        logger.warning("no element came of %s: %s", node, node.why_empty)
+        logger.warning("this pass had no elements. Perhaps %s has none: %s", node, node.why_empty)
 
 
 def upstream(node: Node) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,7 +35,25 @@ class SeededFunction(UserFunction):
 
     def _of_pair(self, element: Any, words: Any) -> Any:
         items = element if type(element) is tuple else (element,)
+        if self._takes_by_name:
+            return self.function(*items, rng=generator_of(words))
         return self.function(*items, generator_of(words))
+
+    @cached_property
+    def _takes_by_name(self) -> bool:
+        try:
+            rng = inspect.signature(self.function).parameters.get("rng")
+        except (TypeError, ValueError):
+            return False
+        return rng is not None and rng.kind is rng.KEYWORD_ONLY
+
+    def advice(self, error: Exception) -> str:
+        """Return the end of a message about an error, if it is a wrong call: what to write instead."""
+        if not (isinstance(error, TypeError) and "positional argument" in str(error) and "given" in str(error)):
+            return ""
+        return (
+            ". With rng=, it is called with a random generator after the items of the element: give it that parameter"
+        )
 
 
 @dataclass(frozen=True, eq=False)

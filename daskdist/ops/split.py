@@ -66,12 +66,13 @@ def shares_of(fractions: Any) -> tuple[float, ...]:
     >>> shares_of(0.75), shares_of([0.5, 0.25, 0.25])
     ((0.75, 0.25), (0.5, 0.25, 0.25))
     """
-    several = (fractions, 1 - fractions) if isinstance(fractions, float) else fractions
-    shares = numbers("split", "fractions", several)
-    if len(shares) < 2 or not all(0 < share < 1 for share in shares) or not isclose(sum(shares), 1, abs_tol=1e-6):
-        raise ArgumentError(
-            f"split: fractions is {fractions!r:.80}; give one number between 0 and 1, or a list of such that sum to 1"
-        )
+    several = (fractions, 1 - fractions) if isinstance(fractions, (int, float)) else fractions
+    advice = "give one number between 0 and 1, or a list of such that sum to 1"
+    shares = numbers("split", "fractions", several, advice=advice)
+    if len(shares) < 2 or not all(0 < share < 1 for share in shares):
+        raise ArgumentError(f"split: fractions is {fractions!r:.80}; {advice}")
+    if not isclose(sum(shares), 1, abs_tol=1e-6):
+        raise ArgumentError(f"split: fractions is {fractions!r:.80}, whose sum is {sum(shares):.6g}; {advice}")
     return shares
 
 
@@ -98,17 +99,14 @@ class SplitNode(Transformation):
     # A description of how elements are assigned to parts.
     manner: ClassVar[str] = ""
     why_empty = (
-        "each element is in a part by chance, so that a part of few elements may have none; take another seed or other "
-        "fractions"
+        "it puts each element in a part by chance, so that a part of few elements may get none. Take larger fractions "
+        "or another seed"
     )
 
     def __str__(self) -> str:
         shares = " + ".join(f"{self.shares[part]:.4g}" for part in self.parts)
         label = "" if self.label is None else f", name={self.label!r}"
         return f"{self.name}({shares} of the elements, seed={self.seed}{self.manner}{label})"
-
-    def __post_init__(self) -> None:
-        whole_number(self.name, "seed", self.seed)
 
     @cached_property
     def bounds(self) -> Index:
@@ -231,8 +229,8 @@ class SplitByKey(SplitNode):
 
     manner = ", by key"
     why_empty = (
-        "each key is in a part by chance, so that a part may have none of few keys; take another seed, or choose the "
-        "keys of each part with filter"
+        "it puts each key in a part by chance, so that with few keys a part may get none. Take another seed, or choose "
+        "the keys of each part with filter(...)"
     )
 
     facts = Facts(compute=True, keeps_spec=True, per_worker=True)
@@ -421,6 +419,9 @@ def splitter(
         An argument is none of these, a part would be empty, elements are endless or repeated, or there is no such
         column; the last not where columns are known only when data is read.
     """
+    if operation == "split" and isinstance(seed, float):
+        raise ArgumentError(f"split: seed is {seed}; give the fractions of several parts as a list, split([0.8, 0.2])")
+    whole_number(operation, "seed", seed)
     if by is not None and stratify is not None:
         raise ArgumentError(f"{operation}: by keeps elements together that stratify spreads; give one of them")
     if by is not None:
@@ -433,8 +434,10 @@ def splitter(
     num_rows = None if node.cardinality < 0 else node.cardinality
     by_row = SplitByRow(node, shares, (0,), seed, num_rows, label=label)
     if num_rows is not None and not np.diff([0, *by_row.ends]).all():
+        advice = f"at most {num_rows} folds" if operation == "kfold" else "larger fractions to small parts"
         raise ArgumentError(
-            f"{operation}: {counted(num_rows, 'element')} cannot be split in {len(shares)} parts: a part would be empty"
+            f"{operation}: {counted(num_rows, 'element')} cannot be split in {len(shares)} parts: a part would be "
+            f"empty. Give {advice}"
         )
     return lambda parts: replace(by_row, parts=tuple(parts))
 

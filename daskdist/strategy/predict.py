@@ -126,6 +126,10 @@ class PredictedBatches:
 
 def predictions_of(strategy: Any, function: Callable[..., Any], dataset: Dataset, args: Sequence[Any]) -> Dataset:
     """Return the dataset of `Strategy.predict`."""
+    try:
+        number = dataset.unbatch().cardinality()
+    except ArgumentError as error:
+        raise ArgumentError(f"predict: elements are not batches ({error}); give dataset.batch(n)") from None
     distributed = strategy.distribute_dataset(dataset.with_options(_IN_ORDER))
     predict = PredictRows(function)
 
@@ -143,7 +147,6 @@ def predictions_of(strategy: Any, function: Callable[..., Any], dataset: Dataset
             iterator.close()
 
     predictions = Dataset(Predictions(GeneratorFunction(batches, "predict"))).unbatch()
-    number = dataset.unbatch().cardinality()
     return predictions if number == UNKNOWN else predictions.assert_cardinality(number)
 
 

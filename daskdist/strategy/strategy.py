@@ -306,9 +306,8 @@ class Strategy(Viewed):
         Raises
         ------
         ArgumentError
-            The results do not have a row for each row of the batch; raised while iterating.
-        ShardingError
-            Elements have no batch dimension.
+            Elements are not batches: a `ShardingError` if this is known only while iterating. While iterating: the
+            results do not have a row for each row of the batch.
 
         Notes
         -----
@@ -321,12 +320,13 @@ class Strategy(Viewed):
         >>> [int(x) for x in predictions]
         [0, 10, 20, 30, 40]
         """
-        if not isinstance(dataset, Dataset):
-            raise ArgumentError(f"predict: expected a daskdist Dataset, got {type(dataset).__name__}")
-        if not callable(fn) or not isinstance(args, (list, tuple)):
+        if not callable(fn) or not isinstance(dataset, Dataset):
             raise ArgumentError(
-                f"predict: expected a function and a tuple of arguments, got {fn!r:.80} and {args!r:.80}"
+                f"predict: expected a function and a Dataset, predict(fn, dataset), got {type(fn).__name__} and "
+                f"{type(dataset).__name__}; predict itself distributes the dataset"
             )
+        if not isinstance(args, (list, tuple)):
+            raise ArgumentError(f"predict: args is {args!r:.80}; give a tuple of arguments, such as (weights,)")
         return predictions_of(self, fn, dataset, args)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:

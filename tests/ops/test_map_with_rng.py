@@ -119,6 +119,38 @@ def test_generators_can_be_kept_and_spawned():
     assert child.random() != other.random()
 
 
+def test_by_name():
+    def drawn_by_name(x, *, rng):
+        return drawn(x, rng)
+
+    assert rows(Dataset.range(40).map(drawn_by_name, rng=7)) == rows(build())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda ds: ds.map(drawn),
+            r"'rng', on row 0 of range\. map\(drawn, rng=seed\) gives it a random generator for",
+        ),
+        (lambda ds: ds.map(lambda x, rng: x), r"map\(fn, rng=seed\) gives it"),
+        (lambda ds: ds.filter(drawn), "Only map gives functions a random generator.*: draw before filter"),
+        (lambda ds: ds.map(lambda x: x, rng=0), "called with a random generator after the items of the element"),
+    ],
+)
+def test_a_message_about_a_generator_that_is_missing_or_not_taken(make, message):
+    with pytest.raises(UserFunctionError, match=message):
+        list(make(Dataset.range(3)))
+
+
+def test_other_missing_arguments_get_no_advice():
+    def inner(x, rngs):
+        return x
+
+    with pytest.raises(UserFunctionError, match=r"argument: 'rngs', on row 0 of range$"):
+        list(Dataset.range(3).map(lambda x: inner(x), vectorized=False))
+
+
 def test_bad_input():
     with pytest.raises(ArgumentError, match="rng is 'a'; give a whole number"):
         Dataset.range(3).map(drawn, rng="a")

@@ -235,8 +235,8 @@ def empty_part(by=None):
 def test_a_warning_about_a_part_without_elements(caplog, by, look, result):
     assert look(empty_part(by)) == result
     (record,) = [record for record in caplog.records if record.name == "daskdist"]
-    assert record.getMessage().startswith("no element came of split(0.")
-    assert ("by key): each key is in a part by chance" in record.getMessage()) == (by == "key")
+    assert record.getMessage().startswith("this pass had no elements. Perhaps split(0.")
+    assert ("by key) has none: it puts each key in a part by chance" in record.getMessage()) == (by == "key")
 
 
 def test_no_warning_about_other_empty_passes(caplog):
@@ -275,8 +275,13 @@ def test_no_warning_about_other_empty_passes(caplog):
         (lambda: rows().split(0.5, stratify="b"), ["stratify is 'b', which holds", "a key is a number or text"]),
         (lambda: numbers().repeat(2).split(0.5), ["repeated", "repeat the parts"]),
         (lambda: Dataset.counter().split(0.5), ["endless"]),
-        (lambda: numbers(3).split(0.9), ["3 elements cannot be split in 2 parts"]),
-        (lambda: numbers(3).kfold(4), ["kfold", "3 elements"]),
+        (lambda: numbers(3).split(0.9), ["3 elements cannot be split in 2 parts", "Give larger fractions"]),
+        (lambda: numbers(3).kfold(4), ["kfold", "3 elements", "Give at most 3 folds"]),
+        (lambda: numbers(3).kfold(2, seed="a"), ["kfold: seed is 'a'; give a whole number"]),
+        (lambda: numbers(9).split(80), ["fractions is 80; give one number between 0 and 1, or a list"]),
+        (lambda: numbers(9).split("80%"), ["fractions is '80%'; give one number between 0 and 1, or a list"]),
+        (lambda: numbers(9).split([0.7, 0.2, 0.2]), ["whose sum is 1.1; give"]),
+        (lambda: numbers(9).split(0.8, 0.2), ["seed is 0.2; give the fractions of several parts as a list"]),
         (lambda: numbers().kfold(1), ["num_folds is 1"]),
     ],
 )

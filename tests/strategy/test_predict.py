@@ -110,10 +110,19 @@ def test_results_without_a_row_for_each_row(strategy, function, message):
 
 
 def test_arguments_that_are_refused(strategy):
-    with pytest.raises(errors.ArgumentError, match="predict: expected a daskdist Dataset, got list"):
+    batches = Dataset.range(3).batch(2)
+    with pytest.raises(
+        errors.ArgumentError, match=r"predict: expected a function and a Dataset.*got builtin.* and list"
+    ):
         strategy.predict(abs, [1, 2])
-    with pytest.raises(errors.ArgumentError, match="predict: expected a function and a tuple of arguments"):
-        strategy.predict(abs, Dataset.range(3).batch(2), args=3)
+    with pytest.raises(errors.ArgumentError, match=r"predict\(fn, dataset\), got Dataset and builtin"):
+        strategy.predict(batches, abs)
+    with pytest.raises(errors.ArgumentError, match=r"got .* and DistributedDataset; predict itself distributes"):
+        strategy.predict(abs, strategy.distribute_dataset(batches))
+    with pytest.raises(errors.ArgumentError, match="predict: args is 3; give a tuple of arguments"):
+        strategy.predict(abs, batches, args=3)
+    with pytest.raises(errors.ArgumentError, match=r"predict: elements are not batches.*; give dataset.batch\(n\)"):
+        strategy.predict(abs, Dataset.range(3))
 
 
 def test_predictions_of_devices():

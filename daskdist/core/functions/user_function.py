@@ -127,8 +127,7 @@ class UserFunction:
         """
         generators = () if self._values is None else self.fingerprint().generators
         if generators and not self.stays_in_program:
-            name = getattr(self._values.original, "__name__", "fn") if self._values else "fn"
-            name = "fn" if name == "<lambda>" else name
+            name = self.short_name
             raise ArgumentError(
                 f"{self.operation}: {self.location} draws from {generators[0]}, of which each process has a copy, so "
                 f"that rows would get the same numbers, or others in each run. Write map({name}, rng=seed): it calls "
@@ -165,8 +164,22 @@ class UserFunction:
     def failed(self, error: Exception, where: str) -> UserFunctionError:
         """Return an error with the function's error and the element that caused it."""
         return UserFunctionError(
-            f"{self.operation}: {self.location} raised {type(error).__name__}: {error}, on {where}"
+            f"{self.operation}: {self.location} raised {type(error).__name__}: {error}, on {where}{self.advice(error)}"
         )
+
+    def advice(self, error: Exception) -> str:
+        """Return the end of a message about an error, if it is a wrong call: what to write instead."""
+        if not (isinstance(error, TypeError) and "missing" in str(error) and str(error).endswith("argument: 'rng'")):
+            return ""
+        if self.operation == "map":
+            return f". map({self.short_name}, rng=seed) gives it a random generator for each element"
+        return f". Only map gives functions a random generator, as map(fn, rng=seed): draw before {self.operation}"
+
+    @property
+    def short_name(self) -> str:
+        """Its name, as code that uses it may have it."""
+        name = getattr(self.function, "__name__", "fn")
+        return "fn" if name == "<lambda>" else str(name)
 
     def leaves(self, element: Any, where: Callable[[], str]) -> tuple[tuple[Any, ...], Structure]:
         """Return its result as leaves and structure; a list at the top level counts as a tuple."""
