@@ -16,16 +16,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import dask
 import numpy as np
+import programs
 import pytest
 from _pytest.assertion import rewrite
 from _pytest.doctest import DoctestModule
 from distributed import Client, LocalCluster, SpecCluster, Status
-from distributed.utils import get_mp_context
 from started import Started
 
 import daskdist
@@ -163,17 +164,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 # programs, such as the demo and the notebooks, start clusters in the default way.
 _FRUGAL_CLUSTERS = {
     "distributed.worker.profile.enabled": False,
-    "distributed.worker.memory.monitor-interval": "1s",
+    "distributed.worker.memory.monitor-interval": "5s",
     "distributed.worker.multiprocessing-method": "forkserver",
     "distributed.admin.system-monitor.interval": "5s",
-    "distributed.admin.tick.interval": "500 ms",
+    "distributed.admin.tick.interval": "5s",
+    "distributed.admin.tick.cycle": "10s",
     # After this time (15 s by default) since a worker ended, Dask gives the worker up if it is not running at that
     # moment, even if it was started again meanwhile and killed once more.
     "distributed.deploy.lost-worker-timeout": "1h",
 }
 _USED_BY_MOST = (2, 1)
 _LOGGERS_OF_DASK = ["distributed", "distributed.client", "distributed.gc", "tornado", "tornado.application"]
-_IMPORTED_BY_WORKERS = ["daskdist.readers.parquet", "daskdist.strategy.multi_worker", "pandas", "pyarrow.parquet"]
+# Workers of small clusters report to the scheduler every half second, which is most of what idle ones do.
+_HEARTBEAT_S = 2
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -182,9 +185,9 @@ def _frugal_clusters() -> Iterator[None]:
     for handler in itertools.chain.from_iterable(logging.getLogger(name).handlers for name in _LOGGERS_OF_DASK):
         if type(handler) is logging.StreamHandler:
             handler.setStream(sys.__stderr__)
-    with dask.config.set(_FRUGAL_CLUSTERS):
-        # The first call returns Dask's list of imports, which is replaced.
-        get_mp_context().set_forkserver_preload(["distributed", *_IMPORTED_BY_WORKERS])
+    with dask.config.set(_FRUGAL_CLUSTERS), pytest.MonkeyPatch.context() as patched:
+        patched.setattr("distributed.scheduler.heartbeat_interval", lambda num_workers: _HEARTBEAT_S)
+        patched.setattr(forkserver._forkserver, "ensure_running", programs.start_forkserver)
         yield
     # Close clusters that tests left open: at the end of the process, errors would not be reported.
     left_open = [cluster for cluster in SpecCluster._instances if cluster.status is Status.running]

@@ -1,14 +1,19 @@
-"""Programs that tests start, forked from a process that has done the imports, since these take a second.
+"""Programs and workers that tests start, forked from a process that has done the imports, since these take a second.
 
-A program is the main module of its process, and ends as any other Python program.
+A program is the main module of its process, and ends as any other Python program. Its workers are forked, too, if it is
+started with `FORKED_WORKERS`.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
+import importlib
 import json
+import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import runpy
 import select
@@ -17,18 +22,20 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import dask
 
 _IMPORTS = """
-import dask.__main__, distributed.cli.dask_scheduler, distributed.cli.dask_worker
-import daskdist.cli.demo, daskdist.readers.parquet, daskdist.strategy.multi_worker, daskdist.testing
-import numpy, pandas, pyarrow.dataset, pyarrow.parquet
+    dask.__main__ distributed.cli.dask_scheduler distributed.cli.dask_worker distributed.http.worker
+    daskdist.cli.demo daskdist.readers.parquet daskdist.strategy.multi_worker daskdist.testing
+    numpy pandas pyarrow.dataset pyarrow.parquet
 """
 _REQUEST_BYTES = 1 << 20
+# The environment of a program whose workers are forked instead of new processes, which do the imports again.
+FORKED_WORKERS = {"DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"}
 
 
 class _Forks:
@@ -59,6 +66,25 @@ def _forks() -> _Forks:
     return _Forks()
 
 
+@functools.cache
+def start_forkserver() -> None:
+    """Start the process that forks workers, in place of `ForkServer.ensure_running` of `multiprocessing`."""
+    _use_forkserver(lambda *files: _forks().ask({"forkserver": True}, files))
+
+
+def _use_forkserver(start: Callable[[int, int], int]) -> None:
+    # As `ensure_running`, which would start another Python.
+    address = multiprocessing.connection.arbitrary_address("AF_UNIX")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        ended, alive = os.pipe()
+        pid = start(listener.fileno(), ended)
+    os.close(ended)
+    server = multiprocessing.forkserver._forkserver
+    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, alive, pid
+
+
 class Program:
     """A running program, with the methods of `subprocess.Popen` that tests use.
 
@@ -71,7 +97,10 @@ class Program:
     cwd
         The directory in which it runs.
     env
-        Variables that are added to those of the tests. Those that Python reads when it starts have no effect.
+        Variables that are added to those of the tests. Those that Python reads when it starts have no effect, except
+        PYTHONPATH.
+    start_new_session
+        Whether it runs in a session of its own, and so in a process group of its own.
     """
 
     def __init__(
@@ -81,6 +110,7 @@ class Program:
         stderr: int | IO[Any] | None = None,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
+        start_new_session: bool = False,
     ) -> None:
         self.args = list(map(str, arguments))
         self.returncode: int | None = None
@@ -99,7 +129,13 @@ class Program:
                 files.append(number if target is None else target if isinstance(target, int) else target.fileno())
             readers.append(reader)
         self.stdout, self.stderr = readers
-        request = {"arguments": self.args, "cwd": str(cwd or os.getcwd()), "env": {**os.environ, **(env or {})}}
+        environment = {**os.environ, **(env or {})}
+        request = {
+            "arguments": self.args,
+            "cwd": str(cwd or os.getcwd()),
+            "env": environment,
+            "start_new_session": start_new_session,
+        }
         self.pid: int = _forks().ask(request, files)
         self._pidfd = os.pidfd_open(self.pid)
         for file in [files[0], *opened]:
@@ -182,7 +218,10 @@ def serve(number: int) -> None:
     """Fork programs as requested over a socket; in each fork, run its program."""
     # An interrupt from a terminal is for the tests, which then end this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    exec(_IMPORTS, {})
+    for name in _IMPORTS.split():
+        # Machines with GPUs may lack some of these libraries.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     gc.freeze()
     arguments = _next_program(socket.socket(fileno=number))
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -211,6 +250,8 @@ def _next_program(connection: socket.socket) -> list[str]:
         request = json.loads(message)
         if "ended" in request:
             answer = os.waitstatus_to_exitcode(os.waitpid(request["ended"], 0)[1])
+        elif "forkserver" in request:
+            answer = _fork_server(*files)
         elif not (answer := os.fork()):
             break
         for file in files:
@@ -220,8 +261,29 @@ def _next_program(connection: socket.socket) -> list[str]:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    if request["start_new_session"]:
+        os.setsid()
     os.chdir(request["cwd"])
+    if (path := request["env"].get("PYTHONPATH")) != os.environ.get("PYTHONPATH"):
+        sys.path[1:1] = path.split(os.pathsep)
     os.environ.clear()
     os.environ.update(request["env"])
     dask.config.refresh()
+    if dask.config.get("distributed.worker.multiprocessing-method") == "forkserver":
+        _use_forkserver(_fork_server)
     return list(request["arguments"])
+
+
+def _fork_server(*files: int) -> int:
+    # Fork a process that forks workers for as long as there are any, or their program is running.
+    if pid := os.fork():
+        return pid
+    # The program has the other end of the pipe, and this process ends when that is closed.
+    for file in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *files}:
+        with contextlib.suppress(OSError):
+            os.close(file)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        multiprocessing.forkserver.main(*files, [])
+    finally:
+        os._exit(0)

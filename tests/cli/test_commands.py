@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from conftest import eventually
-from programs import Program
+from programs import FORKED_WORKERS, Program
 
 import daskdist
 from daskdist.cli import COMMANDS, main
@@ -254,10 +253,12 @@ def test_preload_needs_a_scheduler():
 @pytest.mark.cluster
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_service_is_started_and_read(number, tmp_path):
-    command = [sys.executable, "-m", "daskdist", "serve", "--workers", "1", "--port", "0", "--json"]
+    command = ["-m", "daskdist", "serve", "--workers", "1", "--port", "0", "--json"]
     command += ["--dashboard-address", "127.0.0.1:0"]
-    options = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
-    with open(tmp_path / "errors", "w") as written, subprocess.Popen(command, stderr=written, **options) as started:
+    # New workers ignore the Ctrl-C, as the command does when it starts them.
+    environment = FORKED_WORKERS if number == signal.SIGTERM else {}
+    options = {"stdout": subprocess.PIPE, "env": environment, "start_new_session": True}
+    with open(tmp_path / "errors", "w") as written, Program(*command, stderr=written, **options) as started:
         try:
             report = json.loads(started.stdout.readline())
             assert report["workers"] == 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 from conftest import TESTS
 
@@ -18,14 +18,7 @@ pytestmark = pytest.mark.skipif(CupyDevice(0).missing() is None, reason="there i
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     paths = [str(TESTS / "cupy_stand_in"), str(TESTS), str(ROOT)]
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return programs.run(*command, cwd=ROOT, env={"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
 
 
 def test_tests_of_gpus_pass() -> None:

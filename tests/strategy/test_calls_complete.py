@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
 import numpy as np
+import programs
 import psutil
 import pytest
 from conftest import eventually, without_closing
@@ -19,8 +17,6 @@ import daskdist
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(100)]
 NUM_CALLS = 20
-# Workers are forked from a process that has the imports done, which is twice as fast as starting two new processes.
-FORKED_WORKERS = {**os.environ, "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"}
 
 
 def lines_of(folder: Path) -> dict[str, list[str]]:
@@ -85,7 +81,6 @@ import os, sys, time
 from pathlib import Path
 import daskdist
 from distributed import Client, LocalCluster
-from distributed.utils import get_mp_context
 
 def note(path, number, sleeps=0.02):
     time.sleep(sleeps)
@@ -95,8 +90,6 @@ def note(path, number, sleeps=0.02):
     return 1
 
 if __name__ == "__main__":
-    # Only for workers that are forked.
-    get_mp_context().set_forkserver_preload(["distributed", "daskdist.strategy.multi_worker"])
     folder, where, end = sys.argv[1:]
     if where == "threads":
         cluster = LocalCluster(
@@ -139,8 +132,7 @@ def test_calls_of_a_program_that_ends(client, tmp_path, where, end):
     folder = tmp_path / "notes"
     folder.mkdir()
     address = client.scheduler.address if where == "remote" else where
-    command = [sys.executable, str(program), str(folder), address, end]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=80, cwd=tmp_path, env=FORKED_WORKERS)
+    done = programs.run(program, folder, address, end, timeout=80, cwd=tmp_path, env=programs.FORKED_WORKERS)
     assert (done.returncode, done.stdout) == (3 if end == "exit" else 0, ""), done.stderr
     assert without_closing(done.stderr) == ""
     assert list(lines_of(folder).values()) == [["first", *map(str, range(NUM_CALLS))]] * 2
@@ -154,7 +146,6 @@ def test_a_program_that_fails_waits_for_nothing(tmp_path):
     program.write_text(PROGRAM)
     folder = tmp_path / "notes"
     folder.mkdir()
-    command = [sys.executable, str(program), str(folder), "threads", "raise"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=FORKED_WORKERS)
+    done = programs.run(program, folder, "threads", "raise", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ValueError: mine"

@@ -12,13 +12,14 @@ from itertools import chain
 import numpy as np
 import pytest
 from distributed import Client, Scheduler, Worker
+from programs import FORKED_WORKERS
 
 import daskdist
 from daskdist import Dataset
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import ask_from_worker
 
-_ROWS = 600
+_ROWS = 400
 _BATCH_ROWS = 10
 _KILLED_AT = 20
 # The error comes as soon as the connection breaks.
@@ -35,7 +36,8 @@ def cluster(started, number, port="0", *worker_options):
     scheduler = started.processes[-1]
     address = json.loads(started.wait_for(file, "}"))["address"]
     options = ["--nthreads", "1", "--local-directory", str(folder), *(worker_options or ("--no-nanny",))]
-    for log in [started.dask("worker", address, *here, *options) for _ in range(2)]:
+    environment = FORKED_WORKERS if "--nanny" in options else {}
+    for log in [started.dask("worker", address, *here, *options, **environment) for _ in range(2)]:
         started.wait_for(log, "Registered to")
     return scheduler, address
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 
+import programs
 import psutil
 import pytest
 from conftest import eventually, without_closing
@@ -15,13 +14,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 HEAD = """
 import os, signal, sys, threading, time
 import numpy as np
-import dask
 import daskdist
 from distributed import Client, LocalCluster
-from distributed.utils import get_mp_context
 
-dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-get_mp_context().set_forkserver_preload(["distributed", "daskdist.strategy.multi_worker"])
 # Programs started in the background ignore this signal by default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -138,9 +133,8 @@ def ended(name, folder):
     printed = path.with_suffix(".err")
     with open(printed, "w") as file:
         # A separate process group, as these programs interrupt their whole group.
-        done = subprocess.run(
-            [sys.executable, str(path)], stdout=file, stderr=file, start_new_session=True, cwd=folder, timeout=100
-        )
+        options = {"start_new_session": True, "cwd": folder, "env": programs.FORKED_WORKERS, "timeout": 100}
+        done = programs.run(path, stdout=file, stderr=file, **options)
     return done.returncode, printed.read_text()
 
 
