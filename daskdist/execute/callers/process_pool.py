@@ -28,7 +28,7 @@ from daskdist.config import all_settings, seconds
 from daskdist.errors import ClusterError, WaitTimeoutError
 from daskdist.execute.callers.kept_rows import function_of
 from daskdist.execute.messages.failure import Failure
-from daskdist.execute.messages.shared_memory import MEMORY, Lease, PackedArrays, Segments, mapped
+from daskdist.execute.messages.shared_memory import MEMORY, Forks, Lease, PackedArrays, Segments, mapped
 from daskdist.waiting import stretches
 
 _PREFIX: Final = "daskdist-processes-"
@@ -47,8 +47,9 @@ _ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 def _answer(
     function: str | Callable[..., Any], arguments: PackedArrays, folder: str, offered: str
 ) -> tuple[PackedArrays | Failure, bool]:
-    """Make a call; return its result, and whether something still refers to the memory of its arguments."""
+    """Make a call; return its result, and whether the memory of its arguments may still be in use."""
     memory = lent = None
+    num_forks = Forks.number
     reply: PackedArrays | Failure
     try:
         if isinstance(function, str):
@@ -61,7 +62,8 @@ def _answer(
     except BaseException as error:
         reply = Failure.of(error)
     del memory
-    return reply, lent is not None and lent() is not None
+    # Threads and objects here refer to arguments that they go on using; a forked process has copies of all references.
+    return reply, lent is not None and (lent() is not None or Forks.number > num_forks)
 
 
 def serve(connections: Sequence[Connection]) -> None:
@@ -243,7 +245,8 @@ class ProcessPool:
             except (EOFError, OSError):
                 connection.close()
                 self._replace(process)
-                self._segments.end(*lent)
+                # Processes that it forked may go on.
+                self._segments.end(*lent, is_used=True)
                 continue
             self._give_back(process, connection)
             reply, is_sent_kept = pickle.loads(answer)

@@ -70,7 +70,7 @@ class Lease:
 
     def __init__(self, segment: Segment, owner: Segments | None = None) -> None:
         self.segment = segment
-        self._owner, self._number = owner, 0 if owner is None else owner.num_forks
+        self._owner, self._num_forks = owner, Forks.number
         address = segment.memory.__array_interface__["data"][0]
         self.__array_interface__ = {
             "version": 3,
@@ -81,7 +81,7 @@ class Lease:
 
     def __del__(self) -> None:
         if self._owner is not None:
-            self._owner.give_back(self.segment, self._number)
+            self._owner.give_back(self.segment, self._num_forks)
 
 
 class Segments:
@@ -104,8 +104,6 @@ class Segments:
         self._free: deque[Segment] = deque()
         self._asked = 0.0
         self._watch: Thread | None = None
-        # Processes that were forked have the arrays that were there: their memory is not written again.
-        self.num_forks = 0
         _all.add(self)
 
     def pack(self, value: Any) -> tuple[PackedArrays, Segment | None]:
@@ -137,7 +135,7 @@ class Segments:
             if is_used:
                 segment.remove(is_unused=False)
             else:
-                self.give_back(segment, self.num_forks)
+                self.give_back(segment, Forks.number)
 
     def taken(self, num_bytes: int) -> Segment | None:
         """Return a free segment of at least so many bytes; None if there is none of about that size."""
@@ -156,8 +154,8 @@ class Segments:
 
     def give_back(self, segment: Segment, num_forks: int) -> None:
         """Keep an unused segment, if there is room and it was not lent before a fork."""
-        if num_forks != self.num_forks or not self._keeps():
-            segment.remove(is_unused=num_forks == self.num_forks)
+        if num_forks != Forks.number or not self._keeps():
+            segment.remove(is_unused=num_forks == Forks.number)
             return
         free = self._free
         free.append(segment)
@@ -174,11 +172,6 @@ class Segments:
     def close(self) -> None:
         """Remove the free segments, and later the others."""
         self._most_bytes = 0
-        self.clear()
-
-    def before_fork(self) -> None:
-        """Do not write again to memory that arrays of this moment use."""
-        self.num_forks += 1
         self.clear()
 
     def _keeps(self) -> bool:
@@ -204,9 +197,16 @@ class Segments:
 _all: Final[weakref.WeakSet[Segments]] = weakref.WeakSet()
 
 
+class Forks:
+    """The number of times that this process was forked: memory that a forked process has is not written again."""
+
+    number = 0
+
+
 def _before_fork() -> None:
+    Forks.number += 1
     for segments in list(_all):
-        segments.before_fork()
+        segments.clear()
 
 
 if hasattr(os, "register_at_fork"):
