@@ -62,8 +62,26 @@ def _rewrite(config: pytest.Config, paths: Sequence[Path]) -> None:
         rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, status, folder / (path.stem + rewrite.PYC_TAIL))
 
 
+def send_less(interactor: Any) -> None:
+    """Let a test process send what is printed only: two messages for most tests instead of xdist's six."""
+    send = interactor.sendevent
+
+    def send_if_printed(name: str, **content: Any) -> None:
+        report = content.get("data") if name == "testreport" else None
+        is_silent = report and (report["when"], report["outcome"], report["sections"]) in _SILENT
+        if name not in ("logstart", "logfinish") and not is_silent:
+            send(name, **content)
+
+    interactor.sendevent = send_if_printed
+
+
+_SILENT = [("setup", "passed", []), ("teardown", "passed", [])]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
+        (interactor,) = (plugin for plugin in config.pluginmanager.get_plugins() if hasattr(plugin, "sendevent"))
+        send_less(interactor)
         return
     # Tests start a hundred programs. Where Python is told to write no bytecode, each would compile the package again.
     if sys.dont_write_bytecode:
@@ -139,9 +157,10 @@ def _encodable(value: Any) -> Any:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_report_to_serializable() -> Iterator[None]:
+def pytest_report_to_serializable(report: pytest.TestReport | pytest.CollectReport) -> Iterator[None]:
     # xdist cannot send a failure whose text has half of a surrogate pair, which would end the whole run.
-    return _encodable((yield))
+    data = yield
+    return data if report.passed and not report.sections else _encodable(data)
 
 
 _internal_errors: list[str] = []
@@ -194,6 +213,14 @@ def _frugal_clusters() -> Iterator[None]:
     for cluster in left_open:
         cluster.close(timeout=10)
     assert not left_open, "a test left these objects open"
+
+
+@contextlib.contextmanager
+def frequent_heartbeats() -> Iterator[None]:
+    """Let workers report as often as by default, for tests in which those that do not are given up."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("distributed.scheduler.heartbeat_interval", lambda num_workers: 0.5)
+        yield
 
 
 @contextlib.contextmanager

@@ -18,15 +18,19 @@ class Started:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes] | Program] = []
 
-    def dask(self, *arguments: str, cwd: Path | None = None, **environment: str) -> Path:
-        """Start ``dask`` with arguments, in a folder and with variables; return the file of its messages."""
+    def dask(self, *arguments: str, cwd: Path | None = None, is_new: bool = False, **environment: str) -> Path:
+        """Start ``dask`` with arguments, in a folder and with variables; return the file of its messages.
+
+        A new process has imported nothing before it reads the variables; others are forked, and end without freeing
+        their memory.
+        """
         log = self.folder / f"{len(self.processes)}-{arguments[0]}.log"
         with open(log, "wb") as messages:
             command, options = ["-m", "dask", *arguments], {"stdout": messages, "stderr": messages, "cwd": cwd}
-            if "PYTHONPATH" in environment:
+            if is_new:
                 process = subprocess.Popen([sys.executable, *command], env=os.environ | environment, **options)
             else:
-                process = Program(*command, env=environment, **options)
+                process = Program(*command, env=environment, ends_at_once=True, **options)
             self.processes.append(process)
         return log
 

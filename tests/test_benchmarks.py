@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 
 from daskdist.devices.cupy import CupyDevice
@@ -36,14 +37,7 @@ NAMES = ["memory", "parquet", "import", pytest.param("cluster", marks=[pytest.ma
 
 
 def start(script: Path, *args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(script), "--size", "small", *args],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        env={**os.environ, **(env or {})},
-    )
+    return programs.run(script, "--size", "small", *args, timeout=110, env=env)
 
 
 @pytest.fixture

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dask.utils import parse_bytes
 
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.failing.skip_errors import cardinality_with_skips
-from daskdist.core.node import Facts, Node, Transformation, walk
+from daskdist.core.node import Facts, Node, Transformation
 from daskdist.core.primitive import Primitive
 from daskdist.errors import ArgumentError
 from daskdist.sharding import AutoShardPolicy, policy_of
@@ -23,12 +23,13 @@ _ALIASES: Final = {"private_threadpool_size": "num_threads", "ram_budget": "memo
 class _Options:
     def __setattr__(self, name: str, value: object) -> None:
         name = _ALIASES.get(name, name)
-        if isinstance(getattr(type(self), name, None), property):
+        check = _CHECKS.get(name)
+        if check is not None:
+            object.__setattr__(self, name, None if value is None else check(value))
+        elif isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
-            return
-        if name not in _CHECKS:
+        else:
             raise AttributeError(f"Options has no {name!r}; there are {', '.join(_CHECKS)}")
-        object.__setattr__(self, name, None if value is None else _CHECKS[name](value))
 
 
 @dataclass(repr=False)
@@ -141,7 +142,8 @@ class Options(_Options):
     def experimental_distribute(self, options: Options) -> None:
         if not isinstance(options, Options):
             raise ArgumentError(f"Options: expected options, such as DistributeOptions(), got {options!r:.80}")
-        _update(self, options)
+        for name, value in options.given():
+            setattr(self, name, value)
 
     threading = autotune = experimental_distribute
 
@@ -151,10 +153,10 @@ class Options(_Options):
 
     def given(self) -> Iterator[tuple[str, Any]]:
         """Return an iterator over the names and values of the fields that are set."""
-        for option in fields(self):
-            value = getattr(self, option.name)
+        for name in _CHECKS:
+            value = getattr(self, name)
             if value is not None:
-                yield option.name, value
+                yield name, value
 
 
 def _bool(name: str) -> Callable[[object], bool]:
@@ -249,28 +251,24 @@ class WithOptions(Transformation):
 
 def merged_options(node: Node) -> Options:
     """Return the options of a node: a field set further downstream, or by a later input, wins."""
-    merged = Options()
-    if not any(isinstance(above, WithOptions) for above in walk(node)):
-        return merged
+    return Options(**_settings_of(node))
+
+
+def _settings_of(node: Node) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
     for source in node.inputs:
-        _update(merged, merged_options(source))
+        settings.update(_settings_of(source))
     if isinstance(node, WithOptions):
-        _update(merged, node.options)
-    return merged
+        settings.update(node.options.given())
+    return settings
 
 
 def conflicts(node: Node) -> Iterator[str]:
     """Yield a description of each option that the inputs of a node set differently."""
-    merged = Options()
+    merged: dict[str, Any] = {}
     for source in node.inputs:
-        options = merged_options(source)
-        for name, value in options.given():
-            before = getattr(merged, name)
-            if before is not None and before != value:
+        for name, value in _settings_of(source).items():
+            before = merged.get(name, value)
+            if before != value:
                 yield f"{node.name}: {name} is {before!r} in one dataset and {value!r} in a later one, which wins"
-        _update(merged, options)
-
-
-def _update(merged: Options, options: Options) -> None:
-    for name, value in options.given():
-        setattr(merged, name, value)
+            merged[name] = value

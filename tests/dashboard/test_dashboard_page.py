@@ -54,7 +54,8 @@ def busy_client():
                 with contextlib.suppress(errors.ClusterError):
                     for batch in strategy.distribute_dataset(dataset):
                         strategy.run(lambda x: x.sum(), args=(batch,))
-                        if ended.is_set():
+                        # Without a pause, the loop would keep the machine busy.
+                        if ended.wait(0.01):
                             return
 
         looping = threading.Thread(target=steps)

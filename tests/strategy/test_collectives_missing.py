@@ -16,8 +16,9 @@ import time
 import dask
 import numpy as np
 import pytest
-from conftest import new_cluster
+from conftest import frequent_heartbeats, new_cluster
 from distributed import Client, LocalCluster, get_worker
+from programs import Program
 
 import daskdist
 from daskdist import errors
@@ -422,15 +423,15 @@ def test_errors_of_an_abandoned_request_are_not_reported():
 def unwatched():
     """Return a client of two workers without nannies, and the workers' processes."""
     with (
+        frequent_heartbeats(),
         LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address]
+        command = ["-m", "distributed.cli.dask_worker", cluster.scheduler_address]
         options = ["--no-nanny", "--nthreads", "1", "--host", "127.0.0.1", "--no-dashboard"]
-        within = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        within = {"PYTHONPATH": os.pathsep.join(sys.path)}
         processes = [
-            subprocess.Popen([*command, *options, "--name", name], stderr=subprocess.DEVNULL, env=within)
-            for name in ("0", "1")
+            Program(*command, *options, "--name", name, stderr=subprocess.DEVNULL, env=within) for name in ("0", "1")
         ]
         try:
             client.wait_for_workers(2, timeout=60)

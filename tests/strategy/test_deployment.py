@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 import daskdist
@@ -68,13 +67,7 @@ def test_a_cluster_started_from_the_command_line(started, parquet_files, tmp_pat
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
     files = str(Path(paths[0]).parent / "*.parquet")
-    done = subprocess.run(
-        [sys.executable, str(program), files, address, str(file)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | {"DASK_SCHEDULER_ADDRESS": address},
-    )
+    done = programs.run(program, files, address, file, env={"DASK_SCHEDULER_ADDRESS": address})
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 3
@@ -130,14 +123,15 @@ def test_a_scheduler_that_lacks_daskdist_is_warned_of_once(started, tmp_path):
     here = ["--host", "127.0.0.1", "--no-dashboard"]
     file = tmp_path / "scheduler.json"
     path = os.pathsep.join(filter(None, [str(without), os.environ.get("PYTHONPATH")]))
-    started.dask("scheduler", *here, "--port", "0", "--scheduler-file", str(file), cwd=without, PYTHONPATH=path)
+    place = {"cwd": without, "PYTHONPATH": path, "is_new": True}
+    started.dask("scheduler", *here, "--port", "0", "--scheduler-file", str(file), **place)
     address = json.loads(started.wait_for(file, "}"))["address"]
     options = ["--nthreads", "1", "--no-nanny", "--local-directory", str(tmp_path)]
     log = started.dask("worker", address, *here, *options)
     started.wait_for(log, "Registered to")
     program = tmp_path / "program.py"
     program.write_text(WITHOUT_PLUGIN)
-    done = subprocess.run([sys.executable, str(program), address], capture_output=True, text=True, timeout=60)
+    done = programs.run(program, address)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     (told,) = [line for line in lines if "cannot be told which workers a strategy uses" in line]

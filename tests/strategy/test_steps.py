@@ -14,7 +14,7 @@ import dask
 import numpy as np
 import programs
 import pytest
-from conftest import eventually, messages_sent, new_cluster, of_kind
+from conftest import eventually, frequent_heartbeats, messages_sent, new_cluster, of_kind
 from distributed import Client, Event, LocalCluster, Security, get_client, get_worker
 from distributed.protocol import deserialize
 
@@ -534,6 +534,7 @@ def test_streams_are_encrypted_where_the_cluster_is(relay):
 def own_strategy():
     """Return a strategy on a cluster that no other test uses."""
     with (
+        frequent_heartbeats(),
         new_cluster() as client,
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -14,11 +15,11 @@ import dask
 import numpy as np
 import psutil
 import pytest
-from conftest import TESTS, eventually
+from conftest import eventually
 from distributed import Client, Event, LocalCluster, get_worker
 from distributed.comm import registry
-from distributed.deploy.subprocess import SubprocessCluster
-from programs import Program
+from programs import FORKED_WORKERS, Program
+from started import Started
 
 import daskdist
 from daskdist import Dataset, errors
@@ -61,14 +62,23 @@ def no_way_to_workers(client):
 
 
 @pytest.fixture(scope="module")
-def far_client():
+def far_client(tmp_path_factory):
     """Return a client of a scheduler and two workers in separate processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        # The scheduler and workers unpickle functions of this file, so they must be able to import it.
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), *sys.path]))
-        cluster = SubprocessCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=50)
-        with cluster, Client(cluster, set_as_default=False) as client:
+    started = Started(tmp_path_factory.mktemp("far"))
+    # The scheduler and workers unpickle functions of this file, so they must be able to import it.
+    options = {"PYTHONPATH": os.pathsep.join(sys.path), **FORKED_WORKERS}
+    here, file = ["--host", "127.0.0.1", "--no-dashboard"], started.folder / "scheduler.json"
+    try:
+        started.dask("scheduler", *here, "--port", "0", "--scheduler-file", str(file), **options)
+        address = json.loads(started.wait_for(file, "}"))["address"]
+        for _ in range(2):
+            folder = ["--local-directory", str(started.folder)]
+            started.dask("worker", address, *here, "--nthreads", "1", *folder, **options)
+        with Client(address, set_as_default=False) as client:
+            client.wait_for_workers(2, 60)
             yield client
+    finally:
+        started.end()
 
 
 @pytest.fixture
