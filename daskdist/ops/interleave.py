@@ -120,8 +120,13 @@ class InterleaveCursor:
     # The next datasets: their elements, or the keys of their primitives.
     ready: deque[Any] = field(default_factory=deque)
     num_opened: int = 0
+    # An error that was raised behind elements that are returned first.
+    failure: Exception | None = None
 
     def pull(self) -> Run:
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
         runs: list[Run] = []
         num_elements = 0
         opened_before = self.num_opened
@@ -132,6 +137,11 @@ class InterleaveCursor:
             except (Exhausted, NotReady):
                 if not runs:
                     raise
+                break
+            except Exception as error:
+                if not runs:
+                    raise
+                self.failure = error
                 break
             if run is not None:
                 runs.append(run)
@@ -180,7 +190,9 @@ class InterleaveCursor:
         else:
             # The words of its element already tell the dataset its pass, so the pass number is 0.
             self.num_opened += 1
-            self.slots[self.position] = InputSlot(RunQueue(), self.context.open(contents)((0,)))
+            # If its dataset fails, the element counts as one of an empty dataset.
+            slot = self.slots[self.position] = InputSlot(RunQueue())
+            slot.source = self.context.open(contents)((0,))
 
     def _pull_ready(self) -> None:
         noted = self.source.pull()

@@ -108,6 +108,8 @@ class ShuffleCursor:
     # recorded next.
     num_elements: int = 0
     num_draws: int = 0
+    # An error of the input, behind the elements that wait.
+    failure: Exception | None = None
     next_mark: int = field(default_factory=lambda: 2 * _DRAWS)
 
     def skip(self, num_elements: int) -> int:
@@ -163,6 +165,9 @@ class ShuffleCursor:
         return parts
 
     def _pull_source(self) -> Run:
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
         try:
             run: Run = self.source.pull()
         except Exhausted:
@@ -179,7 +184,7 @@ class ShuffleCursor:
             self.waiting.fill(self._pull_source, 1 if self.buffer is not None else self.buffer_size + 1)
             num_draws = self._num_draws(self.waiting.runs[0].element_bytes)
             with self.context.waiting(False):
-                self.waiting.fill(self._pull_source, num_draws)
+                self._fill_more(num_draws)
         except NotReady:
             if len(self.waiting) < (1 if self.buffer is not None else self.buffer_size + 1):
                 raise
@@ -196,6 +201,15 @@ class ShuffleCursor:
             raise Exhausted
         self.buffer = buffer_of(rest[:0].without_unused())
         return shuffled(rest, self.rng, _MOST_DRAWN)
+
+    def _fill_more(self, num_elements: int) -> None:
+        # So that an error is raised at the same place however the input is cut, elements before it are drawn first.
+        try:
+            self.waiting.fill(self._pull_source, num_elements)
+        except (Exhausted, NotReady):
+            raise
+        except Exception as error:
+            self.failure = error
 
     def _num_draws(self, element_bytes: float) -> int:
         # A small part of the buffer; if that is little, enough to justify a call.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 from daskdist.core.block import Batches, Bundle, Rows, read_only
 from daskdist.core.failing.error_copy import copied_error
@@ -15,6 +15,33 @@ from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.errors import DaskdistError
 
 _OF_ELEMENT: Final = "_daskdist_of_element"
+# The number of a computation of a block, and the number of its input that failed there.
+Place = tuple[int, int]
+# The place of a failure to read.
+_NOT_READ: Final = (0, 0)
+
+
+class FailedBeforeError(DaskdistError):
+    """An element failed before a position was taken, and its error was raised then: it is behind."""
+
+    def __init__(self, message: str = "an element failed before the position was taken") -> None:
+        super().__init__(message)
+
+
+class LeftOut(NamedTuple):
+    """An input of a computation that failed before a position was taken.
+
+    Parameters
+    ----------
+    stage, number
+        The computation, and the number of its input.
+    is_raised
+        Whether its error was raised: then the element fails again, with `FailedBeforeError`. Otherwise it is left out.
+    """
+
+    stage: int
+    number: int
+    is_raised: bool
 
 
 class FailedElement:
@@ -27,13 +54,16 @@ class FailedElement:
     split
         The name of the split if nothing of it could be read, so that all its elements fail together and an iterator
         raises the error once. Empty if only this element failed.
+    place
+        The computation of its block that failed, and the number of its input there; None if that is unknown.
     """
 
-    __slots__ = ("error", "split")
+    __slots__ = ("error", "place", "split")
 
-    def __init__(self, error: Exception, split: str = "") -> None:
+    def __init__(self, error: Exception, split: str = "", place: Place | None = None) -> None:
         self.error = error
         self.split = split
+        self.place = place
 
     def again(self) -> Exception:
         """Return an equal error to raise, with the traceback of the original."""
@@ -48,15 +78,16 @@ class FailedElement:
                 pickle.loads(pickled)
             except Exception:
                 continue
-            return _unpickled, (pickled, self.split)
+            return _unpickled, (pickled, self.split, self.place)
         # An error that does not pickle is replaced by one with its type and message.
-        return _unpickled, (pickle.dumps((DaskdistError(f"{type(error).__name__}: {error}"), None, None)), self.split)
+        pickled = pickle.dumps((DaskdistError(f"{type(error).__name__}: {error}"), None, None))
+        return _unpickled, (pickled, self.split, self.place)
 
 
-def _unpickled(pickled: bytes, split: str) -> FailedElement:
+def _unpickled(pickled: bytes, split: str, place: Place | None) -> FailedElement:
     error, trace, cause = pickle.loads(pickled)
     error.__cause__ = cause
-    return FailedElement(error.with_traceback(trace), split)
+    return FailedElement(error.with_traceback(trace), split, place)
 
 
 def of_element(error: Exception, split: str = "") -> Exception:
@@ -200,22 +231,46 @@ class TryEach:
         ``function(rows) -> rows``.
     factor
         The number of results for each element; None if that varies.
+    stage
+        The number of this computation among those of its block.
+    left_out
+        Elements that failed before.
     """
 
     function: Callable[[Any], Rows]
     factor: int | None = None
+    stage: int = 0
+    left_out: tuple[LeftOut, ...] = ()
 
     def __call__(self, rows: Rows) -> Rows:
         error = None
-        if not _has_failed(rows):
+        if not (_has_failed(rows) or self.left_out):
             try:
-                return self.function(rows)
+                return _with_places(self.function(rows), self.stage)
             except Exception as failure:
                 error = failure
-        return _of_each(rows, self.function, error, 1 if self.factor is None else self.factor)
+        factor = 1 if self.factor is None else self.factor
+        return _of_each(rows, self.function, error, factor, self.stage, self.left_out)
 
 
-def _of_each(rows: Rows, function: Callable[[Rows], Rows], error: Exception | None, factor: int = 1) -> Rows:
+def _with_places(rows: Rows, stage: int, index: int | None = None) -> Rows:
+    # Let the notes of elements that were left out say by which computation, and the number of its input.
+    if rows.skipped:
+        rows.skipped = tuple(
+            note if note.place is None else replace(note, place=(stage, note.place[1] if index is None else index))
+            for note in rows.skipped
+        )
+    return rows
+
+
+def _of_each(
+    rows: Rows,
+    function: Callable[[Rows], Rows],
+    error: Exception | None,
+    factor: int = 1,
+    stage: int = 0,
+    left_out: tuple[LeftOut, ...] = (),
+) -> Rows:
     """Return the results of a function for each element by itself.
 
     Parameters
@@ -226,23 +281,34 @@ def _of_each(rows: Rows, function: Callable[[Rows], Rows], error: Exception | No
         The error for all elements together; None if it was not called, because some failed before.
     factor
         The number of failed elements for each that fails.
+    stage, left_out
+        As in `TryEach`.
     """
     results = _Made(rows.label)
+    before = {element.number: element.is_raised for element in left_out if element.stage == stage}
     for index in range(len(rows)):
+        if index in before:
+            results.items += [FailedElement(FailedBeforeError(), "", (stage, index))] * before[index]
+            continue
         failed = _failed_at(rows, index)
         if failed is None:
             try:
-                results.add(function(rows.slice(index, index + 1)))
+                results.add(_with_places(function(rows.slice(index, index + 1)), stage, index))
             except _OtherStructureError as other:
                 failed = FailedElement(error or other)
             except Exception as failure:
                 # The first failing element caused the failure of all, whose error names the block.
                 failed = FailedElement(failure if error is None or results.has_failed else error)
+            if failed is not None:
+                failed.place = (stage, index)
+        elif not stage:
+            # It failed before this block.
+            failed = FailedElement(failed.error, failed.split, (stage, index))
         if failed is not None:
             results.items += [failed] * factor
     if error is not None and not results.has_failed:
-        # The function fails only for several elements together.
-        raise error
+        # The function fails only for several elements together, or the error was there only for a moment.
+        return _with_places(function(rows), stage)
     return results.rows(rows)
 
 
@@ -284,17 +350,22 @@ class TryEachRead:
     ----------
     function
         The reader, or a `Composition` of a reader and computations.
+    left_out
+        Elements that failed before; the reader is the first computation.
     """
 
     function: Callable[..., Rows]
+    left_out: tuple[LeftOut, ...] = ()
 
     def __call__(self, split: Split, *values: Any) -> Rows:
-        read, *computations = self.function.stages if isinstance(self.function, Composition) else (self.function,)
+        read, *computations = stages_of(self.function)
+        if LeftOut(*_NOT_READ, is_raised=True) in self.left_out:
+            return PartlyFailed(LONE, [FailedElement(FailedBeforeError(), "", _NOT_READ)], split.label)
         try:
             rows: Rows = read(split, *values)
         except Exception as error:
             return _none_of(split, error)
-        return TryEachStage(tuple(computations))(rows)
+        return TryEachStage(tuple(computations), self.left_out, first_stage=1)(rows)
 
 
 @dataclass(frozen=True)
@@ -305,13 +376,20 @@ class TryEachStage:
     ----------
     functions
         The functions.
+    left_out
+        Elements that failed before.
+    first_stage
+        The number of the first function among the computations of the block.
     """
 
     functions: tuple[Callable[[Rows], Rows], ...]
+    left_out: tuple[LeftOut, ...] = ()
+    first_stage: int = 0
 
     def __call__(self, rows: Rows) -> Rows:
-        for function in self.functions:
-            result = TryEach(function)(rows)
+        for stage, function in enumerate(self.functions, self.first_stage):
+            left_out = tuple([element for element in self.left_out if element.stage == stage])
+            result = TryEach(function, None, stage, left_out)(rows)
             if result is not rows:
                 result.skipped = (*rows.skipped, *result.skipped)
             rows = result
@@ -320,18 +398,25 @@ class TryEachStage:
 
 def _none_of(split: Split, error: Exception) -> Rows:
     number = 1 if split.num_rows is None else split.num_rows
-    return PartlyFailed(LONE, [FailedElement(error, f"{split.label} {uuid.uuid4().hex}")] * number, split.label)
+    failed = FailedElement(error, f"{split.label} {uuid.uuid4().hex}", _NOT_READ)
+    return PartlyFailed(LONE, [failed] * number, split.label)
+
+
+def stages_of(function: Callable[..., Rows]) -> tuple[Callable[..., Rows], ...]:
+    """Return the functions that a function was composed of; itself if it was not."""
+    return function.stages if isinstance(function, Composition) else (function,)
 
 
 @dataclass(frozen=True)
 class TryEachCarried:
-    """A function that carries a state; a failing element leaves the state unchanged."""
+    """A function that carries a state; a failing element leaves the state unchanged, as do those that failed before."""
 
     function: Callable[[Rows, Any], tuple[Rows, Any]]
+    left_out: tuple[LeftOut, ...] = ()
 
     def __call__(self, rows: Rows, carried: Any) -> tuple[Rows, Any]:
         error = None
-        if not _has_failed(rows):
+        if not (_has_failed(rows) or self.left_out):
             try:
                 return self.function(rows, carried)
             except Exception as failure:
@@ -342,7 +427,7 @@ class TryEachCarried:
             part, carried = self.function(row, carried)
             return part
 
-        return _of_each(rows, of_one, error), carried
+        return _of_each(rows, of_one, error, left_out=self.left_out), carried
 
 
 def type_and_arguments(error: Exception) -> tuple[type[Exception], tuple[Any, ...]]:

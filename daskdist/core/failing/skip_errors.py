@@ -97,8 +97,8 @@ def with_skipped(rows: Rows, notes: Sequence[Skipped]) -> Rows:
     return rows
 
 
-def _note(where: str, error: Exception, file: str = "") -> Skipped:
-    return Skipped(where, f"{type(error).__name__}: {error}", file)
+def _note(where: str, error: Exception, file: str = "", place: tuple[int, int] | None = None) -> Skipped:
+    return Skipped(where, f"{type(error).__name__}: {error}", file, place)
 
 
 def _of_each(rows: Rows, function: Callable[[Rows], _R]) -> tuple[list[_R], list[Skipped]]:
@@ -108,7 +108,7 @@ def _of_each(rows: Rows, function: Callable[[Rows], _R]) -> tuple[list[_R], list
         try:
             results.append(function(rows.slice(index, index + 1)))
         except Exception as error:
-            notes.append(_note(rows.where(index), error))
+            notes.append(_note(rows.where(index), error, place=(0, index)))
     return results, notes
 
 
@@ -215,6 +215,17 @@ class SkipErrorsFact:
 
     def _of(self, rows: Rows) -> tuple[Rows, Any]:
         return self.function(rows) if self.makes_rows else (rows, self.function(rows))
+
+
+@dataclass(frozen=True)
+class WithoutInputs:
+    """A function that computes facts, without some elements, by their numbers: they failed before, and are behind."""
+
+    function: Callable[[Rows], tuple[Rows, Any]]
+    left_out: frozenset[int]
+
+    def __call__(self, rows: Rows) -> tuple[Rows, Any]:
+        return self.function(rows.take(np.array([k for k in range(len(rows)) if k not in self.left_out], np.intp)))
 
 
 def _joined(facts: list[Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from daskdist.core.failing.failed_elements import FailedBeforeError
 from daskdist.core.primitive import Exhausted
 from daskdist.errors import ArgumentError
 
@@ -46,6 +47,8 @@ def advance(cursor: Any, num_elements: int, num_errors: int) -> None:
             run = cursor.pull()
         except Exhausted:
             raise _shorter(num_skipped, num_elements) from None
+        except FailedBeforeError:
+            continue
         except Exception:
             num_errors -= 1
             continue

@@ -103,11 +103,23 @@ class DeferringCaller:
 
     def is_done(self, handle: Handle) -> bool:
         self._check()
-        return self.caller.is_done(real(handle))
+        try:
+            now = real(handle)
+        except Exception:
+            # The result raises the error.
+            return True
+        return self.caller.is_done(now)
 
     def wait_for_one(self, handles: Sequence[Handle]) -> None:
         self._check()
-        self.caller.wait_for_one(list(map(real, handles)))
+        made = []
+        for handle in handles:
+            try:
+                made.append(real(handle))
+            except Exception:
+                # Its call is over: the result raises the error.
+                return
+        self.caller.wait_for_one(made)
 
     def report(self, handle: Handle, *, wait: bool) -> Any:
         self._check()

@@ -20,7 +20,7 @@ from daskdist.execute.resume.deferring import Deferred
 from daskdist.execute.resume.packing import pack, unpack
 from daskdist.execute.resume.recorded_answers import Answers, Known
 
-VERSION: Final = 5
+VERSION: Final = 6
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StreamPosition:
     seeds
         The seeds that operations have drawn for themselves.
     num_elements, num_errors
-        The number of elements, and of errors, that were handed out.
+        The number of elements that were handed out, and of errors that were raised and are not among the answers.
     answers
         The answers that the stream got.
     """

@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from daskdist.core.failing.failed_elements import LeftOut
+from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Epoch
 from daskdist.execute.resume.packing import is_plain
 
@@ -24,10 +26,10 @@ Path = tuple[Any, ...]
 # The key of a log: the primitive's path, the pass, and the number of earlier logs with both.
 LogKey = tuple[Path, Epoch, int]
 
-# In place of a number of rows: the block has failed elements, and is made again to learn which.
+# In place of a number of rows: the block has failed elements, and is made again.
 HAS_FAILED: Final = -2
-# In place of the number of a call's elements: an error was raised that belongs to no single element.
-RAISED: Final = -1
+# In place of a computation: so many inputs before those of the call failed.
+INPUTS_BEFORE: Final = -1
 # The most bytes per element of a recorded fact; larger facts are computed again.
 _MOST_FACT_BYTES: Final = 64
 _SMALL_FACT_BYTES: Final = 1024
@@ -41,6 +43,13 @@ class PathKey(NamedTuple):
 
     epoch: Epoch
     number: int
+
+
+class _Failed(NamedTuple):
+    # An element that failed and is behind, and the number of errors that were raised until its error was: 0 if it was
+    # raised before this stream was opened, or only logged.
+    element: LeftOut
+    num_errors: int = 0
 
 
 class AnswerLog:
@@ -62,9 +71,12 @@ class AnswerLog:
         Values that an arrangement recorded.
     marks
         States of an arrangement, each with its place.
+    left_out
+        For some calls, by number, the elements that failed and are behind; instead of a computation, `INPUTS_BEFORE`
+        with a number of inputs. What failed and was not raised yet is not among them: it is tried again.
     """
 
-    __slots__ = ("carried", "cuts", "facts", "marks", "num_lengths", "order", "rows", "values")
+    __slots__ = ("carried", "cuts", "facts", "left_out", "marks", "num_lengths", "order", "rows", "values")
 
     def __init__(self) -> None:
         self.cuts: list[int] = []
@@ -74,11 +86,13 @@ class AnswerLog:
         self.carried: dict[int, Any] = {}
         self.values: list[Any] = []
         self.marks: list[tuple[int, Any]] = []
+        self.left_out: dict[int, list[_Failed]] = {}
         # The number of recorded lengths.
         self.num_lengths = 0
 
     def __len__(self) -> int:
-        return sum(map(len, (self.cuts, self.rows, self.order, self.facts, self.carried, self.values, self.marks)))
+        parts = (self.cuts, self.rows, self.order, self.facts, self.carried, self.values, self.marks, self.left_out)
+        return sum(map(len, parts))
 
     def cut(self, number: int) -> int | None:
         """Return the recorded cut of a call, or None."""
@@ -96,6 +110,35 @@ class AnswerLog:
             # A copy: a fact may be a view of a whole block.
             fact = _narrowed(fact) if fact.dtype.kind in "iu" and fact.size else fact.copy()
         self.facts.append(fact if is_small else None)
+
+    def note_raised(self, number: int, place: tuple[int, int], num_errors: int) -> None:
+        """Record that an element of a call failed, and that its error was the ``num_errors``-th to be raised."""
+        self.left_out.setdefault(number, []).append(_Failed(LeftOut(*place, is_raised=True), num_errors))
+
+    def note_logged(self, number: int, notes: Sequence[Skipped]) -> None:
+        """Record the elements that a call left out because they failed."""
+        for note in notes:
+            if note.place is not None:
+                self.left_out.setdefault(number, []).append(_Failed(LeftOut(*note.place, is_raised=False)))
+
+    def elements_left_out(self, number: int) -> tuple[LeftOut, ...]:
+        """Return the elements of a call that failed and are behind."""
+        return tuple([failed.element for failed in self.left_out.get(number, ())])
+
+    @property
+    def has_raised(self) -> bool:
+        """Return whether errors were raised."""
+        return any(failed.element.is_raised for elements in self.left_out.values() for failed in elements)
+
+    def raised_by(self, num_errors: int) -> AnswerLog:
+        """Return the log with only those elements left out whose errors are among the first so many."""
+        log = copy.copy(self)
+        log.left_out = {}
+        for number, elements in self.left_out.items():
+            behind = [_Failed(failed.element) for failed in elements if failed.num_errors <= num_errors]
+            if behind:
+                log.left_out[number] = behind
+        return log
 
     def note_carried(self, number: int, handle: Any) -> None:
         """Record a handle of a carried value; where there are many, those further back become sparser."""
@@ -117,8 +160,9 @@ class AnswerLog:
         return next((mark for mark in reversed(self.marks) if mark[0] <= place), None)
 
     def with_facts(self, calls: range) -> AnswerLog:
-        """Return the log with the facts of some calls only, and nothing of the calls behind them."""
+        """Return the log with the facts of some calls only, and nothing of calls behind them and behind failures."""
         log = copy.copy(self)
+        calls = range(calls.start, max(calls.stop, *[number + 1 for number in self.left_out], 0))
         log.cuts, log.rows = self.cuts[: calls.stop], self.rows[: calls.stop]
         log.facts = [*([None] * calls.start), *self.facts[calls.start : calls.stop]]
         return log
@@ -201,6 +245,16 @@ class Answers:
             other.logs[key] = kept.with_marks(used.marks[id(log)]) if id(log) in used.marks else kept
         return other
 
+    def at_errors(self, num_errors: int) -> tuple[Answers, int]:
+        """Return the answers after so many errors, and the number of those that they do not have."""
+        logs = [log for log in self.logs.values() if log.left_out]
+        if not logs:
+            return self, num_errors
+        other = self.again()
+        other.logs = {key: log.raised_by(num_errors) if log.left_out else log for key, log in self.logs.items()}
+        elements = [failed for log in logs for each in log.left_out.values() for failed in each]
+        return other, num_errors - len([failed for failed in elements if 0 < failed.num_errors <= num_errors])
+
     def add(self, others: Answers, path: Path) -> None:
         """Add the logs of another stream, which is part of this one at a path."""
         for (its_path, epoch, number), log in others.logs.items():
@@ -231,21 +285,22 @@ class Answers:
             if len(log):
                 carried = [(place, result(handle)) for place, handle in log.carried.items()]
                 known = [[place, list(value)] for place, value in carried if value is not None and is_plain(value)]
-                entries.append(
-                    [list(path), epoch, number, log.cuts, log.rows, log.order, log.facts, known, log.values, log.marks]
-                )
+                left_out = [[place, list(map(tuple, log.elements_left_out(place)))] for place in log.left_out]
+                answers = [log.cuts, log.rows, log.order, log.facts, known, log.values, log.marks, left_out]
+                entries.append([list(path), epoch, number, *answers])
         return entries
 
     @classmethod
     def of_plain(cls, entries: Sequence[Any]) -> Answers:
         """Return the answers that `as_plain` returned."""
         answers = cls()
-        for path, epoch, number, cuts, rows, order, facts, carried, values, marks in entries:
+        for path, epoch, number, cuts, rows, order, facts, carried, values, marks, left_out in entries:
             steps = tuple([step if isinstance(step, int) else PathKey(*step) for step in path])
             log = answers.logs[steps, epoch, number] = AnswerLog()
             log.cuts, log.rows, log.order, log.facts, log.values, log.marks = cuts, rows, order, facts, values, marks
             log.num_lengths = sum(log.rows[1::2])
             log.carried = {place: Known(tuple(value)) for place, value in carried}
+            log.left_out = {place: [_Failed(LeftOut(*element)) for element in elements] for place, elements in left_out}
         return answers
 
 

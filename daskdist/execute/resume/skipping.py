@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from daskdist.core.failing.failed_elements import FailedBeforeError
 from daskdist.core.primitive import Cursor, Exhausted, SkippingByArithmetic
 
 
@@ -39,6 +40,8 @@ class SkippingCursor:
                 run = self.pull()
             except Exhausted:
                 break
+            except FailedBeforeError:
+                continue
             num_taken = min(len(run), num_elements - num_skipped)
             num_skipped += num_taken
             if num_taken < len(run):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daskdist.core.failing.failed_elements import of_element
+from daskdist.core.failing.failed_elements import FailedBeforeError, of_element
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitive
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
@@ -216,6 +216,7 @@ class BundleBuilder:
             # No element failed: another cluster, or the workers that are left, may have them.
             raise failure
         self.num_errors += 1
+        self.interpreter.note_raised(failure, self.num_errors)
         raise of_element(failure)
 
     def _drop_answers_behind(self) -> None:
@@ -308,15 +309,18 @@ class BundleBuilder:
     def _pulled(self) -> Run:
         if self.failure is not None:
             raise Exhausted
-        try:
-            run: Run = self.source.pull()  # type: ignore[union-attr]
-        except (Exhausted, NotReady):
-            raise
-        except Exception as error:
-            # Elements before the error are handed out first.
-            self.failure = error
-            raise Exhausted from None
-        return run
+        while True:
+            try:
+                return self.source.pull()  # type: ignore[no-any-return, union-attr]
+            except (Exhausted, NotReady):
+                raise
+            except FailedBeforeError:
+                # It was raised before the position was taken.
+                continue
+            except Exception as error:
+                # Elements before the error are handed out first.
+                self.failure = error
+                raise Exhausted from None
 
     def _lies_here(self, run: Run) -> bool:
         # Consecutive rows of a block that is on the consumer's worker need no gathering.

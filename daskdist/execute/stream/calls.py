@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daskdist.core.block import Rows, merge
+from daskdist.core.failing.failed_elements import failed_of
 from daskdist.core.primitive import Split
+from daskdist.errors import ArgumentError
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,38 @@ class Constant:
 
     def __call__(self) -> Any:
         return self.value
+
+
+@dataclass(frozen=True)
+class OfLength:
+    """A call that returns rows, checked to be as many as before a position was taken.
+
+    Parameters
+    ----------
+    name
+        The name of the operation, for messages.
+    num_rows
+        The number of rows.
+    """
+
+    name: str
+    num_rows: int
+
+    def __call__(self, values: Sequence[Any]) -> Rows:
+        rows: Rows = values[0]
+        if len(rows) == self.num_rows:
+            return rows
+        for _, failed in failed_of(rows):
+            raise failed.again()
+        raise changed_length(self.name, rows.label or "some data", self.num_rows, len(rows))
+
+
+def changed_length(name: str, what: str, num_before: int, num_now: int) -> ArgumentError:
+    """Return the error for a call that makes another number of elements than before a position was taken."""
+    return ArgumentError(
+        f"load_state_dict: {name} made {num_before} elements of {what} before the position was taken and makes "
+        f"{num_now} now; the data or a function has changed"
+    )
 
 
 def pulled(values: Sequence[Any], num_rows: int) -> Rows:

@@ -9,7 +9,15 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from daskdist.core.failing.failed_elements import FailedElement, TryEach, TryEachCarried
+from daskdist.core.failing.failed_elements import (
+    FailedBeforeError,
+    FailedElement,
+    LeftOut,
+    TryEach,
+    TryEachCarried,
+    TryEachStage,
+    stages_of,
+)
 from daskdist.core.primitive import (
     Chain,
     Compute,
@@ -25,7 +33,7 @@ from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.execute.caller import Handle
 from daskdist.execute.resume.deferring import Deferred
 from daskdist.execute.resume.recorded_answers import HAS_FAILED, AnswerLog, Known, Path, PathKey
-from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem
+from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem, OfLength
 from daskdist.execute.stream.gather import bundle_size, run_bytes
 from daskdist.execute.stream.runtime import Sizes, StreamRuntime
 
@@ -45,8 +53,9 @@ class BlockCursor:
     # The number of rows that the last call computed if its time is of interest; 0 if it is not.
     num_timed = 0
 
-    def __init__(self, runtime: StreamRuntime, factor: int | None, path: Path, epoch: Epoch) -> None:
+    def __init__(self, runtime: StreamRuntime, factor: int | None, path: Path, epoch: Epoch, name: str) -> None:
         self.runtime = runtime
+        self._name = name
         self.factor = factor
         self.path = path
         self.epoch = epoch
@@ -60,9 +69,11 @@ class BlockCursor:
         self._is_lasting = not any(isinstance(step, PathKey) for step in path)
         self._sizes = runtime.sizes.setdefault(path, Sizes()) if self._is_lasting else Sizes()
         self.failure: FailedElement | None = None
-        # The elements of the current block that were not handed out yet, and its failed elements with their places.
+        # The elements of the current block that were not handed out yet, its failed elements with their places, and the
+        # number of its call.
         self.rest: Any = None
         self.failed: deque[tuple[int, FailedElement]] = deque()
+        self._number_of_failed = 0
 
     def pull(self) -> Run:
         while True:
@@ -106,7 +117,10 @@ class BlockCursor:
         failed = self.failed.popleft()[1]
         if len(run) > 1:
             self.rest = run[1:]
-        raise failed.again()
+        error = failed.again()
+        if failed.place is not None and not isinstance(error, FailedBeforeError):
+            self.runtime.note_failure(error, self.log, self._number_of_failed, failed.place)
+        raise error
 
     @cached_property
     def log(self) -> AnswerLog:
@@ -164,9 +178,12 @@ class BlockCursor:
 
     def _count(self, ref: BlockRef) -> None:
         runtime, rows = self.runtime, self.log.rows
+        number = self.num_counted if self.in_order else self._numbers[id(ref)]
         if self.num_counted < len(rows) and rows[self.num_counted] != HAS_FAILED:
             ref.num_rows = rows[self.num_counted]
             self.num_counted += 1
+            function = OfLength(self._name, ref.num_rows)
+            ref.handle = runtime.caller.call(function, [ref.handle], worker=ref.worker, is_cheap=True, name=self._name)
             return
         report = runtime.caller.report(ref.handle, wait=runtime.waits)
         if report is None:
@@ -177,6 +194,8 @@ class BlockCursor:
         ref.num_rows = report.num_rows
         self._resize(ref, report.nbytes)
         self.failed.extend(report.failed)
+        self._number_of_failed = number
+        self.log.note_logged(number, report.skipped)
         runtime.note_skipped(report.skipped)
 
     def _resize(self, ref: BlockRef, nbytes: int) -> None:
@@ -281,7 +300,7 @@ class ComputeCursor(BlockCursor):
     goes_on = True
 
     def __init__(self, runtime: StreamRuntime, compute: Compute, path: Path, epoch: Epoch, source: Cursor) -> None:
-        super().__init__(runtime, compute.factor, path, epoch)
+        super().__init__(runtime, compute.factor, path, epoch, compute.name)
         self.compute = compute
         self.in_order = compute.in_order
         self.source = source
@@ -295,7 +314,13 @@ class ComputeCursor(BlockCursor):
             self._note_cut(len(run))
         runtime, compute = self.runtime, self.compute
         worker = runtime.near(run)
-        function = same if compute.function is same else TryEach(compute.function, compute.factor)
+        if compute.function is same:
+            function: Callable[[Any], Any] = same
+        elif is_recorded:
+            left_out = self.log.elements_left_out(self.num_cut - 1)
+            function = TryEachStage(stages_of(compute.function), left_out)
+        else:
+            function = TryEach(compute.function, compute.factor)
         handle = runtime.ask(
             run,
             worker=worker,
@@ -328,7 +353,7 @@ class ChainCursor(BlockCursor):
     goes_on = True
 
     def __init__(self, runtime: StreamRuntime, chain: Chain, path: Path, epoch: Epoch, source: Cursor) -> None:
-        super().__init__(runtime, chain.factor, path, epoch)
+        super().__init__(runtime, chain.factor, path, epoch, chain.name)
         self.chain = chain
         self.source = source
         self.waiting = RunQueue()
@@ -346,18 +371,18 @@ class ChainCursor(BlockCursor):
             self._carried = self._handle_of(self.chain.initial, worker)
         elif is_new:
             self.log.note_carried(number, self._carried)
-        both = self._both(run, self._carried, worker)
+        both = self._both(run, self._carried, worker, self.log.elements_left_out(number))
         self._carried = caller.call(GetItem(1), [both], worker=worker, name=f"{self.chain.name}-carried")
         return self._rows(run, both, worker)
 
     def _handle_of(self, carried: Any, worker: str | None) -> Handle:
         return self.runtime.caller.source(Constant(carried), worker=worker, name=f"{self.chain.name}-initial")
 
-    def _both(self, run: Any, carried: Handle, worker: str | None) -> Handle:
+    def _both(self, run: Any, carried: Handle, worker: str | None, left_out: tuple[LeftOut, ...]) -> Handle:
         runtime, chain = self.runtime, self.chain
         # Passing a function, even the identity, makes gathered rows record their origin for error messages.
         rows = runtime.ask(run, worker=worker, name="gather", function=same)
-        function = CallWithCarry(TryEachCarried(chain.function))
+        function = CallWithCarry(TryEachCarried(chain.function, left_out))
         return runtime.caller.call(function, [rows, carried], worker=worker, name=chain.name)
 
     def _rows(self, run: Any, both: Handle, worker: str | None) -> BlockRef:

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from daskdist.core.failing.failed_elements import FailedBeforeError
 from daskdist.core.failing.origin import Skipped
+from daskdist.core.failing.skip_errors import WithoutInputs
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, Fact, Noted, NotReady
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
-from daskdist.errors import ClusterError, UserFunctionError
+from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
-from daskdist.execute.resume.recorded_answers import HAS_FAILED, RAISED, Path
-from daskdist.execute.stream.calls import GetItem
+from daskdist.execute.resume.recorded_answers import INPUTS_BEFORE, Path
+from daskdist.execute.stream.calls import GetItem, OfLength, changed_length
 from daskdist.execute.stream.gather import run_bytes
 from daskdist.execute.stream.runtime import StreamRuntime
 
@@ -25,18 +27,19 @@ _FIRST_ELEMENTS = 16
 
 @dataclass(slots=True)
 class _FactCall:
-    # A call: its input elements, the elements that its fact is about, its handle, and its number if it is recorded.
+    # A call: its input elements, the elements that its fact is about, its handle, its number if it is recorded, and
+    # whether it is made again since it failed.
     inputs: Run
     run: Run
     handle: Handle
     number: int | None = None
+    is_again: bool = False
 
 
 class FactCursor:
     """A cursor over elements and facts about them, which are computed ahead on the worker that has the elements.
 
-    Its log has for each call the number of its inputs, the number of elements that it made, or `HAS_FAILED`, and the
-    fact; and where an error was raised that belongs to several elements, `RAISED`.
+    Its log has for each call the number of its inputs, the number of elements that it made, and the fact.
     """
 
     def __init__(self, runtime: StreamRuntime, fact: Fact, path: Path, epoch: Epoch, source: Cursor) -> None:
@@ -48,8 +51,12 @@ class FactCursor:
         self.waiting = RunQueue()
         # The number of calls that were made as they are recorded.
         self._num_repeated = 0
+        # An error of the input, raised when the elements before it were handed out.
+        self._failure: Exception | None = None
         # The error of a call whose failing element was not found yet, and the number of elements that may be it.
         self._suspect: tuple[Exception, int] | None = None
+        # The numbers of calls before whose inputs those that failed were dropped.
+        self._dropped: set[int] = set()
         # The number of input elements whose facts were handed out.
         self.num_given = 0
         self.is_over = False
@@ -57,7 +64,8 @@ class FactCursor:
     def pull(self) -> Noted:
         self._ask_ahead()
         if not self._pending:
-            raise Exhausted
+            failure, self._failure = self._failure, None
+            raise Exhausted if failure is None else failure
         call = self._pending[0]
         if call.number is not None and self._is_known(call.number):
             return self._known(self._pending.popleft(), call.number)
@@ -73,26 +81,34 @@ class FactCursor:
             self._bisect(call, error)
             return self.pull()
         self._pending.popleft()
-        self.num_given += len(call.inputs)
         self._rule_out(len(call.inputs))
-        run = call.run
-        if self.fact.makes_rows:
-            (ref,) = run.blocks  # type: ignore[union-attr]
-            ref.num_rows, skipped, fact = fact
-            self.runtime.note_skipped(skipped)
-            run = Selection.whole(ref)
+        run, fact = self._made(call, fact) if self.fact.makes_rows else (call.run, fact)
+        self.num_given += len(call.inputs)
         if call.number is None:
-            self._note(len(call.inputs), len(run), fact)
+            self.log.cuts.append(len(call.inputs))
+            self.log.rows.append(len(run))
+            self.log.note_fact(fact, len(run))
         return Noted(run, fact)
+
+    def _made(self, call: _FactCall, result: Any) -> tuple[Run, Any]:
+        # Return the elements that a call made, and the fact about them.
+        (ref,) = call.run.blocks  # type: ignore[union-attr]
+        num_rows, skipped, fact = result
+        if call.number is not None and num_rows != self.log.rows[call.number]:
+            raise changed_length(self.fact.name, "the elements", self.log.rows[call.number], num_rows)
+        ref.num_rows = num_rows
+        number = len(self.log.cuts) if call.number is None else call.number
+        self.log.note_logged(number, skipped)
+        self.runtime.note_skipped(skipped)
+        return Selection.whole(ref), fact
 
     def skip(self, num_elements: int) -> int:
         """Skip the elements of recorded calls, whose facts are not looked at; fewer where a call is not over."""
         num_skipped = num_inputs = 0
         log, number = self.log, 0
-        while number < min(len(log.cuts), len(log.rows)) and log.cuts[number] != RAISED:
-            if not 0 <= log.rows[number] <= num_elements - num_skipped:
-                break
-            num_skipped, num_inputs = num_skipped + log.rows[number], num_inputs + log.cuts[number]
+        while number < len(log.cuts) and log.rows[number] <= num_elements - num_skipped:
+            num_skipped += log.rows[number]
+            num_inputs += log.cuts[number]
             number += 1
         self.source.skip(num_inputs)  # type: ignore[attr-defined]
         self._num_repeated, self.num_given = number, num_inputs
@@ -100,15 +116,9 @@ class FactCursor:
             self.runtime.used.note_calls(log, number, number)
         return num_skipped
 
-    def _note(self, num_inputs: int, num_rows: int, fact: Any) -> None:
-        self.log.cuts.append(num_inputs)
-        self.log.rows.append(num_rows)
-        self.log.note_fact(fact, max(num_rows, 0))
-
     def _is_known(self, number: int) -> bool:
         # A fact that is of use in its own pass only is not asked for again.
-        is_recorded = self.log.facts[number] is not None or self.fact.is_of_pass
-        return is_recorded and self.log.rows[number] != HAS_FAILED
+        return self.log.facts[number] is not None or self.fact.is_of_pass
 
     def _known(self, call: _FactCall, number: int) -> Noted:
         self.num_given += len(call.inputs)
@@ -116,13 +126,15 @@ class FactCursor:
             self.runtime.used.note_calls(self.log, number, number + 1)
         if self.fact.makes_rows:
             (ref,) = call.run.blocks  # type: ignore[union-attr]
-            ref.num_rows = self.log.rows[number]
+            ref.num_rows, name = self.log.rows[number], self.fact.name
+            function, caller = OfLength(name, ref.num_rows), self.runtime.caller
+            ref.handle = caller.call(function, [ref.handle], worker=ref.worker, is_cheap=True, name=name)
             return Noted(Selection.whole(ref), self.log.facts[number])
         return Noted(call.run, self.log.facts[number])
 
     def _ask_ahead(self) -> None:
         runtime = self.runtime
-        while not self.is_over and len(self._pending) <= runtime.caller.num_ahead:
+        while not self.is_over and self._failure is None and len(self._pending) <= runtime.caller.num_ahead:
             if self._pending and not runtime.reads.has_room():
                 return
             try:
@@ -137,6 +149,10 @@ class FactCursor:
                 if not self._pending:
                     raise
                 return
+            except Exception as error:
+                if not self._pending:
+                    raise
+                self._failure = error
             else:
                 self._ask(run)
                 self._num_repeated = sys.maxsize
@@ -144,9 +160,7 @@ class FactCursor:
     def _repeat(self, number: int) -> None:
         # Make a recorded call, if its fact or the elements that it makes are needed.
         num_inputs = self.log.cuts[number]
-        if num_inputs == RAISED:
-            self._num_repeated += 1
-            raise UserFunctionError(f"{self.fact.name}: failed before the position was taken, on several elements")
+        self._drop(number)
         self.waiting.fill(self.source.pull, num_inputs)
         inputs = self.waiting.pop(num_inputs)
         self._num_repeated += 1
@@ -158,35 +172,53 @@ class FactCursor:
     def _bisect(self, call: _FactCall, error: Exception) -> None:
         # Find the failing element by bisection: those before it are handed out first, those behind it later.
         inputs = call.inputs
+        if call.number is not None:
+            # Elements that were there before the position was taken. Later answers are of no use without them.
+            raise error
         self._pending.popleft()
         if isinstance(error, ClusterError):
             self._suspect = None
             raise error
         if len(inputs) == 1:
             self._suspect = None
-            if call.number is None:
-                self._note(1, HAS_FAILED, None)
-            raise error
-        if self._suspect is None:
-            self._suspect = error, len(inputs)
+            self._fail(error, 1)
         rest, self._pending = self._pending, deque()
-        middle = len(inputs) // 2
-        self._ask(inputs[:middle])
-        self._ask(inputs[middle:])
+        if self._suspect is None and not call.is_again:
+            # The error may have been there only for a moment.
+            self._ask(inputs)
+            self._pending[0].is_again = True
+        else:
+            self._suspect = self._suspect or (error, len(inputs))
+            middle = len(inputs) // 2
+            self._ask(inputs[:middle])
+            self._ask(inputs[middle:])
         self._pending.extend(rest)
 
-    def _rule_out(self, num_elements: int) -> None:
+    def _rule_out(self, num_inputs: int) -> None:
         # If no element fails by itself they fail only together: for example, one has another structure. Then the error
-        # of the call is raised.
-        if self._suspect is None:
-            return
-        error, num_left = self._suspect
-        self._suspect = (error, num_left - num_elements) if num_left > num_elements else None
-        if self._suspect is None:
-            self._note(RAISED, 0, None)
-            raise error
+        # of the call is raised instead of the last ones.
+        if self._suspect is not None:
+            error, num_left = self._suspect
+            self._suspect = (error, num_left - num_inputs) if num_left > num_inputs else None
+            if self._suspect is None:
+                self._fail(error, num_inputs)
+
+    def _fail(self, error: Exception, num_inputs: int) -> None:
+        self.runtime.note_failure(error, self.log, len(self.log.cuts), (INPUTS_BEFORE, num_inputs))
+        raise error
+
+    def _drop(self, number: int) -> None:
+        # Drop the inputs before those of a call that failed and are behind.
+        num_inputs = sum(element.number for element in self.log.elements_left_out(number) if element.is_raised)
+        if num_inputs and number not in self._dropped:
+            self.waiting.fill(self.source.pull, num_inputs)
+            self.waiting.pop(num_inputs)
+            self._dropped.add(number)
+            raise FailedBeforeError
 
     def _next_inputs(self) -> Run:
+        if self._num_repeated == len(self.log.cuts):
+            self._drop(self._num_repeated)
         if not self.fact.makes_rows:
             return self.waiting.pop(len(self.waiting)) if self.waiting else self.source.pull()
         # One element may make many rows, and the function may be slow: each call takes as many as all before it.
@@ -204,7 +236,10 @@ class FactCursor:
 
     def _call(self, inputs: Run, number: int | None) -> None:
         fact, runtime, worker = self.fact, self.runtime, self.runtime.near(inputs)
-        handle = runtime.ask(inputs, worker=worker, name=fact.name, function=fact.function)
+        elements = () if number is None else self.log.elements_left_out(number)
+        left_out = frozenset(element.number for element in elements if not element.is_raised)
+        function = WithoutInputs(fact.function, left_out) if left_out else fact.function
+        handle = runtime.ask(inputs, worker=worker, name=fact.name, function=function)
         if not fact.makes_rows:
             self._pending.append(_FactCall(inputs, inputs, handle, number))
             return

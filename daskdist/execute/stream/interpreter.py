@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
+from daskdist.core.failing.failed_elements import FailedBeforeError
 from daskdist.core.primitive import (
     Arrange,
     Chain,
@@ -94,7 +95,7 @@ class Interpreter(StreamRuntime):
         answers
             The answers that it got until the position was taken.
         num_elements, num_errors
-            The number of elements, and of errors, that are behind.
+            The number of elements that are behind, and of errors that are not among the answers.
         is_exact
             Whether errors were raised in parts of the stream.
         is_trial
@@ -109,7 +110,8 @@ class Interpreter(StreamRuntime):
         caller = self.caller if isinstance(self.caller, DeferringCaller) else DeferringCaller(self.caller)
         self.caller = caller
         is_half_way = bool(num_elements or num_errors or answers.logs)
-        advance_now = self._advance = _Advance(is_exact or num_errors > 0, is_half_way, is_trial)
+        is_exact = is_exact or num_errors > 0 or any(log.has_raised for log in answers.logs.values())
+        advance_now = self._advance = _Advance(is_exact, is_half_way, is_trial)
         before, self.waits = self.waits, True
         try:
             with caller.deferring():
@@ -125,18 +127,24 @@ class Interpreter(StreamRuntime):
         """Note the stream in which positions are taken; the parameters are those of `open_at`."""
         self._stream = primitive, epoch, is_exact
 
-    def answers_at(self, num_elements: int, num_errors: int) -> Answers:
-        """Return the answers that a position in the stream needs; its parameters are those of `open_at`.
+    def answers_at(self, num_elements: int, num_errors: int) -> tuple[Answers, int]:
+        """Return the answers that a position in the stream needs, and the number of errors that they do not have.
 
         Operations that ask for facts need only the facts after their last mark.
+
+        Parameters
+        ----------
+        num_elements, num_errors
+            The number of elements, and of all errors, that are behind.
         """
-        if self._stream is None or num_errors or not any(log.facts for log in self.answers.logs.values()):
-            return self.answers
+        answers, num_others = self.answers.at_errors(num_errors)
+        if self._stream is None or num_others or not any(log.facts for log in answers.logs.values()):
+            return answers, num_others
         primitive, epoch, is_exact = self._stream
-        if is_exact:
-            return self.answers
         used = UsedAnswers()
-        return self.answers.only(used) if self._advance_trial(primitive, epoch, num_elements, used) else self.answers
+        if is_exact or not self._advance_trial(answers, primitive, epoch, num_elements, used):
+            return answers, num_others
+        return answers.only(used), num_others
 
     def note_behind(self, path: Path, epoch: Epoch, num_passes: int) -> None:
         """Note that the first passes of a repetition are behind the position to which the stream is advanced."""
@@ -145,16 +153,21 @@ class Interpreter(StreamRuntime):
 
     def drop_answers_behind(self, primitive: Primitive, epoch: Epoch, num_elements: int) -> None:
         """Drop the answers that no position after some elements needs: those of repetitions that are over."""
-        self._advance_trial(primitive, epoch, num_elements)
+        self._advance_trial(self.answers, primitive, epoch, num_elements)
 
     def _advance_trial(
-        self, primitive: Primitive, epoch: Epoch, num_elements: int, used: UsedAnswers | None = None
+        self,
+        answers: Answers,
+        primitive: Primitive,
+        epoch: Epoch,
+        num_elements: int,
+        used: UsedAnswers | None = None,
     ) -> bool:
         # Advance another stream with the same answers by arithmetic alone; return whether that is possible.
         trial = Interpreter(DeferringCaller(self.caller, refuses=True))
         trial.used = used
         try:
-            trial.open_at(primitive, epoch, self.answers.again(), num_elements, is_trial=True)
+            trial.open_at(primitive, epoch, answers.again(), num_elements, is_trial=True)
         except (RefusedError, ArgumentError):
             # Calls would be needed, or the stream has other splits by now.
             return False
@@ -223,8 +236,15 @@ class ArrangementContext:
 
     def open(self, key: Any) -> Opener:
         self._num_opened += 1
+        if self._num_opened in self._log.left_out:
+            raise FailedBeforeError
         path = (*self._path, PathKey(self._epoch, self._num_opened))
-        return self._interpreter.open(self._arrangement.primitive_of(key), path)
+        try:
+            primitive = self._arrangement.primitive_of(key)
+        except Exception as error:
+            self._interpreter.note_failure(error, self._log, self._num_opened, (0, 0))
+            raise
+        return self._interpreter.open(primitive, path)
 
     @cached_property
     def _log(self) -> AnswerLog:

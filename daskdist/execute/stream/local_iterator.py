@@ -229,8 +229,8 @@ class ElementIterator(Iterator[Any]):
         """
         builder = self._open_builder("state_dict")
         num_elements, num_errors = self._num_behind + self._current.place, builder.num_errors
-        answers = self._interpreter.answers_at(num_elements, num_errors)
-        position = StreamPosition(self._epoch, self._identity.seeds, num_elements, num_errors, answers)
+        answers, num_others = self._interpreter.answers_at(num_elements, num_errors)
+        position = StreamPosition(self._epoch, self._identity.seeds, num_elements, num_others, answers)
         return state_of(self._identity.pipeline(), self._number, [position.as_plain(self._interpreter.caller)])
 
     @synchronized

@@ -13,10 +13,9 @@ from weakref import WeakKeyDictionary
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
-from daskdist.core.failing.failed_elements import TryEachRead, TryEachStage
+from daskdist.core.failing.failed_elements import LeftOut, TryEachRead, TryEachStage, stages_of
 from daskdist.core.failing.skip_errors import SkipErrorsRead
 from daskdist.core.primitive import (
-    Composition,
     Epoch,
     Exhausted,
     NotReady,
@@ -47,7 +46,7 @@ class ReadCursor(BlockCursor):
     """A cursor over the blocks of a source's splits."""
 
     def __init__(self, runtime: StreamRuntime, read: Read, path: Path, epoch: Epoch) -> None:
-        super().__init__(runtime, read.factor, path, epoch)
+        super().__init__(runtime, read.factor, path, epoch, read.name)
         self.in_order = read.in_order
         self.read = read
         self.is_plain = read.function in (payload_itself, value_itself)
@@ -71,7 +70,7 @@ class ReadCursor(BlockCursor):
             self._sizes.num_rows, self._sizes.num_timed, self._last_rows = _LEARNED[read.costly]
         # The reader of blocks, and the computations that are made for some of their rows at a time.
         is_in_parts = read.costly is not None and read.divide is None and read.kept_for is None
-        stages = read.function.stages if is_in_parts and isinstance(read.function, Composition) else (read.function,)
+        stages = stages_of(read.function) if is_in_parts else (read.function,)
         self._read_block, self._computations = stages[0], stages[1:]
         # The block of the current split, if it was read for that.
         self._block: BlockRef | None = None
@@ -89,7 +88,7 @@ class ReadCursor(BlockCursor):
         self.num_timed = stop - start if self._is_timed and stop is not None else 0
         if is_recorded:
             self._note_cut(-1 if stop is None else -1 - stop if is_last else stop)
-        ref = self._part(split, start, stop)
+        ref = self._part(split, start, stop, self.log.elements_left_out(self.num_cut - 1) if is_recorded else ())
         self._pass_to(split, None if is_last else stop)
         return ref
 
@@ -156,18 +155,19 @@ class ReadCursor(BlockCursor):
         self._pass_to(split, None if cut < 0 else cut)
         return True
 
-    def _part(self, split: Split, start: int, stop: int | None) -> BlockRef:
+    def _part(self, split: Split, start: int, stop: int | None, left_out: tuple[LeftOut, ...]) -> BlockRef:
         if stop is not None and self._computations and (start, stop) != (0, split.num_rows):
-            return self._computed_part(split, start, stop)
+            return self._computed_part(split, start, stop, left_out)
         read, worker = self.read, self._worker(split)
         is_divided = stop is not None and read.divide is not None and (start, stop) != (0, split.num_rows)
         divide = read.divide if is_divided else None
         part = split if divide is None or stop is None else divide(split, start, stop)
         num_bytes = in_bytes("split-bytes") if part.num_bytes is None else part.num_bytes
         if self._kept is None:
-            handle = self._handle(part, worker, read.function)
+            handle = self._handle(part, worker, read.function, left_out)
         else:
-            function, without = ReadKeptSplit(self._tried(read.function), divide), replace(split, payload=None)
+            tried, without = self._tried(read.function, left_out), replace(split, payload=None)
+            function = ReadKeptSplit(tried, divide)
             call = self.runtime.caller.call
             handle = call(function, [self._kept], without, start, stop, worker=worker, name=read.name)
         ref = self._refer(handle, part.num_rows, num_bytes, worker)
@@ -175,18 +175,27 @@ class ReadCursor(BlockCursor):
         return ref
 
     def _handle(
-        self, split: Split, worker: str | None, function: Callable[..., Any], *, in_parts: bool = False
+        self,
+        split: Split,
+        worker: str | None,
+        function: Callable[..., Any],
+        left_out: tuple[LeftOut, ...] = (),
+        *,
+        in_parts: bool = False,
     ) -> Handle:
         read, caller = self.read, self.runtime.caller
         if read.graph is None:
-            return caller.source(self._tried(function), split, worker=worker, in_parts=in_parts, name=read.name)
+            tried = self._tried(function, left_out)
+            return caller.source(tried, split, worker=worker, in_parts=in_parts, name=read.name)
         value = caller.upstream(read.graph, split.payload, worker=worker)
         if function is value_itself:
             return value
-        return caller.call(ReadGraphValue(self._tried(function)), [value], split, worker=worker, name=read.name)
+        tried = ReadGraphValue(self._tried(function, left_out))
+        return caller.call(tried, [value], split, worker=worker, name=read.name)
 
-    def _tried(self, function: Callable[..., Rows]) -> Callable[..., Rows]:
-        return Timed(TryEachRead(function)) if self._is_timed else TryEachRead(function)
+    def _tried(self, function: Callable[..., Rows], left_out: tuple[LeftOut, ...]) -> Callable[..., Rows]:
+        tried = TryEachRead(function, left_out)
+        return Timed(tried) if self._is_timed else tried
 
     def _block_of(self, split: Split) -> BlockRef:
         # Return the block of the current split without the computations.
@@ -216,9 +225,9 @@ class ReadCursor(BlockCursor):
             self._resize(self._block_of(split), report.nbytes)
         return num_rows
 
-    def _computed_part(self, split: Split, start: int, stop: int) -> BlockRef:
+    def _computed_part(self, split: Split, start: int, stop: int, left_out: tuple[LeftOut, ...]) -> BlockRef:
         runtime, block = self.runtime, self._block_of(split)
-        run, stages = Selection((block,), range(start, stop)), TryEachStage(self._computations)
+        run, stages = Selection((block,), range(start, stop)), TryEachStage(self._computations, left_out)
         # Slow functions are to keep all workers busy.
         worker = runtime.next_worker() if start else block.worker
         function = Timed(stages) if self._is_timed else stages

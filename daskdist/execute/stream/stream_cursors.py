@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from daskdist.core.block import Rows
+from daskdist.core.failing.failed_elements import FailedBeforeError
 from daskdist.core.primitive import Epoch, Exhausted, NotReady, RowReader, Stream
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.errors import ArgumentError
@@ -40,7 +41,7 @@ class StreamCursor(BlockCursor):
     """
 
     def __init__(self, runtime: StreamRuntime, stream: Stream, path: Path, epoch: Epoch) -> None:
-        super().__init__(runtime, None, path, epoch)
+        super().__init__(runtime, None, path, epoch, stream.name)
         self.stream = stream
         # The number of the next element, of those that were recorded before, and of those that the reader has given.
         self._number = self._num_read = 0
@@ -57,10 +58,18 @@ class StreamCursor(BlockCursor):
             return self._recorded_block()
         if self.log.cuts:
             raise Exhausted
+        if self.log.left_out:
+            raise FailedBeforeError
         try:
             return self._ask_here() if self._is_nested else self._ask_of_reader()
         except Exhausted:
             self.log.cuts.append(self._number)
+            raise
+        except NotReady:
+            raise
+        except Exception as error:
+            # The stream ends here once the error is raised.
+            self.runtime.note_failure(error, self.log, 0, (0, self._number))
             raise
 
     def _ask_of_reader(self) -> BlockRef:
@@ -163,7 +172,7 @@ class WorkerStreamCursor(BlockCursor):
     """
 
     def __init__(self, runtime: StreamRuntime, stream: Stream, path: Path, epoch: Epoch) -> None:
-        super().__init__(runtime, None, path, epoch)
+        super().__init__(runtime, None, path, epoch, stream.name)
         self.stream = stream
         self.row_bytes = 0.0
         # The number of elements of the blocks that were counted so far.

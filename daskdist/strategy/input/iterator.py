@@ -402,12 +402,12 @@ class DistributedIterator:
             return self._state(self._handed_out)
 
     def _state(self, handed_out: HandedOut) -> dict[str, Any]:
-        positions = [
-            StreamPosition(epoch, seeds, num_elements, num_errors, interpreter.answers_at(num_elements, num_errors))
-            for epoch, seeds, (num_elements, num_errors), interpreter in zip(
-                self._epochs, seeds_of(self.pipelines), handed_out, self._interpreters, strict=True
-            )
-        ]
+        positions = []
+        for epoch, seeds, (num_elements, num_errors), interpreter in zip(
+            self._epochs, seeds_of(self.pipelines), handed_out, self._interpreters, strict=True
+        ):
+            answers, num_others = interpreter.answers_at(num_elements, num_errors)
+            positions.append(StreamPosition(epoch, seeds, num_elements, num_others, answers))
         caller = self._interpreters[0].caller
         plain = [position.as_plain(caller) for position in positions]
         return self._source.state(plain, self._legs, self._num_steps, is_over=self._is_over)

@@ -104,8 +104,8 @@ class PipelineReader:
     def position(self, num_steps: int) -> StreamPosition:
         """Return the position after so many steps of the pass, all of which were read."""
         num_elements = min(num_steps * self._num_lanes, self._num_elements)
-        answers = self.interpreter.answers_at(num_elements, self._start.num_errors)
-        return replace(self._start, num_elements=num_elements, answers=answers)
+        answers, num_errors = self.interpreter.answers_at(num_elements, self._start.num_errors)
+        return replace(self._start, num_elements=num_elements, num_errors=num_errors, answers=answers)
 
     @property
     def limit_bytes(self) -> int:

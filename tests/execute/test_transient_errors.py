@@ -1,0 +1,309 @@
+"""Errors that are there only for a moment: after a resume what was raised is behind, and the rest is tried again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import mirrored
+
+from daskdist import Dataset, Options, TensorSpec, errors
+
+NUMBER = TensorSpec((), np.int64)
+ERROR = "error"
+
+
+class Reading:
+    """A function that returns a number if the file of that number is there; the file of `MISSING` comes and goes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, x):
+        return int((self.folder / f"{x}.txt").read_text())
+
+
+MISSING = 5
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Write the numbers 0 to 15 to a file each; return a function that reads them."""
+    for number in range(16):
+        (tmp_path / f"{number}.txt").write_text(str(number))
+    return Reading(tmp_path)
+
+
+def hide(read):
+    (read.folder / f"{MISSING}.txt").rename(read.folder / "hidden")
+
+
+def bring_back(read):
+    (read.folder / "hidden").rename(read.folder / f"{MISSING}.txt")
+
+
+def stream(read, x, failing_at):
+    """Return a generator of two numbers that fails before it begins, at its first number, or at its second."""
+    if failing_at == 0:
+        read(x)
+
+    def numbers():
+        for number in (1, 2):
+            if number == failing_at:
+                read(x)
+            yield 10 * x + number
+
+    return Dataset.from_generator(numbers, NUMBER)
+
+
+def pair(read, x):
+    return Dataset.range(10 * read(x), 10 * x + 2)
+
+
+def numbers():
+    return Dataset.range(12)
+
+
+def kept(read):
+    return numbers().filter(lambda x: read(x) >= 0)
+
+
+def shuffled(ds):
+    return ds.shuffle(4, seed=1, reshuffle_each_iteration=False)
+
+
+PIPELINES = {
+    "map": lambda read: numbers().map(read).batch(2),
+    "filter": kept,
+    "filter that drops": lambda read: numbers().filter(lambda x: read(x) % 2 == 0),
+    "map, filter": lambda read: numbers().map(read).filter(lambda x: x % 2 == 0),
+    "filter of a shuffle": lambda read: shuffled(numbers()).filter(lambda x: read(x) >= 0),
+    "flat_map": lambda read: numbers().flat_map(lambda x: pair(read, x)),
+    "flat_map of streams": lambda read: numbers().flat_map(lambda x: stream(read, x, 0)),
+    "interleave": lambda read: numbers().interleave(lambda x: pair(read, x), 3),
+    "interleave of mapped": lambda read: numbers().map(read).interleave(Dataset.range, 3),
+    "interleave of streams": lambda read: numbers().interleave(lambda x: stream(read, x, 0), 3),
+    "interleave of failing streams": lambda read: numbers().interleave(lambda x: stream(read, x, 2), 3),
+    "interleave of streams that fail at once": lambda read: numbers().interleave(lambda x: stream(read, x, 1), 3),
+    "generator": lambda read: Dataset.from_generator(lambda: map(read, range(9)), NUMBER).concatenate(numbers()),
+    "zip": lambda read: Dataset.zip(kept(read), numbers()).map(lambda a, b: a * 100 + b),
+    "choose": lambda read: Dataset.choose_from_datasets([kept(read), numbers()], Dataset.range(2).repeat(12)),
+    "sample": lambda read: Dataset.sample_from_datasets(
+        [kept(read), numbers()], seed=1, rerandomize_each_iteration=False
+    ),
+    "concatenate": lambda read: kept(read).concatenate(numbers()),
+    "unique": lambda read: numbers().map(read).map(lambda x: x // 2).unique(),
+    "take_while": lambda read: numbers().take_while(lambda x: read(x) < 11),
+    "group_by_window": lambda read: numbers().group_by_window(lambda x: read(x) % 2, lambda k, w: w.batch(2), 2),
+    "groups of mapped": lambda read: numbers().map(read).group_by_window(lambda x: x % 2, lambda k, w: w.batch(2), 2),
+    "shuffle": lambda read: shuffled(kept(read)),
+    "sliding_window": lambda read: kept(read).sliding_window(2),
+    "batch": lambda read: kept(read).batch(3).map(lambda x: x + 1),
+}  # fmt: skip
+PLACES = {
+    "plain": lambda ds: ds,
+    "threads": lambda ds: ds.with_options(Options(num_threads=2)),
+    "a replica": lambda ds: mirrored(1).distribute_dataset(ds),
+}
+
+
+def taken(iterator, most=200):
+    """Return the next elements, with errors in their places."""
+    found = []
+    while len(found) < most:
+        try:
+            found.append(np.asarray(next(iterator)).tolist())
+        except StopIteration:
+            break
+        except errors.UserFunctionError:
+            found.append(ERROR)
+    return found
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("name", PIPELINES)
+def test_what_was_raised_is_behind_and_the_rest_is_tried_again(read, name, where):
+    ds = PLACES[where](PIPELINES[name](read))
+    whole = taken(iter(ds))
+    hide(read)
+    with_error = taken(iter(ds))
+    assert with_error.count(ERROR) == 1
+    for number in range(len(with_error) + 1):
+        iterator = iter(ds)
+        found = taken(iterator, number)
+        state = iterator.state_dict()
+        again = iter(ds)
+        again.load_state_dict(state)
+        assert found + taken(again) == with_error, f"the error stays, from {number}"
+        bring_back(read)
+        # Read the rest of it with the position of a position.
+        again, last = iter(ds), iter(ds)
+        again.load_state_dict(state)
+        last.load_state_dict(again.state_dict())
+        assert found + taken(last) == (with_error if ERROR in found else whole), f"from {number}"
+        assert found + taken(again) == (with_error if ERROR in found else whole), f"from {number}"
+        hide(read)
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+def test_elements_after_an_error_in_the_same_block_are_tried_again(read, where):
+    ds = PLACES[where](numbers().filter(lambda x: read(x) + read(min(x, 7) if x == 7 else 0) >= 0))
+    hide(read)
+    (read.folder / "7.txt").rename(read.folder / "7")
+    iterator = iter(ds)
+    assert taken(iterator, 7) == [0, 1, 2, 3, 4, ERROR, 6]
+    (read.folder / "7").rename(read.folder / "7.txt")
+    bring_back(read)
+    again = iter(ds)
+    again.load_state_dict(iterator.state_dict())
+    assert taken(again) == [7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+def test_a_later_pass_of_a_repetition_is_tried_again(read, where):
+    ds = PLACES[where](kept(read).repeat(2))
+    hide(read)
+    iterator = iter(ds)
+    found = taken(iterator, 7)
+    bring_back(read)
+    again = iter(ds)
+    again.load_state_dict(iterator.state_dict())
+    assert found + taken(again) == [0, 1, 2, 3, 4, ERROR, *range(6, 12), *range(12)]
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+@pytest.mark.parametrize("name", ["filter", "flat_map", "interleave", "unique", "group_by_window"])
+def test_what_was_left_out_stays_left_out(read, name, where):
+    ds = PLACES[where](PIPELINES[name](read).ignore_errors())
+    hide(read)
+    whole = taken(iter(ds))
+    for number in range(len(whole) + 1):
+        iterator = iter(ds)
+        found = taken(iterator, number)
+        bring_back(read)
+        again = iter(ds)
+        again.load_state_dict(iterator.state_dict())
+        rest = taken(again)
+        # Before the first element no block was read.
+        assert number == 0 or found + rest == whole
+        hide(read)
+
+
+class FailsOnce:
+    """A function whose first call finds no file, and which then returns its argument."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, x):
+        if not self.path.exists():
+            self.path.touch()
+            raise FileNotFoundError(self.path)
+        return x
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("name", ["map", "filter", "flat_map", "interleave", "take_while", "group_by_window"])
+def test_an_error_of_one_call_for_many_elements_is_none(tmp_path, name, where):
+    once = FailsOnce(tmp_path / "first")
+    once.path.touch()
+    ds = {
+        "map": numbers().map(once),
+        "filter": numbers().filter(lambda x: once(x) >= 0),
+        "flat_map": numbers().flat_map(lambda x: Dataset.range(once(x), x + 1)),
+        "interleave": numbers().interleave(lambda x: Dataset.range(once(x), x + 1), 3),
+        "take_while": numbers().take_while(lambda x: once(x) >= 0),
+        "group_by_window": numbers().group_by_window(lambda x: once(x) * 0, lambda k, w: w, 20),
+    }[name]
+    iterator = iter(PLACES[where](ds))
+    once.path.unlink()
+    assert taken(iterator) == list(range(12))
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+@pytest.mark.parametrize("cycle_length", [1, 3])
+@pytest.mark.parametrize("failing_at", [None, 0, 2])
+def test_elements_before_an_error_behind_many_datasets_are_there(where, cycle_length, failing_at):
+    def nested(x):
+        def checked():
+            if x == 400:
+                raise OSError("not there")
+
+        def stream():
+            yield 10 * x
+            if failing_at:
+                checked()
+            yield 10 * x + 1
+
+        if not failing_at:
+            checked()
+        return Dataset.range(10 * x, 10 * x + 2) if failing_at is None else Dataset.from_generator(stream, NUMBER)
+
+    found = taken(iter(PLACES[where](Dataset.range(500).interleave(nested, cycle_length))), 2000)
+    missing = {4001} if failing_at else {4000, 4001}
+    assert found.count(ERROR) == 1
+    assert sorted(set(found) - {ERROR}) == [10 * x + k for x in range(500) for k in (0, 1) if 10 * x + k not in missing]
+    assert len(found) == 1001 - len(missing)
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+@pytest.mark.parametrize("operation", ["filter", "interleave"])
+def test_a_function_that_gives_another_number_of_elements_is_an_error(tmp_path, operation, where):
+    path = tmp_path / "limit"
+    path.write_text("8")
+
+    def is_below(x):
+        return x < int(path.read_text())
+
+    ds = {
+        "filter": numbers().filter(is_below),
+        "interleave": numbers().interleave(lambda x: Dataset.range(x, x + 1).take(int(is_below(x))), 3),
+    }[operation]
+    iterator = iter(PLACES[where](ds))
+    assert taken(iterator, 3) == [0, 1, 2]
+    path.write_text("4")
+    again = iter(PLACES[where](ds))
+    again.load_state_dict(iterator.state_dict())
+    with pytest.raises(
+        errors.ArgumentError, match=r"made \d elements of .* before the position was taken and makes \d now"
+    ):
+        list(again)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["filter", "flat_map", "interleave", "interleave of streams", "unique", "batch"])
+def test_positions_of_a_cluster(on_cluster, read, name):
+    ds = on_cluster.distribute_dataset(PIPELINES[name](read).map(lambda x: x).batch(1))
+
+    def rows(iterator, most):
+        found = []
+        while len(found) < most:
+            try:
+                values = on_cluster.local_results(next(iterator))
+                found.append(np.concatenate([np.asarray(value).ravel() for value in values]).tolist())
+            except StopIteration:
+                break
+            except errors.UserFunctionError:
+                found.append(ERROR)
+        return found
+
+    whole = rows(iter(ds), 100)
+    hide(read)
+    iterator = iter(ds)
+    before = rows(iterator, 2)
+    state = iterator.state_dict()
+    after = [*before, *rows(iterator, 100)]
+    bring_back(read)
+    for number in (2, after.index(ERROR) + 1, after.index(ERROR) + 2):
+        if number > 2:
+            hide(read)
+            iterator = iter(ds)
+            before = rows(iterator, number)
+            state = iterator.state_dict()
+            bring_back(read)
+        again = iter(ds)
+        again.load_state_dict(state)
+        rest = rows(again, 100)
+        expected = sorted(row for step in (after if ERROR in before else whole) if step != ERROR for row in step)
+        assert sorted(row for step in before + rest if step != ERROR for row in step) == expected
