@@ -249,8 +249,8 @@ class Strategy(Viewed):
         With ``restart``, a loop that failed because a worker was lost begins again on the replicas that are left. The
         others end at their next batch, collective operation or checkpoint, so those that do none of these hold the
         restart up. The function continues where `ReplicaContext.restore` brings it: with the position, variables and
-        values of its last `ReplicaContext.checkpoint`. Then every row is in a step before that checkpoint, or comes
-        after it; without it the loop begins with a new pass. Variables keep their values if they are not restored.
+        values of its last `ReplicaContext.checkpoint`, and every row comes before or after that. Without it the loop
+        begins with a new pass, with policy OFF of one copy of the rows for each worker left, and variables stay.
 
         Calls are completed even if nothing waits for them; see `close`.
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from distributed import Client, LocalCluster
 
 import daskdist
 from daskdist import Dataset, Options, errors
+from daskdist.strategy.steps.sending import changing_workers
 
 pytestmark = pytest.mark.cluster
 NUM_ROWS = 3_600
@@ -368,6 +371,58 @@ def test_replicas_of_a_retired_worker_hand_over_values_of_their_own(strategy, ki
                 assert (int(total.read_value()), int(steps.read_value())) == (sum(range(330)), 11)
     assert leaving not in strategy.workers
     assert (int(total.read_value()), int(steps.read_value())) == (sum(range(600)), 20)
+
+
+@pytest.fixture
+def summed(strategy, killable_workers):
+    """Return a variable that is summed, of which each replica has its number plus one, and the first worker stopped."""
+    with strategy.scope():
+        total = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
+
+    def add():
+        total.assign_add(daskdist.get_replica_context().replica_id_in_sync_group + 1)
+
+    strategy.run(add)
+    assert int(total.read_value()) == 6
+    leaving = strategy.workers[0]
+    yield total
+    with contextlib.suppress(ProcessLookupError):
+        kill(strategy, 0)
+    client = killable_workers.client
+    eventually(lambda: leaving not in client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.workers)))
+
+
+def test_a_leaving_worker_that_is_silent_is_logged(strategy, summed, monkeypatch, caplog):
+    monkeypatch.setattr(changing_workers, "_HANDS_OVER_WITHIN_S", 0.5)
+    caplog.set_level(logging.WARNING)
+    leaving = strategy.workers[0]
+    os.kill(strategy.pids[0], signal.SIGSTOP)
+    strategy.internals.backend.live_workers.note_leaving(leaving)
+    assert [int(x) for x in strategy.local_results(strategy.run(int, args=(1,)))] == [1, 1]
+    assert f"{leaving}, which leaves, did not hand over its ON_READ variables within 0.5 s" in caplog.text
+    assert leaving not in strategy.workers
+    # The value of its replica is lost.
+    assert int(summed.read_value()) == 5
+
+
+def test_values_handed_over_stay_if_the_worker_ends_before_it_answers_again(strategy, summed, killable_workers, caplog):
+    backend, leaving = strategy.internals.backend, strategy.workers[0]
+    caplog.set_level(logging.WARNING)
+
+    def hand_over(dask_worker):
+        (steps,) = dask_worker.plugins["daskdist-steps"].by_token.values()
+        steps.tell_leaving()
+        steps.hand_over()
+
+    killable_workers.client.run(hand_over, workers=[leaving])
+    eventually(lambda: backend.live_workers.num_handed_over(leaving) == 1)
+    os.kill(strategy.pids[0], signal.SIGSTOP)
+    # It is killed while the program waits for values that may be newer.
+    threading.Timer(0.5, kill, (strategy, 0)).start()
+    assert [int(x) for x in strategy.local_results(strategy.run(int, args=(1,)))] == [1, 1]
+    assert leaving not in strategy.workers
+    assert "did not hand over" not in caplog.text
+    assert int(summed.read_value()) == 6
 
 
 def test_a_pass_over_datasets_of_a_function_ends_with_an_error_that_names_the_lost_worker(strategy):

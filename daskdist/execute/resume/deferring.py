@@ -112,14 +112,14 @@ class DeferringCaller:
 
     def wait_for_one(self, handles: Sequence[Handle]) -> None:
         self._check()
-        made = []
+        real_handles = []
         for handle in handles:
             try:
-                made.append(real(handle))
+                real_handles.append(real(handle))
             except Exception:
                 # Its call is over: the result raises the error.
                 return
-        self.caller.wait_for_one(made)
+        self.caller.wait_for_one(real_handles)
 
     def report(self, handle: Handle, *, wait: bool) -> Any:
         self._check()

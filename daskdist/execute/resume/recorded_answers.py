@@ -45,7 +45,7 @@ class PathKey(NamedTuple):
     number: int
 
 
-class _Failed(NamedTuple):
+class _FailedInput(NamedTuple):
     # An element that failed and is behind, and the number of errors that were raised until its error was: 0 if it was
     # raised before this stream was opened, or only logged.
     element: LeftOut
@@ -86,7 +86,7 @@ class AnswerLog:
         self.carried: dict[int, Any] = {}
         self.values: list[Any] = []
         self.marks: list[tuple[int, Any]] = []
-        self.left_out: dict[int, list[_Failed]] = {}
+        self.left_out: dict[int, list[_FailedInput]] = {}
         # The number of recorded lengths.
         self.num_lengths = 0
 
@@ -113,13 +113,13 @@ class AnswerLog:
 
     def note_raised(self, number: int, place: tuple[int, int], num_errors: int) -> None:
         """Record that an element of a call failed, and that its error was the ``num_errors``-th to be raised."""
-        self.left_out.setdefault(number, []).append(_Failed(LeftOut(*place, is_raised=True), num_errors))
+        self.left_out.setdefault(number, []).append(_FailedInput(LeftOut(*place, is_raised=True), num_errors))
 
     def note_logged(self, number: int, notes: Sequence[Skipped]) -> None:
         """Record the elements that a call left out because they failed."""
         for note in notes:
             if note.place is not None:
-                self.left_out.setdefault(number, []).append(_Failed(LeftOut(*note.place, is_raised=False)))
+                self.left_out.setdefault(number, []).append(_FailedInput(LeftOut(*note.place, is_raised=False)))
 
     def elements_left_out(self, number: int) -> tuple[LeftOut, ...]:
         """Return the elements of a call that failed and are behind."""
@@ -135,7 +135,7 @@ class AnswerLog:
         log = copy.copy(self)
         log.left_out = {}
         for number, elements in self.left_out.items():
-            behind = [_Failed(failed.element) for failed in elements if failed.num_errors <= num_errors]
+            behind = [_FailedInput(failed.element) for failed in elements if failed.num_errors <= num_errors]
             if behind:
                 log.left_out[number] = behind
         return log
@@ -252,7 +252,7 @@ class Answers:
             return self, num_errors
         other = self.again()
         other.logs = {key: log.raised_by(num_errors) if log.left_out else log for key, log in self.logs.items()}
-        elements = [failed for log in logs for each in log.left_out.values() for failed in each]
+        elements = [failed for log in logs for of_call in log.left_out.values() for failed in of_call]
         return other, num_errors - len([failed for failed in elements if 0 < failed.num_errors <= num_errors])
 
     def add(self, others: Answers, path: Path) -> None:
@@ -300,7 +300,9 @@ class Answers:
             log.cuts, log.rows, log.order, log.facts, log.values, log.marks = cuts, rows, order, facts, values, marks
             log.num_lengths = sum(log.rows[1::2])
             log.carried = {place: Known(tuple(value)) for place, value in carried}
-            log.left_out = {place: [_Failed(LeftOut(*element)) for element in elements] for place, elements in left_out}
+            log.left_out = {
+                place: [_FailedInput(LeftOut(*element)) for element in elements] for place, elements in left_out
+            }
         return answers
 
 

@@ -107,7 +107,8 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
 
     If a worker is lost, arrays that are the same on all replicas get the value of the first remaining replica; values
     of single replicas stay as they are, and those of lost replicas are gone. A worker that is retired hands over those
-    that are summed, and those of replica 0.
+    that are summed, and those of replica 0. A mean is that of the replicas that are left, whether the others are lost
+    or retired: if each value has to count, keep a sum and a number, both with aggregation SUM.
 
     >>> import daskdist
     >>> strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -92,7 +92,7 @@ class ChangesWorkers(EndsCalls):
         streams.wait(lambda: True not in map(is_silent, asked), _HANDS_OVER_WITHIN_S)
         for worker in filter(is_silent, asked):
             within_s = _HANDS_OVER_WITHIN_S
-            logger.warning("%s, which leaves, did not hand over its ON_READ variables within %.0f s", worker, within_s)
+            logger.warning("%s, which leaves, did not hand over its ON_READ variables within %g s", worker, within_s)
 
     def take_handed_over(self) -> list[Any]:
         """Return the values that only workers had which have left; see `Backend`."""
