@@ -50,7 +50,7 @@ class Size:
     num_rows: int = 200_000
 
 
-SIZES: Final = {"full": Size(), "small": Size(1.5)}
+SIZES: Final = {"full": Size(), "small": Size(0.5)}
 
 _BATCH_ROWS: Final = 256
 # A call of `run` gets several steps, so that feeding is the limit.

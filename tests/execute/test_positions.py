@@ -204,9 +204,12 @@ def test_pipelines_continue_from_every_position(name, sizes, caller):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("caller", [Synchronous, Threads])
-@pytest.mark.parametrize("budget_bytes", [1, 100])
-@pytest.mark.parametrize("name", [name for name in PIPELINES if "generator" in name or "streams" in name])
+@pytest.mark.parametrize(
+    ("name", "budget_bytes", "caller"),
+    every_pair(
+        [name for name in PIPELINES if "generator" in name or "streams" in name], [1, 100], [Synchronous, Threads]
+    ),
+)
 def test_streams_continue_from_every_position_with_any_budget(name, budget_bytes, caller):
     options = daskdist.Options(memory_budget_bytes=budget_bytes)
     check_every_position(lambda: PIPELINES[name]().with_options(options), caller)
