@@ -6,7 +6,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Final
 
 import optree
@@ -327,26 +327,36 @@ class StrategyInternals:
     def _fold(
         self, op: Op, axis: Axis, values: list[PerReplica], on: str | None, *, is_weighted: bool = False
     ) -> list[Any]:
-        make = partial(_fold_values, self.backend, op, axis, values, setting("split-every"), on, is_weighted)
+        reference = values[0].reference if len(values) == 1 and values[0].batch is None else None
+        make = _FoldCall(self.backend, op, axis, reference or values, setting("split-every"), on, is_weighted)
         return self.returned.leaves(self.backend.logged(make, self.group.now), len(values) - is_weighted)
 
 
-def _fold_values(
-    backend: Backend,
-    op: Op,
-    axis: Axis,
-    values: Sequence[PerReplica],
-    split_every: int,
-    on: str | None,
-    is_weighted: bool,
-    group: ReplicaGroup,
-) -> Any:
-    parts: PerReplicaRef | list[list[Any]] | None = values[0].reference if len(values) == 1 else None
-    if parts is None:
-        parts = list(map(list, zip(*[value.parts() for value in values], strict=True)))
-    workers = group.worker_of
-    if values[0].number() != len(workers):
-        # There are fewer replicas than values now, and the values are in this process.
-        workers = (workers[0],) * values[0].number()
-    on = on if on in group.workers else None
-    return fold_tree(backend, op, axis, workers, parts, split_every, on, is_weighted=is_weighted)
+@dataclass(slots=True)
+class _FoldCall:
+    # A reduction, which is made by calling it with the replicas; one object, since each step under way has one.
+    backend: Backend
+    op: Op
+    axis: Axis
+    values: PerReplicaRef | Sequence[PerReplica]
+    split_every: int
+    on: str | None
+    is_weighted: bool
+
+    def __call__(self, group: ReplicaGroup) -> Any:
+        values = self.values
+        parts: PerReplicaRef | list[list[Any]] | None
+        if isinstance(values, PerReplicaRef):
+            parts, size = values, len(values.handles)
+        else:
+            parts, size = values[0].reference if len(values) == 1 else None, values[0].number()
+            if parts is None:
+                parts = list(map(list, zip(*[value.parts() for value in values], strict=True)))
+        workers = group.worker_of
+        if size != len(workers):
+            # There are fewer replicas than values now, and the values are in this process.
+            workers = (workers[0],) * size
+        on = self.on if self.on in group.workers else None
+        return fold_tree(
+            self.backend, self.op, self.axis, workers, parts, self.split_every, on, is_weighted=self.is_weighted
+        )

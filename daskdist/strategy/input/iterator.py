@@ -483,7 +483,7 @@ class DistributedIterator:
         batch = None if self.is_here else self._global_batch(columns)
         return self._structure.pack(
             [
-                PerReplica(column, batch=batch and (batch, leaf), is_uneven=is_uneven)
+                PerReplica(column, batch=batch, batch_leaf=leaf, is_uneven=is_uneven)
                 for leaf, column in enumerate(columns)
             ]
         )
@@ -506,7 +506,8 @@ class DistributedIterator:
             values.append(PerReplicaRef(self._backend, self._handles, picks, self._workers, spec))
         batch, is_uneven = self._global_batch(values), self._feeds.is_uneven
         return [
-            PerReplica(reference, batch=(batch, leaf), is_uneven=is_uneven) for leaf, reference in enumerate(values)
+            PerReplica(reference, batch=batch, batch_leaf=leaf, is_uneven=is_uneven)
+            for leaf, reference in enumerate(values)
         ]
 
     def _global_batch(self, leaves: Sequence[Any]) -> GlobalBatch:

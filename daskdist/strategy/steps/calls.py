@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from distributed import Future
@@ -22,7 +23,7 @@ class Record:
     workers
         The address of the worker of each result.
     needs
-        The arguments, which must be kept until the call has finished.
+        The arguments, which must be kept until the call has finished: the handles, or a tuple of those of each replica.
     name
         The name of the call.
     is_step
@@ -79,8 +80,9 @@ class Record:
         self.is_replicated = kind is not None and len(workers) > 1
         # Whether a worker other than the first needed a result that is the same for all.
         self.is_shared = False
-        # The structure number and outcome of each result; None until the call has finished.
-        self.outcomes: list[tuple[Any, Any] | None] = [None] * len(workers)
+        # The structure number and outcome of each result; None until the call has finished. A list, and in the end a
+        # tuple: the garbage collector does not go through tuples of plain values.
+        self.outcomes: Any = [None] * len(workers)
         self.num_left = len(workers)
         self.has_failed = False
         # The places of results, and after each the worker that it was passed on to. Not pairs: the garbage collector
@@ -168,6 +170,19 @@ class Result:
     def is_over(self) -> bool:
         """Return whether the result is known."""
         return self.call.record.outcomes[self.place] is not None
+
+
+@lru_cache
+def alone(worker: str) -> tuple[str]:
+    """Return a tuple of one worker: one object for all calls, since values that the program keeps refer to it."""
+    return (worker,)
+
+
+def workers_in(handles: Sequence[Any]) -> Sequence[str]:
+    """Return the workers of the results among handles."""
+    if type(handles) is Call:
+        return handles.record.workers
+    return [handle.worker for handle in handles if type(handle) is Result]
 
 
 def futures_in(needs: Any) -> list[Future]:

@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.placement.replacements import Replacements
 from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.status import WorkerStatus
-from daskdist.strategy.steps.calls import Call, Result
+from daskdist.strategy.steps.calls import Call, Result, alone, workers_in
 from daskdist.strategy.steps.captures import Capture, current_capture
 from daskdist.strategy.steps.outcomes import Failed, Held, loaded_structure, pickled_structure, received
 from daskdist.strategy.steps.program_end import ClusterUse, end_unused
@@ -41,10 +41,13 @@ from daskdist.strategy.steps.remote.worker_streams import install, result_in_mem
 from daskdist.strategy.steps.replicated_kinds import checked, reachable
 from daskdist.strategy.steps.sending.call_arguments import (
     COLUMNS,
+    PreparedCalls,
     ReplicaCall,
+    alike_arguments,
     as_now,
     is_plan,
     name_of_call,
+    needed,
     objects_in,
     pickled_value,
     place_of_argument,
@@ -102,6 +105,7 @@ class ClusterBackend(ChangesWorkers):
         self._log = CallLog()
         self.streams = StreamSet(client, live_workers, weakref.ref(self._log))
         self.objects = SentObjects(self.streams.dropped_objects)
+        self._prepared_calls = PreparedCalls(self.streams.dropped_objects)
         self._submit = submit
         self._prepared: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
         self._num_unsent = 0
@@ -179,7 +183,10 @@ class ClusterBackend(ChangesWorkers):
     def _send(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
         streams, function, name = self.streams, replica_call.function, replica_call.name
         workers: Any = group.worker_of
-        columns, args = wired_arguments(replica_call.leaves, len(workers))
+        picks, columns, place = alike_arguments(replica_call.leaves)
+        prepared = self._prepared_calls(replica_call, picks, len(columns))
+        if prepared is None:
+            columns, args = wired_arguments(replica_call.leaves, len(workers))
         columns = [self._own_column(column, len(workers)) for column in columns]
         has_objects = bool(objects_in(columns, range(len(workers))))
         capture = current_capture()
@@ -192,7 +199,7 @@ class ClusterBackend(ChangesWorkers):
             try:
                 call = streams.new_call(
                     workers,
-                    (*columns, *replica_call.kept),
+                    needed(columns, replica_call.kept),
                     name,
                     is_step=replica_call.is_step,
                     function=function.number,
@@ -204,9 +211,14 @@ class ClusterBackend(ChangesWorkers):
                     objects = objects_in(columns, members) if has_objects else ()
                     # Send the needed objects before references are made: a reference may tell another worker the number
                     # of this stream's next message, which has to be the one below.
-                    stream = streams.stream_with(worker, (function, *objects))
-                    lanes = [(k, streams.references(worker, columns, k), args[k]) for k in members]
-                    stream.append("run", *what, lanes, *how)
+                    if prepared is None:
+                        stream = streams.stream_with(worker, (function, *objects))
+                        lanes = [(k, streams.references(worker, columns, k), args[k]) for k in members]
+                        stream.append("run", *what, lanes, *how)
+                    else:
+                        stream = streams.stream_with(worker, (function, prepared, *objects))
+                        operands = [part for k in members for part in (k, *streams.references(worker, columns, k))]
+                        stream.append("run-alike", call.record.number, prepared.number, how[-1], place, operands)
                     stream.num_steps += replica_call.is_step
             except BaseException:
                 # Some workers have a part of the call.
@@ -241,13 +253,13 @@ class ClusterBackend(ChangesWorkers):
             columns = (handles,) if type(handles) is Call else handles
             streams.check_there(columns)
             try:
-                call = streams.new_call(workers, columns, name, kind=kind)
+                call = streams.new_call(workers, handles, name, kind=kind)
                 for place, worker in enumerate(workers):
                     objects = [handle for handle in columns if type(handle) is SentObject]
                     stream = streams.stream_with(worker, objects if prepared is None else (prepared, *objects))
                     reference = ("p", pickled) if prepared is None else ("o", prepared.number)
                     what = call.record.number, place, len(workers) > 1
-                    stream.append("call", *what, reference, streams.references(worker, columns), to_send(), name)
+                    stream.append("call", *what, reference, to_send(), name, *streams.references(worker, columns))
                 if type(handles) is list and handles and all(isinstance(handle, Future) for handle in handles):
                     # Dask recomputes lost data.
                     call.record.again = partial(self.call, function, handles, *args, name=name)
@@ -262,10 +274,10 @@ class ClusterBackend(ChangesWorkers):
         # Return the workers that make a call: one, or all if each has a part of its inputs.
         num_workers = len(self.live_workers.present)
         if kind is not None and self.streams.replicated.has(kind, num_workers):
-            workers = tuple({worker: None} | dict.fromkeys(_workers_in(handles)))
+            workers = tuple({worker: None} | dict.fromkeys(workers_in(handles)))
             if len(workers) == num_workers and all(map(self.streams.is_open, workers)):
                 return workers
-        return _alone(worker)
+        return alone(worker)
 
     def _prepared_object(self, function: Any) -> SentObject:
         sent_object = self._prepared.get(function)
@@ -298,7 +310,7 @@ class ClusterBackend(ChangesWorkers):
         return tuple(map(self._own, column))
 
     def _worker_of(self, handles: Sequence[Handle]) -> str:
-        workers = (*_workers_in(handles), *self.live_workers.present)
+        workers = (*workers_in(handles), *self.live_workers.present)
         return next(filter(self.streams.is_open, workers), self.live_workers.present[0])
 
     def _sent(self, capture: Capture | None, *, is_step: bool) -> None:
@@ -326,11 +338,11 @@ class ClusterBackend(ChangesWorkers):
 
     def cut_for(self, leaf: PerReplica, group: ReplicaGroup) -> Any:
         """Return the pieces of a leaf of a global batch, cut again if there are fewer replicas than pieces."""
-        batch, number = leaf.batch
+        batch = leaf.batch
         if len(batch) != len(group.replicas):
             cut_again(batch, group, self._submit, self)
         if leaf.number() != len(batch):
-            leaf.become(batch.leaves[number])
+            leaf.become(batch.leaves[leaf.batch_leaf])
         return leaf.reference or PerReplica([self.packed(part, lambda: "run: a batch") for part in leaf.values])
 
     def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
@@ -352,8 +364,7 @@ class ClusterBackend(ChangesWorkers):
 
     def first_to_make_again(self) -> int | None:
         """Return the number of the first call that is to be made again; None if there is none."""
-        calls = self._log.calls_to_make_again(self.streams.is_open)
-        return calls[0][0].number if calls else None
+        return next((record.number for record, _, _ in self._log.calls_to_make_again(self.streams.is_open)), None)
 
     def make_again(self, group: ReplicaGroup) -> None:
         """Make the calls again that failed because of a lost worker; see `Backend`."""
@@ -585,16 +596,3 @@ class ClusterBackend(ChangesWorkers):
         self._log.clear()
         self.streams.close()
         self._end()
-
-
-@lru_cache
-def _alone(worker: str) -> tuple[str]:
-    # Return one object for all calls, since values that the program keeps refer to it.
-    return (worker,)
-
-
-def _workers_in(handles: Sequence[Handle]) -> Sequence[str]:
-    # Return the workers of the results among handles.
-    if type(handles) is Call:
-        return handles.record.workers
-    return [handle.worker for handle in handles if type(handle) is Result]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import optree
@@ -129,5 +129,6 @@ class ReturnedValues:
         return Layout(layouts[0].treespec, are_none)
 
 
+@lru_cache(maxsize=64)
 def _list_layout(num_leaves: int) -> Layout:
     return LONE if num_leaves == 1 else Layout(list_spec(num_leaves), (False,) * num_leaves)

@@ -114,7 +114,7 @@ class StreamSet:
             if streams is not None:
                 streams._broken(stream, why)
 
-        opening = [StepStream.open(address, group, self.client, receive, broken) for address in workers]
+        opening = (StepStream.open(address, group, self.client, receive, broken) for address in workers)
         results = await asyncio.gather(*opening, return_exceptions=True)
         opened = [result for result in results if isinstance(result, StepStream)]
         for result in results:
@@ -364,9 +364,8 @@ class StreamSet:
         if future is None:
             return
         await future._state.wait()
-        error: BaseException
         if future.status == "error":
-            error = await future._exception()
+            error: BaseException = await future._exception()
         elif future.cancelled():
             error = self.lost_data_error(key)
         else:
@@ -377,16 +376,17 @@ class StreamSet:
         self.kick()
 
     def _record_outcome(self, record: Record, place: int, structure: Any, payload: Any) -> None:
-        if record.outcomes[place] is not None:
+        outcomes = record.outcomes
+        if outcomes[place] is not None:
             return
         is_new = type(payload) is Failed and all(failure.origin != payload.origin for failure in record.failures())
         record.has_failed |= type(payload) is Failed
-        record.outcomes[place] = structure, payload
+        outcomes[place] = structure, payload
         record.num_left -= 1
         if is_new:
             self._failures.add(record, payload)
         if not record.num_left:
-            record.needs = None
+            record.needs, record.outcomes = None, tuple(outcomes)
             if self._under_way.pop(record.number, None) is not None and record.is_step:
                 self.num_steps -= 1
             if not self._under_way and (log := self._log()) is not None:
@@ -399,9 +399,9 @@ class StreamSet:
         failed = Failed(Failure.of(self.lost_error([stream.address], f" ({why})")), None)
         with self.lock:
             self._fail_calls(stream.address, failed)
-            for other in self._streams.values():
-                if other.is_open and stream.address in self.live_workers.present:
-                    # End all waiting for messages of that worker.
+            # End all waiting for messages of that worker.
+            for other in self._streams.values() if stream.address in self.live_workers.present else ():
+                if other.is_open:
                     other.append("lost", [stream.address], failed, why)
         self._wake()
         self.kick()
@@ -486,8 +486,8 @@ class StreamSet:
         if self.num_steps >= most:
             self.wait(lambda: self.num_steps <= most // 2)
             self.raise_unseen()
-        unsent = [num_bytes for stream in self._streams.values() if (num_bytes := stream.outbox.num_bytes)]
-        if unsent and max(unsent) > (most_bytes := in_bytes("step-bytes")):
+        unsent = max([stream.outbox.num_bytes for stream in self._streams.values()], default=0)
+        if unsent and unsent > (most_bytes := in_bytes("step-bytes")):
             self.wait(lambda: all(stream.outbox.num_bytes <= most_bytes for stream in self._streams.values()))
 
     @property

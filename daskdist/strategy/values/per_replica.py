@@ -54,14 +54,17 @@ class PerReplica(ValueCollection, DistributedValues):
     }
     """
 
-    __slots__ = ("_name", "_values", "batch", "is_uneven", "reference")
+    __slots__ = ("_name", "_values", "batch", "batch_leaf", "is_uneven", "reference")
 
-    def __init__(self, values: Sequence[Any] | PerReplicaRef, *, batch: Any = None, is_uneven: bool = False) -> None:
+    def __init__(
+        self, values: Sequence[Any] | PerReplicaRef, *, batch: Any = None, batch_leaf: int = 0, is_uneven: bool = False
+    ) -> None:
         # A reference is kept until one of the values is read.
         self.reference: PerReplicaRef | None = values if type(values) is PerReplicaRef else None
         self._values: tuple[Any, ...] | None = tuple(values) if self.reference is None else None
         # The global batch that the values are a leaf of, and the number of the leaf; None if they are of no batch.
         self.batch = batch
+        self.batch_leaf = batch_leaf
         # True if it came of a step in which replicas have different numbers of rows.
         self.is_uneven = is_uneven
 

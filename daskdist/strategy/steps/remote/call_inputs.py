@@ -14,10 +14,30 @@ from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.remote.cells import Cell, SentValue
+from daskdist.strategy.values.extract import Extract, pick_from_rows
+from daskdist.strategy.values.wiring import Slot, slots
 
 _CELLS: Final = frozenset({Cell})
 # Many steps refer to the same parts of results.
-loaded_references: Final = lru_cache(maxsize=1024)(load_sent)
+_loaded_picks: Final = lru_cache(maxsize=1024)(load_sent)
+
+
+def lanes_of(
+    operands: Sequence[Any], num_columns: int, place: int | tuple[int, ...], picks: bytes
+) -> list[tuple[int, list[Any], tuple[Any, bytes]]]:
+    """Return for each replica its number, references and arguments, of the numbers and references one after another."""
+    lanes = []
+    for start in range(0, len(operands), 1 + num_columns):
+        replica, *references = operands[start : start + 1 + num_columns]
+        lanes.append((replica, references, (place if isinstance(place, int) else place[replica], picks)))
+    return lanes
+
+
+def picks_at(place: int, picks: bytes) -> tuple[list[tuple[int, Extract]], list[Slot]]:
+    """Return the extractions of a call's arguments, those of batches at a place, and the slots for them."""
+    loaded = _loaded_picks(picks)
+    at_place = [(number, pick_from_rows(place, *rest) if len(rest) > 1 else rest[0]) for number, *rest in loaded]
+    return at_place, slots(len(loaded))
 
 
 class TaskData:

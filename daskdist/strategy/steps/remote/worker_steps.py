@@ -34,7 +34,7 @@ from daskdist.strategy.steps.outcomes import (
     received,
     travelling,
 )
-from daskdist.strategy.steps.remote.call_inputs import TaskData, is_quick, loaded_references
+from daskdist.strategy.steps.remote.call_inputs import TaskData, is_quick, lanes_of, picks_at
 from daskdist.strategy.steps.remote.cells import UNSET, Cell, SentValue
 from daskdist.strategy.steps.remote.data_keys import DataKeys
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
@@ -123,6 +123,7 @@ class StepsOnWorker:
         self._combiner = Executor("daskdist combine", self._enter)
         self._handlers: dict[str, Callable[..., Any]] = {
             "run": self._run,
+            "run-alike": self._run_alike,
             "call": self._call,
             "object": self._object,
             "push": self._push,
@@ -228,15 +229,22 @@ class StepsOnWorker:
             about = structure, lane_args, undo_from, settings, name, end
             executor.put(partial(StepsOnWorker._make_run, self, slot, executor, number, cell, inputs, *about))
 
+    def _run_alike(
+        self, number: int, prepared: int, undo_from: int | None, place: Any, operands: Sequence[Any]
+    ) -> None:
+        function, structure, settings, name, num_columns, picks = self._objects[prepared].get()
+        lanes = lanes_of(operands, num_columns, place, picks)
+        self._run(number, function, structure, lanes, settings, name, undo_from)
+
     def _call(
         self,
         number: int,
         place: int,
         is_replicated: bool,
         function: Any,
-        references: Sequence[Any],
         settings: Any,
         name: str,
+        *references: Any,
     ) -> None:
         cell = self._new_cell(number, place)
         inputs = [self._input(function), *map(self._input, references)]
@@ -479,8 +487,8 @@ class StepsOnWorker:
                     undo_log.begin(number, undo_from)
                 treespec, _ = loaded_structure(structure)
                 picks, leaves = load_sent(wired) if type(wired) is bytes else wired
-                if picks is None:
-                    picks, leaves = loaded_references(leaves)
+                if type(picks) is int:
+                    picks, leaves = picks_at(picks, leaves)
                 filling, is_step = (treespec, picks, leaves), name.startswith(STEP)
                 # Entering a context that changes nothing takes a while, too.
                 if settings is None:

@@ -16,8 +16,7 @@ from daskdist.strategy.steps.outcomes import Held
 
 # Errors of calls that need a lost worker.
 LOST: Final = (ClusterError, CollectiveError)
-# A call in the log, as a tuple because each step makes some: its record, a weak reference to its handle, and a function
-# that makes it again for given replicas.
+# A call in the log: its record, a weak reference to its handle, and a function that makes it again for given replicas.
 LoggedCall: TypeAlias = tuple[Record, Callable[[], Call | None], Callable[[ReplicaGroup], Any]]
 
 
@@ -29,7 +28,9 @@ class CallLog:
     """
 
     def __init__(self) -> None:
-        self._steps: deque[list[LoggedCall]] = deque()
+        # For each step the three parts of each of its calls, one after the other: tuples would be further objects, and
+        # the garbage collector looks at those of all steps under way.
+        self._steps: deque[list[Any]] = deque()
         # The first call of the last step, if all that was in the log is complete.
         self._last: Callable[[], Call | None] = lambda: None
         self._lock = threading.RLock()
@@ -49,7 +50,7 @@ class CallLog:
                 # Changes of a call cannot be undone after a later call that is not in the log.
                 last.make = None
             if self._steps:
-                return self._steps[0][0][0].number
+                return int(self._steps[0][0].number)
             return 0 if takes_batch else None
 
     def add(self, call: Call, make: Callable[[ReplicaGroup], Any], *, begins_step: bool = False) -> None:
@@ -60,9 +61,9 @@ class CallLog:
                 steps.append([])
             elif not steps and record.function is None and (last := self._last()) is not None and last.make is not None:
                 # A call on the results of the last step continues it, while there are references to those.
-                steps.append([(last.record, self._last, last.make)])
+                steps.append([last.record, self._last, last.make])
             if steps:
-                steps[-1].append((record, weakref.ref(call), make))
+                steps[-1] += record, weakref.ref(call), make
                 # If the call has ended already, no outcome will come to clean up the log.
                 if not record.num_left:
                     self.rest()
@@ -72,17 +73,17 @@ class CallLog:
         with self._lock:
             step = self._pop_complete()
             if step and not self._steps:
-                (_, handle, make), *others = step
+                _, handle, make = step[:3]
                 if (call := handle()) is not None:
                     # Later calls refer to results of the first, which would form a reference cycle.
-                    is_alone = not any(record.function is not None for record, _, _ in others)
+                    is_alone = not any(record.function is not None for record in step[3::3])
                     call.make, self._last = make if is_alone else None, handle
 
-    def _pop_complete(self) -> list[LoggedCall]:
+    def _pop_complete(self) -> list[Any]:
         # Return the last step that was removed.
-        step: list[LoggedCall] = []
+        step: list[Any] = []
         while self._steps:
-            for record, _, _ in self._steps[0]:
+            for record in self._steps[0][::3]:
                 if record.num_left or (record.has_failed and _is_lost(record)):
                     return step
             step = self._steps.popleft()
@@ -91,7 +92,7 @@ class CallLog:
     def has_lost_without_trace(self) -> bool:
         """Return whether a call on replicas failed because of a lost worker, and nobody has its result."""
         with self._lock:
-            calls = list(chain.from_iterable(self._steps))
+            calls = list(chain.from_iterable(map(_calls_of, self._steps)))
         return any(record.function is not None and _is_lost(record) and handle() is None for record, handle, _ in calls)
 
     def clear(self) -> None:
@@ -102,7 +103,7 @@ class CallLog:
     def calls_to_make_again(self, is_open: Callable[[str], bool]) -> list[LoggedCall]:
         """Return the calls to make again, all of which are over: from the first on that needs a lost worker."""
         with self._lock:
-            steps = [list(step) for step in self._steps]
+            steps = list(map(_calls_of, self._steps))
         for number, step in enumerate(steps):
             for place, (record, handle, _) in enumerate(step):
                 is_unseen = record.function is None and handle() is not None
@@ -123,15 +124,22 @@ class CallLog:
             # Nothing can read the result. In the log it would hold up all later steps.
             with self._lock:
                 for step in self._steps:
-                    step[:] = [other for other in step if other is not logged]
+                    if record in step:
+                        place = step.index(record)
+                        del step[place : place + 3]
             return
         result = make(group)
         new: Call = result.call if type(result) is Result else result
         with self._lock:
             for step in self._steps:
-                step[:] = [(new.record, handle, make) if other is logged else other for other in step]
+                if record in step:
+                    step[step.index(record)] = new.record
         if call is not None:
             call.become(new)
+
+
+def _calls_of(step: list[Any]) -> list[LoggedCall]:
+    return list(zip(step[::3], step[1::3], step[2::3], strict=True))
 
 
 def _is_lost(record: Record) -> bool:
