@@ -225,7 +225,9 @@ class ElementIterator(Iterator[Any]):
 
         Notes
         -----
-        Resuming reads only splits whose rows are still needed; a generator is run again from its start.
+        Resuming reads only splits whose rows are still needed; a generator is run again from its start. An element
+        whose error was raised is behind. One that failed and whose error was not raised yet is tried again, and one
+        that `Dataset.ignore_errors` left out stays left out.
         """
         builder = self._open_builder("state_dict")
         num_elements, num_errors = self._num_behind + self._current.place, builder.num_errors
