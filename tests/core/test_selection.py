@@ -225,6 +225,9 @@ def test_windows_of_a_block_are_a_few_numbers():
     batches = group(concat(runs), np.arange(0, 1_801, 100))
     assert type(batches.flat) is WindowSelection
     assert len(pickle.dumps(Picks.of(batches))) < 1_000
+    # A shuffle takes a few of many batches again and again.
+    few = group(runs[0], np.arange(0, 901, 100)).take(np.array([7, 2]))
+    assert few.flat.windows.pieces == (BlockWindows(0, 700, 100, 20, 1), BlockWindows(0, 200, 100, 20, 1))
     # Windows across the ends of blocks are pieces of their own.
     ends = concat(
         [runs[0], group(concat([Selection.whole(ref) for ref in refs])[990:1010], np.array([0, 20])), runs[1]]

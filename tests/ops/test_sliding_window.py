@@ -89,6 +89,25 @@ def test_windows_across_blocks(size, shift, split_bytes):
     same_elements([np.concatenate(half) for half in halves], batches, "on replicas")
 
 
+@pytest.mark.parametrize(("size", "shift"), [(9, 1), (3, 2), (5, 5), (2, 7)])
+def test_windows_on_a_cluster(on_cluster, tmp_path, size, shift):
+    # The files are read by two workers, so that rows of windows come from blocks of both.
+    x = np.random.default_rng(0).normal(size=(120, 2))
+    for number, part in enumerate(np.split(x, [30, 35, 90])):
+        np.save(tmp_path / f"{number}.npy", part)
+    expected = [x[start : start + size] for start in range(0, 121 - size, shift)]
+    ds = daskdist.read_npy(str(tmp_path / "*.npy")).sliding_window(size, shift).batch(8)
+    found = [
+        window
+        for batch in on_cluster.distribute_dataset(ds)
+        for part in on_cluster.local_results(batch)
+        for window in np.asarray(part)
+    ]
+    same_elements(found, expected, "on a cluster")
+    recorded = [window for batch in ds.compute() for window in batch]
+    same_elements(recorded, expected, "as a graph")
+
+
 def test_writing_into_a_window_changes_no_other():
     x = np.arange(200.0)
     writable = Options(writable=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -276,6 +277,14 @@ class WindowSelection(Selection):
             return Selection(self.blocks[:1], range(0))
         return WindowSelection(self.blocks, RowWindows(tuple(self.windows.rows(start, stop)))).without_unused()
 
+    def spans(self, starts: Index, stops: Index) -> Selection:
+        if len(self.windows.pieces) > 1 or len(starts) > _MOST_PIECES:
+            return super().spans(starts, stops)
+        (windows,) = self.windows.pieces
+        parts = [windows.rows(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        pieces = tuple(chain.from_iterable(parts))
+        return WindowSelection(self.blocks, RowWindows(pieces)) if pieces else Selection(self.blocks, range(0))
+
     def take(self, index: Index) -> Selection:
         rows, block_index = self.intervals.locate(index)
         return Selection(self.blocks, rows, block_index if len(self.blocks) > 1 else None)
@@ -291,13 +300,13 @@ class WindowSelection(Selection):
 
 def _join_windows(parts: Sequence[Selection], numbers: Sequence[Index]) -> RowWindows | None:
     # Return all rows as windows; None if they are too many pieces. The numbers are the new indices of blocks.
+    rows = [part.windows if isinstance(part, WindowSelection) else part.to_intervals() for part in parts]
+    if sum([len(part.pieces if isinstance(part, RowWindows) else part.starts) for part in rows]) > _MOST_PIECES:
+        return None
     pieces: list[BlockWindows] = []
-    for part, to in zip(parts, numbers, strict=True):
-        windows = part.windows if isinstance(part, WindowSelection) else windows_of(part.to_intervals())
-        places = to.tolist()
+    for part_rows, to in zip(rows, numbers, strict=True):
+        windows, places = part_rows if isinstance(part_rows, RowWindows) else windows_of(part_rows), to.tolist()
         pieces += [BlockWindows(places[piece.block], *piece[1:]) for piece in windows.pieces]
-        if len(pieces) > _MOST_PIECES:
-            return None
     return RowWindows(tuple(pieces))
 
 
