@@ -31,7 +31,7 @@ import dask
 _IMPORTS = """
     dask.__main__ distributed.cli.dask_scheduler distributed.cli.dask_worker distributed.http.worker
     daskdist.cli.demo daskdist.readers.parquet daskdist.strategy.multi_worker daskdist.testing
-    numpy pandas pyarrow.dataset pyarrow.parquet zarr
+    numpy pandas pyarrow.dataset pyarrow.parquet
 """
 _REQUEST_BYTES = 1 << 20
 # The environment of a program whose workers are forked instead of new processes, which do the imports again.
