@@ -21,8 +21,7 @@ from daskdist.core.selection.shuffle_buffer import (
     Draws,
     RowBuffer,
     buffer_of,
-    buffer_of_parts,
-    in_ascending_order,
+    buffer_of_numbers,
 )
 
 # The most draws of one call: few enough for the cache, enough to share the cost of a call.
@@ -30,6 +29,8 @@ _DRAWS = 65_536
 _DRAWN_BYTES = 2**20
 # The number of draws for each slot that are made again at a time; after 16, hardly any slot is left.
 _GOING_BACK = 6
+# The table of the elements that are needed after a resume has at most so many entries, as a power of 2.
+_TABLE_BITS = 22
 # The most elements of the buffer that come last in an order drawn from all orders; more come in one that is computed
 # where it is needed, which is faster.
 _MOST_DRAWN = 65_536
@@ -120,8 +121,8 @@ class ShuffleCursor:
             num_elements = min(num_elements, lengths[0][0] - size)
         if num_elements <= 0:
             return 0
-        numbers, slots = in_ascending_order(self._occupants(num_elements))
-        self.buffer = buffer_of_parts(self._pull_numbers(numbers, slots, size + num_elements))
+        numbers = self._occupants(num_elements)
+        self.buffer = buffer_of_numbers(self._pull_numbers(numbers, size + num_elements), numbers)
         return num_elements
 
     def _occupants(self, num_draws: int) -> Index:
@@ -151,17 +152,23 @@ class ShuffleCursor:
             occupants[slots] = np.arange(size + start, size + start + len(slots), dtype=dtype)
         return occupants, first
 
-    def _pull_numbers(self, numbers: Index, slots: Index, stop: int) -> list[tuple[Run, Index]]:
-        # Return the elements of some numbers, in ascending order, with their slots; those from ``stop`` on wait.
-        self.num_elements = self.source.skip(int(numbers[0]))  # type: ignore[attr-defined]
-        parts: list[tuple[Run, Index]] = []
+    def _pull_numbers(self, numbers: Index, stop: int) -> list[tuple[int, Run]]:
+        # Return the runs with elements of some numbers, each with its first number; elements from ``stop`` on wait.
+        start = int(numbers.min())
+        # One entry of the table for each number, or for several if there are many.
+        shift = max((stop - start).bit_length() - _TABLE_BITS, 0)
+        is_needed = np.zeros(((stop - start) >> shift) + 1, bool)
+        is_needed[(numbers - start) >> shift] = True
+        self.num_elements = self.source.skip(start)  # type: ignore[attr-defined]
+        parts: list[tuple[int, Run]] = []
         while self.num_elements < stop:
             first, run = self.num_elements, self._pull_source()
-            chosen = slice(*np.searchsorted(numbers, [first, self.num_elements]))
-            if chosen.start < chosen.stop:
-                parts.append((run.take(numbers[chosen] - first), slots[chosen]))
             if self.num_elements > stop:
                 self.waiting.push(run[stop - first :])
+                run = run[: stop - first]
+            last = first + len(run) - 1
+            if last >= start and is_needed[max(first - start, 0) >> shift : ((last - start) >> shift) + 1].any():
+                parts.append((first, run))
         return parts
 
     def _pull_source(self) -> Run:

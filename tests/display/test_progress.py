@@ -199,8 +199,8 @@ def test_passes_that_are_not_distributed():
 
     batches = iter(Dataset.range(40).batch(8))
     for _ in batches:
-        time.sleep(0.02)
-    assert batches.stats()["step_s"] >= 0.08
+        time.sleep(0.1)
+    assert batches.stats()["step_s"] >= 0.4
     assert "The steps themselves take nearly all of the time" in daskdist.explain_slow(batches)
 
     batches = iter(Dataset.range(40).map(slow).batch(8).with_options(Options(num_processes=2)))

@@ -16,7 +16,9 @@ import daskdist
 from daskdist import Dataset
 from daskdist.core.dataset_base import node_of
 from daskdist.core.node import lower
-from daskdist.core.selection.shuffle_buffer import Draws, in_ascending_order
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.rows import Selection
+from daskdist.core.selection.shuffle_buffer import Draws, buffer_of_numbers, in_ascending_order
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.synchronous import Synchronous
@@ -299,3 +301,21 @@ def test_numbers_are_brought_into_ascending_order(distances):
     ascending, places = in_ascending_order(numbers)
     np.testing.assert_array_equal(ascending, np.sort(numbers))
     np.testing.assert_array_equal(numbers[places], ascending)
+
+
+@pytest.mark.parametrize("lengths", [[1000], [64, 256, 70_000, 200_000], [1, 1, 1, 300_000, 2, 1, 90_000], [40] * 400])
+def test_a_buffer_of_numbers_has_the_rows_of_those_numbers(lengths):
+    rng, first, parts, expected = np.random.default_rng(len(lengths)), 11, [], []
+    for place, length in enumerate(lengths):
+        skipped = 3 * (place == 0 and length > 3)
+        parts.append((first, Selection((BlockRef(place, length + skipped),), range(skipped, length + skipped))))
+        expected += [(place, row) for row in range(skipped, length + skipped)]
+        first += length
+    at = rng.choice(len(expected), min(len(expected), 5000), replace=False)
+    at = at[at < len(expected) - lengths[-1] // 2]
+    for mixed in (parts, [(parts[0][0], parts[0][1].take(np.arange(lengths[0]))), *parts[1:]]):
+        rest = buffer_of_numbers(mixed, (at + 11).astype(np.int32)).rest()
+        blocks = [rest.blocks[place].handle for place in rest.places]
+        assert list(zip(blocks, rest.row_numbers.tolist(), strict=True)) == [expected[place] for place in at]
+        # Blocks without such rows are not held.
+        assert len(rest.blocks) == len({expected[place][0] for place in at})

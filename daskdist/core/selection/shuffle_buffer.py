@@ -16,6 +16,8 @@ from daskdist.core.selection.runs import Run
 
 # The number of rows to process together when a buffer is tidied.
 _AT_ONCE = 65_536
+# The table of `_parts_of` has at most so many entries, as a power of 2.
+_TABLE_BITS = 16
 # The size of the table of `in_ascending_order` for each number, which bounds its memory.
 _NUMBERS_PER_ITEM = 4
 
@@ -83,6 +85,24 @@ class RowBuffer:
         buffer._rows, buffer._codes = None, np.empty(sum(len(slots) for _, slots in parts), np.int64)
         for rows, slots in parts:
             buffer._codes[slots] = buffer._coded(rows)
+        return buffer
+
+    @classmethod
+    def of_numbers(cls, parts: Sequence[tuple[int, Selection]], numbers: Index) -> RowBuffer | None:
+        """Create a buffer of the rows of some numbers; None unless each part is a range of one block.
+
+        As the rows need not be ordered, this takes a third of the time of `of_parts`.
+        """
+        if not all(rows.is_range and len(rows.blocks) == 1 for _, rows in parts):
+            return None
+        part_of_number = _parts_of(numbers, np.array([first for first, _ in parts]))
+        num_rows = np.bincount(part_of_number, minlength=len(parts))
+        buffer, before = cls(parts[0][1]), np.zeros(len(parts), np.int64)
+        for place, (first, rows) in enumerate(parts):
+            if num_rows[place]:
+                before[place] = (buffer._place(rows.blocks[0]) << 32) + rows.rows[0] - first
+        buffer._rows, buffer._codes = None, before.take(part_of_number)
+        buffer._codes += numbers
         return buffer
 
     def __len__(self) -> int:
@@ -179,9 +199,41 @@ def buffer_of(run: Run) -> RowBuffer | BatchBuffer:
     return BatchBuffer(run) if isinstance(run, Groups) else RowBuffer(run)
 
 
-def buffer_of_parts(parts: Sequence[tuple[Any, Index]]) -> RowBuffer | BatchBuffer:
-    """Return a buffer that holds the elements of runs of one kind, each of which has the slots of its elements."""
-    return BatchBuffer.of_parts(parts) if isinstance(parts[0][0], Groups) else RowBuffer.of_parts(parts)
+def buffer_of_numbers(parts: Sequence[tuple[int, Any]], numbers: Index) -> RowBuffer | BatchBuffer:
+    """Return a buffer that holds the elements of some numbers.
+
+    Parameters
+    ----------
+    parts
+        Runs of one kind, in ascending order, each with the number of its first element.
+    numbers
+        The number of the element of each slot.
+    """
+    if isinstance(parts[0][1], Selection):
+        buffer = RowBuffer.of_numbers(parts, numbers)
+        if buffer is not None:
+            return buffer
+    numbers, slots = in_ascending_order(numbers)
+    chosen = []
+    for first, run in parts:
+        start, stop = np.searchsorted(numbers, [first, first + len(run)])
+        if start < stop:
+            chosen.append((run.take(numbers[start:stop] - first), slots[start:stop]))
+    return BatchBuffer.of_parts(chosen) if isinstance(parts[0][1], Groups) else RowBuffer.of_parts(chosen)
+
+
+def _parts_of(numbers: Index, firsts: Index) -> Index:
+    # Return for each number the last part that begins at it or before. Most are found by a table of the parts at the
+    # ends of intervals, which takes a fifth of the time of a search.
+    start, stop = int(numbers.min()), int(numbers.max()) + 1
+    shift = max((stop - start).bit_length() - _TABLE_BITS, 0)
+    ends = start + (np.arange(1, ((stop - start) >> shift) + 2) << shift)
+    at_ends = np.searchsorted(firsts, np.append(start, ends - 1), side="right") - 1
+    if (np.diff(at_ends) > 1).any():
+        return np.searchsorted(firsts, numbers, side="right") - 1
+    parts = at_ends[1:].astype(np.int32).take((numbers - start) >> shift)
+    parts -= numbers < firsts.take(parts)
+    return parts
 
 
 def in_ascending_order(numbers: Index) -> tuple[Index, Index]:
