@@ -30,7 +30,7 @@ _DRAWN_BYTES = 2**20
 # The number of draws for each slot that are made again at a time; after 16, hardly any slot is left.
 _GOING_BACK = 6
 # The table of the elements that are needed after a resume has at most so many entries, as a power of 2.
-_TABLE_BITS = 22
+_TABLE_BITS = 18
 # The most elements of the buffer that come last in an order drawn from all orders; more come in one that is computed
 # where it is needed, which is faster.
 _MOST_DRAWN = 65_536

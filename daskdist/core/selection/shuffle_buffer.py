@@ -96,12 +96,9 @@ class RowBuffer:
         if not all(rows.is_range and len(rows.blocks) == 1 for _, rows in parts):
             return None
         part_of_number = _parts_of(numbers, np.array([first for first, _ in parts]))
-        num_rows = np.bincount(part_of_number, minlength=len(parts))
-        buffer, before = cls(parts[0][1]), np.zeros(len(parts), np.int64)
-        for place, (first, rows) in enumerate(parts):
-            if num_rows[place]:
-                before[place] = (buffer._place(rows.blocks[0]) << 32) + rows.rows[0] - first
-        buffer._rows, buffer._codes = None, before.take(part_of_number)
+        buffer = cls(parts[0][1])
+        before = [(buffer._place(rows.blocks[0]) << 32) + rows.rows[0] - first for first, rows in parts]
+        buffer._rows, buffer._codes = None, np.array(before, np.int64).take(part_of_number)
         buffer._codes += numbers
         return buffer
 
