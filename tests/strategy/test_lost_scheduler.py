@@ -19,7 +19,8 @@ from daskdist import Dataset
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import ask_from_worker
 
-_ROWS = 400
+# Enough that a pass is not over before the loss is noticed.
+_ROWS = 1_000
 _BATCH_ROWS = 10
 _KILLED_AT = 20
 # The error comes as soon as the connection breaks.
