@@ -162,19 +162,23 @@ def column_as_leaf(value: Any) -> Any:
     dtype = value.type if is_arrow else getattr(value, "dtype", None)
     if _is_plain(dtype) or not (is_pandas or is_arrow or (dtype is not None and hasattr(value, "to_arrow"))):
         return value
+    if is_pandas and _is_plain(np.asarray(value).dtype):
+        # Such as nullable and sparse numbers.
+        return value
     import pyarrow as pa
 
     what, types = f"{type(value).__name__} of {dtype}", pa.types
     array = _as_arrow(value, what)
-    if types.is_struct(array.type):
-        return value
     may_be_missing = types.is_floating(array.type) or types.is_temporal(array.type)
     if array.null_count and not may_be_missing:
         raise ArgumentError(
             f"{what} with {array.null_count} missing values: fill them first, in pandas with fillna(...), leave their "
             "rows out with dropna(), or convert numbers with astype('float64')"
         )
+    if types.is_struct(array.type) or (isinstance(array, pa.ExtensionArray) and types.is_struct(array.storage.type)):
+        raise ArgumentError(f"{what} has several fields, each of which must be a column of its own")
     try:
+        spec_of(array.type, what)
         (leaf,) = leaves_of(array, what)
     except FileError as error:
         raise ArgumentError(str(error)) from None
@@ -193,6 +197,9 @@ def _as_arrow(column: Any, what: str) -> Any:
         raise ArgumentError(
             f"{what} cannot become an array: {error}; leave it out, or give its values one type"
         ) from None
+    if getattr(array.type, "extension_name", "") == "pandas.period":
+        # Its storage has the numbers of periods since 1970, which would be taken for values.
+        raise ArgumentError(f"{what} cannot become an array: convert periods to times with dt.to_timestamp()")
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 

@@ -28,6 +28,7 @@ COLUMNS = {
     "nullable": (pd.Series([1, 2], dtype="Int64"), [1, 2]),
     "Arrow": (pd.Series([1.5, None], dtype="float64[pyarrow]"), [1.5, np.nan]),
     "index": (pd.Index(["a", "b"]), ["a", "b"]),
+    "sparse": (pd.Series(pd.arrays.SparseArray([0, 7])), [0, 7]),
     "lists": (pd.Series([[1], [2, 3]]), [[1], [2, 3]]),
     "an Arrow array": (pa.array(["a", "b"]), ["a", "b"]),
     "Arrow chunks": (pa.chunked_array([[1], [2]]), [1, 2]),
@@ -74,3 +75,18 @@ def test_functions_may_return_columns_of_dataframes():
     assert {"g": found["g"].tolist(), "x": found["x"].tolist()} == {"g": ["a", "b"], "x": [4, 2]}
     with pytest.raises(UserFunctionError, match=r"give dict\(frame\)"):
         list(batches.map(lambda batch: pd.DataFrame(batch)))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pd.Series([{"a": 1}]), "has several fields"),
+        (pa.array([{"a": 1, "b": 2}]), "has several fields"),
+        (pd.Series([[{"a": 1, "b": 2}]]), "lists of structs, which cannot form an array"),
+        (pd.Series(pd.interval_range(0, 2)), "has several fields"),
+        (pd.Series(pd.period_range("2020", periods=2, freq="M")), r"convert periods to times with dt\.to_timestamp"),
+    ],
+)
+def test_columns_that_are_no_array_are_refused(column, message):
+    with pytest.raises(ArgumentError, match=message):
+        Dataset.from_tensor_slices({"x": column})
