@@ -285,9 +285,9 @@ def test_partitions_and_columns(tmp_path):
         (b"", "is empty, while"),
         (b"ARROW1\0\0", "not an Arrow file, or a damaged one"),
         (b"\xff\xff\xff\xff\x10\0\0\0", "not an Arrow file, or a damaged one"),
-        (b"\xff\xff\xff\xff\0\0\0\0", "it does not begin with a schema"),
-        (b"a,b\n1,2\n", "a message is expected at byte 0"),
-        (b"a,b", "a message is cut short at byte 0"),
+        (b"\xff\xff\xff\xff\0\0\0\0", "a damaged one: .* schema message"),
+        (b"a,b\n1,2\n", "a damaged one: Expected to read .* metadata bytes"),
+        (b"a,b", "a damaged one: Corrupted message"),
     ],
 )
 def test_invalid_files_are_errors(tmp_path, content, message):
@@ -331,14 +331,17 @@ def test_a_stream_that_stops_or_is_garbage_is_an_error(tmp_path):
         bad_kind[place] = kind
         bad_kinds.append(bytes(bad_kind))
     for damaged, message in (
-        (content[: starts[1] + 4], "cut short at byte"),
-        (content[: starts[1] + 100], r"states its end as byte \d+ of \d+|a message is expected"),
-        (content[: stop - 1], "states its end as byte"),
+        (content[: starts[1] + 4], "Corrupted metadata length"),
+        (content[: starts[1] + 100], r"Expected to read \d+ metadata bytes, but only read"),
+        (content[: stop - 1], r"Expected to be able to read \d+ bytes for message body"),
         # A page of zeros, which a full disk or a crash may leave.
-        (content[: starts[1]] + bytes(len(content) - starts[1]), "bytes after the end-of-stream marker"),
+        (
+            content[: starts[1]] + bytes(len(content) - starts[1]),
+            r"bytes after its last message, which ends at byte \d",
+        ),
         (content + content, "several streams in one file"),
-        (bad_kinds[0], "dictionaries with 1 ids, but 0 columns with dictionaries"),
-        (bad_kinds[1], "of kind 4, but a record batch or a dictionary is expected"),
+        (bad_kinds[0], "a damaged one"),
+        (bad_kinds[1], "expected type: record batch"),
     ):
         Path(path).write_bytes(damaged)
         with pytest.raises(errors.FileError, match=message) as caught:
@@ -383,7 +386,7 @@ def test_a_batch_that_the_footer_lacks_is_an_error(tmp_path):
         if num_batches == 2:
             break
         place = bytes(content).index((3).to_bytes(4, "little"), place + 1)
-    with pytest.raises(errors.FileError, match="that the footer does not list"):
+    with pytest.raises(errors.FileError, match="has 3 record batches, but its footer lists 2"):
         list(read_arrow(path))
 
 

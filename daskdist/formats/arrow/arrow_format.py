@@ -18,8 +18,17 @@ from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.arrow.arrow_messages import CONTINUES, FEATHER_1, MAGIC, BatchIndex, Message, damage, index_of
-from daskdist.storage.filesystem import Storage, Version, is_remote
+from daskdist.formats.arrow.arrow_messages import (
+    CONTINUES,
+    FEATHER_1,
+    MAGIC,
+    BatchIndex,
+    Message,
+    damage,
+    index_of,
+    opened,
+)
+from daskdist.storage.filesystem import Storage, Version
 from daskdist.storage.hive_partitions import Partitions
 from daskdist.storage.schema_check import FirstFile, unlike
 from daskdist.tables.from_arrow import TableReader
@@ -105,11 +114,11 @@ class Arrow:
             if batch.num_rows is not None and row_bytes is not None:
                 # A damaged file may state any number of rows.
                 return min(batch.num_rows * row_bytes, batch.num_bytes * _DENSEST)
-            return int(batch.num_bytes * share * (_RATIO if batch.is_compressed else 1))
+            return int(batch.num_bytes * share * (1 if batch.is_mapped else _RATIO))
 
         return [
             _split(ArrowSplit(version, *part), index, size_of, file)
-            for part in _grouped(index, size_of, in_bytes("split-bytes"), not is_remote(path))
+            for part in _grouped(index, size_of, in_bytes("split-bytes"))
         ]
 
     def read(self, split: Split) -> Block:
@@ -173,54 +182,44 @@ class Arrow:
         fields = [number for number, name in enumerate(names) if name in selected] or [0]
         # Removing fields of mapped batches takes longer than keeping them. Without threads, as splits are read in
         # parallel already.
-        is_plain = not is_remote(version.path) and not any(message.is_compressed for message in index.batches)
-        is_all = is_plain or len(fields) == len(names)
+        is_all = all(message.is_mapped for message in index.batches) or len(fields) == len(names)
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=[] if is_all else fields)
-        with damage(split.label):
-            if is_remote(version.path):
-                with self.storage.open(version.path) as file:
-                    yield _Batches(index, file, options, is_mapped=False)
-            else:
-                # Its arrays keep the mapping alive.
-                with pa.memory_map(version.path) as source:
-                    yield _Batches(index, source, options, is_mapped=True)
+        with damage(split.label), opened(self.storage, version.path) as source:
+            yield _Batches(index, source, options)
 
 
 class _Batches:
     # The record batches of an open file.
-    def __init__(self, index: BatchIndex, source: Any, options: Any, *, is_mapped: bool) -> None:
+    def __init__(self, index: BatchIndex, source: Any, options: Any) -> None:
         import pyarrow as pa
 
         self._index = index
         self._source = source
         self._options = options
-        self._is_mapped = is_mapped
         self._reader = None if index.is_stream else pa.ipc.open_file(source, options=options)
 
     def batches(self, start: int, stop: int) -> list[Any]:
         """Return record batches, with the selected columns or all."""
-        messages = self._index.batches[start:stop]
         if self._reader is not None:
             record_batches = [self._reader.get_batch(number) for number in range(start, stop)]
         else:
-            record_batches = self._of_stream(messages)
-        for number, (message, batch) in enumerate(zip(messages, record_batches, strict=True), start):
-            if message.num_rows not in (None, batch.num_rows):
-                raise ValueError(f"record batch {number} has {batch.num_rows} rows, not {message.num_rows}")
+            record_batches = self._of_stream(self._index.batches[start:stop])
+        for batch in record_batches:
             batch.validate()
         return record_batches
 
     def _of_stream(self, messages: Sequence[Message]) -> list[Any]:
         import pyarrow as pa
 
-        if self._is_mapped and len(self._index.others) == 1 and not any(message.is_compressed for message in messages):
+        if len(self._index.others) == 1 and all(message.is_mapped for message in messages):
             record_batches = []
             for message in messages:
                 self._source.seek(message.start)
                 record_batches.append(pa.ipc.read_record_batch(pa.ipc.read_message(self._source), self._index.schema))
             return record_batches
-        # Read them as a separate stream of the schema, the dictionaries at that point, and the batches.
-        parts = [*self._index.needed_by(messages[0]), Message(messages[0].start, messages[-1].stop)]
+        # Read them as a separate stream of the schema, the dictionaries before them, and the batches.
+        others = [message for message in self._index.others if message.start < messages[0].start]
+        parts = [*others, Message(messages[0].start, messages[-1].stop)]
         data = b"".join(self._bytes_of(message) for message in parts)
         with pa.ipc.open_stream(pa.BufferReader(data), options=self._options) as reader:
             return list(reader)
@@ -230,10 +229,10 @@ class _Batches:
         return bytes(self._source.read(message.num_bytes))
 
 
-def _grouped(index: BatchIndex, size_of: Any, split_bytes: int, is_local: bool) -> Iterator[tuple[Any, ...]]:
+def _grouped(index: BatchIndex, size_of: Any, split_bytes: int) -> Iterator[tuple[Any, ...]]:
     # Yield the range of batches of each split, and for a batch that is cut, the range of rows.
     start, total, previous = 0, 0, 0
-    is_cut = is_local and not (index.is_stream and len(index.others) > 1)
+    is_cut = not (index.is_stream and len(index.others) > 1)
     for number, batch in enumerate(index.batches):
         size = size_of(batch)
         is_large = max(size, previous) >= split_bytes * _LARGE
@@ -241,13 +240,7 @@ def _grouped(index: BatchIndex, size_of: Any, split_bytes: int, is_local: bool) 
             yield start, number
             start, total = number, 0
         total, previous = total + size, size
-        if (
-            is_cut
-            and size > split_bytes
-            and batch.num_rows is not None
-            and batch.num_rows > 1
-            and not batch.is_compressed
-        ):
+        if is_cut and size > split_bytes and batch.is_mapped and batch.num_rows is not None and batch.num_rows > 1:
             num_parts = min(-(-size // max(split_bytes, 1)), batch.num_rows)
             bounds = [batch.num_rows * k // num_parts for k in range(num_parts + 1)]
             yield from ((number, number + 1, rows) for rows in pairwise(bounds))
