@@ -21,6 +21,9 @@ from daskdist.errors import ArgumentError
 
 Leaves = tuple[Any, ...]
 
+# The most characters of a nesting in a message.
+_MOST_CHARACTERS: Final = 300
+
 
 class Nested:
     """A dataset that is a leaf of an element, such as a window."""
@@ -130,12 +133,13 @@ class _Leaf:
 
 
 def describe_nesting(treespec: Any) -> str:
-    """Return the nesting of values as Python would print it, with the word value for each.
+    """Return the nesting of values as Python would print it, with the word value for each; the start of a long one.
 
     >>> describe_nesting(optree.tree_structure({"a": 1, "b": (2, 3)}))
     "{'a': value, 'b': (value, value)}"
     """
-    return str(treespec.unflatten([_Leaf()] * treespec.num_leaves))
+    text = str(treespec.unflatten([_Leaf()] * treespec.num_leaves))
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}... ({treespec.num_leaves:,} values)"
 
 
 def _places(nest: Any) -> Iterator[int]:

@@ -229,7 +229,8 @@ class Strategy(Viewed):
         replica that has not begun gets a thread.
 
         On a cluster, a replica runs the calls in the order of the program, or of each of its threads. The first call
-        of a function is waited for, to learn the structure of its result. Later calls do not wait until
+        of a function with a structure of arguments is waited for, to learn the structure of its result. Later calls,
+        whose results must have the same structure, do not wait until
         ``daskdist.max-steps-in-flight`` are in flight. A call that returns None, also inside a nest, is always waited
         for (in a `daskdist.function` at its end), as its failure would not be seen otherwise.
 
@@ -263,12 +264,12 @@ class Strategy(Viewed):
         if not callable(fn):
             raise ArgumentError(f"run: {type(fn).__name__} is not a function")
         if restart == 0:
-            handles, leaves = self._call(fn, args, kwargs)
+            handles, leaves, structure = self._call(fn, args, kwargs)
         else:
             most = whole_number("run", "restart", restart, at_least=0)
             backend = self._internals.backend
-            handles, leaves = call_with_restarts(backend, lambda: self._call(fn, args, kwargs), most)
-        results = self._internals.returned.of_run(fn, handles)
+            handles, leaves, structure = call_with_restarts(backend, lambda: self._call(fn, args, kwargs), most)
+        results = self._internals.returned.of_run(fn, handles, structure)
         if True in [type(leaf) is PerReplica and leaf.is_uneven for leaf in leaves]:
             for result in optree.tree_leaves(results):
                 if type(result) is PerReplica:
@@ -277,12 +278,12 @@ class Strategy(Viewed):
 
     def _call(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
-    ) -> tuple[Sequence[Handle], list[Any]]:
-        # The handles of the results, and the leaves of the arguments.
+    ) -> tuple[Sequence[Handle], list[Any], Any]:
+        # The handles of the results, and the leaves of the arguments and their structure.
         leaves, treespec = flattened_call(args, kwargs or {}, ARGUMENT_LEAVES)
         self._internals.check_values("run", leaves)
         leaves, treespec, _shared_readers = with_plans(self, leaves, treespec)
-        return self._internals.call_replicas("run", fn, leaves, treespec), leaves
+        return self._internals.call_replicas("run", fn, leaves, treespec), leaves, treespec
 
     def predict(self, fn: Callable[..., Any], dataset: Dataset, args: Sequence[Any] = ()) -> Dataset:
         """Return the results of a function for all rows of a dataset, in their order, computed on the replicas.

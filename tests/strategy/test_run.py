@@ -10,6 +10,7 @@ import traceback
 import weakref
 
 import numpy as np
+import optree
 import pytest
 from conftest import mirrored
 from distributed import Client, LocalCluster, get_worker
@@ -472,6 +473,30 @@ def test_the_structure_of_results_is_learned_again_when_a_callee_changes(on_clus
 
     assert len(on_cluster.run(repeated(2), args=(floats(1, 2),))) == 2
     assert len(on_cluster.run(repeated(3), args=(floats(1, 2),))) == 3
+
+
+def doubled(nest):
+    return [doubled(part) for part in nest] if isinstance(nest, list) else 2 * nest
+
+
+@pytest.mark.parametrize("is_defined_again", [False, True])
+def test_the_structure_of_results_may_depend_on_that_of_the_arguments(strategy, is_defined_again):
+    for nest in (floats(1, 2), [floats(1, 2), floats(3, 4)], [], floats(5, 6), [floats(7, 8), [floats(9, 0)]]):
+        # A function that is defined again in each step is the same function.
+        fn = (lambda nest: doubled(nest)) if is_defined_again else doubled
+        found = strategy.run(fn, args=(nest,))
+        expected = optree.tree_map(lambda value: tuple(2 * part for part in value.values), nest)
+        assert optree.tree_map(strategy.local_results, found) == expected
+
+
+def test_a_message_of_different_structures_has_the_start_of_long_ones(strategy):
+    def returned(k):
+        return [(1, 2)] * 1_000 if k else {"a": 1}
+
+    error = r"\{'a': value\} on replica 0 and \[\(value, value\), .*\.\.\. \(2,000 values\) on replica 1; it must"
+    with pytest.raises(errors.DaskdistError, match=error) as raised:
+        strategy.run(returned, args=(PerReplica([0, 1]),))
+    assert len(str(raised.value)) < 600
 
 
 # The functions belong to no module, and are therefore sent with their code.

@@ -34,16 +34,28 @@ class ReturnedValues:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # key of a function -> the layout of its first result, and weak references to the parts whose ids are the key.
+        # The ids of the structure of the arguments and of a function's parts -> the layout of its first result, and
+        # weak references to those.
         self._layouts: dict[Any, tuple[Layout, list[Callable[[], Any]]]] = {}
-        # The number of a function -> the layout of its results.
-        self._layout_of: dict[int | None, Layout] = {}
+        # The number of a function and the id of the structure of its arguments -> that structure, and the layout of the
+        # results.
+        self._layout_of: dict[tuple[int, int], tuple[Any, Layout]] = {}
 
-    def of_run(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Any:
-        """Return the result of `Strategy.run`: a nest of `PerReplica`, the value of a single replica, or None."""
+    def of_run(self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any) -> Any:
+        """Return the result of `Strategy.run`: a nest of `PerReplica`, the value of a single replica, or None.
+
+        Parameters
+        ----------
+        fn
+            The function.
+        handles
+            The results of the call.
+        structure
+            The structure of the arguments; the results for one structure of arguments have the same structure.
+        """
         if not self._backend.defers:
             return handles[0] if len(handles) == 1 else regroup(handles)
-        layout = self._layout(fn, handles)
+        layout = self._layout(fn, handles, structure)
         leaves: list[Any] = [
             None if is_none else self._picked(handles, pick)
             for pick, is_none in zip(layout.picks, layout.are_none, strict=True)
@@ -74,20 +86,21 @@ class ReturnedValues:
     def _picked(self, handles: Sequence[Handle], pick: ExtractFromResult) -> PerReplica:
         return PerReplica(PerReplicaRef(self._backend, handles, pick, is_step=True))
 
-    def _layout(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
+    def _layout(self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any) -> Layout:
         # Try the identity of the function first; comparing the parts of functions takes longer.
         number = self._backend.function_of(handles)
-        layout = self._layout_of.get(number)
-        if layout is None:
-            layout = self._layout_of_like(fn, handles)
-            if number is not None and not any(layout.are_none) and layout is not LONE_ABSENT:
-                if len(self._layout_of) >= _MOST_LAYOUTS:
-                    self._layout_of.pop(next(iter(self._layout_of)))
-                self._layout_of[number] = layout
+        known = None if number is None else self._layout_of.get((number, id(structure)))
+        if known is not None:
+            return known[1]
+        layout = self._layout_of_like(fn, handles, structure)
+        if number is not None and not any(layout.are_none) and layout is not LONE_ABSENT:
+            if len(self._layout_of) >= _MOST_LAYOUTS:
+                self._layout_of.pop(next(iter(self._layout_of)))
+            self._layout_of[number, id(structure)] = structure, layout
         return layout
 
-    def _layout_of_like(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
-        parts = made_of(fn)
+    def _layout_of_like(self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any) -> Layout:
+        parts = [structure, *made_of(fn)]
         key = tuple(map(id, parts))
         known = self._layouts.get(key)
         if known is not None and any(part() is None for part in known[1]):

@@ -109,7 +109,8 @@ class ExtractFromResult:
                 return ABSENT
             raise DaskdistError(
                 f"run: the function returned {describe_nesting(result.treespec)} here and "
-                f"{describe_nesting(self.treespec)} in its first call; it must return the same structure in all calls"
+                f"{describe_nesting(self.treespec)} in its first call with such arguments; it must return the "
+                "same structure in all calls with arguments of the same structure"
             )
         return result.leaves[self.leaf]
 
