@@ -229,10 +229,9 @@ class Strategy(Viewed):
         replica that has not begun gets a thread.
 
         On a cluster, a replica runs the calls in the order of the program, or of each of its threads. The first call
-        of a function with a structure of arguments is waited for, to learn the structure of its result. Later calls,
-        whose results must have the same structure, do not wait until
-        ``daskdist.max-steps-in-flight`` are in flight. A call that returns None, also inside a nest, is always waited
-        for (in a `daskdist.function` at its end), as its failure would not be seen otherwise.
+        of a function with a structure of arguments is waited for, as later ones must return the same structure. Those
+        do not wait until ``daskdist.max-steps-in-flight`` are in flight. A call that returns None, also in a nest, is
+        always waited for (in a `daskdist.function` at its end), as its failure would not be seen otherwise.
 
         A function that gets a distributed dataset can run its whole loop on the replicas. Its `ReplicaIterator` yields
         the replica's part of each step, without messages to the scheduler:
