@@ -4,7 +4,7 @@
 empty place and then over an older dataset. The files are copied before each change of the write, since these are what
 a process leaves that is killed there; one process is killed, and has to leave the same files. In each state, a reader
 has to find the old dataset or the new one, and another write has to remove all leftovers; the command ``convert`` is
-also repeated before that, and has to give the new dataset.
+repeated for that, and has to give the new dataset.
 """
 
 from __future__ import annotations
@@ -192,6 +192,8 @@ def check(place: str, is_fresh: bool, method: str) -> None:
         convert(NEW, place)
         if (found := read(method, place)) != NEW:
             raise SystemExit(f"{place} was converted again, and is read as {found}")
+        # Another conversion would begin with the same files after each state.
+        return
     write(method, LATER, place)
     for path in [place, *globs]:
         if (found := read(method, path)) != LATER:

@@ -42,8 +42,8 @@ from daskdist.storage.schema_check import FirstFile
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _KINDS: Final = "biufcmMSUTO"
 _ADVICE: Final = "convert it to numbers, times, text or bytes with map(...)"
-# The end of the name under which Zarr writes a file in a local directory.
-_OF_ZARR: Final = re.compile(r"\.[0-9a-f]{32}\.partial$")
+# The ends of the names under which Zarr, and `atomic_file`, write a file in a local directory.
+_UNFINISHED: Final = re.compile(r"\.[0-9a-f]{32}\.(partial|tmp)$")
 # The length of an array while it is written, which no complete array has.
 _OPEN_END: Final = 2**48
 # The names of the metadata files of arrays in v3 and in v2.
@@ -361,9 +361,9 @@ class UnfinishedStore:
         final = self.storage.located(self.path)[1].rstrip("/")
         with failures(self.path, "cannot be written", (Exception,)):
             if not is_remote(self.temporary):
-                # Processes that were killed while Zarr wrote a file have left it under its temporary name.
+                # Processes that were killed while they wrote a file have left it under its temporary name.
                 for file in fs.find(inner):
-                    if _OF_ZARR.search(file):
+                    if _UNFINISHED.search(file):
                         fs.rm_file(file)
             for name in self.names:
                 place = f"{inner}/{name}/zarr.json" if name else f"{inner}/zarr.json"
