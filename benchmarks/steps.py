@@ -67,7 +67,7 @@ class Size:
     repeats: int = 5
 
 
-SIZES: Final = {"full": Size(), "small": Size(2**12, 200, 100, 20, 300, 300, 1)}
+SIZES: Final = {"full": Size(), "small": Size(2**12, 50, 20, 5, 100, 100, 1)}
 
 _BATCH_ROWS: Final = 128
 _STEPS_A_CALL: Final = 100

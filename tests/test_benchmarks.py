@@ -33,7 +33,8 @@ GPU = BENCHMARKS / "gpu.py"
 PROCESSES = BENCHMARKS / "processes.py"
 TORCH_DDP = BENCHMARKS / "torch_ddp.py"
 DIGITS = BENCHMARKS / "digits.py"
-NAMES = ["memory", "parquet", "import", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])]
+# The test of the table runs the part "memory".
+NAMES = ["parquet", "import", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])]
 
 
 def start(script: Path, *args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -100,9 +100,11 @@ def test_a_part_equals_that_of_the_whole_order(length):
     order = order_of(length)
     ends = {0, 1, 7, length // 2, length - 1, length}
     ends |= {2**14 * number + more for number in (1, 2, 3) for more in (-1, 0, 1, 50)}
-    for start in sorted(ends):
-        for stop in sorted(ends):
-            if start <= stop <= length:
+    ends = sorted(end for end in ends if end <= length)
+    for number, start in enumerate(ends):
+        # Long parts take time.
+        for stop in {*ends[number : number + 4], *ends[-1:]}:
+            if start in ends[::3] or stop < length:
                 assert np.array_equal(order.between(start, stop), whole[start:stop])
                 places = np.random.default_rng(stop).permutation(np.arange(start, stop))[:300]
                 assert np.array_equal(order.at(places), whole[places])
@@ -121,7 +123,7 @@ def too_far(counts, expected, degrees):
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("length", [64, 100, 1000, 65_537])
 def test_each_place_gets_all_numbers_equally_often(length):
-    num_orders, places = 4000, np.array([0, 1, 2, length // 2, length - 1])
+    num_orders, places = 2000, np.array([0, 1, 2, length // 2, length - 1])
     found = np.array([Permutation(length, np.random.default_rng(seed)).at(places) for seed in range(num_orders)])
     parts = found * 16 // length
     sizes = np.bincount(np.arange(length) * 16 // length) / length

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import hypothesis
 import numpy as np
 import pytest
+from conftest import every_pair
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from vectorize_checks import MEAN, block, columns, is_same, rng, scalars, seen
@@ -185,13 +186,18 @@ def test_vectors(function, dtype):
     is_vectorised(function, vectors(dtype))
 
 
-@pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 1)])
-@pytest.mark.parametrize("name", ["sum", "prod", "mean", "min", "max", "std", "var", "any", "all"])
-def test_reductions_of_matrices(name, axis):
-    for shape in [(5, 7), (1, 40), (40, 1), (17, 33)]:
-        for dtype in ("float32", "float64"):
-            is_vectorised_afresh(lambda x: getattr(x, name)(axis=axis), vectors(dtype, shape))
-            is_vectorised_afresh(lambda x: getattr(np, name)(x.T * 2, axis), vectors(dtype, shape))
+@pytest.mark.parametrize(
+    ("name", "axis", "shape", "dtype"),
+    every_pair(
+        ["sum", "prod", "mean", "min", "max", "std", "var", "any", "all"],
+        [None, 0, 1, -1, (0, 1)],
+        [(5, 7), (1, 40), (40, 1), (17, 33)],
+        ["float32", "float64"],
+    ),
+)
+def test_reductions_of_matrices(name, axis, shape, dtype):
+    is_vectorised_afresh(lambda x: getattr(x, name)(axis=axis), vectors(dtype, shape))
+    is_vectorised_afresh(lambda x: getattr(np, name)(x.T * 2, axis), vectors(dtype, shape))
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 127, 128, 129, 1000])

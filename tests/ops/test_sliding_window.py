@@ -5,6 +5,7 @@ from __future__ import annotations
 import dask
 import numpy as np
 import pytest
+from conftest import every_pair
 
 import daskdist
 from daskdist import Dataset, Options, Ragged, TensorSpec, errors
@@ -61,9 +62,7 @@ def test_windows_equal_those_of_numpy(size, shift):
         )
 
 
-@pytest.mark.parametrize("size", [1, 2, 9, 40])
-@pytest.mark.parametrize("shift", [1, 3, 9, 50])
-@pytest.mark.parametrize("split_bytes", [8, 100, 400])
+@pytest.mark.parametrize(("size", "shift", "split_bytes"), every_pair([1, 2, 9, 40], [1, 3, 9, 50], [8, 100, 400]))
 def test_windows_across_blocks(size, shift, split_bytes):
     x = np.random.default_rng(0).normal(size=150)
     expected = [x[start : start + size] for start in range(0, 151 - size, shift)]

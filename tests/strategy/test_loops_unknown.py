@@ -82,8 +82,9 @@ def test_as_step_by_step(start_cluster, name, mode, is_together):
             options = InputOptions(replication_mode=mode)
             return strategy.distribute_datasets_from_function(MADE[name], options)
 
-        expected = by_steps(strategy, distributed(), 2)
-        found = strategy.run(passes_of, args=(distributed(), 2, is_together))
+        num_passes = 2 if name in ("uneven", "without rows") else 1
+        expected = by_steps(strategy, distributed(), num_passes)
+        found = strategy.run(passes_of, args=(distributed(), num_passes, is_together))
         assert list(map(str, strategy.local_results(found))) == expected
 
 

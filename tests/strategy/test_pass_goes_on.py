@@ -22,7 +22,7 @@ from daskdist import Dataset, Options, errors
 from daskdist.strategy.steps.sending import changing_workers
 
 pytestmark = pytest.mark.cluster
-NUM_ROWS = 3_600
+NUM_ROWS = 2_400
 ROWS = [row for row in range(NUM_ROWS) if row % 7 != 3]
 
 
@@ -103,7 +103,7 @@ def test_every_row_is_in_one_completed_step(strategy, policy, looks, tmp_path):
         result = strategy.run(rows_and_sum, args=(batch,))
         total += strategy.reduce("SUM", result["sum"], axis=None)
         parts.append(strategy.local_results(result["rows"]) if looks else result["rows"])
-        if number == 20:
+        if number == 10:
             kill(strategy, 0)
     parts = parts if looks else [strategy.local_results(rows) for rows in parts]
     assert sorted(np.concatenate([part for step in parts for part in step]).tolist()) == sorted(ROWS * num_passes)
@@ -155,8 +155,8 @@ def test_two_workers_are_lost_one_after_the_other(strategy):
     rows = []
     for number, batch in enumerate(strategy.distribute_dataset(dataset)):
         rows.append(strategy.gather(strategy.run(rows_and_sum, args=(batch,))["rows"], 0))
-        if number in (20, 90):
-            kill(strategy, number // 90)
+        if number in (10, 50):
+            kill(strategy, number // 50)
     assert np.concatenate(list(map(np.asarray, rows))).tolist() == [*range(NUM_ROWS)] * 2
 
 
@@ -197,12 +197,12 @@ def test_weights_contain_each_complete_step_once(strategy, size):
 
 def test_an_array_that_is_changed_after_a_step_is_given_again_as_it_was(strategy):
     weights, sums = np.zeros(3), []
-    for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(600).batch(6))):
+    for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(360).batch(6))):
         sums.append(strategy.reduce("SUM", strategy.run(lambda x, w: w[0] * len(x), args=(batch, weights)), axis=None))
         weights += 1
         if number == 10:
             kill(strategy, 0)
-    assert list(map(int, sums)) == [6 * number for number in range(100)]
+    assert list(map(int, sums)) == [6 * number for number in range(60)]
 
 
 @pytest.mark.parametrize("looks", [False, True])
@@ -218,16 +218,16 @@ def test_variables_are_those_of_complete_steps(strategy, looks):
         return count.read_value()
 
     counts = []
-    for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(600).batch(6))):
+    for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(360).batch(6))):
         result = strategy.run(step, args=(batch,))
         if looks:
             counts.append(int(strategy.local_results(result)[0]))
-        if number == 50:
+        if number == 20:
             kill(strategy, 0)
-    assert int(count) == 600
-    assert counts == ([*range(6, 606, 6)] if looks else [])
+    assert int(count) == 360
+    assert counts == ([*range(6, 366, 6)] if looks else [])
     expected = np.zeros(2)
-    for number in range(100):
+    for number in range(60):
         expected = expected * 0.5 + [1, 6 * number]
     for value in strategy.local_results(history.values):
         np.testing.assert_array_equal(value, expected)
