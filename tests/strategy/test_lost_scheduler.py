@@ -11,12 +11,13 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from conftest import eventually
 from distributed import Client, Scheduler, Worker
 from programs import FORKED_WORKERS
 
 import daskdist
 from daskdist import Dataset
-from daskdist.errors import ClusterError
+from daskdist.errors import ClusterError, CollectiveError
 from daskdist.execute.callers.cluster_requests import ask_from_worker
 
 # Enough that a pass is not over before the loss is noticed.
@@ -153,6 +154,28 @@ def test_a_loop_on_replicas_continues_on_another_scheduler(started, tmp_path, re
             rows = strategy.run(loop, args=(strategy.distribute_dataset(dataset), manager))
             found = strategy.local_results(rows)[0]
     assert sorted(found.tolist()) == list(range(_ROWS))
+
+
+def test_failures_that_may_follow_from_the_loss_are_not_raised_by_close(started):
+    def fail(x):
+        if x:
+            raise CollectiveError("replica 1 has left")
+        return x
+
+    scheduler, address = cluster(started, 0)
+    with Client(address, set_as_default=False) as client:
+        strategy = daskdist.MultiWorkerMirroredStrategy(client)
+        strategy.local_results(strategy.run(fail, args=(0.0,)))
+        strategy.run(fail, args=(1.0,))
+        eventually(lambda: not any(worker.num_steps_in_flight for worker in strategy.status().workers))
+        # The connections to the workers do not break before the loss of the scheduler is noticed.
+        for worker in started.processes[1:]:
+            worker.send_signal(signal.SIGSTOP)
+        scheduler.kill()
+        eventually(lambda: client.status != "running")
+        strategy.close()
+        for worker in started.processes[1:]:
+            worker.kill()
 
 
 def test_a_worker_that_closes_does_not_say_that_the_scheduler_is_lost():

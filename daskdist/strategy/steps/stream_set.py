@@ -567,7 +567,7 @@ class StreamSet:
             return
         if error := self.take_unseen():
             self.live_workers.in_doubt = True
-            raise error
+            raise root_cause(self.client, error)
 
     def take_unseen(self) -> BaseException | None:
         """Forget the failures that nobody has looked at, nor can; return the error of the first, if there is one."""
