@@ -104,7 +104,7 @@ class CheckpointManager:
         if exception[0] is None:
             self.close()
         else:
-            # The exception of the block is the one to see; one of writing is logged.
+            # The exception of the block is raised, and one of writing only logged.
             with suppress(Exception):
                 self.close()
 

@@ -36,7 +36,7 @@ class Composition(Protocol):
         ...
 
     def __call__(self, *args: Any) -> Rows:
-        """Call them."""
+        """Return what the last function makes of the results of the others."""
         ...
 
 
@@ -130,11 +130,11 @@ class Context(Protocol):
         """Note that the first passes of a repetition are behind the position that it continues from."""
         ...
 
-    def note_mark(self, place: int, state: Any) -> None:
+    def note_point(self, place: int, state: Any) -> None:
         """Record a state, as numbers and tuples, at a place in the elements."""
         ...
 
-    def mark_before(self, place: int) -> tuple[int, Any] | None:
+    def point_before(self, place: int) -> tuple[int, Any] | None:
         """Return the last state that was recorded at ``place`` or before it, with its place; None without one."""
         ...
 

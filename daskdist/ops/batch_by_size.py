@@ -28,7 +28,7 @@ from daskdist.core.primitive import (
     gathered,
 )
 from daskdist.core.selection.intervals import Index
-from daskdist.core.selection.marks import MarkedSource
+from daskdist.core.selection.resume_points import ResumableSource
 from daskdist.core.selection.runs import Run, RunQueue, group
 from daskdist.core.spec import ElementSpec, known_spec
 from daskdist.core.vectorize.apply import Vectorised
@@ -134,7 +134,7 @@ class SizeRows:
     is_padded: bool
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        source = MarkedSource(inputs[0](epoch), context)
+        source = ResumableSource(inputs[0](epoch), context)
         if self.buffer_size is None:
             return InOrderCursor(source, self)
         # A multiple of the round size, so that rounds are complete even if every batch has one element.
@@ -170,21 +170,21 @@ def full_batches(lengths: Sequence[int], rows: SizeRows, open_batch: Open = _NON
 class SizeCursor(ABC):
     """A cursor of batches; the elements that are not yet in a batch are in ``waiting``."""
 
-    source: MarkedSource
+    source: ResumableSource
     rows: SizeRows
     waiting: RunQueue = field(default_factory=RunQueue, kw_only=True)
     num_batches: int = field(default=0, kw_only=True)
     is_over: bool = field(default=False, kw_only=True)
 
     def skip(self, num_batches: int) -> int:
-        """Skip batches: of the elements before the last mark, those in no batch there are pulled."""
-        mark = self.source.go_on(num_batches)
-        if mark is None:
+        """Skip batches: of the elements before the last resume point, those in no batch there are pulled."""
+        point = self.source.go_on(num_batches)
+        if point is None:
             return 0
-        for noted in self.source.rest(mark):
+        for noted in self.source.rest(point):
             self.add(noted)
-        self.num_batches = mark.place
-        return mark.place
+        self.num_batches = point.place
+        return point.place
 
     @abstractmethod
     def add(self, noted: Noted) -> list[int]:

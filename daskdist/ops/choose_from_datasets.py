@@ -26,7 +26,7 @@ from daskdist.core.primitive import (
     same_nesting,
 )
 from daskdist.core.selection.intervals import Index
-from daskdist.core.selection.marks import MarkedSource
+from daskdist.core.selection.resume_points import ResumableSource
 from daskdist.core.selection.runs import Run, RunQueue, concat
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 from daskdist.errors import ArgumentError
@@ -108,7 +108,7 @@ class ChooseRows:
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         *sources, choices = [opener(epoch) for opener in inputs]
-        noted = NotedChoices(MarkedSource(choices, context))
+        noted = NotedChoices(ResumableSource(choices, context))
         return ChosenCursor(sources, noted, self.stop_on_empty, [RunQueue() for _ in sources])
 
 
@@ -116,7 +116,7 @@ class ChooseRows:
 class NotedChoices:
     """Choices read from a dataset."""
 
-    source: MarkedSource
+    source: ResumableSource
 
     def pull(self) -> Index:
         """Return the next choices, at least one."""
@@ -218,16 +218,16 @@ class ChosenCursor(DirectedCursor):
     choices: NotedChoices
 
     def skip(self, num_elements: int) -> int:
-        """Skip elements: those up to the last mark, of which each source had a number."""
-        mark = self.choices.source.go_on(num_elements)
-        if mark is None:
+        """Skip elements: those up to the last resume point, of which each source had a number."""
+        point = self.choices.source.go_on(num_elements)
+        if point is None:
             return 0
-        for noted in self.choices.source.rest(mark):
+        for noted in self.choices.source.rest(point):
             self.waiting = np.concatenate([self.waiting, noted.fact])
-        _, *self.num_taken = mark.state
+        _, *self.num_taken = point.state
         for source, number in zip(self.sources, self.num_taken, strict=True):
             source.skip(number)  # type: ignore[attr-defined]
-        return mark.place
+        return point.place
 
     def pull(self) -> Run:
         run = super().pull()

@@ -31,7 +31,7 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.intervals import Index
-from daskdist.core.selection.marks import MarkedSource
+from daskdist.core.selection.resume_points import ResumableSource
 from daskdist.core.selection.runs import Run, RunQueue, concat, group
 from daskdist.core.spec import ElementSpec, MakeDataset, known_spec
 from daskdist.core.structure import LONE, as_array
@@ -214,7 +214,7 @@ class GroupRows:
     drop_remainder: bool = False
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return GroupCursor(MarkedSource(inputs[0](epoch), context), self)
+        return GroupCursor(ResumableSource(inputs[0](epoch), context), self)
 
     def size_of(self, key: int) -> int:
         """Return the number of elements of a key's groups."""
@@ -234,7 +234,7 @@ class GroupRows:
 class GroupCursor:
     """A cursor of groups, with the elements of each key that are in no group yet, and the numbers of these elements."""
 
-    source: MarkedSource
+    source: ResumableSource
     rows: GroupRows
     queues: dict[int, RunQueue] = field(default_factory=dict)
     numbers: dict[int, Index] = field(default_factory=dict)
@@ -243,20 +243,20 @@ class GroupCursor:
     is_over: bool = False
 
     def skip(self, num_groups: int) -> int:
-        """Skip groups: of the elements before the last mark, those that were in no group there are pulled again."""
-        mark = self.source.go_on(num_groups)
-        if mark is None:
+        """Skip groups: elements before the last resume point that were in no group there are pulled again."""
+        point = self.source.go_on(num_groups)
+        if point is None:
             return 0
-        held = dict(zip(mark.state[::2], mark.state[1::2], strict=True))
-        while self.source.num_pulled < mark.stop:
+        held = dict(zip(point.state[::2], point.state[1::2], strict=True))
+        while self.source.num_pulled < point.stop:
             noted = self.source.pull()
             deque(self._push(noted.run, np.asarray(noted.fact), held), maxlen=0)
         for key, number in held.items():
             if len(self.queues[key]) > number:
                 self.queues[key].pop(len(self.queues[key]) - number)
             self.numbers[key] = self.numbers[key][len(self.numbers[key]) - number :]
-        self.num_groups = mark.place
-        return mark.place
+        self.num_groups = point.place
+        return point.place
 
     def pull(self) -> Run:
         while not self.is_over:

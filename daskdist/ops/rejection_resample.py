@@ -18,7 +18,7 @@ from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, 
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import SeedsInCall, generator, numbers_of, state_of
 from daskdist.core.selection.intervals import Index
-from daskdist.core.selection.marks import MarkedSource
+from daskdist.core.selection.resume_points import ResumableSource
 from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
@@ -142,7 +142,7 @@ class ResampleRows:
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         seen, num_kept = np.zeros((2, len(self.target)), np.int64)
         rng = generator(self.seed, self.stream, self.passes.of(epoch))
-        return ResampleCursor(MarkedSource(inputs[0](epoch), context), self, rng, seen, num_kept)
+        return ResampleCursor(ResumableSource(inputs[0](epoch), context), self, rng, seen, num_kept)
 
 
 @dataclass
@@ -162,7 +162,7 @@ class ResampleCursor:
         estimated.
     """
 
-    source: MarkedSource
+    source: ResumableSource
     rows: ResampleRows
     rng: np.random.Generator
     seen: Index
@@ -171,15 +171,15 @@ class ResampleCursor:
     is_over: bool = False
 
     def skip(self, num_elements: int) -> int:
-        """Skip elements: those before the last mark, where the generator and the counts are as they were."""
-        mark = self.source.go_on(num_elements)
-        if mark is None:
+        """Skip elements: those before the last resume point, where the generator and the counts are as they were."""
+        point = self.source.go_on(num_elements)
+        if point is None:
             return 0
-        state, seen, num_kept = mark.state
+        state, seen, num_kept = point.state
         self.rng.bit_generator.state = state_of(self.rng.bit_generator.state, state)
         self.seen, self.num_kept = np.array(seen, np.int64), np.array(num_kept, np.int64)
-        self.num_elements = mark.place
-        return mark.place
+        self.num_elements = point.place
+        return point.place
 
     def pull(self) -> Run:
         while True:

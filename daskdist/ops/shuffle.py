@@ -111,7 +111,7 @@ class ShuffleCursor:
     num_draws: int = 0
     # An error of the input, behind the elements that wait.
     failure: Exception | None = None
-    next_mark: int = field(default_factory=lambda: 2 * _DRAWS)
+    next_point: int = field(default_factory=lambda: 2 * _DRAWS)
 
     def skip(self, num_elements: int) -> int:
         """Skip draws: those that stay in the buffer are found by number, and of the others nothing is pulled."""
@@ -142,7 +142,7 @@ class ShuffleCursor:
         # Make some draws before ``stop`` again. Return the numbers of the elements in the slots, -1 where no draw put
         # one, and the number of the first of the draws.
         size, bits = self.buffer_size, self.rng.bit_generator
-        first, state = self.context.mark_before(stop - _GOING_BACK * size) or (0, None)
+        first, state = self.context.point_before(stop - _GOING_BACK * size) or (0, None)
         bits.state = at_first if state is None else state_of(at_first, state)
         dtype = np.int32 if size + stop < 2**31 else np.int64
         occupants = np.arange(size, dtype=dtype) if state is None else np.full(size, -1, dtype)
@@ -224,10 +224,10 @@ class ShuffleCursor:
         return max(min(self.buffer_size // 8, _DRAWS), int(worth), 1)
 
     def _draw(self, buffer: RowBuffer | BatchBuffer, incoming: Run) -> Run:
-        if self.num_draws >= self.next_mark:
+        if self.num_draws >= self.next_point:
             # So that not all draws have to be made again.
-            self.context.note_mark(self.num_draws, numbers_of(self.rng.bit_generator.state))
-            self.next_mark = self.num_draws + 2 * max(self.buffer_size, _DRAWS)
+            self.context.note_point(self.num_draws, numbers_of(self.rng.bit_generator.state))
+            self.next_point = self.num_draws + 2 * max(self.buffer_size, _DRAWS)
         self.num_draws += len(incoming)
         draws = Draws.of(self.rng.integers(len(buffer), size=len(incoming)), len(buffer))
         output: Run = buffer.exchange(draws, incoming)  # type: ignore[arg-type]  # both are of one kind

@@ -11,7 +11,7 @@ from daskdist.strategy.status import WorkerStatus
 
 # The operation of calls that prepare the remaining replicas after a loss.
 RECOVERY: Final = "recovery"
-# For each slot of a wired nest, the index of its result and the extraction from it.
+# For each placeholder of a template, the index of its result and the extraction from it.
 Picks = Sequence[tuple[int, Callable[[Any], Any]]]
 
 

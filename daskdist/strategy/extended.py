@@ -21,8 +21,8 @@ from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved_nest
 from daskdist.strategy.values.extract import Extract, FlatResult
 from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.placeholders import Placeholders, filled
 from daskdist.strategy.values.regroup import component
-from daskdist.strategy.values.wiring import Wiring, filled
 from daskdist.strategy.variables.variable import Variable
 
 
@@ -356,12 +356,12 @@ class StrategyExtended:
         numbers = [k for k, leaf in enumerate(sent) if place is not None or not isinstance(leaf, AsyncValue)]
         if not numbers:
             return sent
-        wiring = Wiring()
-        wired = [wiring.wire(sent[number]) for number in numbers]
+        placeholders = Placeholders()
+        template = [placeholders.template(sent[number]) for number in numbers]
         worker = (place or strategy.replicas[0]).worker
         device = place.device if place is not None else None
         handle = strategy.internals.backend.call(
-            put, wiring.handles, wiring.picks, wired, device, worker=worker, name="broadcast"
+            put, placeholders.handles, placeholders.picks, template, device, worker=worker, name="broadcast"
         )
         for number, leaf in zip(numbers, strategy.internals.returned.leaves(handle, len(numbers)), strict=True):
             sent[number] = leaf
@@ -419,7 +419,7 @@ def variable_of(operation: str, value: Any) -> Variable:
 def put(
     results: Sequence[Any], picks: Sequence[tuple[int, Extract]], leaves: list[Any], device: str | None
 ) -> FlatResult:
-    """Return wired leaves with their slots filled, on a device if one is named."""
+    """Return leaves with their placeholders filled, on a device if one is named."""
     values = filled(results, picks, leaves) if picks else leaves
     if device is not None:
         values = [on_its_device(leaf, device) for leaf in values]

@@ -20,7 +20,7 @@ from daskdist.strategy.steps.captures import Capture, capturing
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import Extract
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.wiring import Wiring, filled
+from daskdist.strategy.values.placeholders import Placeholders, filled
 
 
 @overload
@@ -166,13 +166,20 @@ def _check_part(spec: TensorSpec, part: Any, what: str, current: Capture) -> Non
     if _is_known(spec, part.spec, what):
         return
     # Check the rest on the value's worker, which is waited for when the function returns.
-    wiring = Wiring()
-    wired = wiring.wire_leaf(part)
-    if wiring.caller is not None:
-        seen = wiring.caller.call(
-            check_spec, wiring.handles, wiring.picks, wired, spec, what, worker=wiring.worker, name="check"
+    placeholders = Placeholders()
+    template = placeholders.leaf(part)
+    if placeholders.caller is not None:
+        seen = placeholders.caller.call(
+            check_spec,
+            placeholders.handles,
+            placeholders.picks,
+            template,
+            spec,
+            what,
+            worker=placeholders.worker,
+            name="check",
         )
-        caller = wiring.caller
+        caller = placeholders.caller
         current.wait_for(lambda: caller.result(seen))
 
 
@@ -190,7 +197,7 @@ def _is_known(spec: Any, known: TensorSpec | None, what: str) -> bool:
 def check_spec(
     results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any, spec: TensorSpec, what: str
 ) -> None:
-    """Check that a wired value matches a spec."""
+    """Check that a template matches a spec."""
     value = filled(results, picks, nest)
     if is_on_device(value):
         value = TensorSpec(tuple(value.shape), dtype_of(value))

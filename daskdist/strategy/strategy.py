@@ -36,8 +36,8 @@ from daskdist.strategy.status import StrategyStatus
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.flat import flattened_call
 from daskdist.strategy.values.per_replica import PerReplica, results_by_replica
+from daskdist.strategy.values.placeholders import Placeholders, results_of
 from daskdist.strategy.values.value_context import ValueContext
-from daskdist.strategy.values.wiring import Wiring, results_of
 from daskdist.strategy.variables.read_copies import with_copies
 
 _S = TypeVar("_S", bound="Strategy")
@@ -589,12 +589,12 @@ class Strategy(Viewed):
         return status.page(type(self).__name__)
 
     def __repr__(self) -> str:
-        workers = set(self._internals.group.now.worker_of)
+        workers, num_replicas = set(self._internals.group.now.worker_of), len(self._internals.group.now.replicas)
         where = "in this process" if workers == {None} else f"on {counted(len(workers), 'worker')}"
-        return f"<{type(self).__name__}: {counted(len(self._internals.group.now.replicas), 'replica')} {where}>"
+        return f"<{type(self).__name__}: {counted(num_replicas, 'replica')} {where}>"
 
 
 def _gather_values(backend: Backend, gather: Gather, values: Sequence[PerReplica], group: ReplicaGroup) -> Any:
-    wiring = Wiring()
-    wired = wiring.wire([list(value.parts()) for value in values])
-    return backend.call(gather, wiring.handles, wiring.picks, wired, worker=group.worker_of[0], name="gather-values")
+    placeholders = Placeholders()
+    template, worker = placeholders.template([list(value.parts()) for value in values]), group.worker_of[0]
+    return backend.call(gather, placeholders.handles, placeholders.picks, template, worker=worker, name="gather-values")

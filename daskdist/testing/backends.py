@@ -28,7 +28,7 @@ from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.values.flat import LEAVES, flattened
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.wiring import results_of
+from daskdist.strategy.values.placeholders import results_of
 from daskdist.testing.equality import check
 
 _LEAVES: Final = LEAVES | {PerReplica, AsyncValue}

@@ -23,7 +23,7 @@ from pipelines import pipelines
 
 import daskdist
 from daskdist import Dataset, Ragged, TensorSpec, errors, read_parquet, read_text
-from daskdist.core.selection import marks
+from daskdist.core.selection import resume_points
 from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
@@ -39,16 +39,16 @@ SMALL = {"daskdist.split-bytes": 24, "daskdist.window-bytes": 100}
 
 LARGE_TESTS = {
     "test_positions_are_small_and_plain",
-    "test_from_positions_behind_marks_the_rest",
+    "test_from_positions_behind_resume_points_the_rest",
     "test_positions_in_endless_repetitions_stay_small",
 }
 
 
 @pytest.fixture(autouse=True)
-def frequent_marks(request, monkeypatch):
+def frequent_points(request, monkeypatch):
     """Let operations record states often, and shuffles look at several, unless the test is about large datasets."""
     if request.function.__name__ not in LARGE_TESTS:
-        monkeypatch.setattr(marks, "_FEW_ELEMENTS", 2)
+        monkeypatch.setattr(resume_points, "_FEW_ELEMENTS", 2)
         monkeypatch.setattr(shuffle, "_DRAWS", 1)
         monkeypatch.setattr(shuffle, "_GOING_BACK", 1)
 
@@ -477,7 +477,7 @@ LARGE_STATES = [name for name, (_, most_bytes) in SIZES.items() if most_bytes ==
 
 
 @pytest.mark.parametrize("name", LARGE_STATES)
-def test_from_positions_behind_marks_the_rest(name):
+def test_from_positions_behind_resume_points_the_rest(name):
     make, _ = SIZES[name]
     whole = list(make())
     callers = cycle([Synchronous, Threads] if LARGE_STATES.index(name) % 2 else [Threads, Synchronous])

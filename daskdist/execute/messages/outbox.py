@@ -20,7 +20,7 @@ from tornado.iostream import StreamClosedError
 
 # Smaller buffers are copied into the pickle: the header of a separate frame takes longer than the copy.
 _SMALL_BYTES: Final = 2**16
-# Before each batch on a framed comm: the length of its pickle, and how many buffers, whose lengths follow.
+# Each batch on a framed comm begins with the length of its pickle and the number of its buffers. Their lengths follow.
 _HEADER: Final = struct.Struct("<QQ")
 _READ_BYTES: Final = 2**16
 # The most bytes of one write; TLS libraries have a limit of 2 GiB.

@@ -35,7 +35,7 @@ _MOST_FACT_BYTES: Final = 64
 _SMALL_FACT_BYTES: Final = 1024
 # The most values carried through a chain that are kept; if there are more, some earlier ones are dropped.
 _MOST_CARRIED: Final = 32
-_MOST_MARKS: Final = 64
+_MOST_POINTS: Final = 64
 
 
 class PathKey(NamedTuple):
@@ -69,14 +69,14 @@ class AnswerLog:
         For some calls of a chain, by number, a handle of the value that the call got, or ``Known`` of the value.
     values
         Values that an arrangement recorded.
-    marks
+    points
         States of an arrangement, each with its place.
     left_out
         For some calls, by number, the elements that failed and are behind; instead of a computation, `INPUTS_BEFORE`
         with a number of inputs. What failed and was not raised yet is not among them: it is tried again.
     """
 
-    __slots__ = ("carried", "cuts", "facts", "left_out", "marks", "num_lengths", "order", "rows", "values")
+    __slots__ = ("carried", "cuts", "facts", "left_out", "num_lengths", "order", "points", "rows", "values")
 
     def __init__(self) -> None:
         self.cuts: list[int] = []
@@ -85,13 +85,13 @@ class AnswerLog:
         self.facts: list[Any] = []
         self.carried: dict[int, Any] = {}
         self.values: list[Any] = []
-        self.marks: list[tuple[int, Any]] = []
+        self.points: list[tuple[int, Any]] = []
         self.left_out: dict[int, list[_FailedInput]] = {}
         # The number of recorded lengths.
         self.num_lengths = 0
 
     def __len__(self) -> int:
-        parts = (self.cuts, self.rows, self.order, self.facts, self.carried, self.values, self.marks, self.left_out)
+        parts = (self.cuts, self.rows, self.order, self.facts, self.carried, self.values, self.points, self.left_out)
         return sum(map(len, parts))
 
     def cut(self, number: int) -> int | None:
@@ -148,16 +148,16 @@ class AnswerLog:
             for place in numbers[1 : _MOST_CARRIED // 2 : 2]:
                 del self.carried[place]
 
-    def note_mark(self, place: int, state: Any) -> None:
+    def note_point(self, place: int, state: Any) -> None:
         """Record a state at a place, if it is behind the last one; where there are many, earlier ones get sparser."""
-        if not self.marks or self.marks[-1][0] < place:
-            self.marks.append((place, state))
-            if len(self.marks) > _MOST_MARKS:
-                del self.marks[: _MOST_MARKS // 2 : 2]
+        if not self.points or self.points[-1][0] < place:
+            self.points.append((place, state))
+            if len(self.points) > _MOST_POINTS:
+                del self.points[: _MOST_POINTS // 2 : 2]
 
-    def mark_before(self, place: int) -> tuple[int, Any] | None:
+    def point_before(self, place: int) -> tuple[int, Any] | None:
         """Return the last recorded state at ``place`` or before it, with its place."""
-        return next((mark for mark in reversed(self.marks) if mark[0] <= place), None)
+        return next((point for point in reversed(self.points) if point[0] <= place), None)
 
     def with_facts(self, calls: range) -> AnswerLog:
         """Return the log with the facts of some calls only, and nothing of calls behind them and behind failures."""
@@ -167,10 +167,10 @@ class AnswerLog:
         log.facts = [*([None] * calls.start), *self.facts[calls.start : calls.stop]]
         return log
 
-    def with_marks(self, marks: Sequence[tuple[int, Any]]) -> AnswerLog:
-        """Return the log with these marks only."""
+    def with_points(self, points: Sequence[tuple[int, Any]]) -> AnswerLog:
+        """Return the log with these points only."""
         log = copy.copy(self)
-        log.marks = sorted(marks, key=itemgetter(0))
+        log.points = sorted(points, key=itemgetter(0))
         return log
 
     def value(self, number: int, make: Callable[[], Any]) -> Any:
@@ -195,15 +195,15 @@ class AnswerLog:
 
 
 class UsedAnswers:
-    """The facts and marks that a stream looks at while it is advanced to a position, by the identity of their log."""
+    """The facts and points that a stream looks at while it is advanced to a position, by the identity of their log."""
 
     def __init__(self) -> None:
         self.calls: dict[int, range] = {}
-        self.marks: dict[int, list[tuple[int, Any]]] = {}
+        self.points: dict[int, list[tuple[int, Any]]] = {}
 
-    def note_mark(self, log: AnswerLog, mark: tuple[int, Any] | None) -> None:
-        """Note that a mark is looked at; None if there is none where it is looked for."""
-        self.marks.setdefault(id(log), []).extend([] if mark is None else [mark])
+    def note_point(self, log: AnswerLog, point: tuple[int, Any] | None) -> None:
+        """Note that a point is looked at; None if there is none where it is looked for."""
+        self.points.setdefault(id(log), []).extend([] if point is None else [point])
 
     def note_calls(self, log: AnswerLog, start: int, stop: int) -> None:
         """Note that the facts of some calls are looked at; of none if ``start`` is ``stop``, where calls go on."""
@@ -237,12 +237,12 @@ class Answers:
         return other
 
     def only(self, used: UsedAnswers) -> Answers:
-        """Return the logs without facts and marks that are not used."""
+        """Return the logs without facts and points that are not used."""
         other = Answers()
         for key, log in self.logs.items():
             calls = used.calls.get(id(log))
             kept = log if calls is None else log.with_facts(calls)
-            other.logs[key] = kept.with_marks(used.marks[id(log)]) if id(log) in used.marks else kept
+            other.logs[key] = kept.with_points(used.points[id(log)]) if id(log) in used.points else kept
         return other
 
     def at_errors(self, num_errors: int) -> tuple[Answers, int]:
@@ -286,7 +286,7 @@ class Answers:
                 carried = [(place, result(handle)) for place, handle in log.carried.items()]
                 known = [[place, list(value)] for place, value in carried if value is not None and is_plain(value)]
                 left_out = [[place, list(map(tuple, log.elements_left_out(place)))] for place in log.left_out]
-                answers = [log.cuts, log.rows, log.order, log.facts, known, log.values, log.marks, left_out]
+                answers = [log.cuts, log.rows, log.order, log.facts, known, log.values, log.points, left_out]
                 entries.append([list(path), epoch, number, *answers])
         return entries
 
@@ -294,10 +294,10 @@ class Answers:
     def of_plain(cls, entries: Sequence[Any]) -> Answers:
         """Return the answers that `as_plain` returned."""
         answers = cls()
-        for path, epoch, number, cuts, rows, order, facts, carried, values, marks, left_out in entries:
+        for path, epoch, number, cuts, rows, order, facts, carried, values, points, left_out in entries:
             steps = tuple([step if isinstance(step, int) else PathKey(*step) for step in path])
             log = answers.logs[steps, epoch, number] = AnswerLog()
-            log.cuts, log.rows, log.order, log.facts, log.values, log.marks = cuts, rows, order, facts, values, marks
+            log.cuts, log.rows, log.order, log.facts, log.values, log.points = cuts, rows, order, facts, values, points
             log.num_lengths = sum(log.rows[1::2])
             log.carried = {place: Known(tuple(value)) for place, value in carried}
             log.left_out = {

@@ -130,7 +130,7 @@ class Interpreter(StreamRuntime):
     def answers_at(self, num_elements: int, num_errors: int) -> tuple[Answers, int]:
         """Return the answers that a position in the stream needs, and the number of errors that they do not have.
 
-        Operations that ask for facts need only the facts after their last mark.
+        Operations that ask for facts need only the facts after their last resume point.
 
         Parameters
         ----------
@@ -263,16 +263,16 @@ class ArrangementContext:
         """Note passes that are behind; see `daskdist.core.primitive.Context.note_behind`."""
         self._interpreter.note_behind(self._path, self._epoch, num_passes)
 
-    def note_mark(self, place: int, state: Any) -> None:
-        """Record the state at a place; see `daskdist.core.primitive.Context.note_mark`."""
-        self._log.note_mark(place, state)
+    def note_point(self, place: int, state: Any) -> None:
+        """Record the state at a place; see `daskdist.core.primitive.Context.note_point`."""
+        self._log.note_point(place, state)
 
-    def mark_before(self, place: int) -> tuple[int, Any] | None:
-        """Return the last recorded state up to a place; see `daskdist.core.primitive.Context.mark_before`."""
-        mark, used = self._log.mark_before(place), self._interpreter.used
+    def point_before(self, place: int) -> tuple[int, Any] | None:
+        """Return the last recorded state up to a place; see `daskdist.core.primitive.Context.point_before`."""
+        point, used = self._log.point_before(place), self._interpreter.used
         if used is not None:
-            used.note_mark(self._log, mark)
-        return mark
+            used.note_point(self._log, point)
+        return point
 
     def lengths(self) -> list[tuple[int, int]]:
         """Return the recorded lengths; see `daskdist.core.primitive.Context.lengths`."""

@@ -123,14 +123,14 @@ class StreamRuntime:
         self.num_asked = 0
         self.most_asked = max(_ASKED_PER_CALL * (caller.num_ahead + 1), _FEW_ASKED)
         self.sizes: dict[Path, Sizes] = {}
-        # For each source that is a single block kept for all passes, that block, by its place in the pipeline.
+        # The blocks of sources that are single blocks kept for all passes, by the place of the source in the pipeline.
         self.kept: WeakValueDictionary[Path, BlockRef] = WeakValueDictionary()
         # The number of elements left out because reading or computing them failed, in total and by file.
         self.num_skipped = 0
         self.skipped_of: Counter[str] = Counter()
         # Answers of calls about the order of elements, which positions need.
         self.answers = Answers()
-        # The facts and marks that are looked at, if that is of interest.
+        # The facts and resume points that are looked at, if that is of interest.
         self.used: UsedAnswers | None = None
         # Elements whose errors were raised by cursors and not to the consumer yet, by a number that the error has: the
         # errors themselves would keep the iterator. An element is the log and the number of its call, and its place.

@@ -18,7 +18,7 @@ from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.device_arrays import home_of, host_array, in_stream_of, moved
 from daskdist.strategy.values.extract import Extract, FlatResult
 from daskdist.strategy.values.flat import check_is_no_dict
-from daskdist.strategy.values.wiring import filled
+from daskdist.strategy.values.placeholders import filled
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Gather:
     def __call__(
         self, results: Sequence[Any], picks: Sequence[tuple[int, Extract]], leaves: list[list[Any]]
     ) -> FlatResult:
-        """Concatenate the wired values of the replicas, in order, for each leaf."""
+        """Concatenate the templates of the values of the replicas, in order, for each leaf."""
         return FlatResult.of([concatenated(values, self.axis) for values in filled(results, picks, leaves)])
 
 
@@ -49,7 +49,7 @@ def cut_piece(
     number: int,
     num_replicas: int,
 ) -> Bundle:
-    """Return the piece of one replica of wired leaves, whose pieces are put together and cut again.
+    """Return the piece of one replica of leaves, whose pieces are put together and cut again.
 
     Pieces have ``ceil(num_rows / num_replicas)`` rows until none are left, or, if balanced, numbers of rows that differ
     by one at most.

@@ -43,7 +43,7 @@ from daskdist.strategy.values.device_arrays import Placed, home_of, in_stream_of
 from daskdist.strategy.values.error_context import add_context
 from daskdist.strategy.values.extract import Extract, ExtractFromResult, FlatResult, PerReplicaRef
 from daskdist.strategy.values.flat import check_is_no_dict
-from daskdist.strategy.values.wiring import Wiring, fill
+from daskdist.strategy.values.placeholders import Placeholders, fill
 
 # The kinds of dtypes that can be added, and those that are ordered.
 _NUMBERS: Final = "biufc"
@@ -82,7 +82,7 @@ class Fold:
     is_weighted: bool = False
 
     def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Extract]], replicas: list[Any] | None) -> Any:
-        """Fold values of replicas: a wired list of leaves for each, or None where each has one extracted leaf."""
+        """Fold values of replicas: a template of leaves for each, or None where each has one extracted leaf."""
         columns: Iterable[Sequence[Any]]
         reduction = reduction_of(self.op)
         if replicas is None:
@@ -501,9 +501,11 @@ def _chunks(
     rows = [[values.part(number)] if isinstance(values, PerReplicaRef) else values[number] for number in numbers]
     if _HERE.issuperset(map(type, itertools.chain.from_iterable(rows))):
         return caller.call(fold.chunks, (), (), rows, worker=worker, name="reduce-chunk")
-    wiring = Wiring()
-    wired = [list(map(wiring.wire_leaf, row)) if is_reference else wiring.wire(row) for row in rows]
-    return caller.call(fold.chunks, wiring.handles, wiring.picks, wired, worker=worker, name="reduce-chunk")
+    placeholders = Placeholders()
+    template = [list(map(placeholders.leaf, row)) if is_reference else placeholders.template(row) for row in rows]
+    return caller.call(
+        fold.chunks, placeholders.handles, placeholders.picks, template, worker=worker, name="reduce-chunk"
+    )
 
 
 def fold_tree(

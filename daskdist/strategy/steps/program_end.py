@@ -151,7 +151,7 @@ def end_unused(use: ClusterUse) -> None:
 # The clients of schedulers in this process that strategies have used. Dask would close the clusters first, and log what
 # these clients still hold and send.
 _clients_here: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
-# The uses that are not freed yet, and whether the program is at its end.
+# The uses of clusters that are not freed yet. The event is set when the program ends.
 _uses: Final[set[ClusterUse]] = set()
 _is_ending: Final = threading.Event()
 

@@ -19,7 +19,7 @@ from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.values.collection import ValueCollection
 from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.values.extract import Applied, ExtractAll, Remote
-from daskdist.strategy.values.wiring import PendingValue, Wiring, filled, results_of
+from daskdist.strategy.values.placeholders import PendingValue, Placeholders, filled, results_of
 
 # An expression of this many operations is evaluated before it is read, so that a total over a million steps does not
 # keep a million steps alive.
@@ -76,13 +76,13 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         """Compute the operations on other values by a call on the cluster of those values, or else in this process."""
         if not isinstance(self.source, Applied):
             return
-        wiring = Wiring()
-        wiring.wire_leaf(self)
-        if wiring.caller is None or not wiring.caller.defers:
+        placeholders = Placeholders()
+        placeholders.leaf(self)
+        if placeholders.caller is None or not placeholders.caller.defers:
             self.result()
             return
-        handle = wiring.caller.logged(partial(_apply_on_worker, wiring.caller, self.source))
-        self.source = Remote(handle, ExtractAll(), wiring.worker)
+        handle = placeholders.caller.logged(partial(_apply_on_worker, placeholders.caller, self.source))
+        self.source = Remote(handle, ExtractAll(), placeholders.worker)
 
     def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncValue:
         operations = 1
@@ -189,10 +189,12 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
 
 
 def _apply_on_worker(caller: ResultSource, source: Applied, _: Any) -> Any:
-    wiring = Wiring()
-    wired = wiring.wire_leaf(PendingValue(caller, source))
-    caller = wiring.caller or caller
-    return caller.call(filled, wiring.handles, wiring.picks, wired, worker=wiring.worker, name="apply")
+    placeholders = Placeholders()
+    template = placeholders.leaf(PendingValue(caller, source))
+    caller = placeholders.caller or caller
+    return caller.call(
+        filled, placeholders.handles, placeholders.picks, template, worker=placeholders.worker, name="apply"
+    )
 
 
 def _added_up(*values: Any) -> Any:

@@ -13,7 +13,7 @@ from daskdist.execute.caller import Handle
 from daskdist.execute.callers.graph import one_task
 from daskdist.strategy.backend import Picks
 from daskdist.strategy.values.device_arrays import host_array
-from daskdist.strategy.values.wiring import PendingValue, Wiring, filled_on_host
+from daskdist.strategy.values.placeholders import PendingValue, Placeholders, filled_on_host
 
 
 class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
@@ -28,13 +28,13 @@ class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
     def __dask_graph__(self) -> Any:
         graph: dict[Any, Any] = {}
         for key, value in self.values_by_key().items():
-            wiring = Wiring()
-            wired = wiring.wire(value)
-            handles: Sequence[Handle] = wiring.handles
-            picks: Picks = wiring.picks
-            if wiring.caller is not None:
-                handles, picks = wiring.caller.as_futures(handles, picks)
-            graph.update(one_task(key, filled_on_host, handles, picks, host_array(wired)))
+            placeholders = Placeholders()
+            template = placeholders.template(value)
+            handles: Sequence[Handle] = placeholders.handles
+            picks: Picks = placeholders.picks
+            if placeholders.caller is not None:
+                handles, picks = placeholders.caller.as_futures(handles, picks)
+            graph.update(one_task(key, filled_on_host, handles, picks, host_array(template)))
         return graph
 
     def __dask_keys__(self) -> list[Any]:

@@ -16,7 +16,7 @@ from daskdist.strategy.values.async_value import AsyncValue, are_on_one_cluster,
 from daskdist.strategy.values.collection import ValueCollection
 from daskdist.strategy.values.extract import PerReplicaRef
 from daskdist.strategy.values.no_single_value import NoSingleValue
-from daskdist.strategy.values.wiring import results_of
+from daskdist.strategy.values.placeholders import results_of
 
 # Makes two threads that read the same values get the same objects.
 _looking: Final = threading.Lock()

@@ -15,7 +15,7 @@ from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.remote.cells import Cell, SentValue
 from daskdist.strategy.values.extract import Extract, pick_from_rows
-from daskdist.strategy.values.wiring import Slot, slots
+from daskdist.strategy.values.placeholders import Placeholder, numbered_placeholders
 
 _CELLS: Final = frozenset({Cell})
 # Many steps refer to the same parts of results.
@@ -33,11 +33,11 @@ def lanes_of(
     return lanes
 
 
-def picks_at(place: int, picks: bytes) -> tuple[list[tuple[int, Extract]], list[Slot]]:
-    """Return the extractions of a call's arguments, those of batches at a place, and the slots for them."""
+def picks_at(place: int, picks: bytes) -> tuple[list[tuple[int, Extract]], list[Placeholder]]:
+    """Return the extractions of a call's arguments, those of batches at a place, and the placeholders for them."""
     loaded = _loaded_picks(picks)
     at_place = [(number, pick_from_rows(place, *rest) if len(rest) > 1 else rest[0]) for number, *rest in loaded]
-    return at_place, slots(len(loaded))
+    return at_place, numbered_placeholders(len(loaded))
 
 
 class TaskData:

@@ -28,7 +28,7 @@ from daskdist.strategy.steps.remote.call_function import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
 from daskdist.strategy.values.extract import Extract, ExtractFromRows, FlatResult
 from daskdist.strategy.values.flat import LEAVES
-from daskdist.strategy.values.wiring import Slot, filled
+from daskdist.strategy.values.placeholders import Placeholder, filled
 from daskdist.strategy.variables.store import VariableStore
 
 # The prefix of the names of calls without a time limit: loops over distributed datasets.
@@ -122,7 +122,7 @@ def call_replica(
     *,
     is_step: bool,
 ) -> FlatResult:
-    """Call a user's function, the first result, with wired leaves of its arguments.
+    """Call a user's function, the first result, with the templates of the leaves of its arguments.
 
     The dashboard counts the call if ``is_step``.
     """
@@ -166,7 +166,7 @@ def call_replica(
 def _batch_of(arguments: Sequence[Any], leaves: Sequence[Any], picks: Sequence[tuple[int, Extract]]) -> Any:
     # The first argument that is a part of a distributed dataset's step; None if there is none.
     for argument, leaf in zip(arguments, leaves, strict=True):
-        if type(leaf) is Slot and type(picks[leaf.number][1]) is ExtractFromRows:
+        if type(leaf) is Placeholder and type(picks[leaf.number][1]) is ExtractFromRows:
             return argument
     return None
 

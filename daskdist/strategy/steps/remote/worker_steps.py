@@ -453,7 +453,7 @@ class StepsOnWorker:
         cell: Cell,
         inputs: Sequence[Any],
         structure: bytes,
-        wired: Any,
+        template: Any,
         undo_from: int | None,
         settings: Any,
         name: str,
@@ -486,7 +486,7 @@ class StepsOnWorker:
                 if undo_log is not None and undo_from is not None:
                     undo_log.begin(number, undo_from)
                 treespec, _ = loaded_structure(structure)
-                picks, leaves = load_sent(wired) if type(wired) is bytes else wired
+                picks, leaves = load_sent(template) if type(template) is bytes else template
                 if type(picks) is int:
                     picks, leaves = picks_at(picks, leaves)
                 filling, is_step = (treespec, picks, leaves), name.startswith(STEP)

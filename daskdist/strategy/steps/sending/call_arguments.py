@@ -1,4 +1,4 @@
-"""The arguments of calls on replicas as they travel: what is wired of results, and pickles of the rest."""
+"""The arguments of calls on replicas as they travel: references to results, and pickles of the rest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from daskdist.strategy.steps.sent_objects import SentObject
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import ExtractAll, ExtractFromResult, ExtractFromRows, PerReplicaRef, Remote
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.wiring import Slot, Wiring, slots
+from daskdist.strategy.values.placeholders import Placeholder, Placeholders, numbered_placeholders
 
 
 class CallSender(Protocol):
@@ -174,21 +174,22 @@ def alike_arguments(packed: Sequence[Any]) -> tuple[tuple[Any, ...] | None, list
 def wired_arguments(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], list[Any]]:
     """Return the columns of handles that calls need, and the arguments of each replica: one object if all are alike."""
     if PerReplica in map(type, packed):
-        wirings = [Wiring() for _ in range(num_replicas)]
+        placeholders_of = [Placeholders() for _ in range(num_replicas)]
         args = [
-            _sendable(wiring.picks, [_wire_part(wiring, leaf, lane) for leaf in packed])
-            for lane, wiring in enumerate(wirings)
+            _sendable(placeholders.picks, [_template_of_part(placeholders, leaf, lane) for leaf in packed])
+            for lane, placeholders in enumerate(placeholders_of)
         ]
-        columns = zip_longest(*[wiring.handles for wiring in wirings])
+        columns = zip_longest(*[placeholders.handles for placeholders in placeholders_of])
         return list(columns), args
-    wiring = Wiring()
+    placeholders = Placeholders()
     leaves = [
-        wiring.slot(leaf.handles, leaf.picks) if type(leaf) is PerReplicaRef else _wire(wiring, leaf) for leaf in packed
+        placeholders.add(leaf.handles, leaf.picks) if type(leaf) is PerReplicaRef else _template_of(placeholders, leaf)
+        for leaf in packed
     ]
-    picks: list[tuple[int, Any]] = wiring.picks
+    picks: list[tuple[int, Any]] = placeholders.picks
     if tuple not in [type(pick) for _, pick in picks]:
-        return wiring.handles, [_sendable(picks, leaves)] * num_replicas
-    return wiring.handles, [
+        return placeholders.handles, [_sendable(picks, leaves)] * num_replicas
+    return placeholders.handles, [
         _sendable([(number, pick[lane] if type(pick) is tuple else pick) for number, pick in picks], leaves)
         for lane in range(num_replicas)
     ]
@@ -217,8 +218,8 @@ def as_now(leaf: Any) -> Any:
 
 def _sendable(picks: list[tuple[int, Any]], leaves: list[Any]) -> Any:
     # References are sent unchanged; other values are pickled now, since they may change later.
-    if set(map(type, leaves)) == _SLOTS and _SIMPLE.issuperset([type(pick) for _, pick in picks]):
-        return picks, slots(len(picks))
+    if set(map(type, leaves)) == _PLACEHOLDERS and _SIMPLE.issuperset([type(pick) for _, pick in picks]):
+        return picks, numbered_placeholders(len(picks))
     return pickled_value((picks, leaves), lambda: "run: an argument")
 
 
@@ -226,22 +227,22 @@ def _sendable(picks: list[tuple[int, Any]], leaves: list[Any]) -> Any:
 _MOST_PREPARED: Final = 64
 # Types of arguments with a handle for each replica.
 COLUMNS: Final = frozenset({tuple, Call})
-_SLOTS: Final = frozenset({Slot})
+_PLACEHOLDERS: Final = frozenset({Placeholder})
 # Types that extract parts of results and can always be pickled.
 _SIMPLE: Final = frozenset({ExtractFromRows, ExtractAll})
 _ALL: Final = ExtractAll()
 
 
-def _wire(wiring: Wiring, leaf: Any) -> Any:
-    return wiring.slot(leaf, ExtractAll()) if type(leaf) is SentObject else wiring.wire_leaf(leaf)
+def _template_of(placeholders: Placeholders, leaf: Any) -> Any:
+    return placeholders.add(leaf, ExtractAll()) if type(leaf) is SentObject else placeholders.leaf(leaf)
 
 
-def _wire_part(wiring: Wiring, leaf: Any, lane: int) -> Any:
+def _template_of_part(placeholders: Placeholders, leaf: Any, lane: int) -> Any:
     if type(leaf) is PerReplica:
-        return _wire(wiring, leaf.values[lane])
+        return _template_of(placeholders, leaf.values[lane])
     if type(leaf) is PerReplicaRef:
-        return wiring.slot(leaf.handles[lane], leaf.pick(lane))
-    return _wire(wiring, leaf)
+        return placeholders.add(leaf.handles[lane], leaf.pick(lane))
+    return _template_of(placeholders, leaf)
 
 
 def pickled_value(value: Any, name: Callable[[], str]) -> bytes:

@@ -9,7 +9,7 @@ from daskdist.strategy.reduce.gather import cut_piece
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.extract import PerReplicaRef, pick_from_rows
 from daskdist.strategy.values.global_batch import GlobalBatch
-from daskdist.strategy.values.wiring import Wiring
+from daskdist.strategy.values.placeholders import Placeholders
 
 
 def cut_again(batch: GlobalBatch, group: ReplicaGroup, submit: Submit, source: ResultSource) -> None:
@@ -33,9 +33,9 @@ def cut_again(batch: GlobalBatch, group: ReplicaGroup, submit: Submit, source: R
         rows = [batch.pieces(number) for number in range(len(batch.leaves))]
         batch.leaves = [[*[pieces[number] for number in present], *absent] for pieces in rows]
         return
-    wiring = Wiring()
-    leaves = [list(map(wiring.wire_leaf, batch.pieces(number))) for number in range(len(batch.leaves))]
-    what = cut_piece, wiring.handles, wiring.picks, leaves, batch.structure, batch.skips_empty
+    placeholders = Placeholders()
+    leaves = [list(map(placeholders.leaf, batch.pieces(number))) for number in range(len(batch.leaves))]
+    what = cut_piece, placeholders.handles, placeholders.picks, leaves, batch.structure, batch.skips_empty
     pieces = [
         submit.call(*what, number, size, worker=worker, name="cut-again")
         for number, worker in enumerate(group.worker_of)

@@ -1,4 +1,4 @@
-"""`Wiring`: the slots of nests with asynchronous values, which are filled on the workers that hold the values."""
+"""`Placeholders` of asynchronous values in nests, which are filled on the workers that hold the values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PendingValue:
         self.known: Any = None
 
 
-class Slot:
+class Placeholder:
     """The place of a part in a nest, filled in later."""
 
     __slots__ = ("number",)
@@ -49,22 +49,22 @@ class Slot:
         self.number = number
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return slot_of, (self.number,)
+        return placeholder_of, (self.number,)
 
 
 @lru_cache(maxsize=256)
-def slot_of(number: int) -> Slot:
-    """Return the slot of a number; cached, as a pickle stores one object once."""
-    return Slot(number)
+def placeholder_of(number: int) -> Placeholder:
+    """Return the placeholder of a number; cached, as a pickle stores one object once."""
+    return Placeholder(number)
 
 
 @lru_cache(maxsize=64)
-def slots(number: int) -> list[Slot]:
-    """Return the slots of so many parts: one object for all calls, which messages sent together have once."""
-    return list(map(slot_of, range(number)))
+def numbered_placeholders(number: int) -> list[Placeholder]:
+    """Return the placeholders of so many parts: one object for all calls, which messages sent together have once."""
+    return list(map(placeholder_of, range(number)))
 
 
-_SLOTS: Final = frozenset({Slot})
+_PLACEHOLDERS: Final = frozenset({Placeholder})
 
 
 class Expression:
@@ -82,15 +82,15 @@ class Expression:
 
 
 @dataclass(slots=True)
-class Wiring:
-    """The results needed to fill nests with asynchronous values in another process.
+class Placeholders:
+    """The placeholders in nests, and the results that fill them in another process.
 
     Parameters
     ----------
     handles
         The results, without duplicates.
     picks
-        For each slot, the index of its result and the extraction from it.
+        For each placeholder, the index of its result and the extraction from it.
     """
 
     handles: list[Handle] = field(default_factory=list)
@@ -102,17 +102,17 @@ class Wiring:
     worker: str | None = None
     _numbers: dict[int, int] = field(default_factory=dict)
 
-    def wire(self, nest: Any) -> Any:
-        """Return the nest with slots and expressions for its asynchronous values."""
+    def template(self, nest: Any) -> Any:
+        """Return the nest with placeholders and expressions for its asynchronous values."""
         if isinstance(nest, PendingValue):
-            return self.wire_leaf(nest)
-        return optree.tree_map(self.wire_leaf, nest, none_is_leaf=True)
+            return self.leaf(nest)
+        return optree.tree_map(self.leaf, nest, none_is_leaf=True)
 
-    def wire_leaf(self, leaf: Any) -> Any:
-        """Return a leaf, or the slot or expression for it."""
+    def leaf(self, leaf: Any) -> Any:
+        """Return a leaf, or the placeholder or expression for it."""
         if not isinstance(leaf, PendingValue):
             if type(leaf) is Remote:
-                return self.slot(leaf.handle, leaf.pick)
+                return self.add(leaf.handle, leaf.pick)
             if isinstance(leaf, NoSingleValue):
                 raise ArgumentError("a PerReplica was given where a single value is needed; pass it to run or reduce")
             return leaf
@@ -123,46 +123,46 @@ class Wiring:
             # A caller that defers calls accepts the handles of others too.
             self.caller = leaf.caller
         if isinstance(source, Applied):
-            return Expression(source.function, tuple(map(self._wire_arg, source.args)), source.kwargs)
+            return Expression(source.function, tuple(map(self._argument, source.args)), source.kwargs)
         self.worker = self.worker or source.worker
-        return self.slot(source.handle, source.pick, source.worker)
+        return self.add(source.handle, source.pick, source.worker)
 
-    def _wire_arg(self, arg: Any) -> Any:
+    def _argument(self, arg: Any) -> Any:
         # An index may be a tuple with asynchronous parts.
         kind = type(arg)
-        return kind(map(self._wire_arg, arg)) if kind is tuple or kind is list else self.wire_leaf(arg)
+        return kind(map(self._argument, arg)) if kind is tuple or kind is list else self.leaf(arg)
 
-    def slot(self, handle: Handle, pick: Any, worker: str | None = None) -> Slot:
-        """Return the slot for a part of the result of a worker."""
+    def add(self, handle: Handle, pick: Any, worker: str | None = None) -> Placeholder:
+        """Return the placeholder for a part of the result of a worker."""
         handles, picks = self.handles, self.picks
         place = len(handles)
         number = self._numbers.setdefault(id(handle), place)
         if number == place:
             handles.append(handle)
             self.workers.append(worker)
-        slot = slot_of(len(picks))
+        placeholder = placeholder_of(len(picks))
         picks.append((number, pick))
-        return slot
+        return placeholder
 
 
 def filled(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any) -> Any:
-    """Return a wired nest with its slots filled from results."""
+    """Return a template with its placeholders filled from results."""
     parts = [pick(results[number]) for number, pick in picks]
-    if type(nest) is list and _SLOTS.issuperset(map(type, nest)) and nest == slots(len(parts)):
-        # Most nests are the slots themselves.
+    if type(nest) is list and _PLACEHOLDERS.issuperset(map(type, nest)) and nest == numbered_placeholders(len(parts)):
+        # Most nests are the placeholders themselves.
         return parts
     return fill(nest, parts)
 
 
 def filled_on_host(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], value: Any) -> Any:
-    """Return a wired value with its slots filled; device arrays become NumPy arrays, as Dask may send them anywhere."""
+    """Return a filled template with device arrays as NumPy arrays, since Dask may send them anywhere."""
     return host_array(filled(results, picks, value))
 
 
 def fill(nest: Any, parts: Sequence[Any]) -> Any:
-    """Return a wired nest with its slots replaced by parts."""
+    """Return a template with its placeholders replaced by parts."""
     kind = type(nest)
-    if kind is Slot:
+    if kind is Placeholder:
         return parts[nest.number]
     if kind is Expression:
         # Operations on asynchronous values use NumPy arrays, on whichever machine they run.
@@ -172,7 +172,7 @@ def fill(nest: Any, parts: Sequence[Any]) -> Any:
     if kind in LEAVES:
         return nest
     return optree.tree_map(
-        lambda leaf: fill(leaf, parts) if isinstance(leaf, (Slot, Expression)) else leaf, nest, none_is_leaf=True
+        lambda leaf: fill(leaf, parts) if isinstance(leaf, (Placeholder, Expression)) else leaf, nest, none_is_leaf=True
     )
 
 
@@ -180,22 +180,22 @@ def fill(nest: Any, parts: Sequence[Any]) -> Any:
 def results_of(values: Sequence[Any]) -> list[Any]:
     """Return several values; wait for the asynchronous ones and fetch them together."""
     while True:
-        wiring = Wiring()
-        wired = wiring.wire(list(values))
-        if wiring.caller is None:
+        placeholders = Placeholders()
+        template = placeholders.template(list(values))
+        if placeholders.caller is None:
             break
-        number = wiring.caller.num_made_again
+        number = placeholders.caller.num_made_again
         try:
             _see_steps(values)
-            wired = fill(wired, _fetch(wiring, wiring.caller))
+            template = fill(template, _fetch(placeholders, placeholders.caller))
             break
         except (ClusterError, CollectiveError):
-            if not wiring.caller.made_again_since(number):
+            if not placeholders.caller.made_again_since(number):
                 raise
-    for value, result in zip(values, wired, strict=True):
+    for value, result in zip(values, template, strict=True):
         if isinstance(value, PendingValue):
             value.known, value.source = result, None
-    return list(wired)
+    return list(template)
 
 
 def _see_steps(values: Sequence[Any]) -> None:
@@ -209,21 +209,21 @@ def _see_steps(values: Sequence[Any]) -> None:
                 value.caller.see(step)
 
 
-def _fetch(wiring: Wiring, caller: ResultSource) -> list[Any]:
+def _fetch(placeholders: Placeholders, caller: ResultSource) -> list[Any]:
     # A small part of a large result is extracted on its worker, so that the result is not transferred.
     at_worker: dict[int, list[int]] = {}
-    for slot, (number, pick) in enumerate(wiring.picks):
+    for place, (number, pick) in enumerate(placeholders.picks):
         if pick.is_small_part:
-            at_worker.setdefault(number, []).append(slot)
-    handles = list(wiring.handles)
-    for number, slots in at_worker.items():
-        picks = [wiring.picks[slot][1] for slot in slots]
-        handles[number] = caller.call(pick_all, [handles[number]], picks, worker=wiring.workers[number], name="pick")
+            at_worker.setdefault(number, []).append(place)
+    handles, workers = list(placeholders.handles), placeholders.workers
+    for number, places in at_worker.items():
+        picks = [placeholders.picks[place][1] for place in places]
+        handles[number] = caller.call(pick_all, [handles[number]], picks, worker=workers[number], name="pick")
     results = caller.results(handles)
-    parts: list[Any] = [None if number in at_worker else pick(results[number]) for number, pick in wiring.picks]
-    for number, slots in at_worker.items():
-        for slot, part in zip(slots, results[number], strict=True):
-            parts[slot] = part
+    parts: list[Any] = [None if number in at_worker else pick(results[number]) for number, pick in placeholders.picks]
+    for number, places in at_worker.items():
+        for place, part in zip(places, results[number], strict=True):
+            parts[place] = part
     return parts
 
 

@@ -1,4 +1,4 @@
-"""Marks: places in a stream from which row arithmetic can continue without the facts about earlier elements."""
+"""Resume points: places in a stream from which row arithmetic can continue without the facts about earlier elements."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final, NamedTuple
 
 from daskdist.core.primitive import Context, Cursor, Noted
 
-# The least number of elements between two marks; later it is this share of the elements so far.
+# The least number of elements between two points; later it is this share of the elements so far.
 _FEW_ELEMENTS: Final = 512
 _SHARE: Final = 64
 # States of more numbers are not recorded: the facts take less.
 _MOST_NUMBERS: Final = 512
 
 
-class Mark(NamedTuple):
+class ResumePoint(NamedTuple):
     """A place in the stream to continue from.
 
     Parameters
@@ -35,15 +35,15 @@ class Mark(NamedTuple):
 
 
 @dataclass
-class MarkedSource:
-    """A stream of elements with facts, and the marks that an arrangement records in it.
+class ResumableSource:
+    """A stream of elements with facts, and the points that an arrangement records in it.
 
     Parameters
     ----------
     source
         The elements and facts.
     context
-        Records the marks.
+        Records the points.
     num_pulled
         The number of elements so far.
     """
@@ -53,7 +53,7 @@ class MarkedSource:
     num_pulled: int = 0
     # The numbers of the first elements of the last pulls: only there can the input continue.
     _firsts: list[int] = field(default_factory=list)
-    _next_mark: int = field(default_factory=lambda: _FEW_ELEMENTS)
+    _next_point: int = field(default_factory=lambda: _FEW_ELEMENTS)
 
     def pull(self) -> Noted:
         """Return the next elements and their facts."""
@@ -64,11 +64,11 @@ class MarkedSource:
 
     @property
     def is_due(self) -> bool:
-        """Return whether the next mark is to be recorded."""
-        return self.num_pulled >= self._next_mark
+        """Return whether the next point is to be recorded."""
+        return self.num_pulled >= self._next_point
 
     def note(self, place: int, first: int, state: tuple[Any, ...]) -> None:
-        """Record a mark.
+        """Record a point.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class MarkedSource:
         state
             Numbers, and tuples of numbers.
         """
-        self._next_mark = self.num_pulled + max(_FEW_ELEMENTS, self.num_pulled // _SHARE)
+        self._next_point = self.num_pulled + max(_FEW_ELEMENTS, self.num_pulled // _SHARE)
         if len(state) > _MOST_NUMBERS:
             return
         if first < self.num_pulled:
@@ -90,27 +90,27 @@ class MarkedSource:
             del self._firsts[:number]
         else:
             self._firsts.clear()
-        self.context.note_mark(place, (first, self.num_pulled, *state))
+        self.context.note_point(place, (first, self.num_pulled, *state))
 
-    def go_on(self, num_elements: int) -> Mark | None:
-        """Advance the input to the last mark that is not behind ``num_elements`` handed out; None without one."""
-        mark = self.context.mark_before(num_elements)
-        if mark is None:
+    def go_on(self, num_elements: int) -> ResumePoint | None:
+        """Advance the input to the last point that is not behind ``num_elements`` handed out; None without one."""
+        point = self.context.point_before(num_elements)
+        if point is None:
             return None
-        place, (first, stop, *state) = mark
+        place, (first, stop, *state) = point
         self.num_pulled = self.source.skip(first)  # type: ignore[attr-defined]
-        self._next_mark = stop + max(_FEW_ELEMENTS, stop // _SHARE)
-        return Mark(place, stop, tuple(state))
+        self._next_point = stop + max(_FEW_ELEMENTS, stop // _SHARE)
+        return ResumePoint(place, stop, tuple(state))
 
     def note_rest(self, place: int, num_waiting: int, state: tuple[Any, ...] = ()) -> None:
-        """Record a mark if it is due, where only the last elements that were pulled are still needed; see `rest`."""
+        """Record a point if it is due, where only the last elements that were pulled are still needed; see `rest`."""
         if self.is_due:
             first = self.num_pulled - num_waiting
             self.note(place, first, (first, *state))
 
-    def rest(self, mark: Mark) -> Iterator[Noted]:
-        """Yield the elements that were still needed at a mark that `note_rest` recorded."""
-        first = mark.state[0]
-        while self.num_pulled < mark.stop:
+    def rest(self, point: ResumePoint) -> Iterator[Noted]:
+        """Yield the elements that were still needed at a point that `note_rest` recorded."""
+        first = point.state[0]
+        while self.num_pulled < point.stop:
             noted = self.pull()
             yield noted[max(first - (self.num_pulled - len(noted)), 0) :]
