@@ -76,7 +76,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
     },
     "the lock is new, so that nobody holds it": {
         "strategy/collectives/rendezvous.py": {"gate.acquire"},
-        "strategy/steps/remote/cells.py": {"gate.acquire"},
+        "strategy/steps/remote/promises.py": {"gate.acquire"},
     },
 }
 

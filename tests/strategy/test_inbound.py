@@ -12,30 +12,30 @@ from distributed.comm import connect, listen
 from distributed.security import Security
 
 from daskdist.execute.messages.outbox import BatchReader, Outbox
-from daskdist.strategy.steps.remote.cells import Cell
 from daskdist.strategy.steps.remote.inbound import Inbound, can_be_read_by_threads
+from daskdist.strategy.steps.remote.promises import Promise
 
 WITHIN_S = 30
 NUM_MESSAGES = 60
 
 
 class Receiver:
-    """Cells that messages with the same numbers set, and the threads that read these messages."""
+    """Promises that messages with the same numbers set, and the threads that read these messages."""
 
     def __init__(self):
-        self.cells = [Cell() for _ in range(NUM_MESSAGES + 1)]
+        self.promises = [Promise() for _ in range(NUM_MESSAGES + 1)]
         self.threads = []
         self.inbound = Inbound(self.take)
 
     def take(self, link, number, message):
         assert link == "link"
         self.threads.append(threading.get_ident())
-        self.cells[number].set(message)
+        self.promises[number].set(message)
 
     def wait_for_all(self, numbers):
         for number in numbers:
-            self.inbound.wait_for(self.cells[number])
-            assert (self.cells[number].get() == number).all()
+            self.inbound.wait_for(self.promises[number])
+            assert (self.promises[number].get() == number).all()
         return threading.get_ident()
 
 
@@ -65,8 +65,8 @@ async def connected(protocol, exchange):
         await asyncio.wait_for(exchange(receiver, outbox, acknowledged), WITHIN_S)
     finally:
         # Release threads that still wait if the test failed.
-        for cell in receiver.cells:
-            cell.set(None)
+        for promise in receiver.promises:
+            promise.set(None)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -94,7 +94,7 @@ def test_threads_read_what_they_wait_for_and_the_event_loop_what_nobody_waits_fo
         assert set(receiver.threads) & set(threads)
         for number in range(half, NUM_MESSAGES):
             send(outbox, number)
-        while not receiver.cells[NUM_MESSAGES - 1].is_set or acknowledged[-1:] != [NUM_MESSAGES - 1]:
+        while not receiver.promises[NUM_MESSAGES - 1].is_set or acknowledged[-1:] != [NUM_MESSAGES - 1]:
             await asyncio.sleep(0.001)
         assert receiver.threads[-1] == threading.get_ident()
         assert acknowledged == sorted(set(acknowledged))
@@ -106,9 +106,9 @@ def test_a_thread_that_reads_wakes_up_when_another_thread_sets_what_it_waits_for
     async def exchange(receiver, outbox, acknowledged):
         send(outbox, 1)
         waiting = [asyncio.ensure_future(asyncio.to_thread(receiver.wait_for_all, [last])) for last in (1, 2, 3)]
-        while not receiver.inbound.reading_thread or not receiver.cells[1].is_set:
+        while not receiver.inbound.reading_thread or not receiver.promises[1].is_set:
             await asyncio.sleep(0.001)
-        receiver.cells[2].set(np.full(1, 2))
+        receiver.promises[2].set(np.full(1, 2))
         await asyncio.gather(*waiting[:2])
         # The thread that still waits takes over reading the connection.
         while not receiver.inbound.reading_thread:
@@ -128,7 +128,7 @@ def test_a_thread_goes_on_waiting_when_the_connection_ends():
         while receiver.inbound._connections:
             await asyncio.sleep(0.001)
         assert not waiting.done()
-        receiver.cells[5].set(np.full(1, 5))
+        receiver.promises[5].set(np.full(1, 5))
         await waiting
 
     asyncio.run(connected("tcp", exchange))

@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster
 
 import daskdist
 from daskdist import Dataset, Options, errors
-from daskdist.strategy.steps.sending import changing_workers
+from daskdist.strategy.steps.sending import worker_recovery
 
 pytestmark = pytest.mark.cluster
 NUM_ROWS = 2_400
@@ -393,7 +393,7 @@ def summed(strategy, killable_workers):
 
 
 def test_a_leaving_worker_that_is_silent_is_logged(strategy, summed, monkeypatch, caplog):
-    monkeypatch.setattr(changing_workers, "_HANDS_OVER_WITHIN_S", 0.5)
+    monkeypatch.setattr(worker_recovery, "_HANDS_OVER_WITHIN_S", 0.5)
     caplog.set_level(logging.WARNING)
     leaving = strategy.workers[0]
     os.kill(strategy.pids[0], signal.SIGSTOP)

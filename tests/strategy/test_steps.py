@@ -24,8 +24,8 @@ from daskdist.execute.callers import live_workers
 from daskdist.execute.messages.outbox import pack_messages, unpack_messages
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.steps.outcomes import Held, Packed, loaded_structure, received, travelling
-from daskdist.strategy.steps.remote.cells import Cell
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
+from daskdist.strategy.steps.remote.promises import Promise
 from daskdist.strategy.values.extract import FlatResult
 
 
@@ -37,25 +37,25 @@ def count_on_worker(dask_worker):
     found = [] if streams is None else list(streams.by_token.values())
     return (
         len(found),
-        sum(len(cells) for each in found for cells in each._cells.values()),
+        sum(len(promises) for each in found for promises in each._promises.values()),
         sum(len(each._objects) for each in found),
         sum(thread.name.startswith(("daskdist replica", "daskdist combine")) for thread in threading.enumerate()),
     )
 
 
-# --- cells and executors ---
+# --- promises and executors ---
 
 
-def test_a_cell_is_waited_for_and_filled_once():
-    cell, called = Cell(), []
-    cell.when_set(lambda: called.append(cell.get()))
-    timer = threading.Timer(0.05, cell.set, (3,))
+def test_a_promise_is_waited_for_and_set_once():
+    promise, called = Promise(), []
+    promise.when_set(lambda: called.append(promise.get()))
+    timer = threading.Timer(0.05, promise.set, (3,))
     timer.start()
-    assert cell.get() == 3
-    cell.set(4)
-    cell.when_set(lambda: called.append("later"))
+    assert promise.get() == 3
+    promise.set(4)
+    promise.when_set(lambda: called.append("later"))
     timer.join()
-    assert cell.get() == 3
+    assert promise.get() == 3
     assert called == [3, "later"]
 
 

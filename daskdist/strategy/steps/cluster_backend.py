@@ -54,8 +54,8 @@ from daskdist.strategy.steps.sending.call_arguments import (
     wired_arguments,
 )
 from daskdist.strategy.steps.sending.call_log import LOST, CallLog
-from daskdist.strategy.steps.sending.changing_workers import ChangesWorkers
 from daskdist.strategy.steps.sending.cut_again import cut_again
+from daskdist.strategy.steps.sending.worker_recovery import RecoversWorkers
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
@@ -70,7 +70,7 @@ _SOON_S: Final = 0.5
 _MOST_UNSENT: Final = 64
 
 
-class ClusterBackend(ChangesWorkers):
+class ClusterBackend(RecoversWorkers):
     """Calls on the replicas and workers of a cluster.
 
     Parameters

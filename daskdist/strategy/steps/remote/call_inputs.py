@@ -13,11 +13,11 @@ from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.steps.outcomes import Failed
-from daskdist.strategy.steps.remote.cells import Cell, SentValue
+from daskdist.strategy.steps.remote.promises import Promise, SentValue
 from daskdist.strategy.values.extract import Extract, pick_from_rows
 from daskdist.strategy.values.placeholders import Placeholder, numbered_placeholders
 
-_CELLS: Final = frozenset({Cell})
+_PROMISES: Final = frozenset({Promise})
 # Many steps refer to the same parts of results.
 _loaded_picks: Final = lru_cache(maxsize=1024)(load_sent)
 
@@ -52,18 +52,18 @@ class TaskData:
     batches
         Batches in the worker's memory, by key.
     bring
-        Returns the cell that will have the result of a key, brought from elsewhere.
+        Returns the promise that will have the result of a key, brought from elsewhere.
     """
 
     def __init__(
-        self, key: Any, worker: Worker, batches: MutableMapping[Any, Batches], bring: Callable[[Any], Cell]
+        self, key: Any, worker: Worker, batches: MutableMapping[Any, Batches], bring: Callable[[Any], Promise]
     ) -> None:
         self._key = key
         self._worker = worker
         self._batches = batches
         self._bring = bring
-        # The cell with the result or the failure, once it was waited for.
-        self._cell: Cell | None = None
+        # The promise with the result or the failure, once it was waited for.
+        self._promise: Promise | None = None
 
     @property
     def is_set(self) -> bool:
@@ -77,9 +77,9 @@ class TaskData:
         else:
             self._brought().when_set(callback)
 
-    def _brought(self) -> Cell:
-        self._cell = self._cell or self._bring(self._key)
-        return self._cell
+    def _brought(self) -> Promise:
+        self._promise = self._promise or self._bring(self._key)
+        return self._promise
 
     def get(self) -> Any:
         """Return the result, waited for; or the failure of one that does not come."""
@@ -101,7 +101,7 @@ class TaskData:
 def is_quick(inputs: Sequence[Any]) -> bool:
     """Return whether a thread with other work can make a call with these inputs; another one would have to wake up."""
     function, *results = inputs
-    if type(function) is not SentValue or function.made is None or not _CELLS.issuperset(map(type, results)):
+    if type(function) is not SentValue or function.made is None or not _PROMISES.issuperset(map(type, results)):
         return False
     prepared, _ = function.made[0]
     values = [result.value for result in results]

@@ -26,7 +26,7 @@ from distributed.comm import Comm
 from tornado.iostream import StreamClosedError
 
 from daskdist.execute.messages.outbox import BatchReader, framed
-from daskdist.strategy.steps.remote.cells import Cell
+from daskdist.strategy.steps.remote.promises import Promise
 from daskdist.waiting import stretches
 
 logger: Final = logging.getLogger("daskdist")
@@ -184,21 +184,21 @@ class Inbound:
             self._loop.remove_reader(connection.fd)
             connection.end()
 
-    def wait_for(self, cell: Cell) -> None:
+    def wait_for(self, promise: Promise) -> None:
         """Wait for a result in a thread that is not the event loop's."""
         if not self._connections:
             # The event loop reads new connections.
             return
         gate: SimpleQueue[None] = SimpleQueue()
-        cell.when_set(partial(self._when_set, threading.get_ident(), gate))
-        for within_s in stretches(f"a result of {cell.origin or 'an earlier call'}", None):
-            if cell.is_set:
+        promise.when_set(partial(self._when_set, threading.get_ident(), gate))
+        for within_s in stretches(f"a result of {promise.origin or 'an earlier call'}", None):
+            if promise.is_set:
                 return
             self._waiting.append(gate)
             if self._lock.acquire(blocking=False):
                 try:
                     self._stop_waiting(gate)
-                    self._read_until_set(cell, within_s)
+                    self._read_until_set(promise, within_s)
                 finally:
                     self._release()
             else:
@@ -223,11 +223,11 @@ class Inbound:
         with contextlib.suppress(OSError):
             self._waker.send(b"w")
 
-    def _read_until_set(self, cell: Cell, within_s: float) -> None:
+    def _read_until_set(self, promise: Promise, within_s: float) -> None:
         self.reading_thread = threading.get_ident()
         self._num_waits += 1
         until = time.monotonic() + within_s
-        while not cell.is_set and (left_s := until - time.monotonic()) > 0:
+        while not promise.is_set and (left_s := until - time.monotonic()) > 0:
             connections = list(self._connections.values())
             is_acknowledging = any(connection.last != connection.acknowledged for connection in connections)
             ready = self._poll.poll(1e3 * min(left_s, ACKNOWLEDGED_WITHIN_S if is_acknowledging else left_s))

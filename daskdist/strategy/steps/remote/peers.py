@@ -17,8 +17,8 @@ from distributed.core import Status
 
 from daskdist.config import seconds
 from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed, flush, pack_messages
-from daskdist.strategy.steps.remote.cells import Cell
 from daskdist.strategy.steps.remote.inbound import ACKNOWLEDGED_WITHIN_S, Inbound, can_be_read_by_threads
+from daskdist.strategy.steps.remote.promises import Promise
 
 _OPERATION: Final = "daskdist_results"
 # The pause after a connection on which nothing was acknowledged; it doubles each time.
@@ -130,9 +130,9 @@ class Peers:
         self._inbound = Inbound(self._take)
         worker.handlers[_OPERATION] = self._serve
 
-    def wait_for(self, cell: Cell) -> None:
+    def wait_for(self, promise: Promise) -> None:
         """Wait for a result in a thread that is not the event loop's, and receive messages in it meanwhile."""
-        self._inbound.wait_for(cell)
+        self._inbound.wait_for(promise)
 
     @property
     def receiving_thread(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from daskdist.strategy.steps.outcomes import Failed
-from daskdist.strategy.steps.remote.cells import Cell
+from daskdist.strategy.steps.remote.promises import Promise
 
 # Shared by all calls, as each step makes one.
 _lock: Final = threading.Lock()
@@ -36,7 +36,7 @@ class WaitingCall:
         The number of the call, and the place of this worker among those that make it.
     is_replicated
         Whether other workers make it, too.
-    cell
+    promise
         What will have the result.
     inputs
         The function and its arguments.
@@ -51,12 +51,12 @@ class WaitingCall:
         "_is_begun",
         "_maker",
         "_num_left",
-        "cell",
         "inputs",
         "is_replicated",
         "name",
         "number",
         "place",
+        "promise",
         "settings",
     )
 
@@ -66,7 +66,7 @@ class WaitingCall:
         number: int,
         place: int,
         is_replicated: bool,
-        cell: Cell,
+        promise: Promise,
         inputs: Sequence[Any],
         settings: Any,
         name: str,
@@ -75,7 +75,7 @@ class WaitingCall:
         self.number = number
         self.place = place
         self.is_replicated = is_replicated
-        self.cell = cell
+        self.promise = promise
         self.inputs = inputs
         self.settings = settings
         self.name = name
@@ -107,6 +107,6 @@ class WaitingCall:
 
     def _failed(self) -> Failed | None:
         for call_input in self.inputs:
-            if type(call_input) is Cell and type(call_input.value) is Failed:
+            if type(call_input) is Promise and type(call_input.value) is Failed:
                 return call_input.value
         return None

@@ -35,10 +35,10 @@ from daskdist.strategy.steps.outcomes import (
     travelling,
 )
 from daskdist.strategy.steps.remote.call_inputs import TaskData, is_quick, lanes_of, picks_at
-from daskdist.strategy.steps.remote.cells import UNSET, Cell, SentValue
 from daskdist.strategy.steps.remote.data_keys import DataKeys
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.peers import Peers
+from daskdist.strategy.steps.remote.promises import UNSET, Promise, SentValue
 from daskdist.strategy.steps.remote.replica_call import STEP, CrossReplica, ReplicaSlot, call_replica
 from daskdist.strategy.steps.remote.waiting_call import WaitingCall
 from daskdist.strategy.values.device_arrays import host_array
@@ -49,7 +49,7 @@ from daskdist.strategy.variables.store import VariableStore
 _SOON_S: Final = 0.002
 _LATER_S: Final = 0.008
 # Types of what has an input of a call; others are the input.
-_INPUTS: Final = frozenset({Cell, SentValue, TaskData})
+_INPUTS: Final = frozenset({Promise, SentValue, TaskData})
 
 
 class StepsOnWorker:
@@ -103,14 +103,14 @@ class StepsOnWorker:
         self._is_closed = False
         # The states that were handed over last.
         self._handed_over: dict[int, dict[int, Any]] = {}
-        # Call number -> replica, or place among the workers that make the call -> cell.
-        self._cells: dict[int, dict[int, Cell]] = {}
+        # Call number -> replica, or place among the workers that make the call -> promise.
+        self._promises: dict[int, dict[int, Promise]] = {}
         self._objects: dict[int, SentValue] = {}
-        self._awaited: dict[Any, Cell] = {}
+        self._awaited: dict[Any, Promise] = {}
         # Key -> batches in the worker's memory, since many steps use the same ones and looking them up takes long.
         self.batches: WeakValueDictionary[Any, Batches] = WeakValueDictionary()
         self._num_received = 0
-        # Held while a message is handled, and while the cell for another worker's result is looked up.
+        # Held while a message is handled, and while the promise for another worker's result is looked up.
         self._receiving = threading.Lock()
         self._lock = threading.Lock()
         # In the order of this worker's replicas, which stays when others are lost.
@@ -167,20 +167,20 @@ class StepsOnWorker:
         self._is_closed = True
         why = f"{self.worker.address}: the program that made this call is gone, or has closed the strategy"
         ends = [end for _, _, end in list(self._running.values())]
-        ends += [cell.end for cells in self._cells.values() for cell in cells.values()]
+        ends += [promise.end for promises in self._promises.values() for promise in promises.values()]
         for end in ends:
             if end is not None:
                 end.end(why, refuses_saves=True)
         self._mailbox.forget(self._token)
         closed = Failed(Failure.of(ClusterError("the strategy is closed")), None)
-        for cells in self._cells.values():
-            for cell in cells.values():
-                cell.set(closed)
-        for cell in self._awaited.values():
-            cell.set(closed)
+        for promises in self._promises.values():
+            for promise in promises.values():
+                promise.set(closed)
+        for promise in self._awaited.values():
+            promise.set(closed)
         for executor in (*self._executors, self._combiner):
             executor.close()
-        self._cells.clear()
+        self._promises.clear()
         self._objects.clear()
 
     # --- what the program says ---
@@ -214,20 +214,20 @@ class StepsOnWorker:
         loaded = sent_function.made
         end = CallEnd()
         for replica, references, lane_args in lanes:
-            cell = self._new_cell(number, replica, end=end)
+            promise = self._new_promise(number, replica, end=end)
             if replica not in self._slots:
                 # A thread of the program made the call for the replicas before some were lost.
                 error = CollectiveError(
                     f"run: a call for replica {replica}, of which there are fewer now; make it again"
                 )
-                cell.set(Failed(Failure.of(error), None))
-                self._tell_outcome(number, replica, cell.get(), SMALL_BYTES, is_urgent=True)
+                promise.set(Failed(Failure.of(error), None))
+                self._tell_outcome(number, replica, promise.get(), SMALL_BYTES, is_urgent=True)
                 continue
             slot, executor = self._slots[replica]
             inputs = [sent_function if loaded is None else loaded[0], *map(self._run_input, references)]
             # Without bound methods, which would be further objects of each step under way.
             about = structure, lane_args, undo_from, settings, name, end
-            executor.put(partial(StepsOnWorker._make_run, self, slot, executor, number, cell, inputs, *about))
+            executor.put(partial(StepsOnWorker._make_run, self, slot, executor, number, promise, inputs, *about))
 
     def _run_alike(
         self, number: int, prepared: int, undo_from: int | None, place: Any, operands: Sequence[Any]
@@ -246,9 +246,9 @@ class StepsOnWorker:
         name: str,
         *references: Any,
     ) -> None:
-        cell = self._new_cell(number, place)
+        promise = self._new_promise(number, place)
         inputs = [self._input(function), *map(self._input, references)]
-        WaitingCall(self, number, place, is_replicated, cell, inputs, settings, name).begin()
+        WaitingCall(self, number, place, is_replicated, promise, inputs, settings, name).begin()
 
     def make_soon(self, call: WaitingCall) -> None:
         """Make a call whose inputs have arrived."""
@@ -264,13 +264,13 @@ class StepsOnWorker:
         self._objects[number] = SentValue(value)
 
     def _push(self, number: int, replica: int, target: str, seq: int) -> None:
-        cell = self._cells[number][replica]
-        cell.when_set(partial(StepsOnWorker._push_now, self, cell, number, replica, target, seq))
+        promise = self._promises[number][replica]
+        promise.when_set(partial(StepsOnWorker._push_now, self, promise, number, replica, target, seq))
 
-    def _push_now(self, cell: Cell, number: int, replica: int, target: str, seq: int) -> None:
+    def _push_now(self, promise: Promise, number: int, replica: int, target: str, seq: int) -> None:
         if self._is_closed:
             return
-        message = (self._token, number, replica, seq, *travelling(cell.value, math.inf))
+        message = (self._token, number, replica, seq, *travelling(promise.value, math.inf))
         failed = partial(StepsOnWorker._tell_unsent, self, number, replica, target)
         executor = self._executor_of.get(threading.get_ident())
         is_urgent = executor is None or not executor.can_hold()
@@ -282,19 +282,19 @@ class StepsOnWorker:
         self._tell(("unsent", number, replica, target, why))
 
     def _fetch(self, request: int, number: int, replica: int) -> None:
-        _, payload = travelling(self._cells[number][replica].get(), math.inf)
+        _, payload = travelling(self._promises[number][replica].get(), math.inf)
         self._tell(("value", request, payload))
 
     def value(self, number: int, replica: int) -> Any:
         """Return a result; raise what its call raised."""
-        value = self._cells[number][replica].get()
+        value = self._promises[number][replica].get()
         if type(value) is Failed:
             raise value.failure.error()
         return value
 
     def _drop(self, numbers: Sequence[int]) -> None:
         for number in numbers:
-            self._cells.pop(number, None)
+            self._promises.pop(number, None)
 
     def _drop_objects(self, numbers: Sequence[int]) -> None:
         for number in numbers:
@@ -309,25 +309,25 @@ class StepsOnWorker:
 
     def _lost(self, addresses: Sequence[str], why: Failed, reason: str) -> None:
         self._mailbox.end_waiting_for(self._token, addresses, reason)
-        for cells in list(self._cells.values()):
-            for cell in cells.values():
-                if cell.origin in addresses:
-                    cell.set(why)
+        for promises in list(self._promises.values()):
+            for promise in promises.values():
+                if promise.origin in addresses:
+                    promise.set(why)
 
     def _key_failed(self, key: Any, why: Failed) -> None:
-        cell = self._awaited.get(key)
-        if cell is not None:
-            cell.set(why)
+        promise = self._awaited.get(key)
+        if promise is not None:
+            promise.set(why)
 
     def _fail(self, number: int, replica: int, why: Failed) -> None:
-        cell = self._cells.get(number, {}).get(replica)
-        if cell is not None:
-            cell.set(why)
+        promise = self._promises.get(number, {}).get(replica)
+        if promise is not None:
+            promise.set(why)
 
     def _end(self, number: int, why: str) -> None:
-        for cell in self._cells.get(number, {}).values():
-            if cell.end is not None:
-                cell.end.end(why)
+        for promise in self._promises.get(number, {}).values():
+            if promise.end is not None:
+                promise.end.end(why)
 
     def _ping(self, asked_at: float) -> None:
         self._tell(("pong", asked_at, self.running()))
@@ -381,28 +381,28 @@ class StepsOnWorker:
             The result, as it travels.
         """
         with self._receiving:
-            cell: Cell | None = self._cells.get(number, {}).get(replica)
-            if cell is None:
+            promise: Promise | None = self._promises.get(number, {}).get(replica)
+            if promise is None:
                 if seq <= self._num_received:
                     # The result was dropped meanwhile.
                     return
-                cell = self._new_cell(number, replica)
+                promise = self._new_promise(number, replica)
         try:
             value = payload if type(payload) is Failed else received(structure, payload)
         except BaseException as error:
             value = Failed(Failure.of(error), None)
-        cell.set(value)
+        promise.set(value)
 
-    def awaited(self, key: Any) -> Cell:
+    def awaited(self, key: Any) -> Promise:
         """Return what will have the data of a Dask task."""
         with self._lock:
-            cell = self._awaited.get(key)
-            if cell is None:
-                cell = self._awaited[key] = Cell()
-                self._in_loop(lambda: asyncio.ensure_future(self._bring(key, cell)))
-            return cell
+            promise = self._awaited.get(key)
+            if promise is None:
+                promise = self._awaited[key] = Promise()
+                self._in_loop(lambda: asyncio.ensure_future(self._bring(key, promise)))
+            return promise
 
-    async def _bring(self, key: Any, cell: Cell) -> None:
+    async def _bring(self, key: Any, promise: Promise) -> None:
         # Ask the program, which knows whether the task has failed.
         asking = self._loop.call_later(0.05, self._tell, ("key", key))
         value: Any
@@ -413,7 +413,7 @@ class StepsOnWorker:
         asking.cancel()
         with self._lock:
             self._awaited.pop(key, None)
-        cell.set(value)
+        promise.set(value)
 
     def _input(self, reference: Any) -> Any:
         kind = reference[0]
@@ -424,33 +424,33 @@ class StepsOnWorker:
         if kind == "p":
             return SentValue(reference[1])
         if kind == "f":
-            cell = Cell()
-            cell.set(reference[1])
-            return cell
+            promise = Promise()
+            promise.set(reference[1])
+            return promise
         _, number, replica, origin = reference
-        known = self._cells.get(number, {}).get(replica)
-        return self._new_cell(number, replica, origin) if known is None else known
+        known = self._promises.get(number, {}).get(replica)
+        return self._new_promise(number, replica, origin) if known is None else known
 
     def _run_input(self, reference: Any) -> Any:
         # Return what has the input, or the input itself if it is batches that are here.
         batches = self.batches.get(reference[1]) if reference[0] == "k" else None
         return self._input(reference) if batches is None else batches
 
-    def _new_cell(self, number: int, replica: int, origin: str | None = None, end: CallEnd | None = None) -> Cell:
-        cell = Cell(origin, end)
-        cells = self._cells.get(number)
-        if cells is None:
-            self._cells[number] = {replica: cell}
+    def _new_promise(self, number: int, replica: int, origin: str | None = None, end: CallEnd | None = None) -> Promise:
+        promise = Promise(origin, end)
+        promises = self._promises.get(number)
+        if promises is None:
+            self._promises[number] = {replica: promise}
         else:
-            cells[replica] = cell
-        return cell
+            promises[replica] = promise
+        return promise
 
     def _make_run(
         self,
         slot: ReplicaSlot,
         executor: Executor,
         number: int,
-        cell: Cell,
+        promise: Promise,
         inputs: Sequence[Any],
         structure: bytes,
         template: Any,
@@ -465,7 +465,7 @@ class StepsOnWorker:
         if not _INPUTS.isdisjoint(map(type, inputs)):
             slot.times.wait()
             for call_input in inputs:
-                if type(call_input) is Cell and call_input.value is UNSET:
+                if type(call_input) is Promise and call_input.value is UNSET:
                     if executor.num_held:
                         self._peers.kick()
                     executor.num_without_waits = executor.num_held = 0
@@ -503,8 +503,8 @@ class StepsOnWorker:
                 del self._running[call]
                 if undo_log is not None:
                     undo_log.end()
-        is_awaited = cell.is_awaited
-        cell.set(outcome)
+        is_awaited = promise.is_awaited
+        promise.set(outcome)
         # A result that a later call awaits is read later, if at all, and a program that has sent further calls is not
         # waiting.
         most_bytes = SMALL_AWAITED_BYTES if is_awaited else SMALL_BYTES
@@ -514,7 +514,7 @@ class StepsOnWorker:
     def _make_call(self, call: WaitingCall) -> None:
         outcome: Any = None
         values = [
-            call_input.value if type(call_input) is Cell and call_input.is_set else call_input.get()
+            call_input.value if type(call_input) is Promise and call_input.is_set else call_input.get()
             for call_input in call.inputs
         ]
         if Failed in map(type, values):
@@ -538,15 +538,15 @@ class StepsOnWorker:
 
     def finish(self, call: WaitingCall, outcome: Any) -> None:
         """Set the result of a call, and tell the program."""
-        is_awaited = call.cell.is_awaited
-        call.cell.set(outcome)
+        is_awaited = call.promise.is_awaited
+        call.promise.set(outcome)
         # If all workers have the same result, the first one sends it.
         is_urgent = not call.place and not is_awaited and not any(executor.has_more for executor in self._executors)
         most_bytes = SMALL_AWAITED_BYTES if call.is_replicated and (call.place or is_awaited) else SMALL_BYTES
         self._tell_outcome(call.number, call.place, outcome, most_bytes, is_urgent=is_urgent)
 
     def _tell_outcome(self, number: int, replica: int, outcome: Any, most_bytes: int, *, is_urgent: bool) -> None:
-        is_wanted = number in self._cells or type(outcome) is Failed
+        is_wanted = number in self._promises or type(outcome) is Failed
         told = travelling(outcome, most_bytes) if is_wanted else (None, None)
         self._tell(("done", number, replica, *told), is_urgent=is_urgent)
 

@@ -18,8 +18,8 @@ _lock: Final = threading.Lock()
 UNSET: Final = object()
 
 
-class Cell:
-    """One result of one call on a worker: empty until the call has finished, then a value or a `Failure`.
+class Promise:
+    """The result of one call on a worker: unset until the call has finished, then a value or a `Failure`.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Cell:
         self.end = end
         # `UNSET` until the result has arrived.
         self.value: Any = UNSET
-        # Most cells have one callback. The garbage collector looks at all objects of steps under way, so make no list.
+        # Most have one callback. The garbage collector looks at all objects of steps under way, so make no list.
         self._callback: Callable[[], None] | None = None
         self._others: tuple[Callable[[], None], ...] = ()
 
@@ -51,7 +51,7 @@ class Cell:
         return self._callback is not None
 
     def set(self, value: Any) -> None:
-        """Fill the cell; a second value is ignored."""
+        """Set the result; a second one is ignored."""
         with _lock:
             if self.value is not UNSET:
                 return
@@ -64,7 +64,7 @@ class Cell:
                 other()
 
     def when_set(self, callback: Callable[[], None]) -> None:
-        """Call a function when the result arrives, in the thread that fills the cell, or now if it has arrived."""
+        """Call a function when the result arrives, in the thread that sets it, or now if it has arrived."""
         with _lock:
             if self.value is UNSET:
                 if self._callback is None:

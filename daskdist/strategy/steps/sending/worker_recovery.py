@@ -30,7 +30,7 @@ _KNOWN_WITHIN_S: Final = 1.0
 _HANDS_OVER_WITHIN_S: Final = 10.0
 
 
-class ChangesWorkers(EndsCalls):
+class RecoversWorkers(EndsCalls):
     """The part of a backend that continues with other workers, once earlier calls have ended."""
 
     client: Client
