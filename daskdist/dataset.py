@@ -37,7 +37,6 @@ from daskdist.core.spec import (
     DatasetSpec,
     ElementSpec,
     SpecUnknown,
-    TensorSpec,
     common_or_raise,
     known_spec,
     of_any_rank,
@@ -291,7 +290,11 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     @classmethod
     def from_generator(
-        cls, generator: Callable[..., Any], output_signature: Any, args: Sequence[Any] = (), name: str | None = None
+        cls,
+        generator: Callable[..., Any],
+        output_signature: Any = None,
+        args: Sequence[Any] = (),
+        name: str | None = None,
     ) -> Dataset:
         """Return a dataset of the values that a generator function yields.
 
@@ -300,7 +303,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         generator
             A function of ``args`` that returns an iterable; it is called for each pass.
         output_signature
-            The spec of every element, a nest of `TensorSpec`; Python numbers are converted to its dtypes.
+            The spec of every element, a nest of `TensorSpec`; Python numbers are converted to its dtypes. If it is
+            missing, the message of the error has that of the first element.
 
         Raises
         ------
@@ -317,19 +321,12 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         >>> def squares(n):
         ...     for x in range(n):
         ...         yield {"x": x, "y": x * x}
+        >>> from daskdist import TensorSpec
         >>> signature = {"x": TensorSpec((), "int64"), "y": TensorSpec((), "float32")}
         >>> list(Dataset.from_generator(squares, output_signature=signature, args=(3,)).batch(2))[0]
         {'x': array([0, 1]), 'y': array([0., 1.], dtype=float32)}
         """
-        leaves, structure = Structure.of(output_signature)
-        for path, leaf in zip(structure.paths, leaves, strict=True):
-            if not isinstance(leaf, TensorSpec):
-                raise ArgumentError(
-                    f"from_generator: leaf {path or '(the element)'} of output_signature is {leaf!r}; give a TensorSpec"
-                )
-        if not isinstance(args, Sequence):
-            raise ArgumentError(f"from_generator: args is {args!r:.80}; give a tuple of arguments")
-        return cls._of(FromGenerator.of(generator, tuple(args), ElementSpec(structure, leaves), name))
+        return cls._of(FromGenerator.of(generator, args, output_signature, name))
 
     @classmethod
     def from_dask(
@@ -1295,7 +1292,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         [[0, 1, 2], [2, 3, 4], [4]]
         """
         shift = size if shift is None else shift
-        return self._with(Window(self._node, size, shift, stride, drop_remainder, self._of_rows, label=name))
+        node = Window(self._node, size, shift, stride, drop_remainder, self._of_rows, label=name)
+        return self._with(node.warned())
 
     def sliding_window(
         self, size: int, shift: int = 1, stride: int = 1, drop_remainder: bool = True, name: str | None = None
@@ -1324,7 +1322,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         >>> [window.tolist() for window in Dataset.range(5).sliding_window(3)]
         [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
         """
-        return self._with(SlidingWindow(self._node, size, shift, stride, drop_remainder, label=name))
+        return self._with(SlidingWindow(self._node, size, shift, stride, drop_remainder, label=name).warned())
 
     def group_by_window(
         self,

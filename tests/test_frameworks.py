@@ -23,7 +23,7 @@ from distributed import Security
 
 import daskdist
 from daskdist import Dataset, PerReplica, Ragged, devices
-from daskdist.errors import ArgumentError, UnknownLengthError
+from daskdist.errors import ArgumentError, UnknownLengthError, UserFunctionError
 
 # Keras itself causes this warning for tensors of PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
@@ -426,6 +426,17 @@ def test_variables_are_assigned_tensors(torch, jax):
 
     strategy.run(step, args=(BATCH,))
     assert variable.numpy().tolist() == [3.0, 3.0]
+
+
+def test_tensors_of_a_dtype_that_numpy_lacks_say_what_to_write(torch):
+    tensor = torch.ones(3, 2, dtype=torch.bfloat16)
+    for build in (
+        lambda: Dataset.from_tensor_slices({"x": tensor}),
+        lambda: list(Dataset.range(2).map(lambda k: [tensor, tensor])),
+        lambda: list(Dataset.range(2).map(lambda k: {"x": tensor})),
+    ):
+        with pytest.raises((ArgumentError, UserFunctionError), match=r"Tensor of bfloat16, .* with \.float\(\)"):
+            build()
 
 
 def test_tensors_that_make_no_array_are_named(torch):

@@ -459,7 +459,7 @@ def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Lea
             kinds = dict.fromkeys(map(_kind, column))
             where = f" of {label}" if label else ""
             raise StackError(
-                f"batch: elements{where} do not stack, their leaf {path or '(the element)'} occurs as "
+                f"elements{where} do not stack to a batch or window, their leaf {path or '(the element)'} occurs as "
                 f"{', '.join(list(kinds)[:4])}. {_advice(column)}"
             )
         leaves.append(np.stack(column))

@@ -31,7 +31,7 @@ class TensorSpec:
     shape
         The length of each axis; None if it varies or is unknown.
     dtype
-        Anything that NumPy accepts as a dtype.
+        Anything that NumPy accepts as a dtype; ``str`` is text of any length.
     name
         For information only; specs with different names are compatible.
 
@@ -48,7 +48,10 @@ class TensorSpec:
         if any(size is not None and size < 0 for size in shape):
             raise ArgumentError(f"shape {self.shape} has a negative length; write None for an unknown length")
         object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        dtype = np.dtype(self.dtype)
+        # Elements have text of any length, and bytes as objects.
+        like: Any = {"<U0": np.dtypes.StringDType(), "|S0": object}.get(dtype.str, dtype)
+        object.__setattr__(self, "dtype", np.dtype(like))
 
     @classmethod
     def of(cls, value: Any) -> TensorSpec:

@@ -64,6 +64,7 @@ def to_numpy(value: Any) -> Any:
     try:
         array = np.asarray(value)
     except (TypeError, RuntimeError):
+        _refuse_dtype(value)
         here = _brought(value)
         if here is value:
             raise
@@ -122,6 +123,17 @@ def _refuse_missing(value: Any, array: Any) -> None:
             f"{type(value).__name__} of {dtype} with {np.count_nonzero(np.isnan(array))} missing values, which "
             "integers cannot represent: fill them with fillna(...), or convert them with astype('float64')"
         )
+
+
+def _refuse_dtype(value: Any) -> None:
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    dtype = str(getattr(value, "dtype", "")).rpartition(".")[2]
+    if dtype.startswith(("bfloat16", "float8")):
+        raise ArgumentError(
+            f"{type(value).__name__} of {dtype}, a dtype that NumPy does not have: convert it to float32 first, in "
+            "PyTorch with .float()"
+        ) from None
 
 
 def _brought(value: Any) -> Any:

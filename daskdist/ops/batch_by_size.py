@@ -116,10 +116,14 @@ class LengthsOf:
         wrong = (lengths < 0) | (lengths > self.budget)
         if wrong.any():
             row = int(np.argmax(wrong))
+            advice = (
+                "return the number of tokens, rows or bytes of the element"
+                if lengths[row] < 0
+                else "leave longer elements out with filter(...), cut them with map(...), or give a larger budget"
+            )
             raise UserFunctionError(
                 f"batch_by_size: {self.lengths.function} returned {lengths[row]} on {rows.where(row)}, but a length is "
-                f"from 0 to the budget, {self.budget}; leave longer elements out with filter(...), cut them with "
-                "map(...), or give a larger budget"
+                f"from 0 to the budget, {self.budget}; {advice}"
             )
         return np.maximum(lengths, 1)
 

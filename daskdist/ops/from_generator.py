@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
+import numpy as np
+
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.failing.origin import Origin
@@ -16,7 +18,7 @@ from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Stream
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import Leaves
+from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError, UserFunctionError
 
 
@@ -24,6 +26,37 @@ class GeneratorFunction(UserFunction):
     """A user's function that returns an iterable."""
 
     stays_in_program = True
+
+
+@dataclass(frozen=True)
+class _Written:
+    # A text as its repr.
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _suggested(generator: Callable[..., Any], args: Sequence[Any]) -> str:
+    # Return the end of a message about a missing signature: that of the first element.
+    try:
+        elements = iter(generator(*args))
+        try:
+            spec = ElementSpec.of(next(elements))
+        finally:
+            if isinstance(elements, Generator):
+                elements.close()
+    except Exception:
+        return ', such as output_signature={"x": TensorSpec((None, 3), "float32")}'
+    leaves = [_Written(f"TensorSpec({leaf.shape}, {_dtype_text(leaf.dtype)})") for leaf in spec.leaves]
+    return (
+        f", which for the first is output_signature={spec.structure.pack(leaves)!r}; write None for lengths that "
+        "vary, as in TensorSpec((None, 3), 'float32')"
+    )
+
+
+def _dtype_text(dtype: Any) -> str:
+    return "str" if isinstance(dtype, np.dtypes.StringDType) else repr(str(dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,22 +88,33 @@ class FromGenerator(Source):
             raise ArgumentError("from_generator: output_signature has no leaves; give a nest of TensorSpec")
 
     @classmethod
-    def of(
-        cls, generator: Callable[..., Any], args: tuple[Any, ...], signature: ElementSpec, label: str | None
-    ) -> Self:
+    def of(cls, generator: Callable[..., Any], args: Any, signature: Any, label: str | None) -> Self:
         """Create the source from a user's function.
 
         Raises
         ------
         ArgumentError
-            The generator is not a function, or the signature has no leaves.
+            The generator is not a function, or the signature is no nest of specs.
         """
         if not callable(generator):
             raise ArgumentError(
                 f"from_generator: expected a function that returns an iterable, got {type(generator).__name__}; "
                 "a generator itself can run only once, so give the function that creates it"
             )
-        return cls(GeneratorFunction(generator, "from_generator"), args, signature, label=label)
+        if not isinstance(args, Sequence):
+            raise ArgumentError(f"from_generator: args is {args!r:.80}; give a tuple of arguments")
+        if signature is None:
+            raise ArgumentError(f"from_generator: give the spec of each element{_suggested(generator, args)}")
+        leaves, structure = Structure.of(signature)
+        for path, leaf in zip(structure.paths, leaves, strict=True):
+            if not isinstance(leaf, TensorSpec):
+                raise ArgumentError(
+                    f"from_generator: leaf {path or '(the element)'} of output_signature is {leaf!r}; give a "
+                    'TensorSpec(shape, dtype), such as TensorSpec((), "int64") for a number, or TensorSpec((None, 3), '
+                    '"float32") for an array, with None for a length that varies'
+                )
+        spec = ElementSpec(structure, leaves)
+        return cls(GeneratorFunction(generator, "from_generator"), tuple(args), spec, label=label)
 
     @property
     def may_have_ragged_rows(self) -> bool:

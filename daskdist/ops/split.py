@@ -49,6 +49,8 @@ logger: Final = logging.getLogger("daskdist")
 _MOST_DRAWN: Final = 2**16
 # The most elements of a label that are divided among the parts together; fewer suffice if they divide evenly.
 _MOST_IN_TURN: Final = 1000
+# Fewer different numbers in a block may be classes.
+_FEW_CLASSES: Final = 20
 # Random words that are drawn for turns at a time.
 _MOST_WORDS: Final = 2**22
 # The pass in which the elements before a split always are: else they could change parts from one pass to the next.
@@ -291,7 +293,9 @@ class HashesOf:
 
     def __call__(self, rows: Rows) -> Index:
         check_any_is_there(rows)
-        return hashes(self.labels(rows), rows)
+        labels = self.labels(rows)
+        _check_classes(labels, rows)
+        return hashes(labels, rows)
 
 
 @dataclass(frozen=True)
@@ -369,6 +373,19 @@ def hashes(keys: Rows, rows: Rows) -> Index:
             )
         total = mixed(hash_words(column), total)
     return total
+
+
+def _check_classes(labels: Rows, rows: Rows) -> None:
+    # Refuse numbers that hardly ever repeat: elements that are alone in their class cannot be spread.
+    for column in labels.leaves if isinstance(labels, Block) else ():
+        if isinstance(column, np.ndarray) and column.dtype.kind == "f" and column.ndim == 1:
+            number = len(np.unique(column))
+            if number > max(_FEW_CLASSES, len(column) // 2):
+                raise UserFunctionError(
+                    f"split: stratify gives {number} different numbers for {len(column)} rows from {rows.where(0)} on, "
+                    "so that nearly every row would be a class of its own. Stratify by bins of the number, such as "
+                    'stratify=lambda row: int(row["price"] // 10)'
+                )
 
 
 def _column(keys: Rows, number: int) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -21,6 +22,10 @@ from daskdist.core.selection.windows import BlockWindows
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, known_spec
 from daskdist.core.structure import LONE
 
+logger: Final = logging.getLogger("daskdist")
+
+# The operations and the spans of windows that were warned of.
+WARNED_OF: Final[set[tuple[str, int]]] = set()
 # The most windows of one pull, unless they lie in one block.
 _AT_ONCE = 1024
 
@@ -59,6 +64,21 @@ class WindowNode(Transformation):
         if self.drop_remainder and number > 0:
             number = max(number - (self.size - 1) * self.stride, 0)
         return cardinality.divide(number, self.shift, drop_remainder=False)
+
+    def warned(self) -> Self:
+        """Return the node; warn if it is known to have no window, once for each size."""
+        number, span = self.source.cardinality, (self.size - 1) * self.stride + 1
+        # Functions may window the elements of many small datasets.
+        if self.drop_remainder and 0 < number < span and (self.name, span) not in WARNED_OF:
+            WARNED_OF.add((self.name, span))
+            logger.warning(
+                "%s: a window spans %d elements, and there are %d, so that no window is full and the result is empty; "
+                "take a smaller size, or drop_remainder=False for shorter windows",
+                self.name,
+                span,
+                number,
+            )
+        return self
 
     def windows(self, inputs: tuple[Primitive, ...]) -> Primitive:
         """Return the stream of windows that are not gathered yet."""

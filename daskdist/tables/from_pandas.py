@@ -181,7 +181,10 @@ def column_as_leaf(value: Any) -> Any:
         spec_of(array.type, what)
         (leaf,) = leaves_of(array, what)
     except FileError as error:
-        raise ArgumentError(str(error)) from None
+        # Readers of files have an argument for that.
+        text, is_of_nulls, _ = str(error).partition("; give a replacement with missing=")
+        advice = ": fill them first, or leave their rows out" if is_of_nulls else ""
+        raise ArgumentError(text + advice) from None
     return leaf
 
 

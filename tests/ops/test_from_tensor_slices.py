@@ -82,6 +82,7 @@ def test_functions_may_return_columns_of_dataframes():
     [
         (pd.Series([{"a": 1}]), "has several fields"),
         (pa.array([{"a": 1, "b": 2}]), "has several fields"),
+        (pa.array([[1, None]]), "has no value for that, as floats have NaN and times NaT: fill them first, or"),
         (pd.Series([[{"a": 1, "b": 2}]]), "lists of structs, which cannot form an array"),
         (pd.Series(pd.interval_range(0, 2)), "has several fields"),
         (pd.Series(pd.period_range("2020", periods=2, freq="M")), r"convert periods to times with dt\.to_timestamp"),

@@ -274,6 +274,11 @@ def test_a_function_to_apply_returns_a_dataset():
         ),
         (lambda: Dataset.from_generator(same, 3), ["from_generator", "output_signature", "3", "TensorSpec"]),
         (lambda: Dataset.from_generator(same, {"a": INT, "b": int}), ["from_generator", "['b']", "TensorSpec"]),
+        (
+            lambda: Dataset.from_generator(lambda: iter([{"x": np.zeros((3, 2)), "y": "a"}])),
+            ["output_signature={'x': TensorSpec((3, 2), 'float64'), 'y': TensorSpec((), str)}", "None for lengths"],
+        ),
+        (lambda: Dataset.from_generator(lambda: 1 // 0), ["from_generator: give the spec", "output_signature={"]),
         (lambda: Dataset.from_generator(same, ()), ["from_generator", "output_signature", "no leaves"]),
         (lambda: Dataset.from_generator(same, INT, args=3), ["from_generator: args is 3", "tuple"]),
         (lambda: Dataset.from_dask(3), ["from_dask", "int"]),
@@ -798,10 +803,13 @@ def test_invalid_arguments_of_batch_by_size(arguments, says):
     refused(lambda: LENGTHS.batch_by_size(**{"budget": 4, "length_fn": len} | arguments), ["batch_by_size", *says])
 
 
-@pytest.mark.parametrize("length", [lambda x: len(x) - 1, lambda x: len(x) + 1])
-def test_a_length_that_no_batch_has_room_for(length):
+@pytest.mark.parametrize(
+    ("length", "advice"), [(lambda x: len(x) - 1, "return the number of"), (lambda x: len(x) + 1, r"filter\(\.\.\.\)")]
+)
+def test_a_length_that_no_batch_has_room_for(length, advice):
     ds = LENGTHS.batch_by_size(3, length)
-    with pytest.raises(errors.UserFunctionError, match=r"batch_by_size: .* returned (-1|4) on row \d .*the budget, 3"):
+    message = rf"batch_by_size: .* returned (-1|4) on row \d .*the budget, 3; .*{advice}"
+    with pytest.raises(errors.UserFunctionError, match=message):
         list(ds)
 
 

@@ -10,7 +10,7 @@ from conftest import every_pair
 import daskdist
 from daskdist import Dataset, Options, Ragged, TensorSpec, errors
 from daskdist.core.block import Block
-from daskdist.ops.window import OpenWindows
+from daskdist.ops.window import WARNED_OF, OpenWindows
 from daskdist.testing import same_elements
 
 
@@ -45,6 +45,16 @@ def test_windows(arguments, expected):
     assert ds.cardinality() == len(expected)
     length = None if len(arguments) == 4 else arguments[0]
     assert ds.element_spec == TensorSpec((length,), "int64")
+
+
+@pytest.mark.parametrize("method", ["sliding_window", "window"])
+def test_a_size_for_which_there_is_no_window_is_warned_of_once(method, caplog):
+    WARNED_OF.clear()
+    for drop_remainder, number in ((True, 30), (False, 20), (True, 20), (True, 20)):
+        getattr(numbers(number), method)(30, 1, drop_remainder=drop_remainder)
+    (message,) = caplog.messages
+    assert message.startswith(f"{method}: a window spans 30 elements, and there are 20")
+    assert list(numbers(20).sliding_window(30)) == []
 
 
 @pytest.mark.parametrize("size", [2, 9, 40])

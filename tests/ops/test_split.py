@@ -156,6 +156,16 @@ def test_stratified_parts_have_each_label_in_proportion():
     assert Counter(bool(each["ill"]) for each in train) == {True: 32, False: 128}
 
 
+def test_numbers_that_hardly_repeat_are_no_labels():
+    prices = np.random.default_rng(0).uniform(0, 100, 90)
+    ds = Dataset.from_tensor_slices({"price": prices, "part": np.repeat(np.arange(45) / 4, 2)})
+    for parts in (ds.split(0.8, stratify="price"), ds.kfold(3, stratify="price")[0]):
+        with pytest.raises(errors.UserFunctionError, match=r"(64|90) different numbers for (64|90) rows.*bins"):
+            list(parts[0])
+    assert len(list(ds.split(0.8, stratify=lambda row: int(row["price"] // 25))[0])) == pytest.approx(72, abs=2)
+    assert len(list(ds.split(0.5, stratify="part")[0])) == 45
+
+
 @given(
     st.lists(st.floats(0.05, 1), min_size=2, max_size=4),
     st.lists(st.integers(0, 3), min_size=1, max_size=300),
