@@ -451,10 +451,12 @@ def splitter(
     num_rows = None if node.cardinality < 0 else node.cardinality
     by_row = SplitByRow(node, shares, (0,), seed, num_rows, label=label)
     if num_rows is not None and not np.diff([0, *by_row.ends]).all():
-        advice = f"at most {num_rows} folds" if operation == "kfold" else "larger fractions to small parts"
+        advice = f"Give at most {num_rows} folds" if operation == "kfold" else "Give larger fractions to small parts"
+        if num_rows < 2:
+            advice = "Look at what the dataset reads: it should have more elements"
         raise ArgumentError(
             f"{operation}: {counted(num_rows, 'element')} cannot be split in {len(shares)} parts: a part would be "
-            f"empty. Give {advice}"
+            f"empty. {advice}"
         )
     return lambda parts: replace(by_row, parts=tuple(parts))
 

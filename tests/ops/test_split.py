@@ -287,6 +287,8 @@ def test_no_warning_about_other_empty_passes(caplog):
         (lambda: Dataset.counter().split(0.5), ["endless"]),
         (lambda: numbers(3).split(0.9), ["3 elements cannot be split in 2 parts", "Give larger fractions"]),
         (lambda: numbers(3).kfold(4), ["kfold", "3 elements", "Give at most 3 folds"]),
+        (lambda: numbers(0).kfold(2), ["kfold", "0 elements", "Look at what the dataset reads"]),
+        (lambda: numbers(1).split(0.5), ["split", "1 element", "Look at what the dataset reads"]),
         (lambda: numbers(3).kfold(2, seed="a"), ["kfold: seed is 'a'; give a whole number"]),
         (lambda: numbers(9).split(80), ["fractions is 80; give one number between 0 and 1, or a list"]),
         (lambda: numbers(9).split("80%"), ["fractions is '80%'; give one number between 0 and 1, or a list"]),

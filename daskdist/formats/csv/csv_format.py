@@ -28,7 +28,7 @@ from daskdist.storage.schema_check import FirstFile, readable, unlike
 # Files with at least this many columns have splits of the usual size.
 _MANY_COLUMNS: Final = 1000
 # The inferred types of columns of numbers.
-_INFERRED_NUMBERS: Final = ("int64", "float64")
+_INFERRED_NUMBERS: Final = ("int64", "uint64", "float64")
 
 
 @dataclass(frozen=True)

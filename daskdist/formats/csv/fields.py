@@ -43,6 +43,8 @@ _TIMES: Final = {
     **{f"timedelta64[{unit}]": f"time64[{unit}]" for unit in ("us", "ns")},
 }
 _ZONED: Final = " UTC"
+# The first number that int64 does not have.
+_LONG: Final = 2.0**63
 # A translation of non-ASCII bytes to question marks.
 _MASKED: Final = bytes(range(128)) + b"?" * 128
 # The largest block that Arrow can parse.
@@ -170,8 +172,26 @@ class Fields:
 
     def guessed(self, data: bytes, name: str) -> str:
         """Return the name of the type that fits all values of a column."""
-        table = self._read(data, include_columns=[name])
-        return _kind_of(table.column(0))
+        column = self._read(data, include_columns=[name]).column(0)
+        return self._of_long_integers(data, name, column) or _kind_of(column)
+
+    def _of_long_integers(self, data: bytes, name: str, column: Any) -> str | None:
+        # Return the type of a column that was read as floats as its integers have more than 64 bits with a sign: floats
+        # would make one of several, such as of identifiers. None for other columns.
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not pa.types.is_floating(column.type) or not pc.any(pc.greater_equal(pc.abs(column), _LONG)).as_py():
+            return None
+        texts = _one_chunk(self._parsed(data, {name: "bytes"}).column(0))
+        texts = texts.filter(pa.array(~self._missing(texts)))
+        if not pc.all(pc.match_substring_regex(texts, r"^[ \t]*-?[0-9]+[ \t]*$")).as_py():
+            return None
+        try:
+            self._parsed(data, {name: "uint64"})
+        except pa.ArrowInvalid:
+            return "str"
+        return "str" if column.null_count else "uint64"
 
     def _unfit(self, texts: Any, kind: str) -> Any:
         # Return the rows of values that do not have a type. pyarrow decides, and reports only one of many, so halves of
@@ -304,7 +324,8 @@ def infer(data: bytes, fields: Fields) -> tuple[tuple[str, str], ...]:
     """Return the type of each column in some rows, and its type if missing values are replaced.
 
     With missing values, integers become float64 and bools text. A column of missing values only is float64. A column of
-    numbers is text if one of them is not written like a number: see `number_text`.
+    numbers is text if one of them is not written like a number: see `number_text`. Integers beyond int64 are uint64, or
+    text where that does not have all of them.
     """
     import pyarrow as pa
 
@@ -312,10 +333,11 @@ def infer(data: bytes, fields: Fields) -> tuple[tuple[str, str], ...]:
     types = pa.types
     numbers = [col.name for col in table.schema if types.is_integer(col.type) or types.is_floating(col.type)]
     texts = {name for name, is_text in fields._number_texts(data, numbers).items() if is_text.any()}
-    return tuple(
-        ("str", "str") if name in texts else (_kind_of(column), _kind_of(column, is_full=True))
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    )
+    kinds = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        kind = "str" if name in texts else fields._of_long_integers(data, name, column)
+        kinds.append((kind, kind) if kind else (_kind_of(column), _kind_of(column, is_full=True)))
+    return tuple(kinds)
 
 
 def _kind_of(column: Any, *, is_full: bool = False) -> str:
