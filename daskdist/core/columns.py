@@ -108,21 +108,36 @@ def column_of(values: Sequence[Any], *, narrow: bool = False) -> Any:
 
 
 def _stacked(arrays: Sequence[Any]) -> Any:
-    first, all_shapes = arrays[0], list(map(_shape_of, arrays))
-    shapes = set(all_shapes)
+    first = arrays[0]
     if len(set(map(_dtype_of, arrays))) != 1:
         return None
+    if first.ndim == 1 and first.dtype.kind in NUMBERS:
+        try:
+            values = np.concatenate(arrays)
+        except ValueError:
+            # They differ in their number of axes.
+            return None
+        return _split(values, list(map(len, arrays)))
+    all_shapes = list(map(_shape_of, arrays))
+    shapes = set(all_shapes)
     if len(shapes) != 1:
         # Shapes without axes are shorter than (None,).
         is_ragged = len({(len(shape[:1]), *shape[1:]) for shape in shapes}) == 1 and first.dtype.kind in NUMBERS
         if not is_ragged:
             return None
-        row_splits = np.zeros(len(arrays) + 1, np.int64)
-        np.cumsum([shape[0] for shape in all_shapes], out=row_splits[1:])
-        return unchecked_ragged(np.concatenate(arrays), row_splits)
+        return _split(np.concatenate(arrays), [shape[0] for shape in all_shapes])
     if not first.ndim or isinstance(first.dtype, np.dtypes.StringDType):
         return np.stack(arrays)
     return np.concatenate(arrays).reshape(len(arrays), *first.shape)
+
+
+def _split(values: Any, lengths: list[int]) -> Any:
+    # Return the rows of some lengths, as an array if these are equal.
+    if lengths.count(lengths[0]) == len(lengths):
+        return values.reshape(len(lengths), lengths[0], *values.shape[1:])
+    row_splits = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=row_splits[1:])
+    return unchecked_ragged(values, row_splits)
 
 
 def _integers(values: Sequence[int], narrow: bool) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import pickle
 import shutil
@@ -103,6 +104,10 @@ def serve(connections: Sequence[Connection]) -> None:
                 reply = Failure.of(error), True
             with contextlib.suppress(OSError):
                 connection.send_bytes(pickle.dumps(reply, protocol=5))
+            if not gc.get_freeze_count():
+                # Collections in later calls do not look at what was imported.
+                gc.collect()
+                gc.freeze()
     if folder and not is_dismissed:
         _remove_if_killed(program, folder)
 
@@ -119,8 +124,10 @@ def _remove_if_killed(program: int, folder: str) -> None:
 
 @dataclass(eq=False)
 class _Waiting:
-    # A call that waits for a process; ``taken`` is the process and its connection, once it has one.
+    # A call that waits for a process; ``taken`` is the process and its connection, once it has one. ``changed`` is set
+    # to let this call look again, and no other.
     data: str
+    changed: threading.Event
     taken: tuple[_Process, Connection] | None = None
 
 
@@ -176,7 +183,7 @@ class ProcessPool:
         self._result_bytes: dict[Any, int] = {}
         self._last_bytes = 0
         self._processes = [_Process() for _ in range(num_processes)]
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._is_closed = False
         # The processes that have some data, by its name; the calls that wait for a process, oldest first.
         self._users: dict[str, list[_Process]] = {}
@@ -265,21 +272,35 @@ class ProcessPool:
         )
 
     def _taken(self, data: str, is_over: Callable[[], bool]) -> tuple[_Process, Connection]:
-        waiting = _Waiting(data)
-        with self._changed:
+        waiting = _Waiting(data, threading.Event())
+        with self._lock:
             self._waiting.append(waiting)
             self._assign()
-            num_begun, waits = self._num_begun, self._stretches()
-            while waiting.taken is None and not self._is_closed:
-                if is_over():
-                    self._waiting.remove(waiting)
-                    raise CancelledError
+        num_begun, waits = self._num_begun, self._stretches()
+        try:
+            while True:
+                with self._lock:
+                    if waiting.taken is not None:
+                        return waiting.taken
+                    if self._is_closed:
+                        raise ClusterError("the local processes were ended while a pass needed them")
+                    if is_over():
+                        raise CancelledError
                 if num_begun != self._num_begun:
                     num_begun, waits = self._num_begun, self._stretches()
-                self._changed.wait(next(waits))
-            if waiting.taken is not None:
-                return waiting.taken
-        raise ClusterError("the local processes were ended while a pass needed them")
+                waiting.changed.wait(next(waits))
+                waiting.changed.clear()
+        except BaseException:
+            self._withdraw(waiting)
+            raise
+
+    def _withdraw(self, waiting: _Waiting) -> None:
+        # A process that was chosen meanwhile is free again.
+        with self._lock:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+        if waiting.taken is not None:
+            self._give_back(*waiting.taken)
 
     def _stretches(self) -> Iterator[float]:
         return stretches("a local process that is free", "timeouts.data")
@@ -294,13 +315,13 @@ class ProcessPool:
                     process = max(fitting, key=lambda process: len(process.free))
                     self._waiting.remove(waiting)
                     waiting.taken = process, process.free.pop()
+                    waiting.changed.set()
                     self._num_begun += 1
                     if waiting.data:
                         users = self._users.pop(waiting.data, [])
                         self._users[waiting.data] = users if process in users else [*users, process]
         for oldest in list(self._users)[:-_MOST_NAMES]:
             del self._users[oldest]
-        self._changed.notify_all()
 
     def _is_for_any(self, data: str, process: _Process) -> bool:
         return data not in self._users
@@ -313,18 +334,19 @@ class ProcessPool:
 
     def wake(self) -> None:
         """Let calls that wait for a process look whether they are still needed."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            for waiting in self._waiting:
+                waiting.changed.set()
 
     def _give_back(self, process: _Process, connection: Connection) -> None:
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 _dismiss(connection)
             process.free.append(connection)
             self._assign()
 
     def _replace(self, process: _Process) -> None:
-        with self._changed:
+        with self._lock:
             if process not in self._processes or self._is_closed:
                 return
             self._processes[self._processes.index(process)] = _Process()
@@ -335,9 +357,10 @@ class ProcessPool:
 
     def close(self) -> None:
         """End the processes, once they have made the calls that they have, and remove their files."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
+            for waiting in self._waiting:
+                waiting.changed.set()
             for process in self._processes:
                 for connection in process.free:
                     _dismiss(connection)
