@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -119,14 +118,6 @@ def test_lines_are_computed_where_they_were_read(tmp_path):
         assert (tmp_path / "was here").exists()
     finally:
         caller.close()
-
-
-def test_collections_of_garbage_in_processes_leave_out_what_was_imported():
-    pool = ProcessPool(1)
-    try:
-        assert [pool.call(gc.get_freeze_count, []) > 0 for _ in range(2)] == [False, True]
-    finally:
-        pool.close()
 
 
 class Numbers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import os
 import pickle
 import shutil
@@ -104,10 +103,6 @@ def serve(connections: Sequence[Connection]) -> None:
                 reply = Failure.of(error), True
             with contextlib.suppress(OSError):
                 connection.send_bytes(pickle.dumps(reply, protocol=5))
-            if not gc.get_freeze_count():
-                # Collections in later calls do not look at what was imported.
-                gc.collect()
-                gc.freeze()
     if folder and not is_dismissed:
         _remove_if_killed(program, folder)
 
