@@ -26,20 +26,6 @@ class NotReady(Exception):  # noqa: N818 - a signal, as StopIteration is
     """A signal that a cursor would have to wait for a row count; its state is unchanged, and pull can be repeated."""
 
 
-@runtime_checkable
-class Composition(Protocol):
-    """A function that calls several functions, each with the result of the one before: calls that were fused."""
-
-    @property
-    def stages(self) -> tuple[Callable[..., Rows], ...]:
-        """The functions, in order; none of them is a composition."""
-        ...
-
-    def __call__(self, *args: Any) -> Rows:
-        """Return what the last function makes of the results of the others."""
-        ...
-
-
 class Cursor(Protocol):
     """A position in a stream of elements."""
 

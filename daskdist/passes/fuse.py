@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from daskdist.core.block import Rows
-from daskdist.core.failing.skip_errors import with_skipped
-from daskdist.core.primitive import Arrange, Chain, Composition, Compute, Fact, Primitive, Read
-
-
-@dataclass(frozen=True)
-class Composed:
-    """The composition of two functions."""
-
-    first: Callable[..., Rows]
-    then: Callable[[Rows], Rows]
-
-    @property
-    def stages(self) -> tuple[Callable[..., Rows], ...]:
-        """The functions, in order; none of them is a composition."""
-        return (*_stages_of(self.first), *_stages_of(self.then))
-
-    def __call__(self, *args: Any) -> Rows:
-        rows = self.first(*args)
-        result = self.then(rows)
-        return result if result is rows else with_skipped(result, rows.skipped)
-
-
-def _stages_of(function: Callable[..., Rows]) -> tuple[Callable[..., Rows], ...]:
-    return function.stages if isinstance(function, Composition) else (function,)
+from daskdist.core.failing.composed import Composed
+from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read
 
 
 def fuse(primitive: Primitive) -> Primitive:

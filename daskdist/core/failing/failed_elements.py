@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from daskdist.core.block import Batches, Bundle, Rows, read_only
+from daskdist.core.failing.composed import stages_of
 from daskdist.core.failing.error_copy import copied_error
-from daskdist.core.primitive import Composition, Split
+from daskdist.core.primitive import Split
 from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.errors import DaskdistError
 
@@ -349,7 +350,7 @@ class TryEachRead:
     Parameters
     ----------
     function
-        The reader, or a `Composition` of a reader and computations.
+        The reader, or a `Composed` of a reader and computations.
     left_out
         Elements that failed before; the reader is the first computation.
     """
@@ -400,11 +401,6 @@ def _none_of(split: Split, error: Exception) -> Rows:
     number = 1 if split.num_rows is None else split.num_rows
     failed = FailedElement(error, f"{split.label} {uuid.uuid4().hex}", _NOT_READ)
     return PartlyFailed(LONE, [failed] * number, split.label)
-
-
-def stages_of(function: Callable[..., Rows]) -> tuple[Callable[..., Rows], ...]:
-    """Return the functions that a function was composed of; itself if it was not."""
-    return function.stages if isinstance(function, Composition) else (function,)
 
 
 @dataclass(frozen=True)

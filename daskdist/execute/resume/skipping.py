@@ -21,11 +21,11 @@ class SkippingCursor:
 
     def __init__(self, cursor: Any, *, is_exact: bool) -> None:
         self.cursor: Cursor = cursor
-        self._skip_some = cursor.skip if isinstance(cursor, SkippingByArithmetic) and not is_exact else None
+        self._may_skip = not is_exact
         self._rest: Any = None
 
     def pull(self) -> Any:
-        self._skip_some = None
+        self._may_skip = False
         if self._rest is not None:
             rest, self._rest = self._rest, None
             return rest
@@ -33,8 +33,10 @@ class SkippingCursor:
 
     def skip(self, num_elements: int) -> int:
         """Skip elements; return how many there were: fewer than ``num_elements`` only at the end of the stream."""
-        skip_some, self._skip_some = self._skip_some, None
-        num_skipped = 0 if skip_some is None or not num_elements else skip_some(num_elements)
+        may_skip, self._may_skip = self._may_skip and num_elements > 0, False
+        num_skipped = 0
+        if may_skip and isinstance(self.cursor, SkippingByArithmetic):
+            num_skipped = self.cursor.skip(num_elements)
         while num_skipped < num_elements:
             try:
                 run = self.pull()

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
+from daskdist.core.failing.composed import stages_of
 from daskdist.core.failing.failed_elements import (
     FailedBeforeError,
     FailedElement,
@@ -16,7 +17,6 @@ from daskdist.core.failing.failed_elements import (
     TryEach,
     TryEachCarried,
     TryEachStage,
-    stages_of,
 )
 from daskdist.core.primitive import (
     Chain,

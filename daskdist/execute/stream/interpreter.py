@@ -68,7 +68,7 @@ class Interpreter(StreamRuntime):
             cursor = make(epoch)
             if self._advance is None or isinstance(cursor, SkippingCursor):
                 return cursor
-            if isinstance(cursor, KeepingElements) and self._advance.is_half_way:
+            if self._advance.is_half_way and isinstance(cursor, KeepingElements):
                 # Call this before the cursor reaches its end, where it would keep elements of which it saw only some.
                 cursor.resume(is_trial=self._advance.is_trial)
             return SkippingCursor(cursor, is_exact=self._advance.is_exact)

@@ -13,7 +13,8 @@ from weakref import WeakKeyDictionary
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
-from daskdist.core.failing.failed_elements import LeftOut, TryEachRead, TryEachStage, stages_of
+from daskdist.core.failing.composed import stages_of
+from daskdist.core.failing.failed_elements import LeftOut, TryEachRead, TryEachStage
 from daskdist.core.failing.skip_errors import SkipErrorsRead
 from daskdist.core.primitive import (
     Epoch,
