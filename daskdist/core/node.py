@@ -300,9 +300,9 @@ class Transformation(Node):
 
     @property
     def cardinality(self) -> int:
-        if not (self.facts.keeps_count or self.facts.keeps_rows):
-            raise NotImplementedError
-        return self.source.cardinality
+        if self.facts.keeps_count or self.facts.keeps_rows or self.source.cardinality == 0:
+            return self.source.cardinality
+        return UNKNOWN
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,6 @@ import numpy as np
 
 from daskdist.core.arguments import whole_numbers, yes_or_no
 from daskdist.core.block import Rows
-from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Fact, Primitive, gathered
@@ -76,10 +75,6 @@ class BucketBySequenceLength(Transformation):
         sizes = set(self.batch_sizes)
         size = self.batch_sizes[0] if len(sizes) == 1 and self.drop_remainder else None
         return self.source.spec.grouped(size) if self.padding is None else self.padding.spec(self.source.spec, size)
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.source.cardinality == 0 else UNKNOWN
 
     @property
     def note(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Block, Rows
-from daskdist.core.cardinality import UNKNOWN, counted
+from daskdist.core.cardinality import counted
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
@@ -38,10 +38,6 @@ class Filter(Transformation):
 
     name = "filter"
     facts = Facts(compute=True, keeps_spec=True, per_worker=True)
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.source.cardinality == 0 else UNKNOWN
 
     @property
     def note(self) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Batches, Block, Bundle, Rows, merge
-from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts
 from daskdist.core.primitive import (
@@ -79,10 +78,6 @@ class GroupByWindow(DrawsForFunction):
     @property
     def draws(self) -> bool:
         return self.reduce_function.nested_spec(self.source, self.make).draws
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.source.cardinality == 0 else UNKNOWN
 
     @property
     def note(self) -> str:

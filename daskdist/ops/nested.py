@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows, merge
-from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.cardinality import INFINITE
 from daskdist.core.dataset_base import DatasetBase, computed_rows, element_spec_of, node_of
 from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import CountingNode, ExpandingNode, Facts, Node, walk
@@ -183,10 +183,6 @@ class Expansion(DrawsForFunction, ExpandingNode):
     @property
     def spec(self) -> ElementSpec:
         return self.function.nested_spec(self.source).spec_or_raise()
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.source.cardinality == 0 else UNKNOWN
 
     @property
     def reads_files(self) -> bool | None:

@@ -11,7 +11,6 @@ import numpy as np
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Block, Bundle, Rows, join
-from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import CountingNode, Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, gathered
@@ -75,10 +74,6 @@ class RejectionResample(CountingNode, Transformation):
     def spec(self) -> ElementSpec:
         number = ElementSpec(LONE, (TensorSpec((), np.dtype(np.int32)),))
         return ElementSpec.nest(_PAIR, [number, self.source.spec])
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.source.cardinality == 0 else UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         classes = Fact(

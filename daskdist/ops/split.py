@@ -13,7 +13,7 @@ import numpy as np
 
 from daskdist.core.arguments import numbers, whole_number
 from daskdist.core.block import Block, Rows
-from daskdist.core.cardinality import INFINITE, UNKNOWN, counted
+from daskdist.core.cardinality import INFINITE, counted
 from daskdist.core.failing.failed_elements import check_any_is_there
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Node, Transformation, counting, walk
@@ -114,10 +114,6 @@ class SplitNode(Transformation):
     def bounds(self) -> Index:
         """The share of all elements before each part but the first, shape ``(num_parts - 1,)``."""
         return np.cumsum(self.shares)[:-1]
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.source.cardinality == 0 else UNKNOWN
 
     def are_kept(self, part_numbers: Index) -> Index:
         """Return the places of those numbers of parts whose elements are kept."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, gathered
@@ -24,10 +23,6 @@ class TakeWhile(Transformation):
 
     name = "take_while"
     facts = Facts(keeps_spec=True)
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.source.cardinality == 0 else UNKNOWN
 
     @property
     def note(self) -> str:

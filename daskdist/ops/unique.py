@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Block, Rows
-from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
 from daskdist.core.ragged import Ragged
@@ -28,10 +27,6 @@ class Unique(Transformation):
 
     name = "unique"
     facts = Facts(keeps_spec=True)
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.source.cardinality == 0 else UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         keys = Fact(gathered(inputs[0]), keys_of, self.name)
