@@ -163,8 +163,4 @@ _NAMES: Final = {
 
 __all__ = [*_NAMES]
 
-__getattr__ = lazily(__name__, _NAMES, TOP)
-
-
-def __dir__() -> list[str]:
-    return sorted(_NAMES)
+__getattr__, __dir__ = lazily(__name__, _NAMES, TOP)

@@ -9,8 +9,4 @@ _NAMES: Final = {"Optional": "daskdist.strategy.input.optional:Optional"}
 
 __all__ = [*_NAMES]
 
-__getattr__ = lazily(__name__, _NAMES, EXPERIMENTAL)
-
-
-def __dir__() -> list[str]:
-    return sorted(_NAMES)
+__getattr__, __dir__ = lazily(__name__, _NAMES, EXPERIMENTAL)

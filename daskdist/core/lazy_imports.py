@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def lazily(module: str, names: Mapping[str, str], instead: Mapping[str, str] | None = None) -> Callable[[str], Any]:
-    """Return a module's ``__getattr__``.
+def lazily(
+    module: str, names: Mapping[str, str], instead: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a module's ``__getattr__`` and ``__dir__``.
 
     Parameters
     ----------
@@ -28,4 +30,4 @@ def lazily(module: str, names: Mapping[str, str], instead: Mapping[str, str] | N
         imported_module = importlib.import_module(path)
         return getattr(imported_module, attribute) if attribute else imported_module
 
-    return getattr_
+    return getattr_, lambda: sorted(names)

@@ -23,8 +23,4 @@ _NAMES: Final = {
 
 __all__ = [*_NAMES]
 
-__getattr__ = lazily(__name__, _NAMES, DATA)
-
-
-def __dir__() -> list[str]:
-    return sorted(_NAMES)
+__getattr__, __dir__ = lazily(__name__, _NAMES, DATA)

@@ -14,8 +14,4 @@ _NAMES: Final = {
 
 __all__ = [*_NAMES]
 
-__getattr__ = lazily(__name__, _NAMES, DISTRIBUTE_EXPERIMENTAL)
-
-
-def __dir__() -> list[str]:
-    return sorted(_NAMES)
+__getattr__, __dir__ = lazily(__name__, _NAMES, DISTRIBUTE_EXPERIMENTAL)

@@ -9,8 +9,4 @@ _NAMES: Final = {"experimental": "daskdist.tpu.experimental"}
 
 __all__ = [*_NAMES]
 
-__getattr__ = lazily(__name__, _NAMES, TPU)
-
-
-def __dir__() -> list[str]:
-    return sorted(_NAMES)
+__getattr__, __dir__ = lazily(__name__, _NAMES, TPU)

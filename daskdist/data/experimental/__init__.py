@@ -83,7 +83,7 @@ _LAZY: Final = {
     "service": "daskdist.data.experimental.service",
 }
 
-__getattr__ = lazily(__name__, _LAZY, DATA_EXPERIMENTAL)
+__getattr__, _ = lazily(__name__, _LAZY, DATA_EXPERIMENTAL)
 
 
 # --- datasets ---
