@@ -487,7 +487,7 @@ def test_from_positions_behind_resume_points_the_rest(name):
         again.load_state_dict(state)
         ahead = list(islice(again, 5))
         same_elements(ahead, whole[number : number + 5], f"from {number}")
-        # A position may be taken of what went on from one.
+        # A position may be taken after continuing from one.
         third = begun(make, 0, Synchronous)
         third.load_state_dict(again.state_dict())
         same_elements(list(third), whole[number + len(ahead) :], f"from {number} again")

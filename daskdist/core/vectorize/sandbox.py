@@ -220,7 +220,7 @@ class Sandbox:
             return value if is_fixed else StandIn(self, value)
         if kind is list or kind is dict:
             copied: Any = kind()
-            # Known before its items are, as it may contain itself.
+            # Note it before its items, as it may contain itself.
             self._replaced[id(value)] = value, copied
             if kind is list:
                 copied += [self.safe(item, name) for item in value]

@@ -55,7 +55,7 @@ class Failure:
 
 
 def release_frames(error: BaseException) -> None:
-    """Let go of what functions that an error ended had in their variables, once it is a `Failure`.
+    """Drop the variables of the functions that an error ended, once it is a `Failure`.
 
     They may hold what others wait for, such as open connections.
     """

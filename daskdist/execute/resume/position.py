@@ -1,4 +1,4 @@
-"""Positions in streams as data: they can be taken at any element, and gone on from in another process.
+"""Positions in streams as data: they can be taken at any element, and another process can continue from them.
 
 A position is the pass, the seeds that operations drew, the number of elements that were handed out, and the answers
 that arithmetic got from calls (`answers`). To go on, the stream is opened again and advanced by arithmetic

@@ -309,7 +309,7 @@ class _Current:
         self.reported = ReportedFailures()
 
     def end(self) -> None:
-        """Let go of the bundle."""
+        """Drop the references to the bundle."""
         self.bundle, self.place, self.elements = None, 0, None
 
     def begin(self, bundle: StepBundle) -> None:

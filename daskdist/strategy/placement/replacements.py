@@ -69,7 +69,7 @@ class Replacements:
         connected
             The scheduler's description of each connected worker, by address.
         """
-        # At the address of a lost worker, another one would be taken for it.
+        # A worker at the address of a lost one would be taken for it.
         candidates = [
             worker for worker, what in connected.items() if worker not in self._known and what["status"] == "running"
         ]

@@ -394,7 +394,7 @@ class StepsOnWorker:
         promise.set(value)
 
     def awaited(self, key: Any) -> Promise:
-        """Return what will have the data of a Dask task."""
+        """Return the promise of the data of a Dask task."""
         with self._lock:
             promise = self._awaited.get(key)
             if promise is None:
