@@ -1,5 +1,6 @@
 """Guarantees for consumers of the data service, under losses and any order of messages."""
 
+import itertools
 import random
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis.stateful import (
 )
 from service_simulation import Simulation
 
+from daskdist.service.consumer import reading
 from daskdist.service.sharding_policy import ShardingPolicy
 
 small = st.integers(0, 3)
@@ -261,3 +263,31 @@ def test_elements_given_up_with_their_consumer_are_not_produced_again():
     counts = service.counts(of_living=False)
     assert max(counts.values()) == 1
     assert len(counts) < 24
+
+
+@pytest.mark.parametrize("mode", [ShardingPolicy.DYNAMIC, ShardingPolicy.FILE])
+def test_consumers_that_are_read_by_turns_wait_for_no_task_that_they_left_to_others(mode, monkeypatch):
+    # Each consumer that has elements leaves new tasks to others.
+    monkeypatch.setattr(reading, "_IDLE_S", -1.0)
+    draw = random.Random(0)
+    for _ in range(50):
+        service = Simulation(mode, 24, is_leased=mode is ShardingPolicy.DYNAMIC)
+        for _ in range(2):
+            service.add_worker()
+            service.add_consumer()
+        turns = itertools.cycle(service.consumers.values())
+        consumer, number = next(turns), 0
+        while any(each.is_reading for each in service.consumers.values()):
+            number += 1
+            assert number < 2_000
+            for step in draw.sample(service.steps(), k=draw.randint(0, len(service.steps()))):
+                step()
+            for worker in service.workers.values():
+                worker.produce()
+            service.tick()
+            num_taken = len(consumer.taken)
+            consumer.take(1)
+            if len(consumer.taken) > num_taken or not consumer.is_reading:
+                consumer = next(turns)
+        counts = service.counts(of_living=True)
+        assert counts == dict.fromkeys(range(24), 1)

@@ -127,6 +127,8 @@ class Reading:
         self._send = send
         self._read_all = read_all
         self._in_turn = in_turn
+        # Consumers of a shared cache get all elements each.
+        self._may_leave_tasks = not in_turn and not joining["trainer"]
         # The number of the last message of the dispatcher.
         self._told = 0
         # By task id: the attempt, and the worker; "" while the task has none.
@@ -159,7 +161,7 @@ class Reading:
         for task in changed:
             self._windows.close(task)
             # A restarted task sends no elements until all its consumers have joined again.
-            if not now[task][0] and not self._in_turn and self._arrived.is_idle:
+            if not now[task][0] and self._may_leave_tasks and self._arrived.is_idle:
                 self._unjoined.add(task)
             else:
                 self._unjoined.discard(task)

@@ -246,7 +246,12 @@ class Dispatcher:
         if task.id not in iteration.tasks:
             del self._tasks[task.id]
         self._note_change(iteration)
-        return self._assign(iteration) + self._end_if_over(iteration)
+        commands = self._assign(iteration)
+        options = iteration.job.options
+        if not commands and options.num_consumers is None and options.cache_bytes is None:
+            # The worker did not tell the end to consumers that left the task to others.
+            commands = self._tell_tasks(iteration)
+        return commands + self._end_if_over(iteration)
 
     def jobs(self) -> list[JobStatus]:
         """Return the status of the iterations of all jobs, without what only their workers know."""

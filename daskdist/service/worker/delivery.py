@@ -119,7 +119,7 @@ class Delivery(ABC):
         """Send a consumer nothing until it joins again; it keeps its elements."""
         if name in self._consumers:
             consumer = self._consumers[name]
-            consumer.is_away, consumer.is_recalled, consumer.has_answered = True, False, False
+            consumer.is_away, consumer.is_recalled, consumer.answer = True, False, 0
 
     @abstractmethod
     def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
@@ -169,9 +169,9 @@ class Consumer:
     held: Intervals = field(default_factory=Intervals)
     held_bytes: float = 0
     is_away: bool = False
-    # Whether a `Recall` is open, and whether one was answered and nothing was sent since.
+    # Whether a `Recall` is open, and the number of its last answer; 0 if there was none since something was sent.
     is_recalled: bool = False
-    has_answered: bool = False
+    answer: int = 0
     has_ended: bool = False
     # If trainers share a cache: the elements it has used, since it was last told that this is recorded.
     untold: Intervals = field(default_factory=Intervals)

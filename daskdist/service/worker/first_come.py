@@ -45,6 +45,7 @@ class FirstCome(Delivery):
         self._ready = Intervals()
         self._sizes = PartSizes()
         self._is_done = False
+        self._num_answers = 0
         # All consumers have left or are lost; before the first one comes, elements are produced for it.
         self._is_left = False
 
@@ -103,7 +104,8 @@ class FirstCome(Delivery):
         for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
             self._take_back(consumer, first, stop)
             actions += self._offer([(first, stop)])
-        consumer.is_recalled, consumer.has_answered = False, True
+        self._num_answers += 1
+        consumer.is_recalled, consumer.answer = False, self._num_answers
         return actions + self._send()
 
     def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
@@ -149,12 +151,12 @@ class FirstCome(Delivery):
         if self._expected:
             return []
         actions: list[Action] = []
-        # Prefer the consumer with the fewest elements, then one that has not just given elements back.
+        # Prefer the consumer with the fewest elements, then the one that gave elements back longest ago.
         while len(self._ready):
             with_room = [consumer for consumer in self._consumers.values() if has_room(consumer)]
             if not with_room:
                 return actions
-            consumer = min(with_room, key=lambda candidate: (len(candidate.held), candidate.has_answered))
+            consumer = min(with_room, key=lambda candidate: (len(candidate.held), candidate.answer))
             actions.append(self._send_to(consumer, -(-len(self._ready) // len(with_room))))
         return actions + self._at_the_end() if self._is_finished else actions
 
@@ -167,7 +169,7 @@ class FirstCome(Delivery):
         first, stop = self._ready.pop_first(int(min(max(min(most, room), 1), after - first)))
         consumer.held.add(first, stop)
         consumer.held_bytes += size * (stop - first)
-        consumer.has_answered = consumer.has_ended = False
+        consumer.answer, consumer.has_ended = 0, False
         return Send(consumer.name, first, stop)
 
     def _at_the_end(self) -> list[Action]:
@@ -198,7 +200,7 @@ class FirstCome(Delivery):
 
     def _unanswered(self) -> list[Consumer]:
         # Consumers that may give elements back.
-        return [consumer for consumer in self._consumers.values() if len(consumer.held) and not consumer.has_answered]
+        return [consumer for consumer in self._consumers.values() if len(consumer.held) and not consumer.answer]
 
     def _all_done(self) -> bool:
         return not self.done.missing(0, self._num_produced)
