@@ -8,6 +8,9 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, Final
 
+import numpy as np
+
+from daskdist.core.array_pool import NUMBERS
 from daskdist.core.block import Block, Bundle, Rows, from_items, merge
 from daskdist.core.cardinality import counted
 from daskdist.core.columns import PLAIN, column_of, plain_leaves_of
@@ -161,7 +164,10 @@ class MapRows:
                 values: list[Any] = []
                 # The last part takes the rest, so that the iterator sees its end.
                 part_elements = elements if stop == len(rows) else islice(elements, stop - start)
-                structure = self._call_each(part, part_elements, values, seeds, structure)
+                structure = self._call_each(part, islice(part_elements, 1), values, seeds, structure)
+                first = [value.copy() if type(value) is np.ndarray else None for value in values]
+                structure = self._call_each(part, part_elements, values, seeds, structure, 1)
+                self._check_unchanged(values, first, part)
                 parts.append(self._rows_of(part, values, structure))
         result = merge(parts, rows) if len(parts) > 1 else parts[0] if parts else Bundle(rows.structure, [], rows.label)
         if isinstance(result, Block) and isinstance(rows, Block):
@@ -175,6 +181,7 @@ class MapRows:
         values: list[Any],
         seeds: SeedsInCall,
         structure: Structure | None,
+        index: int = 0,
     ) -> Structure:
         # Add the leaves of each result to ``values``, unconverted if they are plain. One list for all rows: a tuple for
         # each row would make the garbage collector scan all of them repeatedly.
@@ -185,7 +192,6 @@ class MapRows:
         )
         is_lone = structure == LONE
         is_tuple = rows.structure.treespec.type is tuple
-        index = 0
 
         def where() -> str:
             return rows.where(len(values) if is_lone else index)
@@ -214,6 +220,15 @@ class MapRows:
             values.extend(leaves)
             index += 1
         return structure  # type: ignore[return-value]
+
+    def _check_unchanged(self, values: Sequence[Any], first: Sequence[Any], rows: Rows) -> None:
+        # A function that fills one array again and again would give equal rows, without an error.
+        for value, copy in zip(values, first, strict=False):
+            if copy is not None and copy.dtype.kind in NUMBERS and value.tobytes() != copy.tobytes():
+                raise UserFunctionError(
+                    f"map: {self.function} changed the array that it had returned on {rows.where(0)} in a later call, "
+                    "so that several rows would be the last one; return a copy, such as array.copy()"
+                )
 
     def _rows_of(self, rows: Rows, values: list[Any], structure: Structure) -> Rows:
         number = structure.num_leaves

@@ -201,6 +201,14 @@ class ResampleCursor:
         if is_over or not number:
             return
         target, shares = np.asarray(self.rows.target), self.num_kept / number
+        missing = np.flatnonzero((target > 0) & (self.seen == 0)).tolist()
+        if missing:
+            logger.warning(
+                "rejection_resample: no element is of class %s, of which target_dist has a share; look at what the "
+                "function of classes returns",
+                ", ".join(map(str, missing)),
+            )
+            return
         deviations = np.abs(shares - target)
         if np.any((deviations > _LARGE_DEVIATION) & (deviations > 5 * np.sqrt(target * (1 - target) / number))):
             initial = ", ".join(f"{share:.4g}" for share in self.seen / self.seen.sum())

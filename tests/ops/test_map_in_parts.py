@@ -65,3 +65,21 @@ def test_a_failing_row_is_named(nest, row):
 def test_another_structure_names_its_row(row):
     with pytest.raises(errors.UserFunctionError, match=rf"row {row} of range.*before"):
         list(Dataset.range(NUM_ROWS).map(lambda x: (x,) if str(x) == str(row) else x))
+
+
+@pytest.mark.parametrize("of_array", [lambda array: array, lambda array: array[:2], lambda array: {"x": array, "y": 1}])
+@pytest.mark.parametrize("source", [Dataset.range(5), Dataset.range(5).batch(1), Dataset.range(5).shuffle(5)])
+def test_a_function_that_fills_one_array_again_is_an_error(source, of_array):
+    array = np.full(3, np.nan)
+
+    def filled(x):
+        array[:] = np.sum(x)
+        return of_array(array)
+
+    def constant(x):
+        return of_array(missing)
+
+    missing = np.array([np.nan, 1j, 0])
+    with pytest.raises(errors.UserFunctionError, match=r"filled .* changed the array .* return a copy"):
+        list(source.map(filled))
+    assert len(list(source.map(constant))) == 5

@@ -50,3 +50,9 @@ def test_wrong_shares_are_logged_once_in_each_pass(caplog):
     assert len(told(caplog)) == 1
     list(ds.take(10))
     assert len(told(caplog)) == 1
+
+
+def test_a_class_without_elements_is_named(caplog):
+    assert len(resampled(lambda x: 0, 100)) == 100
+    (message,) = told(caplog)
+    assert message.startswith("rejection_resample: no element is of class 1, of which target_dist has a share")
