@@ -579,9 +579,16 @@ def _filled(array: Any, where: str, missing: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _refuse_nulls(array: Any, where: str) -> None:
+    import pyarrow as pa
+
     if array.null_count:
         what = "1 null" if array.null_count == 1 else f"{array.null_count} nulls"
-        advice = "missing={column: []} for lists without values" if _is_list(array.type) else "missing={column: value}"
+        if _is_list(array.type):
+            advice = "missing={column: []} for lists without values"
+        elif pa.types.is_integer(array.type):
+            advice = "missing={column: numpy.nan}, which makes the column floats, or another value"
+        else:
+            advice = "missing={column: value}"
         raise FileError(
             f"{where} of type {array.type} has {what}, the first in row {_first_null(array)}, but only floats have "
             f"NaN and times NaT; give a replacement with {advice}, or leave it out"

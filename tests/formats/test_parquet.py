@@ -482,7 +482,8 @@ def test_replacements_of_nulls(tmp_path):
     )
     path = str(tmp_path / "nulls.parquet")
     pq.write_table(table, path)
-    with pytest.raises(errors.FileError, match=r"column 'n' of type int64 has 1 null, the first in row 1.*missing="):
+    message = r"column 'n' of type int64 has 1 null, the first in row 1.*missing=\{column: numpy\.nan\}"
+    with pytest.raises(errors.FileError, match=message):
         list(read_parquet(path, "n"))
     assert [int(x) for x in read_parquet(path, "n", missing={"n": -1})] == [1, -1, 3]
     floats = read_parquet(path, "n", missing={"n": np.nan})
