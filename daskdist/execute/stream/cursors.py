@@ -193,6 +193,7 @@ class BlockCursor:
         self.num_counted += 1
         ref.num_rows = report.num_rows
         self._resize(ref, report.nbytes)
+        self._sizes.unmeasured.discard(ref)
         self.failed.extend(report.failed)
         self._number_of_failed = number
         self.log.note_logged(number, report.skipped)
@@ -265,8 +266,12 @@ class BlockCursor:
             if ref is None:
                 sizes.sample = None
             elif (report := caller.report(ref.handle, wait=wait)) is not None:
+                growth = max(report.nbytes, 1) / max(expected, 1)
+                for other in sizes.unmeasured:
+                    self._resize(other, int(growth * other.nbytes))
+                sizes.unmeasured.clear()
                 self._resize(ref, report.nbytes)
-                sizes.growth *= max(report.nbytes, 1) / max(expected, 1)
+                sizes.growth *= growth
                 sizes.sample, sizes.are_known = None, True
                 if num_rows:
                     self._note_time(num_rows, report.seconds)
@@ -277,7 +282,10 @@ class BlockCursor:
     def _refer(self, handle: Any, num_rows: int | None, num_bytes: int, worker: str | None) -> BlockRef:
         runtime = self.runtime
         num_rows = -1 if num_rows is None or self.factor is None else num_rows * self.factor
-        return runtime.refer(handle, num_rows, int(num_bytes * self._sizes.growth), worker, runtime.reads)
+        ref = runtime.refer(handle, num_rows, int(num_bytes * self._sizes.growth), worker, runtime.reads)
+        if not self._sizes.are_known:
+            self._sizes.unmeasured.add(ref)
+        return ref
 
     def _ask(self) -> BlockRef:
         raise NotImplementedError

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count as numbers_from
 from itertools import cycle, pairwise
 from typing import Any, Final
@@ -72,6 +72,8 @@ class Sizes:
     sample
         A function that returns the block whose report is awaited, or None if it is gone; the block's expected size, and
         the number of rows that its call computed if the time is of interest.
+    unmeasured
+        The blocks whose size was expected before a report had arrived.
     """
 
     num_rows: int = 64
@@ -80,6 +82,7 @@ class Sizes:
     num_calls: int = 0
     num_timed: int = 0
     sample: tuple[Callable[[], BlockRef | None], int, int] | None = None
+    unmeasured: WeakSet[BlockRef] = field(default_factory=WeakSet)
 
 
 class StreamRuntime:
