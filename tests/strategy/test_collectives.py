@@ -192,6 +192,7 @@ def test_all_reduce_gives_the_bits_that_reduce_gives(arrays):
 
 
 @pytest.mark.parametrize("op", ["SUM", "MEAN", "MIN", "MAX", "PROD", np.logaddexp])
+@settings(deadline=None)
 @given(data=st.data(), size=st.integers(2, 4))
 def test_all_reduce_of_numbers_gives_the_bits_and_types_that_reduce_gives(data, op, size):
     kinds = [

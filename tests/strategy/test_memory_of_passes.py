@@ -16,8 +16,9 @@ from daskdist.execute.task_times import task_times
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 NUM_PASSES = 20
-# Workers keep these for the last 1024 input pipelines, of which another worker may still ask for the steps.
-KEPT_FOR_PEERS = {"_PipelineSteps", "_PassSteps"}
+# Workers keep the first two for the last 1024 input pipelines, of which another worker may still ask for the steps; the
+# program keeps the times of an iterator until its next report to the dashboard.
+KEPT_FOR_OTHERS = {"_PipelineSteps", "_PassSteps", "StepTimes"}
 
 
 def fill_times(dask_worker):
@@ -34,7 +35,7 @@ def num_objects():
 
 
 def is_counted(kind):
-    is_ours = str(kind.__module__).startswith("daskdist.") and kind.__name__ not in KEPT_FOR_PEERS
+    is_ours = str(kind.__module__).startswith("daskdist.") and kind.__name__ not in KEPT_FOR_OTHERS
     return is_ours or kind is Future
 
 
