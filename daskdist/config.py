@@ -39,8 +39,9 @@ DEFAULTS: Final[dict[str, Any]] = {
     "num-threads": None,
     # The seed of every operation without a seed; null means that each operation draws one.
     "seed": None,
-    # The number of calls of `run` that may be in flight before another one waits for the oldest.
-    "max-steps-in-flight": 256,
+    # The number of calls of `run` that may be in flight before another one waits for the oldest; fewer are if their
+    # batches fill a quarter of a worker's memory.
+    "max-steps-in-flight": 1024,
     # The bytes of large arguments that may wait to be sent to one worker before another call waits. Results are not
     # counted: those of `max-steps-in-flight` calls, and those that the program refers to, stay in the workers' memory.
     "step-bytes": "256 MiB",

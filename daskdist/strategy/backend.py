@@ -161,6 +161,10 @@ class Backend(ResultSource, Protocol):
         """Show the figures of an iterator over a distributed dataset on the dashboard, if there is one."""
         ...
 
+    def wait_while(self, condition: Callable[[], bool]) -> None:
+        """Wait while a condition holds and calls are under way, whose ends may change it."""
+        ...
+
     def forget(self, variable: int) -> None:
         """Drop the copies of a variable, by its number, once earlier calls have finished.
 

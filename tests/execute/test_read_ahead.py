@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
+import sys
 import threading
 import time
+import traceback
 from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import mirrored, threads_of_passes
-from distributed import Client, LocalCluster, get_worker
+from conftest import eventually, mirrored, threads_of_passes
+from distributed import Client, Event, LocalCluster, get_worker
 
 import daskdist
 from daskdist import Dataset, Options, TensorSpec
@@ -448,7 +451,9 @@ def test_rows_of_parts_of_files_fail_by_themselves(on_cluster, files_of, kind):
         first_batch()
 
 
-def test_few_large_elements_are_made_of_small_rows_before_their_size_is_known():
+@pytest.fixture(scope="module")
+def small_workers():
+    """Return a strategy on two workers with little memory, and its client."""
     with (
         LocalCluster(
             2, threads_per_worker=1, memory_limit=8e8, host="127.0.0.1", dashboard_address="127.0.0.1:0"
@@ -456,9 +461,57 @@ def test_few_large_elements_are_made_of_small_rows_before_their_size_is_known():
         Client(cluster, set_as_default=False) as client,
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):
-        workers = set(client.scheduler_info(n_workers=-1)["workers"])
-        rows = Dataset.range(16_000).map(lambda x: np.full(125_000, float(x)))
-        for batch in itertools.islice(strategy.distribute_dataset(rows.batch(4)), 8):
-            assert all(len(values) == 2 for values in strategy.local_results(batch))
-        # Dask restarts workers that exceed their memory, at other addresses.
-        assert set(client.scheduler_info(n_workers=-1)["workers"]) == workers
+        yield strategy, client
+
+
+@pytest.mark.cluster
+def test_few_large_elements_are_made_of_small_rows_before_their_size_is_known(small_workers):
+    strategy, client = small_workers
+    workers = set(client.scheduler_info(n_workers=-1)["workers"])
+    rows = Dataset.range(16_000).map(lambda x: np.full(125_000, float(x)))
+    for batch in itertools.islice(strategy.distribute_dataset(rows.batch(4)), 8):
+        assert all(len(values) == 2 for values in strategy.local_results(batch))
+    # Dask restarts workers that exceed their memory, at other addresses.
+    assert set(client.scheduler_info(n_workers=-1)["workers"]) == workers
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("way", ["plain", "function", "one replica"])
+def test_batches_of_steps_under_way_leave_most_of_the_workers_memory_free(small_workers, way):
+    strategy, client = small_workers
+    name = f"sums of {way}"
+    gate = Event(name, client=client)
+
+    def sum_behind_gate(rows):
+        Event(name).wait(60)
+        return rows.sum()
+
+    def steps(strategy, num_steps):
+        # A step has 4 rows of 4 MB. Those of an eighth to a quarter of 800 MB may be in use on each worker.
+        batches = Dataset.range(1_000).map(lambda x: np.full(500_000, float(x))).batch(4)
+        for batch in itertools.islice(strategy.distribute_dataset(batches), num_steps):
+            found = strategy.reduce("SUM", strategy.run(sum_behind_gate, args=(batch,)), axis=None)
+        return found
+
+    def waits_for_steps():
+        frames = traceback.extract_stack(sys._current_frames()[program.ident])
+        return any(frame.name == "wait_while" for frame in frames)
+
+    with contextlib.ExitStack() as opened:
+        if way == "one replica":
+            where = {strategy.workers[0]: 1}
+            strategy = opened.enter_context(daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=where))
+        gate.set()
+        steps(strategy, 1)
+        gate.clear()
+        function, found = daskdist.function(steps) if way == "function" else steps, []
+        program = threading.Thread(target=lambda: found.append(float(function(strategy, 32))))
+        program.start()
+        eventually(waits_for_steps)
+        num_steps = strategy.internals.backend.streams.num_steps
+        gate.set()
+        program.join(60)
+    assert found == [500_000 * sum(range(124, 128))]
+    assert 2 <= num_steps <= 24
+    if way == "function":
+        assert "whose batches fill their part of the workers' memory" in function.explain()

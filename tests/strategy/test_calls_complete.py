@@ -24,7 +24,7 @@ def lines_of(folder: Path) -> dict[str, list[str]]:
     return {path.name: path.read_text().split() for path in sorted(folder.iterdir())}
 
 
-def note(folder, what, gate=None):
+def note(folder, what, gate):
     if gate is not None:
         assert Event(gate).wait(60)
     replica = daskdist.get_replica_context().replica_id_in_sync_group
@@ -34,7 +34,7 @@ def note(folder, what, gate=None):
 
 
 def total(folder, batch):
-    return note(folder, int(np.asarray(batch).sum()))
+    return note(folder, int(np.asarray(batch).sum()), None)
 
 
 @pytest.mark.parametrize("how", ["dropped", "closed", "left"])
@@ -42,11 +42,11 @@ def test_calls_of_an_abandoned_strategy(client, tmp_path, how):
     gate = Event(f"calls-{how}", client=client)
     strategy = daskdist.MultiWorkerMirroredStrategy(client)
     batches = iter(strategy.distribute_dataset(daskdist.Dataset.range(8).batch(4)))
-    strategy.run(note, args=(str(tmp_path), "first"))
+    strategy.run(note, args=(str(tmp_path), "first", None))
     strategy.run(total, args=(str(tmp_path), next(batches)))
     strategy.run(note, args=(str(tmp_path), "gate", gate.name))
     for number in range(NUM_CALLS):
-        strategy.run(note, args=(str(tmp_path), number))
+        strategy.run(note, args=(str(tmp_path), number, None))
     strategy.run(total, args=(str(tmp_path), next(batches)))
     del batches
     token, backend = strategy.internals.token, weakref.ref(strategy.internals.backend)
@@ -107,7 +107,7 @@ if __name__ == "__main__":
     if end == "raise":
         strategy.run(note, args=(folder, "long", 10_000))
         raise ValueError("mine")
-    results = [strategy.run(note, args=(folder, number)) for number in range(20)]
+    results = [strategy.run(note, args=(folder, number, 0.02)) for number in range(20)]
     if end != "kept":
         del results
     if end == "dropped":

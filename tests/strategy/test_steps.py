@@ -406,6 +406,31 @@ def test_no_more_calls_are_under_way_than_allowed(on_cluster, client, is_functio
 
 
 @pytest.mark.cluster
+def test_an_error_is_raised_while_later_steps_are_still_under_way(on_cluster, client):
+    def fail_or_wait(name, number):
+        if number == 0:
+            raise ValueError("the first step fails")
+        return Event(name).wait(20)
+
+    gate = Event("after an error", client=client)
+    gate.set()
+    on_cluster.local_results(on_cluster.run(fail_or_wait, args=("after an error", 1)))
+    gate.clear()
+
+    def program():
+        for number in range(20):
+            on_cluster.run(fail_or_wait, args=("after an error", number))
+
+    try:
+        with dask.config.set({"daskdist.max-steps-in-flight": 8}), pytest.raises(ValueError, match="first step fails"):
+            program()
+        assert not gate.is_set()
+    finally:
+        gate.set()
+    on_cluster.internals.backend.finish()
+
+
+@pytest.mark.cluster
 def test_functions_find_their_worker_and_its_client(on_cluster, client):
     def find():
         return get_worker().address, get_client().submit(abs, -3).result()

@@ -339,6 +339,7 @@ class BundleBuilder:
         # The block now serves as a bundle, and so counts against the bundles' half of the window.
         bundles = self.interpreter.bundles
         ready = self.interpreter.refer(real(ref.handle), ref.num_rows, ref.nbytes, ref.worker, bundles)
+        ready.is_kept = ref.is_kept
         return StepBundle([Lane(ready, run.rows, self._lengths(ready))], len(run))  # type: ignore[arg-type]
 
     def _gathered(self, run: Run) -> StepBundle:

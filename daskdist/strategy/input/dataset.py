@@ -187,6 +187,7 @@ class DistributedDataset:
             copy_stats=partial(_copy_stats, self.strategy),
             worker_times=self.strategy.internals.input.worker_times,
             raise_unseen=self.strategy.internals.raise_unseen,
+            wait_while=backend.wait_while,
             source=feed.source,
         )
         backend.note_iterator(iterator)

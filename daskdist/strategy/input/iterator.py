@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock, RLock
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import writable
@@ -28,6 +31,7 @@ from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.interpreter import Interpreter, logger, stats_of
 from daskdist.execute.stream.step_cursors import AT_ITS_END, HandedOut, JointCursor, PipelineCursor
 from daskdist.execute.stream.synchronized import synchronized
+from daskdist.execute.stream.window import Windows
 from daskdist.execute.transfer.copier import pinned_empty
 from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.execute.transfer.gather_on_device import with_device_gathers
@@ -44,6 +48,9 @@ from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import PerReplicaRef, Remote, pick_from_rows
 from daskdist.strategy.values.global_batch import GlobalBatch
 from daskdist.strategy.values.per_replica import PerReplica
+
+# The part of a worker's memory for batches of steps under way, after which further steps wait.
+_STEPS_OF_MEMORY: Final = 4
 
 
 class _HostSteps(Iterator[Any]):
@@ -115,6 +122,7 @@ class DistributedIterator:
         copy_stats: Callable[[], CopyStats | None] | None = None,
         worker_times: Callable[[Caller], WorkerTimes | None] = lambda caller: None,
         raise_unseen: Callable[[], None],
+        wait_while: Callable[[Callable[[], bool]], None],
         source: PassSource,
     ) -> None:
         self.element_spec = element_spec
@@ -130,6 +138,8 @@ class DistributedIterator:
         self._call_maps = call_maps
         # Raises the failures of calls whose results were never looked at.
         self._raise_unseen = raise_unseen
+        # Waits while a condition holds and calls are under way.
+        self._wait_while = wait_while
         self._caller = caller
         self._structure = spec.structure
         self._specs = spec.leaves
@@ -157,6 +167,13 @@ class DistributedIterator:
         # The numbers handed out after the last step that left `_ahead`.
         self._handed_out: HandedOut = []
         self._is_over = self._is_closed = False
+        # The bytes of the bundles on each worker that were handed out and are still referenced, mostly by steps under
+        # way; None without a limit of memory.
+        memory_bytes = None if self.is_here else caller.memory_bytes
+        limit_bytes = 0 if memory_bytes is None else memory_bytes // _STEPS_OF_MEMORY
+        self._in_use = Windows("steps", limit_bytes, limit_bytes) if limit_bytes else None
+        # The bytes of a row as far as the element spec tells.
+        self._row_bytes = sum(map(_row_bytes, self._specs))
         # Ends the caller's threads when the iterator is closed or garbage collected.
         self._finalizer = Finalizer(self, caller.close)
 
@@ -455,12 +472,35 @@ class DistributedIterator:
             return self._step_value(rows, is_uneven=len(lengths) > 1)
         places, num_empty = self._feeds.next()
         self._num_steps += 1
+        if not self.is_here:
+            self._note_bundles([lane for lane, _ in places])
         if len(places) == 1:
             return self._structure.pack(self._leaves(*places[0]))
         if not num_empty and not self.is_here:
             return self._structure.pack(self._references(places))
         rows = [self._empty if place[1] < 0 else self._leaves(*place) for place in places]
         return self._step_value(rows, is_uneven=self._feeds.is_uneven)
+
+    def _note_bundles(self, lanes: Sequence[Lane]) -> None:
+        refs = [lane.ref for lane in lanes]
+        # All steps of one bundle share their references.
+        if refs == self._refs:
+            return
+        new = [(lane, ref) for lane in lanes if (ref := lane.ref) and not ref.is_kept and ref not in self._refs]
+        self._refs = refs
+        self._handles = tuple([None if ref is None else ref.handle for ref in refs])
+        self._workers = tuple([None if ref is None else ref.worker for ref in refs])
+        in_use = self._in_use
+        if in_use is not None:
+            for lane, ref in new:
+                window = in_use[ref.worker]
+                # The size of the first bundles may not be known yet.
+                num_rows = len(lane.places) if lane.num_rows is None else int(lane.num_rows.sum())
+                num_bytes = max(ref.nbytes, num_rows * self._row_bytes)
+                window.acquire(num_bytes)
+                weakref.finalize(ref.handle, window.release, num_bytes).atexit = False
+            # Steps that were called far ahead would fill the workers' memory with their batches.
+            self._wait_while(lambda: not in_use.has_room())
 
     def _on_devices(self, ahead: DevicePrefetch) -> list[Sequence[Any]]:
         rows = next(ahead, None)
@@ -490,12 +530,6 @@ class DistributedIterator:
 
     def _references(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
         # Return references to the elements of all replicas, like `_leaves` for one replica.
-        refs = [lane.ref for lane, _ in places]
-        # All steps of one bundle share their references.
-        if refs != self._refs:
-            self._refs = refs
-            self._handles = tuple([ref.handle for ref in refs])  # type: ignore[union-attr]
-            self._workers = tuple([ref.worker for ref in refs])  # type: ignore[union-attr]
         numbers = [place for _, place in places]
         first = numbers[0]
         are_alike = numbers.count(first) == len(numbers)
@@ -524,6 +558,11 @@ class DistributedIterator:
             AsyncValue(self._backend, Remote(handle, pick_from_rows(place, number, self._is_writable), worker), spec)
             for number, spec in enumerate(self._specs)
         ]
+
+
+def _row_bytes(spec: Any) -> int:
+    # Lengths that are not known count as 1.
+    return int(np.prod([length or 1 for length in (spec.shape or ())[1:]], initial=spec.dtype.itemsize))
 
 
 def _is_empty(leaves: Sequence[Any]) -> bool:

@@ -155,6 +155,9 @@ class LocalBackend:
     def note_iterator(self, iterator: Any) -> None:
         """Return immediately: no scheduler shows its figures."""
 
+    def wait_while(self, condition: Callable[[], bool]) -> None:
+        """Return immediately: calls have finished."""
+
     def forget(self, variable: int) -> None:
         """Drop the replicas' copies of a variable."""
         self.store.drop((variable,))

@@ -483,8 +483,8 @@ class StreamSet:
     def wait_for_room(self) -> None:
         """Wait until fewer calls of `run` are under way than ``daskdist.max-steps-in-flight``, and few bytes unsent."""
         most = max(setting("max-steps-in-flight"), 1)
-        if self.num_steps >= most:
-            self.wait(lambda: self.num_steps <= most // 2)
+        while self.num_steps >= most:
+            self.wait(lambda: self.num_steps <= most // 2 or bool(self._failures))
             self.raise_unseen()
         unsent = max([stream.outbox.num_bytes for stream in self._streams.values()], default=0)
         if unsent and unsent > (most_bytes := in_bytes("step-bytes")):

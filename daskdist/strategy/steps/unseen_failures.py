@@ -27,6 +27,9 @@ class UnseenFailures:
         # Failures of calls before this one have been reported.
         self._first_told = 0
 
+    def __bool__(self) -> bool:
+        return bool(self._unseen)
+
     def forget(self) -> None:
         """Forget all failures, since their cause was reported otherwise."""
         self._unseen.clear()

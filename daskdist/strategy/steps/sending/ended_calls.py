@@ -1,15 +1,17 @@
-"""Calls that are ended because a worker is lost."""
+"""Waiting for calls to end, and calls that are ended because a worker is lost."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from daskdist.config import seconds
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
 from daskdist.execute.callers.cluster_requests import closed_error
 from daskdist.execute.callers.live_workers import LiveWorkers
+from daskdist.strategy.steps.captures import current_capture
+from daskdist.strategy.steps.sending.call_log import CallLog
 from daskdist.strategy.steps.stream_set import StreamSet
 
 
@@ -18,10 +20,25 @@ class EndsCalls:
 
     streams: StreamSet
     live_workers: LiveWorkers
+    _log: CallLog
 
     def missing(self) -> list[str]:
         """Return the strategy's workers that are lost or were restarted."""
         raise NotImplementedError
+
+    def wait_while(self, condition: Callable[[], bool]) -> None:
+        """Wait while a condition holds and calls are under way, whose ends may change it."""
+        streams, capture = self.streams, current_capture()
+
+        def goes_on() -> bool:
+            # The log refers to the batches of steps that are complete, too.
+            self._log.rest()
+            return streams.is_busy and condition()
+
+        if goes_on():
+            if capture is not None:
+                capture.note_wait("steps under way had to end, whose batches fill their part of the workers' memory")
+            streams.wait(lambda: not goes_on())
 
     def lost_workers(self, within_s: float) -> list[str]:
         """Return the workers that are lost but still have replicas, waiting up to some seconds for one."""
