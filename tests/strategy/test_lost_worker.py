@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -11,12 +12,12 @@ from collections.abc import Iterator
 import dask
 import numpy as np
 import pytest
-from conftest import new_cluster
-from distributed import Client, Worker
+from conftest import eventually, new_cluster
+from distributed import Client, Status, Worker
 from distributed.worker_state_machine import AcquireReplicasEvent, RemoveReplicasEvent
 
 import daskdist
-from daskdist import Dataset, errors
+from daskdist import Dataset, errors, waiting
 from daskdist.execute.callers import submit
 
 
@@ -82,3 +83,44 @@ def test_a_transfer_from_a_worker_that_has_just_left_ends_soon(on_cluster, clien
         return time.monotonic() - begun_at
 
     assert client.run(transfer_s, workers=on_cluster.workers[:1])[on_cluster.workers[0]] < 4
+
+
+@pytest.mark.cluster
+def test_a_wait_for_paused_workers_says_so(own_client):
+    def pause(dask_worker):
+        # Otherwise Dask resumes a worker that has enough memory.
+        dask_worker.memory_manager.memory_pause_fraction = False
+        dask_worker.status = Status.paused
+
+    def resume(dask_worker):
+        dask_worker.status = Status.running
+
+    def messages(dask_worker):
+        return str(dask_worker.daskdist_messages)
+
+    def note_messages(dask_worker):
+        class Noted(logging.Handler):
+            def emit(self, record):
+                dask_worker.daskdist_messages.append(record.getMessage())
+
+        dask_worker.daskdist_messages = []
+        logging.getLogger("daskdist").addHandler(Noted())
+        waiting._TOLD_AFTER_S = 0.1
+
+    with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
+        strategy.local_results(strategy.run(np.sum, args=(np.ones(2, int),)))
+        batches = iter(strategy.distribute_dataset(Dataset.range(20).filter(lambda x: x % 2 == 0).batch(2)))
+        own_client.run(note_messages)
+        own_client.run(pause)
+        with (
+            dask.config.set({"daskdist.timeouts.data": 0.5}),
+            pytest.raises(
+                errors.WaitTimeoutError, match=f"paused, as their memory is nearly full: .*{strategy.workers[0]}"
+            ),
+        ):
+            next(batches)
+        batch = next(iter(strategy.distribute_dataset(Dataset.range(2).map(lambda x: x + 0).batch(2))))
+        result = strategy.run(np.sum, args=(batch,))
+        eventually(lambda: all("(this worker is paused" in each for each in own_client.run(messages).values()))
+        own_client.run(resume)
+        assert strategy.local_results(result) == (0, 1)

@@ -406,16 +406,25 @@ class Submit:
             return
         with self.waiting(handles, "FIRST_COMPLETED" if is_one_enough else "ALL_COMPLETED") as are_over:
             try:
-                num_done, waiting = -1, _stretches(handles)
+                num_done, waiting = -1, self._stretches(handles)
                 while not are_over(next(waiting)):
                     self._check_workers()
                     before, num_done = num_done, sum(handle.done() for handle in handles)
                     if num_done != before:
                         # Another call has ended: the time limit starts again for the rest.
-                        waiting = _stretches(handles)
+                        waiting = self._stretches(handles)
             except FuturesCancelledError as error:
                 self._check_workers()
                 raise self._gone(error.error_groups[0].errors[0].key) from error
+
+    def _stretches(self, handles: Sequence[Future]) -> Iterator[float]:
+        def name() -> str:
+            keys = [str(handle.key) for handle in handles if not handle.done()]
+            paused = [address for address, its in workers_of(self.client).items() if its["status"] == "paused"]
+            why = f"; paused, as their memory is nearly full: {', '.join(paused)}" if paused else ""
+            return f"{len(keys)} tasks ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''}{why})"
+
+        return stretches(name, "timeouts.data", LOOK_EVERY_S)
 
     def see(self, step: Sequence[Future]) -> None:
         """Wait for calls; raise the error of the first one in order that failed."""
@@ -527,14 +536,6 @@ class Submit:
         if self.client.status == "running":
             for future in list(self.futures):
                 future.release()
-
-
-def _stretches(handles: Sequence[Future]) -> Iterator[float]:
-    def name() -> str:
-        keys = [str(handle.key) for handle in handles if not handle.done()]
-        return f"{len(keys)} tasks ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})"
-
-    return stretches(name, "timeouts.data", LOOK_EVERY_S)
 
 
 def is_key_of_ours(key: Any) -> bool:

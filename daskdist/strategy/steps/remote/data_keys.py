@@ -7,7 +7,7 @@ import time
 import weakref
 from typing import Any, Final
 
-from distributed import Worker, WorkerPlugin
+from distributed import Status, Worker, WorkerPlugin
 from distributed.utils_comm import gather_from_workers
 
 from daskdist.errors import ClusterError
@@ -68,7 +68,7 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
         worker, look_s = self._worker, _FIRST_LOOK_S
         last_seen = time.monotonic()
         # The program, which waits for the call, has the limit.
-        waiting = stretches(str(key), None, _MOST_LOOK_S)
+        waiting = stretches(lambda: self._name_of(key), None, _MOST_LOOK_S)
         while True:
             event.clear()
             if key in worker.data:
@@ -87,6 +87,10 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
                 last_seen = time.monotonic()
             elif time.monotonic() > last_seen + _PATIENCE_S:
                 raise lost_data_error(key)
+
+    def _name_of(self, key: Any) -> str:
+        is_paused = self._worker.status is Status.paused
+        return f"{key} (this worker is paused, as its memory is nearly full)" if is_paused else str(key)
 
     async def _from_others(self, key: Any) -> dict[Any, Any] | None:
         worker = self._worker
