@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
+from collections import Counter, deque
 
 import numpy as np
 import pytest
@@ -19,6 +19,8 @@ NUM_PASSES = 20
 # Workers keep the first two for the last 1024 input pipelines, of which another worker may still ask for the steps; the
 # program keeps the times of an iterator until its next report to the dashboard.
 KEPT_FOR_OTHERS = {"_PipelineSteps", "_PassSteps", "StepTimes"}
+# Collections that grow at first, up to a limit.
+BOUNDED = {("StepCounts", "_pipelines"), ("TaskTimes", "_seconds"), ("ReplicaFigures", "history")}
 
 
 def fill_times(dask_worker):
@@ -28,10 +30,18 @@ def fill_times(dask_worker):
 
 
 def num_objects():
-    """Return the numbers of the package's objects and of futures, by type."""
+    """Return the numbers of the package's objects and of futures, by type, and of the values that those keep."""
     gc.collect()
-    types = Counter(type(each) for each in gc.get_objects())
-    return Counter({str(kind): count for kind, count in types.items() if is_counted(kind)})
+    counts = Counter()
+    for each in gc.get_objects():
+        kind = type(each)
+        if is_counted(kind):
+            counts[str(kind)] += 1
+            # Plain values that one of the package's objects keeps.
+            for name, value in getattr(each, "__dict__", {}).items():
+                if isinstance(value, (list, dict, set, deque)) and (kind.__name__, name) not in BOUNDED:
+                    counts[f"{kind}.{name}"] += len(value)
+    return counts
 
 
 def is_counted(kind):
