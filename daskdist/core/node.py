@@ -285,6 +285,11 @@ class Transformation(Node):
     source: Node = dataclasses.field(repr=False)
 
     @property
+    def may_be_large(self) -> bool:
+        """True if elements may be far larger than those of the source, as results of functions may be."""
+        return False
+
+    @property
     def inputs(self) -> tuple[Node, ...]:
         return (self.source,)
 

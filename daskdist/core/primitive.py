@@ -246,7 +246,9 @@ class Read:
         An object that lives as long as its data, if that is in memory already, as payloads of the splits or values of
         the ``graph``; then the data can be sent once and kept for later passes. None otherwise.
     costly
-        The last function of users that ``function``, a `Composition`, calls and that may be slow; None without one.
+        The last function of users that ``function``, a composition, calls and that may be slow; None without one.
+    may_be_large
+        Whether a function of users may return far more bytes for a row than it is given.
     """
 
     splits: Splits
@@ -260,6 +262,7 @@ class Read:
     lenient: Read | None = None
     kept_for: object = None
     costly: object = None
+    may_be_large: bool = False
     grouped = 0
 
 
@@ -358,6 +361,8 @@ class Compute:
         Whether each call waits for as many elements as are worth a call.
     costly
         The function of users that ``function`` calls and that may be slow; None without one.
+    may_be_large
+        Whether it may return far more bytes for a row than it is given.
     """
 
     source: Primitive
@@ -368,6 +373,7 @@ class Compute:
     in_order: bool = True
     is_full: bool = False
     costly: object = None
+    may_be_large: bool = False
     grouped = 0
 
 

@@ -15,7 +15,7 @@ from daskdist.core.block import Block, Bundle, Rows, from_items, merge
 from daskdist.core.cardinality import counted
 from daskdist.core.columns import PLAIN, column_of, plain_leaves_of
 from daskdist.core.functions.user_function import UserFunction, numbers_in
-from daskdist.core.node import Facts, Transformation
+from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.spec import ElementSpec, SpecUnknown, learned_spec
@@ -25,6 +25,9 @@ from daskdist.errors import ArgumentError, UserFunctionError
 
 # Results become arrays after so many rows: more of Python's own objects do not fit in a processor's cache.
 _PART_ROWS: Final = 512
+# Results of at most so many bytes, or so many times the bytes of the arguments, are not large.
+_FEW_BYTES: Final = 1024
+_FEW_TIMES: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +75,14 @@ class Map(Transformation):
             raise SpecUnknown(str(self._spec))
         return self._spec
 
+    @cached_property
+    def may_be_large(self) -> bool:
+        if self.vectorized:
+            return False
+        result_bytes = Vectorised(self.function).result_bytes(self.source) if _has_known_spec(self.source) else None
+        argument_bytes = self.source.spec.num_bytes if result_bytes is not None else 0
+        return result_bytes is None or result_bytes > max(_FEW_BYTES, _FEW_TIMES * (argument_bytes or 0))
+
     @property
     def note(self) -> str:
         """Describe whether the function is called for many rows at once, and if not, why; nothing is read."""
@@ -85,7 +96,23 @@ class Map(Transformation):
             function = MapColumns(MapRows(self.function), Vectorised(self.function))
         elif self.vectorized:
             function = MapBlocks(self.function)
-        return Compute(inputs[0], function, "map", factor=1, in_order=self.in_order, costly=self.function)
+        return Compute(
+            inputs[0],
+            function,
+            "map",
+            factor=1,
+            in_order=self.in_order,
+            costly=self.function,
+            may_be_large=self.may_be_large,
+        )
+
+
+def _has_known_spec(source: Node) -> bool:
+    # Return whether the spec is known without calls of functions of users, other than those of arithmetic.
+    return not any(
+        node.may_be_large if isinstance(node, Map) else node.inputs and not (node.facts.keeps_spec or node.facts.levels)
+        for node in walk(source)
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -104,7 +104,9 @@ class MapWithRng(CountingNode, Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         pairs = paired(inputs[0], "draw", self.rng, self.passes)
         rows = MapRows(self.function)
-        return Compute(pairs, rows, self.name, factor=1, in_order=self.in_order, costly=self.function)
+        return Compute(
+            pairs, rows, self.name, factor=1, in_order=self.in_order, costly=self.function, may_be_large=True
+        )
 
 
 def check_by_row(*, vectorized: bool | None, device: bool) -> None:

@@ -25,5 +25,6 @@ def fuse(primitive: Primitive) -> Primitive:
         "factor": None if source.factor is None or primitive.factor is None else source.factor * primitive.factor,
         "name": f"{source.name}-{primitive.name}",
         "costly": primitive.costly or source.costly,
+        "may_be_large": primitive.may_be_large or source.may_be_large,
     }
     return replace(source, in_order=source.in_order and primitive.in_order, **changes)

@@ -54,8 +54,13 @@ def count_before_passing_on(node: Any) -> Node | None:
 
 
 def compute_before_reordering(node: Any) -> Node | None:
-    """Turn ``shuffle(n).map(f)`` into ``map(f).shuffle(n)``: the function runs in the call that reads."""
+    """Turn ``shuffle(n).map(f)`` into ``map(f).shuffle(n)``: the function runs in the call that reads.
+
+    The results of ``f`` are then in the buffer of the shuffle, so they must not be much larger than its arguments.
+    """
     if not (node.facts.compute and node.facts.keeps_count) or not node.source.facts.keeps_rows:
+        return None
+    if node.may_be_large:
         return None
     below = node.source.source
     while below.facts.keeps_rows:

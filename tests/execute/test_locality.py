@@ -105,6 +105,8 @@ def test_a_persisted_array_is_read_where_it_is(on_cluster, client, lopsided):
 def test_datasets_of_persisted_values_are_read_where_these_are(on_cluster, lopsided):
     array, ports = lopsided
     ds = Dataset.from_dask(array * 2).map(lambda x: (x, here())).batch(20)
+    # The first calls of a function have few rows, and go to all workers.
+    elements_of(on_cluster, ds)
     values, where = elements_of(on_cluster, ds)
     assert values.tolist() == list(range(0, 120, 2))
     assert where.reshape(6, 10).tolist() == [[each] * 10 for each in ports]

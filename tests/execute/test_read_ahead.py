@@ -451,6 +451,26 @@ def test_rows_of_parts_of_files_fail_by_themselves(on_cluster, files_of, kind):
         first_batch()
 
 
+@pytest.mark.parametrize("order", ["in order", "shuffled", "batches"])
+def test_calls_begin_small_while_the_size_of_results_is_not_known(order):
+    num_called = 0
+
+    def load(name):
+        nonlocal num_called
+        num_called += 1
+        return np.full(10**6, float(name[0] if order == "batches" else name))
+
+    names = Dataset.from_tensor_slices([f"{number}" for number in range(2_000)])
+    if order == "batches":
+        loaded = names.batch(2).map(load)
+    else:
+        loaded = (names if order == "in order" else names.shuffle(2_000, seed=0)).map(load).batch(2)
+    it = iter(loaded)
+    assert next(it).shape == ((10**6,) if order == "batches" else (2, 10**6))
+    # Elements of 8 MB, of which more than the window are not computed ahead.
+    assert num_called <= 40
+
+
 @pytest.fixture(scope="module")
 def small_workers():
     """Return a strategy on two workers with little memory, and its client."""

@@ -157,6 +157,27 @@ def test_map_after_shuffle_is_fused_with_the_read(files):
     assert tasks(ds, optimised=False)["map"] >= 1
 
 
+def load(name):
+    return np.zeros((100, 100), np.float32) if name.endswith("0") else np.ones((100, 100), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "function", "is_moved"),
+    [
+        (range(40), lambda x: 2 * x + 1, True),
+        (range(40), lambda x: np.broadcast_to(x, 10_000), False),
+        ([f"{number}" for number in range(40)], load, False),
+        ([f"{number}" for number in range(40)], lambda name: name.encode(), False),
+    ],
+)
+def test_map_after_shuffle_stays_there_if_its_results_may_be_far_larger(rows, function, is_moved):
+    # The buffer of the shuffle would be full of images instead of names.
+    ds = Dataset.from_tensor_slices(list(rows)).shuffle(40, seed=0).map(function)
+    plan = str(ds.explain("simplified"))
+    assert (plan.index("map(") < plan.index("shuffle(")) == is_moved
+    same_elements(elements_of(node_of(ds), optimised=True), elements_of(node_of(ds)), "map after shuffle")
+
+
 def test_map_is_not_moved_before_operations_that_may_drop_rows(files):
     # Before a take, a function would run on rows that are not wanted.
     seen = []

@@ -167,6 +167,22 @@ class Vectorised:
         for oldest in list(_SAME)[:-_REMEMBERED]:
             _SAME.pop(oldest, None)
 
+    def result_bytes(self, source: Node) -> int | None:
+        """Return the bytes of the result for an element of a node, if a call for all rows of a block tells.
+
+        It is None for functions that are called row by row; these are not called here.
+        """
+        if not self.function.may_vectorize or _are_batches(source):
+            return None
+        try:
+            spec = source.spec
+            with np.errstate(all="ignore"):
+                leaves = [_made_up(leaf) for leaf in spec.leaves]
+                run = traced(self.function, spec.structure, leaves, _FEWEST_ROWS)
+        except Exception:
+            return None
+        return sum(int(leaf.nbytes) // len(leaf) for leaf in run.leaves)
+
     def note(self, source: Node) -> str:
         """Return the note of `explain` about the function on the elements of a node; nothing is read."""
         if not self.function.may_vectorize:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from daskdist.core.failing.composed import stages_of
 from daskdist.core.failing.failed_elements import (
@@ -28,6 +28,7 @@ from daskdist.core.primitive import (
     same,
 )
 from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.execute.caller import Handle
@@ -36,6 +37,9 @@ from daskdist.execute.resume.recorded_answers import HAS_FAILED, AnswerLog, Know
 from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem, OfLength
 from daskdist.execute.stream.gather import bundle_size, run_bytes
 from daskdist.execute.stream.runtime import Sizes, StreamRuntime
+
+# The rows of the first calls whose results may be far larger than rows are.
+_FEW_ROWS: Final = 4
 
 
 class BlockCursor:
@@ -53,7 +57,16 @@ class BlockCursor:
     # The number of rows that the last call computed if its time is of interest; 0 if it is not.
     num_timed = 0
 
-    def __init__(self, runtime: StreamRuntime, factor: int | None, path: Path, epoch: Epoch, name: str) -> None:
+    def __init__(
+        self,
+        runtime: StreamRuntime,
+        factor: int | None,
+        path: Path,
+        epoch: Epoch,
+        name: str,
+        *,
+        may_be_large: bool = False,
+    ) -> None:
         self.runtime = runtime
         self._name = name
         self.factor = factor
@@ -67,7 +80,8 @@ class BlockCursor:
         self._numbers: dict[int, int] = {}
         # A cursor that an operation opened for an element is not opened again in another pass.
         self._is_lasting = not any(isinstance(step, PathKey) for step in path)
-        self._sizes = runtime.sizes.setdefault(path, Sizes()) if self._is_lasting else Sizes()
+        sizes = Sizes(num_rows=_FEW_ROWS) if may_be_large else Sizes()
+        self._sizes = runtime.sizes.setdefault(path, sizes) if self._is_lasting else sizes
         self.failure: FailedElement | None = None
         # The elements of the current block that were not handed out yet, its failed elements with their places, and the
         # number of its call.
@@ -308,7 +322,7 @@ class ComputeCursor(BlockCursor):
     goes_on = True
 
     def __init__(self, runtime: StreamRuntime, compute: Compute, path: Path, epoch: Epoch, source: Cursor) -> None:
-        super().__init__(runtime, compute.factor, path, epoch, compute.name)
+        super().__init__(runtime, compute.factor, path, epoch, compute.name, may_be_large=compute.may_be_large)
         self.compute = compute
         self.in_order = compute.in_order
         self.source = source
@@ -317,10 +331,16 @@ class ComputeCursor(BlockCursor):
     def _ask(self) -> BlockRef:
         is_recorded = not self._is_known
         cut = self._next_cut() if is_recorded else None
-        run = next_bundle(self.runtime, self.waiting, self.source, cut, is_full=self.compute.is_full)
+        runtime, compute, sizes = self.runtime, self.compute, self._sizes
+        most_rows = sizes.num_rows if compute.may_be_large and runtime.caller.divides else None
+        growth = 1.0 if most_rows is None else sizes.growth
+        run = next_bundle(
+            runtime, self.waiting, self.source, cut, is_full=compute.is_full, most_rows=most_rows, growth=growth
+        )
+        if most_rows is not None and sizes.are_known:
+            sizes.num_rows = max(most_rows, 2 * min(most_rows, _num_rows_of(run)))
         if is_recorded:
             self._note_cut(len(run))
-        runtime, compute = self.runtime, self.compute
         worker = runtime.near(run)
         if compute.function is same:
             function: Callable[[Any], Any] = same
@@ -399,11 +419,19 @@ class ChainCursor(BlockCursor):
 
 
 def next_bundle(
-    runtime: StreamRuntime, waiting: RunQueue, source: Cursor, cut: int | None = None, *, is_full: bool = False
+    runtime: StreamRuntime,
+    waiting: RunQueue,
+    source: Cursor,
+    cut: int | None = None,
+    *,
+    is_full: bool = False,
+    most_rows: int | None = None,
+    growth: float = 1.0,
 ) -> Any:
     """Return as many elements of a source as one call should take; fewer may come unless ``is_full``.
 
-    If ``cut`` is given, exactly so many come.
+    If ``cut`` is given, exactly so many come. Otherwise they have at most ``most_rows`` rows if they are several, and
+    results that are ``growth`` times as large are worth a call.
     """
     waiting.fill(source.pull, cut or 1)
     if cut is not None:
@@ -414,4 +442,13 @@ def next_bundle(
                 waiting.push(source.pull())
         if len(waiting.runs) > 1:
             return waiting.pop(len(waiting))
-    return waiting.pop(bundle_size(runtime.caller, waiting.runs[0], runtime.most_bytes))
+    run = waiting.runs[0]
+    most_bytes = min(runtime.caller.bundle_bytes, runtime.most_bytes) / max(growth, 1)
+    number = bundle_size(runtime.caller, run, most_bytes)
+    if most_rows is not None:
+        number = min(number, max(most_rows * len(run) // max(_num_rows_of(run), 1), 1))
+    return waiting.pop(number)
+
+
+def _num_rows_of(run: Any) -> int:
+    return len(run.flat) if isinstance(run, Groups) else len(run)

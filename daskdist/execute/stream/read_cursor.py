@@ -47,7 +47,7 @@ class ReadCursor(BlockCursor):
     """A cursor over the blocks of a source's splits."""
 
     def __init__(self, runtime: StreamRuntime, read: Read, path: Path, epoch: Epoch) -> None:
-        super().__init__(runtime, read.factor, path, epoch, read.name)
+        super().__init__(runtime, read.factor, path, epoch, read.name, may_be_large=read.may_be_large)
         self.in_order = read.in_order
         self.read = read
         self.is_plain = read.function in (payload_itself, value_itself)
@@ -298,7 +298,7 @@ class ReadCursor(BlockCursor):
         row_bytes = (split.num_bytes or 0) / split_rows * self._sizes.growth
         num_rows = max(min(wanted, int(self.runtime.split_bytes / max(row_bytes, 1))), 1)
         if not self._is_timed:
-            is_free = self.is_plain or self.runtime.caller.reports_freely
+            is_free = self.is_plain or (self.runtime.caller.reports_freely and not self.read.may_be_large)
             self.num_rows = 2 * num_rows if is_free or self._sizes.are_known else num_rows
             if not self.runtime.caller.reports_freely:
                 # Each part costs tasks, so that repetitions start with parts as large as this pass has reached.
