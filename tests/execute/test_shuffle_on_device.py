@@ -132,7 +132,9 @@ PIPELINES: dict[str, Callable[[], Dataset]] = {
     "all_of_other_blocks": lambda: Dataset.range(250).concatenate(Dataset.range(9)).shuffle(300, seed=14).batch(100),
     "all_twice": lambda: Dataset.from_tensor_slices(ROWS).cache().shuffle(1000, seed=15).repeat(2).batch(64),
     "all_of_what_is_left": lambda: Dataset.range(300).shuffle(200, seed=16).shuffle(300, seed=17).batch(90),
-    "global": lambda: _of_blocks(240, 24).map(lambda x: x + 0.5, vectorized=True).cache().global_shuffle(seed=18).batch(100),
+    "global": lambda: (
+        _of_blocks(240, 24).map(lambda x: x + 0.5, vectorized=True).cache().global_shuffle(seed=18).batch(100)
+    ),
     "global_of_batches": lambda: _of_blocks(240, 24).batch(7).global_shuffle(seed=19),
     "window": lambda: Dataset.range(60).window(4).flat_map(lambda w: w.batch(4)).shuffle(5, seed=11),
 }
