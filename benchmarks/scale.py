@@ -133,6 +133,9 @@ class Counting(NeverRun):
     def note_iterator(self, iterator: Any) -> None:
         """Do nothing: nobody asks for figures."""
 
+    def wait_while(self, condition: Callable[[], bool]) -> None:
+        """Do nothing: no call is under way."""
+
     def report(self, handle: int, *, wait: bool) -> Report:
         self.counts["report"] += 1
         return Report(SPLIT_ROWS, SPLIT_ROWS * _ROW_BYTES)

@@ -20,7 +20,12 @@ NUM_PASSES = 20
 # program keeps the times of an iterator until its next report to the dashboard.
 KEPT_FOR_OTHERS = {"_PipelineSteps", "_PassSteps", "StepTimes"}
 # Collections that grow at first, up to a limit.
-BOUNDED = {("StepCounts", "_pipelines"), ("TaskTimes", "_seconds"), ("ReplicaFigures", "history")}
+BOUNDED = {
+    ("Account", "_changes"),
+    ("ReplicaFigures", "history"),
+    ("StepCounts", "_pipelines"),
+    ("TaskTimes", "_seconds"),
+}
 
 
 def fill_times(dask_worker):
