@@ -271,10 +271,28 @@ def start_cluster() -> Iterator[StartCluster]:
         yield start
 
 
+_shared_clients: list[Client] = []
+
+
 @pytest.fixture(scope="session")
 def client(start_cluster: StartCluster) -> Client:
     """Return a client of two worker processes of one thread each."""
-    return start_cluster(*_USED_BY_MOST)
+    client = start_cluster(*_USED_BY_MOST)
+    _shared_clients.append(client)
+    return client
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_devices_left() -> Iterator[None]:
+    # Tests of other modules have arrays of that library on the host of the same workers.
+    def forget() -> None:
+        from daskdist.devices import KINDS
+
+        KINDS.pop("STRICT", None)
+
+    yield
+    for client in _shared_clients if "strict_device" in sys.modules else ():
+        client.run(forget)
 
 
 @pytest.fixture(scope="session")
