@@ -568,7 +568,7 @@ def test_of_another_pipeline_is_an_error():
 
 def test_of_another_version_is_an_error():
     state = iter(Dataset.range(9)).state_dict()
-    with pytest.raises(errors.ArgumentError, match="of version 0, not 6"):
+    with pytest.raises(errors.ArgumentError, match="of version 0, not 7"):
         iter(Dataset.range(9)).load_state_dict({**state, "version": 0})
 
 
