@@ -451,6 +451,31 @@ def test_rows_of_parts_of_files_fail_by_themselves(on_cluster, files_of, kind):
         first_batch()
 
 
+@pytest.mark.cluster
+def test_an_interrupt_while_steps_wait_for_memory_loses_no_rows(on_cluster, monkeypatch):
+    it = iter(on_cluster.distribute_dataset(Dataset.range(40).batch(4)))
+    waits, num_interrupts = it._wait_while, 0
+
+    def interrupted(condition):
+        nonlocal num_interrupts
+        num_interrupts += 1
+        if num_interrupts % 2:
+            raise KeyboardInterrupt
+        waits(condition)
+
+    monkeypatch.setattr(it, "_wait_while", interrupted)
+    found = []
+    while True:
+        try:
+            found += lists(on_cluster.gather(next(it), axis=0))
+        except KeyboardInterrupt:
+            continue
+        except StopIteration:
+            break
+    assert num_interrupts > 2
+    assert found == list(range(40))
+
+
 @pytest.mark.parametrize("order", ["in order", "shuffled", "batches"])
 def test_calls_begin_small_while_the_size_of_results_is_not_known(order):
     num_called = 0

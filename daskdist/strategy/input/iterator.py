@@ -172,6 +172,8 @@ class DistributedIterator:
         memory_bytes = None if self.is_here else caller.memory_bytes
         limit_bytes = 0 if memory_bytes is None else memory_bytes // _STEPS_OF_MEMORY
         self._in_use = Windows("steps", limit_bytes, limit_bytes) if limit_bytes else None
+        # True if a bundle was begun since the last look whether there is room for more.
+        self._has_begun_bundle = False
         # The bytes of a row as far as the element spec tells.
         self._row_bytes = sum(map(_row_bytes, self._specs))
         # Ends the caller's threads when the iterator is closed or garbage collected.
@@ -470,6 +472,7 @@ class DistributedIterator:
             rows = self._on_devices(self._ahead)
             lengths = {getattr(leaf, "shape", ())[:1] for leaves in rows for leaf in leaves} - {()}
             return self._step_value(rows, is_uneven=len(lengths) > 1)
+        self._wait_for_room()
         places, num_empty = self._feeds.next()
         self._num_steps += 1
         if not self.is_here:
@@ -499,8 +502,15 @@ class DistributedIterator:
                 num_bytes = max(ref.nbytes, num_rows * self._row_bytes)
                 window.acquire(num_bytes)
                 weakref.finalize(ref.handle, window.release, num_bytes).atexit = False
-            # Steps that were called far ahead would fill the workers' memory with their batches.
+            self._has_begun_bundle = True
+
+    def _wait_for_room(self) -> None:
+        # Steps that were called far ahead would fill the workers' memory with their batches. Wait before a step is
+        # taken, not after it: an interrupt would lose its rows.
+        in_use = self._in_use
+        if in_use is not None and self._has_begun_bundle:
             self._wait_while(lambda: not in_use.has_room())
+            self._has_begun_bundle = False
 
     def _on_devices(self, ahead: DevicePrefetch) -> list[Sequence[Any]]:
         rows = next(ahead, None)
