@@ -157,6 +157,9 @@ class BlockCursor:
         for ref in self.pending:
             if self.runtime.caller.is_done(ref.handle):
                 return ref
+        if not self.runtime.waits:
+            # Another block may be available before the oldest one.
+            raise NotReady
         return self.pending[0]
 
     def _recorded_first(self, number: int) -> BlockRef:
