@@ -54,7 +54,8 @@ class ReadCursor(BlockCursor):
         # The number of the next split, and the number of its rows that were requested already.
         self.number = 0
         self.offset = 0
-        self.num_rows = self._sizes.num_rows
+        # Parts of data in this process are views: small ones to begin with would only be more of them.
+        self.num_rows = sys.maxsize if self.is_plain and runtime.caller.reports_freely else self._sizes.num_rows
         self._splits: Iterator[Split] | None = None
         self._split: Split | None = None
         # The workers that have the data of splits, and the number of splits assigned to each of them.
