@@ -194,6 +194,16 @@ class BackendLaws:
                 under_way = sum(not all(map(is_done, call)) for call in calls)
                 check(under_way <= _MOST_IN_FLIGHT, f"{under_way} steps are under way, of {_MOST_IN_FLIGHT} allowed")
 
+    def test_waiting_ends_with_the_condition_or_with_the_calls(self) -> None:
+        with _Program(self) as program:
+            is_done = program.backend.is_done
+            calls = [program.run(_note, _new_key(), 0, 0.05) for _ in range(5)]
+            program.backend.wait_while(lambda: not all(map(is_done, calls[0])))
+            check(all(map(is_done, calls[0])), "the condition holds after waiting, and calls are under way")
+            program.backend.wait_while(lambda: True)
+            under_way = sum(not all(map(is_done, call)) for call in calls)
+            check(not under_way, f"{under_way} calls are under way after waiting for a condition that always holds")
+
     # --- status ---
 
     def test_status_covers_all_workers_and_counts_steps(self) -> None:
