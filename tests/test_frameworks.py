@@ -442,14 +442,9 @@ def test_tensors_of_a_dtype_that_numpy_lacks_say_what_to_write(torch):
 def test_tensors_that_make_no_array_are_named(torch):
     strategy = mirrored(2)
     given = strategy.run(lambda x: daskdist.to_torch(x).bfloat16(), args=(BATCH,))
-    with pytest.raises(
-        ArgumentError, match=r"reduce: a value is a Tensor, which does not convert to an array: .* BFloat16"
-    ):
-        strategy.reduce("SUM", given, axis=None)
-    with pytest.raises(
-        ArgumentError, match=r"gather: a value is a Tensor, which does not convert to an array: .* BFloat16"
-    ):
-        strategy.gather(given, axis=0)
+    for call in (lambda: strategy.reduce("SUM", given, axis=None), lambda: strategy.gather(given, axis=0)):
+        with pytest.raises(ArgumentError, match=r"a value is a Tensor of bfloat16, .* with \.float\(\)"):
+            call()
 
 
 @pytest.mark.parametrize(("framework", "step"), [("torch", with_gradients), ("jax", as_jax)])

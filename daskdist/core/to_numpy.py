@@ -64,7 +64,9 @@ def to_numpy(value: Any) -> Any:
     try:
         array = np.asarray(value)
     except (TypeError, RuntimeError):
-        _refuse_dtype(value)
+        reason = dtype_without_numpy(value)
+        if reason is not None:
+            raise ArgumentError(reason) from None
         here = _brought(value)
         if here is value:
             raise
@@ -125,15 +127,17 @@ def _refuse_missing(value: Any, array: Any) -> None:
         )
 
 
-def _refuse_dtype(value: Any) -> None:
+def dtype_without_numpy(value: Any) -> str | None:
+    """Return what to do with an array, or a list of arrays, of a dtype that NumPy does not have; None for others."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     dtype = str(getattr(value, "dtype", "")).rpartition(".")[2]
-    if dtype.startswith(("bfloat16", "float8")):
-        raise ArgumentError(
-            f"{type(value).__name__} of {dtype}, a dtype that NumPy does not have: convert it to float32 first, in "
-            "PyTorch with .float()"
-        ) from None
+    if not dtype.startswith(("bfloat16", "float8")):
+        return None
+    return (
+        f"{type(value).__name__} of {dtype}, a dtype that NumPy does not have: convert it to float32 first, in PyTorch "
+        "with .float()"
+    )
 
 
 def _brought(value: Any) -> Any:

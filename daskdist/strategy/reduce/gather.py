@@ -11,6 +11,7 @@ import numpy as np
 from daskdist.core.block import Bundle
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.structure import Structure
+from daskdist.core.to_numpy import dtype_without_numpy
 from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.strategy.reduce.device_reduction import cast
@@ -145,9 +146,8 @@ def _as_array(value: Any, operation: str) -> Any:
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(
-            f"{operation}: a value is a {type(value).__name__}, which does not convert to an array: {error}"
-        ) from error
+        reason = dtype_without_numpy(value) or f"{type(value).__name__}, which does not convert to an array: {error}"
+        raise ArgumentError(f"{operation}: a value is a {reason}") from error
 
 
 def _of_known_shape(arrays: Sequence[Any]) -> list[Any]:

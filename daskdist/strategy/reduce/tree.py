@@ -19,6 +19,7 @@ import optree
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.ragged import Ragged
+from daskdist.core.to_numpy import dtype_without_numpy
 from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
@@ -342,9 +343,8 @@ def _as_array(value: Any, operation: str) -> np.ndarray[Any, Any]:
         # Python numbers keep their full precision.
         return np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(
-            f"{operation}: a value is a {type(value).__name__}, which does not convert to an array: {error}"
-        ) from error
+        reason = dtype_without_numpy(value) or f"{type(value).__name__}, which does not convert to an array: {error}"
+        raise ArgumentError(f"{operation}: a value is a {reason}") from error
 
 
 def check_shapes(shapes: Sequence[tuple[int, ...]], axis: Axis) -> None:
