@@ -248,7 +248,7 @@ class Read:
     costly
         The last function of users that ``function``, a composition, calls and that may be slow; None without one.
     may_be_large
-        Whether a function of users may return far more bytes for a row than it is given.
+        Whether a function of users may return, or load for itself, far more bytes for a row than it is given.
     """
 
     splits: Splits
@@ -362,7 +362,7 @@ class Compute:
     costly
         The function of users that ``function`` calls and that may be slow; None without one.
     may_be_large
-        Whether it may return far more bytes for a row than it is given.
+        Whether it may return, or load for itself, far more bytes for a row than it is given.
     """
 
     source: Primitive
@@ -393,6 +393,8 @@ class Chain:
         The name of its tasks.
     factor
         The number of results for each element; None if that varies.
+    may_be_large
+        Whether it may return, or load for itself, far more bytes for a row than it is given.
     """
 
     source: Primitive
@@ -400,6 +402,7 @@ class Chain:
     initial: Any
     name: str
     factor: int | None = 1
+    may_be_large: bool = False
     grouped = 0
 
 

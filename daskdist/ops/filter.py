@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from daskdist.core.structure import LONE
 from daskdist.core.vectorize.apply import Vectorised, blocks_of, call_at_once
 from daskdist.devices import on_host
 from daskdist.errors import UserFunctionError
+from daskdist.ops.map import result_bytes_at_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,11 @@ class Filter(Transformation):
     name = "filter"
     facts = Facts(compute=True, keeps_spec=True, per_worker=True)
 
+    @cached_property
+    def may_be_large(self) -> bool:
+        """True if the predicate is called row by row, as it may load the file that a row names."""
+        return not self.vectorized and result_bytes_at_once(self.predicate, self.source) is None
+
     @property
     def note(self) -> str:
         """Describe whether the predicate is called for many rows at once, and if not, why; nothing is read."""
@@ -49,7 +56,9 @@ class Filter(Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         vectorised = Vectorised(self.predicate) if self.vectorized is None else None
         function = FilterBlocks(self.predicate) if self.vectorized else FilterRows(self.predicate, vectorised)
-        return Compute(inputs[0], function, "filter", factor=None, costly=self.predicate)
+        return Compute(
+            inputs[0], function, "filter", factor=None, costly=self.predicate, may_be_large=self.may_be_large
+        )
 
 
 @dataclass(frozen=True)

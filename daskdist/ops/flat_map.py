@@ -30,6 +30,7 @@ class FlatMap(Expansion):
         source, function = self._calls(inputs[0])
         if self.function.nested_spec(self.source).is_cheap:
             # Small datasets are created and read on the worker that has their elements, many in one call.
-            return Compute(source, ExpandRows(function), self.name, factor=None, costly=self.function)
+            expand = ExpandRows(function)
+            return Compute(source, expand, self.name, factor=None, costly=self.function, may_be_large=True)
         elements = Fact(gathered(source), elements_of, f"{self.name}-elements")
         return Arrange((elements,), InterleaveRows(1, None, function), grouped=0, name=self.name)

@@ -94,7 +94,9 @@ class GroupByWindow(DrawsForFunction):
         keys = Fact(source, keys_of, f"{self.name}-keys")
         windows = Arrange((keys,), GroupRows(self.window_size), grouped=1, name=self.name)
         reduce_rows = ReduceWindows(self.key_function, reduce_function, self.make, known_spec(self.source))
-        return Compute(windows, reduce_rows, self.name, factor=None, unstacked=True, costly=reduce_function)
+        return Compute(
+            windows, reduce_rows, self.name, factor=None, unstacked=True, costly=reduce_function, may_be_large=True
+        )
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,10 @@ from daskdist.core.primitive import (
 from daskdist.core.selection.runs import Run, RunQueue, concat
 from daskdist.ops.nested import ExpandRows, Expansion, NestedFunction, elements_of
 
-# The number of elements to return together, and of datasets to open for them.
+# The number of elements to return together, first and later, their bytes, and the datasets to open for them.
+_FEW = 16
 _ENOUGH = 1024
+_ENOUGH_BYTES = 4 * 2**20
 _MANY_OPENED = 16
 
 
@@ -120,6 +122,8 @@ class InterleaveCursor:
     # The next datasets: their elements, or the keys of their primitives.
     ready: deque[Any] = field(default_factory=deque)
     num_opened: int = 0
+    # The number of elements that were returned.
+    num_elements: int = 0
     # An error that was raised behind elements that are returned first.
     failure: Exception | None = None
 
@@ -128,9 +132,11 @@ class InterleaveCursor:
             failure, self.failure = self.failure, None
             raise failure
         runs: list[Run] = []
-        num_elements = 0
-        opened_before = self.num_opened
-        while num_elements < _ENOUGH and (not runs or self.num_opened - opened_before < _MANY_OPENED):
+        num_elements, num_bytes = 0, 0.0
+        # No more than before, as each may be large and take a slow call.
+        enough = min(max(self.num_elements, _FEW), _ENOUGH)
+        most_opened = self.num_opened + _MANY_OPENED
+        while num_elements < enough and num_bytes < _ENOUGH_BYTES and (not runs or self.num_opened < most_opened):
             try:
                 with self.context.waiting(not runs, is_brief=True):
                     run = self._rounds() or self._turn()
@@ -146,6 +152,8 @@ class InterleaveCursor:
             if run is not None:
                 runs.append(run)
                 num_elements += len(run)
+                num_bytes += len(run) * run.element_bytes
+        self.num_elements += num_elements
         return concat(runs)
 
     def _turn(self) -> Run | None:

@@ -81,7 +81,7 @@ class Map(Transformation):
     def may_be_large(self) -> bool:
         if self.vectorized:
             return False
-        result_bytes = Vectorised(self.function).result_bytes(self.source) if _has_known_spec(self.source) else None
+        result_bytes = result_bytes_at_once(self.function, self.source)
         argument_bytes = self.source.spec.num_bytes if result_bytes is not None else 0
         return result_bytes is None or result_bytes > max(_FEW_BYTES, _FEW_TIMES * (argument_bytes or 0))
 
@@ -107,6 +107,14 @@ class Map(Transformation):
             costly=self.function,
             may_be_large=self.may_be_large,
         )
+
+
+def result_bytes_at_once(function: UserFunction, source: Node) -> int | None:
+    """Return the bytes of a function's result for an element of a node, if a call for all rows of a block tells.
+
+    It is None for functions that are called row by row; no such function is called here.
+    """
+    return Vectorised(function).result_bytes(source) if _has_known_spec(source) else None
 
 
 def _has_known_spec(source: Node) -> bool:

@@ -69,7 +69,8 @@ class Scan(Transformation):
         return self._spec
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Chain(inputs[0], ScanRows(self.structure, self.function), self.initial, self.name)
+        rows = ScanRows(self.structure, self.function)
+        return Chain(inputs[0], rows, self.initial, self.name, may_be_large=True)
 
 
 @dataclass(frozen=True)

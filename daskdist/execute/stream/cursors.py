@@ -80,6 +80,7 @@ class BlockCursor:
         self._numbers: dict[int, int] = {}
         # A cursor that an operation opened for an element is not opened again in another pass.
         self._is_lasting = not any(isinstance(step, PathKey) for step in path)
+        self._may_be_large = may_be_large
         sizes = Sizes(num_rows=_FEW_ROWS) if may_be_large else Sizes()
         self._sizes = runtime.sizes.setdefault(path, sizes) if self._is_lasting else sizes
         self.failure: FailedElement | None = None
@@ -209,17 +210,12 @@ class BlockCursor:
             rows.append(HAS_FAILED if report.failed else report.num_rows)
         self.num_counted += 1
         ref.num_rows = report.num_rows
-        self._resize(ref, report.nbytes)
+        runtime.resize(ref, report.nbytes)
         self._sizes.unmeasured.discard(ref)
         self.failed.extend(report.failed)
         self._number_of_failed = number
         self.log.note_logged(number, report.skipped)
         runtime.note_skipped(report.skipped)
-
-    def _resize(self, ref: BlockRef, nbytes: int) -> None:
-        if ref.on_release is not None:
-            self.runtime.reads[ref.worker].acquire(nbytes - ref.nbytes)
-        ref.nbytes = nbytes
 
     def _ask_ahead(self) -> None:
         caller, windows = self.runtime.caller, self.runtime.reads
@@ -285,9 +281,9 @@ class BlockCursor:
             elif (report := caller.report(ref.handle, wait=wait)) is not None:
                 growth = max(report.nbytes, 1) / max(expected, 1)
                 for other in sizes.unmeasured:
-                    self._resize(other, int(growth * other.nbytes))
+                    self.runtime.resize(other, int(growth * other.nbytes))
                 sizes.unmeasured.clear()
-                self._resize(ref, report.nbytes)
+                self.runtime.resize(ref, report.nbytes)
                 sizes.growth *= growth
                 sizes.sample, sizes.are_known = None, True
                 if num_rows:
@@ -295,6 +291,17 @@ class BlockCursor:
 
     def _note_time(self, num_rows: int, seconds: float | None) -> None:
         raise NotImplementedError
+
+    def _next_rows(self, waiting: RunQueue, source: Cursor, cut: int | None, *, is_full: bool = False) -> Any:
+        # Return the rows of the next call; those of first calls are few if results may be large.
+        runtime, sizes = self.runtime, self._sizes
+        if not (self._may_be_large and runtime.caller.divides):
+            return next_bundle(runtime, waiting, source, cut, is_full=is_full)
+        most_rows = sizes.num_rows
+        run = next_bundle(runtime, waiting, source, cut, is_full=is_full, most_rows=most_rows, growth=sizes.growth)
+        if sizes.are_known:
+            sizes.num_rows = max(most_rows, 2 * min(most_rows, _num_rows_of(run)))
+        return run
 
     def _refer(self, handle: Any, num_rows: int | None, num_bytes: int, worker: str | None) -> BlockRef:
         runtime = self.runtime
@@ -334,14 +341,8 @@ class ComputeCursor(BlockCursor):
     def _ask(self) -> BlockRef:
         is_recorded = not self._is_known
         cut = self._next_cut() if is_recorded else None
-        runtime, compute, sizes = self.runtime, self.compute, self._sizes
-        most_rows = sizes.num_rows if compute.may_be_large and runtime.caller.divides else None
-        growth = 1.0 if most_rows is None else sizes.growth
-        run = next_bundle(
-            runtime, self.waiting, self.source, cut, is_full=compute.is_full, most_rows=most_rows, growth=growth
-        )
-        if most_rows is not None and sizes.are_known:
-            sizes.num_rows = max(most_rows, 2 * min(most_rows, _num_rows_of(run)))
+        runtime, compute = self.runtime, self.compute
+        run = self._next_rows(self.waiting, self.source, cut, is_full=compute.is_full)
         if is_recorded:
             self._note_cut(len(run))
         worker = runtime.near(run)
@@ -384,7 +385,7 @@ class ChainCursor(BlockCursor):
     goes_on = True
 
     def __init__(self, runtime: StreamRuntime, chain: Chain, path: Path, epoch: Epoch, source: Cursor) -> None:
-        super().__init__(runtime, chain.factor, path, epoch, chain.name)
+        super().__init__(runtime, chain.factor, path, epoch, chain.name, may_be_large=chain.may_be_large)
         self.chain = chain
         self.source = source
         self.waiting = RunQueue()
@@ -392,7 +393,7 @@ class ChainCursor(BlockCursor):
 
     def _ask(self) -> BlockRef:
         number, is_new = self.num_cut, self.num_cut >= len(self.log.cuts)
-        run = next_bundle(self.runtime, self.waiting, self.source, self._next_cut())
+        run = self._next_rows(self.waiting, self.source, self._next_cut())
         self._note_cut(len(run))
         worker, caller = self.runtime.near(run), self.runtime.caller
         known = self.log.carried.get(number)

@@ -22,7 +22,7 @@ from daskdist.execute.stream.gather import run_bytes
 from daskdist.execute.stream.runtime import StreamRuntime
 
 # The number of elements in the first call of a function that may make many elements of each.
-_FIRST_ELEMENTS = 16
+_FIRST_ELEMENTS = 4
 
 
 @dataclass(slots=True)
@@ -57,6 +57,8 @@ class FactCursor:
         self._suspect: tuple[Exception, int] | None = None
         # The numbers of calls before whose inputs those that failed were dropped.
         self._dropped: set[int] = set()
+        # The most bytes of the elements that a call made, for each of its inputs.
+        self._input_bytes = 0.0
         # The number of input elements whose facts were handed out.
         self.num_given = 0
         self.is_over = False
@@ -93,7 +95,9 @@ class FactCursor:
     def _made(self, call: _FactCall, result: Any) -> tuple[Run, Any]:
         # Return the elements that a call made, and the fact about them.
         (ref,) = call.run.blocks  # type: ignore[union-attr]
-        num_rows, skipped, fact = result
+        num_rows, num_bytes, skipped, fact = result
+        self.runtime.resize(ref, num_bytes)
+        self._input_bytes = max(self._input_bytes, num_bytes / max(len(call.inputs), 1))
         if call.number is not None and num_rows != self.log.rows[call.number]:
             raise changed_length(self.fact.name, "the elements", self.log.rows[call.number], num_rows)
         ref.num_rows = num_rows
@@ -221,9 +225,11 @@ class FactCursor:
             self._drop(self._num_repeated)
         if not self.fact.makes_rows:
             return self.waiting.pop(len(self.waiting)) if self.waiting else self.source.pull()
-        # One element may make many rows, and the function may be slow: each call takes as many as all before it.
+        # One element may make many rows, and the function may be slow: each call takes as many as all before it, unless
+        # the rows are too large for one block.
         self.waiting.fill(self.source.pull, 1)
-        return self.waiting.pop(max(self.num_given, _FIRST_ELEMENTS))
+        most_inputs = self.runtime.most_bytes / max(self._input_bytes, 1)
+        return self.waiting.pop(max(int(min(max(self.num_given, _FIRST_ELEMENTS), most_inputs)), 1))
 
     def _ask(self, inputs: Run, number: int | None = None) -> None:
         try:
@@ -255,7 +261,7 @@ class _Raised:
     error: Exception
 
 
-def with_report(values: Sequence[Any]) -> tuple[int, tuple[Skipped, ...], Any]:
-    """Return the number of rows that a fact is about, the elements left out on the way to them, and the fact."""
+def with_report(values: Sequence[Any]) -> tuple[int, int, tuple[Skipped, ...], Any]:
+    """Return the number and the bytes of the rows that a fact is about, the elements left out before, and the fact."""
     rows, fact = values[0]
-    return len(rows), rows.skipped, fact
+    return len(rows), rows.nbytes, rows.skipped, fact

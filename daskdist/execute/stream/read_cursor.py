@@ -224,7 +224,7 @@ class ReadCursor(BlockCursor):
             if report.num_rows:
                 self.runtime.note_skipped(report.skipped)
             num_rows = self._last_rows = self._block_of(split).num_rows = report.num_rows
-            self._resize(self._block_of(split), report.nbytes)
+            self.runtime.resize(self._block_of(split), report.nbytes)
         return num_rows
 
     def _computed_part(self, split: Split, start: int, stop: int, left_out: tuple[LeftOut, ...]) -> BlockRef:

@@ -236,6 +236,12 @@ class StreamRuntime:
         window.acquire(nbytes)
         return BlockRef(handle, num_rows, nbytes, worker, window.release)
 
+    def resize(self, ref: BlockRef, nbytes: int) -> None:
+        """Correct the size of a block that was read or computed ahead."""
+        if ref.on_release is not None:
+            self.reads[ref.worker].acquire(nbytes - ref.nbytes)
+        ref.nbytes = nbytes
+
     def _moved_to(self, run: Run, worker: str | None) -> Run:
         # Rows cross workers, blocks do not: the needed rows of blocks on another worker are first extracted there.
         if isinstance(run, Groups):
