@@ -73,6 +73,11 @@ def shuffled(ds):
     return ds.shuffle(4, seed=1, reshuffle_each_iteration=False)
 
 
+def sums(ds, read=lambda x: x):
+    """Return the sum of all elements up to each of them."""
+    return ds.scan(np.int64(0), lambda s, x: (s + read(x), s + x))
+
+
 PIPELINES = {
     "map": lambda read: numbers().map(read).batch(2),
     "filter": kept,
@@ -100,6 +105,20 @@ PIPELINES = {
     "shuffle": lambda read: shuffled(kept(read)),
     "sliding_window": lambda read: kept(read).sliding_window(2),
     "batch": lambda read: kept(read).batch(3).map(lambda x: x + 1),
+    "scan": lambda read: sums(numbers(), read),
+    "scan of mapped": lambda read: sums(numbers().map(read)),
+    "scan of a shuffle": lambda read: sums(shuffled(numbers()).map(read)),
+    "scan of an interleave": lambda read: sums(numbers().map(read).interleave(lambda x: pair(int, x), 3)),
+    "scan of batches": lambda read: numbers().map(read).batch(2).scan(0, lambda s, x: (s + int(x.sum()), s)),
+    "scan, map": lambda read: sums(numbers(), read).map(lambda x: x + 1),
+    "scan, filter": lambda read: sums(numbers(), read).filter(lambda x: x % 2 == 0),
+    "scan, batch, filter": lambda read: sums(numbers(), read).batch(2).filter(lambda x: x[0] >= 0),
+    "scan, flat_map": lambda read: sums(numbers(), read).flat_map(lambda x: pair(int, x)),
+    "scan of a scan": lambda read: sums(sums(numbers(), read)),
+    "failing scan of a scan": lambda read: sums(sums(numbers()).map(lambda x: x % 16), read),
+    "scan, unique": lambda read: sums(numbers(), read).map(lambda x: x // 2).unique(),
+    "scan, groups": lambda read: sums(numbers(), read).group_by_window(lambda x: x % 2, lambda k, w: w.batch(2), 2),
+    "zip of scans": lambda read: Dataset.zip(sums(numbers().map(read)), sums(numbers(), read)).map(lambda x, y: x + y),
 }  # fmt: skip
 PLACES = {
     "plain": lambda ds: ds,
@@ -188,7 +207,7 @@ def test_a_later_pass_of_a_repetition_is_tried_again(read, where):
 
 
 @pytest.mark.parametrize("where", ["plain", "threads"])
-@pytest.mark.parametrize("name", ["filter", "flat_map", "interleave", "unique", "group_by_window"])
+@pytest.mark.parametrize("name", ["filter", "flat_map", "interleave", "unique", "group_by_window", "scan"])
 def test_what_was_left_out_stays_left_out(read, name, where):
     ds = PLACES[where](PIPELINES[name](read).ignore_errors())
     with_all = taken(iter(ds))
@@ -206,6 +225,75 @@ def test_what_was_left_out_stays_left_out(read, name, where):
         hide(read)
 
 
+@pytest.mark.parametrize("where", ["plain", "threads"])
+def test_what_is_made_of_an_element_that_was_raised_fails_after_a_resume(read, where):
+    ds = PLACES[where](sums(numbers(), read).sliding_window(3).map(np.sum).filter(lambda x: x >= 0))
+    hide(read)
+    with_error, states = elements_and_positions(iter(ds))
+    assert with_error.count(ERROR) == 3
+    bring_back(read)
+    for number in range(with_error.index(ERROR) + 1, len(states)):
+        assert taken(gone_on(ds, states[number])) == with_error[number:]
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+@pytest.mark.parametrize("size", [4, 300])
+def test_an_element_of_a_shuffle_of_sums_is_counted_once(tmp_path, size, where):
+    (tmp_path / "7").touch()
+
+    def checked(x):
+        if not (tmp_path / "7").exists() and x == 7:
+            raise FileNotFoundError
+        return x
+
+    ds = Dataset.range(400).scan(np.int64(0), lambda s, x: (s + checked(x), (x, s + x)))
+    ds = PLACES[where](ds.shuffle(size, seed=1, reshuffle_each_iteration=False).map(lambda x, s: np.stack([x, s])))
+    (tmp_path / "7").unlink()
+    with_error, states = elements_and_positions(iter(ds))
+    (tmp_path / "7").touch()
+    at = with_error.index(ERROR)
+    for number in {0, 1, at, at + 1, at + 2, 399}:
+        found = with_error[:number] + taken(gone_on(ds, states[number]), 500)
+        is_left_out = ERROR in found
+        assert is_left_out == (number > at)
+        rows = [row for row in found if row != ERROR]
+        assert sorted(x for x, _ in rows) == [x for x in range(400) if x != 7 or not is_left_out]
+        assert max(s for _, s in rows) == sum(range(400)) - 7 * is_left_out
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+def test_sums_do_not_count_an_element_that_fails_only_after_a_resume(read, where):
+    ds = PLACES[where](sums(Dataset.range(400).map(lambda x: read(x) if x == MISSING else x)))
+    hide(read)
+    with_error = taken(iter(ds), 400)
+    bring_back(read)
+    # Later values that are carried are known, and count the element.
+    iterator = iter(ds)
+    found = taken(iterator, MISSING)
+    state = iterator.state_dict()
+    taken(iterator, 300)
+    later = iterator.state_dict()
+    hide(read)
+    again = gone_on(ds, state)
+    assert found + taken(again, 100) == with_error[: MISSING + 100]
+    bring_back(read)
+    assert taken(gone_on(ds, again.state_dict()), 400) == with_error[MISSING + 100 :]
+    assert taken(gone_on(ds, later), 400) == np.cumsum(range(400)).tolist()[MISSING + 300 :]
+
+
+@pytest.mark.parametrize("name", ["scan", "scan, filter"])
+def test_positions_of_processes(read, name):
+    ds = PIPELINES[name](read).with_options(Options(num_processes=1))
+    whole = taken(iter(ds))
+    hide(read)
+    with_error, states = elements_and_positions(iter(ds))
+    at = with_error.index(ERROR)
+    bring_back(read)
+    for number in (at, at + 1):
+        expected = (with_error if number > at else whole)[number:]
+        assert taken(gone_on(ds, states[number])) == expected
+
+
 class FailsOnce:
     """A function whose first call finds no file, and which then returns its argument."""
 
@@ -220,7 +308,7 @@ class FailsOnce:
 
 
 @pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("name", ["map", "filter", "flat_map", "interleave", "take_while", "group_by_window"])
+@pytest.mark.parametrize("name", ["map", "filter", "flat_map", "interleave", "take_while", "group_by_window", "scan"])
 def test_an_error_of_one_call_for_many_elements_is_none(tmp_path, name, where):
     once = FailsOnce(tmp_path / "first")
     once.path.touch()
@@ -231,6 +319,7 @@ def test_an_error_of_one_call_for_many_elements_is_none(tmp_path, name, where):
         "interleave": numbers().interleave(lambda x: Dataset.range(once(x), x + 1), 3),
         "take_while": numbers().take_while(lambda x: once(x) >= 0),
         "group_by_window": numbers().group_by_window(lambda x: once(x) * 0, lambda k, w: w, 20),
+        "scan": numbers().scan(np.int64(0), lambda s, x: (s + once(1), s)),
     }[name]
     iterator = iter(PLACES[where](ds))
     once.path.unlink()
@@ -288,7 +377,10 @@ def test_a_function_that_gives_another_number_of_elements_is_an_error(tmp_path, 
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", ["filter", "flat_map", "interleave", "interleave of streams", "unique", "batch"])
+@pytest.mark.parametrize(
+    "name",
+    ["filter", "flat_map", "interleave", "interleave of streams", "unique", "batch", "scan", "scan, filter"],
+)
 def test_positions_of_a_cluster(on_cluster, read, name):
     ds = on_cluster.distribute_dataset(PIPELINES[name](read).map(lambda x: x).batch(2))
 

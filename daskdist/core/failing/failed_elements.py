@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -13,9 +13,10 @@ from daskdist.core.failing.composed import stages_of
 from daskdist.core.failing.error_copy import copied_error
 from daskdist.core.primitive import Split
 from daskdist.core.structure import LONE, Leaves, Structure
-from daskdist.errors import DaskdistError
+from daskdist.errors import DaskdistError, UserFunctionError
 
 _OF_ELEMENT: Final = "_daskdist_of_element"
+_LEFT_UNCOUNTED: Final = "_daskdist_left_uncounted"
 # The number of a computation of a block, and the number of its input that failed there.
 Place = tuple[int, int]
 # The place of a failure to read.
@@ -45,6 +46,37 @@ class LeftOut(NamedTuple):
     is_raised: bool
 
 
+class Uncounted(NamedTuple):
+    """An element that failed in a call of a chain, which carries a value on without it.
+
+    Parameters
+    ----------
+    chain
+        The key of the chain, see `ChainFailures`.
+    call, number
+        The call, and the number of its input.
+    """
+
+    chain: str
+    call: int
+    number: int
+
+
+class Carried(NamedTuple):
+    """A value that a chain carries.
+
+    Parameters
+    ----------
+    state
+        The value.
+    num_uncounted
+        The number of elements before it that failed, so that it does not count them.
+    """
+
+    state: Any
+    num_uncounted: int = 0
+
+
 class FailedElement:
     """A placeholder in rows for an element that could not be computed.
 
@@ -57,18 +89,24 @@ class FailedElement:
         raises the error once. Empty if only this element failed.
     place
         The computation of its block that failed, and the number of its input there; None if that is unknown.
+    uncounted
+        The elements of chains that it is made of.
     """
 
-    __slots__ = ("error", "place", "split")
+    __slots__ = ("error", "place", "split", "uncounted")
 
-    def __init__(self, error: Exception, split: str = "", place: Place | None = None) -> None:
+    def __init__(
+        self, error: Exception, split: str = "", place: Place | None = None, uncounted: tuple[Uncounted, ...] = ()
+    ) -> None:
         self.error = error
         self.split = split
         self.place = place
+        self.uncounted = uncounted
 
     def again(self) -> Exception:
         """Return an equal error to raise, with the traceback of the original."""
         error = copied_error(self.error).with_traceback(self.error.__traceback__)
+        setattr(error, _LEFT_UNCOUNTED, self.uncounted)
         return of_element(error, self.split)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -79,16 +117,31 @@ class FailedElement:
                 pickle.loads(pickled)
             except Exception:
                 continue
-            return _unpickled, (pickled, self.split, self.place)
+            return _unpickled, (pickled, self.split, self.place, self.uncounted)
         # An error that does not pickle is replaced by one with its type and message.
         pickled = pickle.dumps((DaskdistError(f"{type(error).__name__}: {error}"), None, None))
-        return _unpickled, (pickled, self.split, self.place)
+        return _unpickled, (pickled, self.split, self.place, self.uncounted)
 
 
-def _unpickled(pickled: bytes, split: str, place: Place | None) -> FailedElement:
+def _unpickled(pickled: bytes, split: str, place: Place | None, uncounted: tuple[Uncounted, ...]) -> FailedElement:
     error, trace, cause = pickle.loads(pickled)
     error.__cause__ = cause
-    return FailedElement(error.with_traceback(trace), split, place)
+    return FailedElement(error.with_traceback(trace), split, place, uncounted)
+
+
+def joint_failure(items: Iterable[Any]) -> FailedElement | None:
+    """Return the failure of one element that is made of several, some of which may have failed; None if none has."""
+    failed = [item for item in items if isinstance(item, FailedElement)]
+    if len(failed) < 2:
+        return failed[0] if failed else None
+    first, uncounted = failed[0], tuple([element for item in failed for element in item.uncounted])
+    return FailedElement(first.error, first.split, first.place, uncounted)
+
+
+def uncounted_of(error: Exception) -> tuple[Uncounted, ...]:
+    """Return the elements of chains that the element of an error is made of."""
+    uncounted: tuple[Uncounted, ...] = getattr(error, _LEFT_UNCOUNTED, ())
+    return uncounted
 
 
 def of_element(error: Exception, split: str = "") -> Exception:
@@ -218,7 +271,7 @@ def _failed_at(rows: Rows, index: int) -> FailedElement | None:
         return item if isinstance(item, FailedElement) else None
     if isinstance(rows, Batches) and isinstance(rows.rows, PartlyFailed):
         places = range(rows.bounds[index], rows.bounds[index + 1])
-        return next((failed for place in places if (failed := _failed_at(rows.rows, place))), None)
+        return joint_failure(_failed_at(rows.rows, place) for place in places)
     return None
 
 
@@ -271,6 +324,9 @@ def _of_each(
     factor: int = 1,
     stage: int = 0,
     left_out: tuple[LeftOut, ...] = (),
+    *,
+    is_pure: bool = True,
+    error_before: Callable[[], Exception] = FailedBeforeError,
 ) -> Rows:
     """Return the results of a function for each element by itself.
 
@@ -284,12 +340,16 @@ def _of_each(
         The number of failed elements for each that fails.
     stage, left_out
         As in `TryEach`.
+    is_pure
+        Whether the function may be called again for the same elements.
+    error_before
+        Returns the error of an element that failed before.
     """
     results = _Made(rows.label)
     before = {element.number: element.is_raised for element in left_out if element.stage == stage}
     for index in range(len(rows)):
         if index in before:
-            results.items += [FailedElement(FailedBeforeError(), "", (stage, index))] * before[index]
+            results.items += [FailedElement(error_before(), "", (stage, index))] * before[index]
             continue
         failed = _failed_at(rows, index)
         if failed is None:
@@ -304,10 +364,10 @@ def _of_each(
                 failed.place = (stage, index)
         elif not stage:
             # It failed before this block.
-            failed = FailedElement(failed.error, failed.split, (stage, index))
+            failed = FailedElement(failed.error, failed.split, (stage, index), failed.uncounted)
         if failed is not None:
             results.items += [failed] * factor
-    if error is not None and not results.has_failed:
+    if error is not None and is_pure and not results.has_failed:
         # The function fails only for several elements together, or the error was there only for a moment.
         return _with_places(function(rows), stage)
     return results.rows(rows)
@@ -408,22 +468,39 @@ class TryEachCarried:
     """A function that carries a state; a failing element leaves the state unchanged, as do those that failed before."""
 
     function: Callable[[Rows, Any], tuple[Rows, Any]]
-    left_out: tuple[LeftOut, ...] = ()
 
-    def __call__(self, rows: Rows, carried: Any) -> tuple[Rows, Any]:
+    def __call__(
+        self, rows: Rows, carried: Carried, chain: str, call: int, left_out: tuple[LeftOut, ...]
+    ) -> tuple[Rows, Carried]:
+        """Return the results for some rows, and the value to carry on; ``chain`` and ``call`` are as in `Uncounted`."""
+        result, state = self._tried(rows, carried.state, left_out)
+        failed = failed_of(result)
+        for number, element in failed:
+            element.uncounted += (Uncounted(chain, call, number),)
+        is_logged = [note.place is not None for note in result.skipped]
+        num_here = len(failed) + sum(is_logged) + len([element for element in left_out if not element.is_raised])
+        return result, Carried(state, carried.num_uncounted + num_here)
+
+    def _tried(self, rows: Rows, state: Any, left_out: tuple[LeftOut, ...]) -> tuple[Rows, Any]:
         error = None
-        if not (_has_failed(rows) or self.left_out):
+        if not (_has_failed(rows) or left_out):
             try:
-                return self.function(rows, carried)
+                return self.function(rows, state)
             except Exception as failure:
                 error = failure
 
         def of_one(row: Rows) -> Rows:
-            nonlocal carried
-            part, carried = self.function(row, carried)
+            nonlocal state
+            part, state = self.function(row, state)
             return part
 
-        return _of_each(rows, of_one, error, left_out=self.left_out), carried
+        # Other elements, such as windows, may be made of one that failed before; they fail with an error of their own.
+        options: Any = {"left_out": left_out, "is_pure": False, "error_before": _made_of_failed}
+        return _of_each(rows, of_one, error, **options), state
+
+
+def _made_of_failed() -> Exception:
+    return UserFunctionError("an element that this one is made of failed before the position was taken")
 
 
 def type_and_arguments(error: Exception) -> tuple[type[Exception], tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from daskdist.core.failing.failed_elements import LeftOut
+from daskdist.core.failing.failed_elements import Carried, LeftOut
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Epoch
 from daskdist.execute.resume.packing import is_plain
@@ -46,10 +46,13 @@ class PathKey(NamedTuple):
 
 
 class _FailedInput(NamedTuple):
-    # An element that failed and is behind, and the number of errors that were raised until its error was: 0 if it was
-    # raised before this stream was opened, or only logged.
+    # An element that failed, and the numbers of errors that were raised and of elements that were handed out when it
+    # was behind: 0 if it was before this stream was opened, or if it was only logged. An element of a chain is behind
+    # with the element that was made of it, which another log may have, too.
     element: LeftOut
     num_errors: int = 0
+    num_elements: int = 0
+    is_of_chain: bool = False
 
 
 class AnswerLog:
@@ -76,7 +79,18 @@ class AnswerLog:
         with a number of inputs. What failed and was not raised yet is not among them: it is tried again.
     """
 
-    __slots__ = ("carried", "cuts", "facts", "left_out", "num_lengths", "order", "points", "rows", "values")
+    __slots__ = (
+        "__weakref__",
+        "carried",
+        "cuts",
+        "facts",
+        "left_out",
+        "num_lengths",
+        "order",
+        "points",
+        "rows",
+        "values",
+    )
 
     def __init__(self) -> None:
         self.cuts: list[int] = []
@@ -115,6 +129,11 @@ class AnswerLog:
         """Record that an element of a call failed, and that its error was the ``num_errors``-th to be raised."""
         self.left_out.setdefault(number, []).append(_FailedInput(LeftOut(*place, is_raised=True), num_errors))
 
+    def note_uncounted(self, call: int, number: int, *, num_errors: int, num_elements: int) -> None:
+        """Record that an element of a call of a chain failed, and is behind after so many errors and elements."""
+        element = LeftOut(0, number, is_raised=True)
+        self.left_out.setdefault(call, []).append(_FailedInput(element, num_errors, num_elements, is_of_chain=True))
+
     def note_logged(self, number: int, notes: Sequence[Skipped]) -> None:
         """Record the elements that a call left out because they failed."""
         for note in notes:
@@ -130,15 +149,25 @@ class AnswerLog:
         """Return whether errors were raised."""
         return any(failed.element.is_raised for elements in self.left_out.values() for failed in elements)
 
-    def raised_by(self, num_errors: int) -> AnswerLog:
-        """Return the log with only those elements left out whose errors are among the first so many."""
+    def at(self, num_elements: int, num_errors: int) -> AnswerLog:
+        """Return the log with only those elements left out that are behind after so many elements and errors."""
         log = copy.copy(self)
         log.left_out = {}
         for number, elements in self.left_out.items():
-            behind = [_FailedInput(failed.element) for failed in elements if failed.num_errors <= num_errors]
+            behind = [
+                _FailedInput(failed.element)
+                for failed in elements
+                if failed.num_errors <= num_errors and failed.num_elements <= num_elements
+            ]
             if behind:
                 log.left_out[number] = behind
         return log
+
+    def num_left_out(self, number: int) -> int:
+        """Return the number of elements that are left out in the calls of a chain before one."""
+        calls = [elements for call, elements in self.left_out.items() if call < number]
+        # One that several others were made of was noted with each of them.
+        return sum(len({failed.element for failed in elements}) for elements in calls)
 
     def note_carried(self, number: int, handle: Any) -> None:
         """Record a handle of a carried value; where there are many, those further back become sparser."""
@@ -214,7 +243,7 @@ class UsedAnswers:
 class Known(NamedTuple):
     """A carried value that is known, rather than the handle of one."""
 
-    value: Any
+    value: Carried
 
 
 class Answers:
@@ -245,15 +274,16 @@ class Answers:
             other.logs[key] = kept.with_points(used.points[id(log)]) if id(log) in used.points else kept
         return other
 
-    def at_errors(self, num_errors: int) -> tuple[Answers, int]:
-        """Return the answers after so many errors, and the number of those that they do not have."""
+    def at(self, num_elements: int, num_errors: int) -> tuple[Answers, int]:
+        """Return the answers after so many elements and errors, and the number of errors that they do not have."""
         logs = [log for log in self.logs.values() if log.left_out]
         if not logs:
             return self, num_errors
         other = self.again()
-        other.logs = {key: log.raised_by(num_errors) if log.left_out else log for key, log in self.logs.items()}
+        other.logs = {key: log.at(num_elements, num_errors) if log.left_out else log for key, log in self.logs.items()}
         elements = [failed for log in logs for of_call in log.left_out.values() for failed in of_call]
-        return other, num_errors - len([failed for failed in elements if 0 < failed.num_errors <= num_errors])
+        noted = [failed for failed in elements if not failed.is_of_chain and 0 < failed.num_errors <= num_errors]
+        return other, num_errors - len(noted)
 
     def add(self, others: Answers, path: Path) -> None:
         """Add the logs of another stream, which is part of this one at a path."""
@@ -284,7 +314,12 @@ class Answers:
         for (path, epoch, number), log in self.logs.items():
             if len(log):
                 carried = [(place, result(handle)) for place, handle in log.carried.items()]
-                known = [[place, list(value)] for place, value in carried if value is not None and is_plain(value)]
+                # A value that does not count an element that is tried again, or counts one that is not, is left out.
+                known = [
+                    [place, list(value.state)]
+                    for place, value in carried
+                    if value is not None and value.num_uncounted == log.num_left_out(place) and is_plain(value.state)
+                ]
                 left_out = [[place, list(map(tuple, log.elements_left_out(place)))] for place in log.left_out]
                 answers = [log.cuts, log.rows, log.order, log.facts, known, log.values, log.points, left_out]
                 entries.append([list(path), epoch, number, *answers])
@@ -299,10 +334,10 @@ class Answers:
             log = answers.logs[steps, epoch, number] = AnswerLog()
             log.cuts, log.rows, log.order, log.facts, log.values, log.points = cuts, rows, order, facts, values, points
             log.num_lengths = sum(log.rows[1::2])
-            log.carried = {place: Known(tuple(value)) for place, value in carried}
             log.left_out = {
                 place: [_FailedInput(LeftOut(*element)) for element in elements] for place, elements in left_out
             }
+            log.carried = {place: Known(Carried(tuple(value), log.num_left_out(place))) for place, value in carried}
         return answers
 
 

@@ -206,6 +206,8 @@ class BundleBuilder:
             bundle = self.ready.popleft()
             self._num_used += len(bundle)
             self._num_behind, self._num_last = self._num_behind + self._num_last, bundle.num_elements
+            if self.interpreter.chain_failures:
+                self._note_handed_out(bundle)
             if len(self.interpreter.answers.logs) > self._most_logs:
                 self._drop_answers_behind()
             return bundle
@@ -218,6 +220,13 @@ class BundleBuilder:
         self.num_errors += 1
         self.interpreter.note_raised(failure, self.num_errors)
         raise of_element(failure)
+
+    def _note_handed_out(self, bundle: StepBundle) -> None:
+        failures, num_lanes = self.interpreter.chain_failures, len(bundle.lanes)
+        for number, lane in enumerate(bundle.lanes, 1):
+            if lane.ref is not None:
+                failures.note_handed_out(lane.ref.handle, lane.places, self._num_behind + number, num_lanes)
+        failures.look(self.interpreter.caller, wait=False)
 
     def _drop_answers_behind(self) -> None:
         if self._epoch is not None and not self.num_errors:
@@ -346,7 +355,9 @@ class BundleBuilder:
         num_lanes = len(self.workers)
         num_steps = -(-len(run) // num_lanes)
         parts = [run] if num_lanes == 1 else [run.take(np.arange(k, len(run), num_lanes)) for k in range(num_lanes)]
-        active = range(num_lanes) if self.active is None or self.asks_lengths else tuple(self.active)
+        # Elements of any consumer may have failed in a chain.
+        are_all_active = self.active is None or self.asks_lengths or self.interpreter.chain_failures
+        active = range(num_lanes) if are_all_active else tuple(self.active or ())
         all_by = self._by
         if self._as_views is not None and num_lanes > 1 and isinstance(run, Groups):
             num_rows, num_unused = len(run.flat), self._num_unused(run.flat)

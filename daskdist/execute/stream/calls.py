@@ -39,12 +39,12 @@ class ReadKeptSplit:
 
 @dataclass(frozen=True)
 class CallWithCarry:
-    """A call of a function of rows and a carried value."""
+    """A call of a function of rows and a carried value, with further arguments."""
 
-    function: Callable[[Rows, Any], Any]
+    function: Callable[..., Any]
 
-    def __call__(self, values: Sequence[Any]) -> Any:
-        return self.function(*values)
+    def __call__(self, values: Sequence[Any], *args: Any) -> Any:
+        return self.function(*values, *args)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from daskdist.core.failing.composed import stages_of
 from daskdist.core.failing.failed_elements import (
+    Carried,
     FailedBeforeError,
     FailedElement,
-    LeftOut,
     TryEach,
     TryEachCarried,
     TryEachStage,
@@ -32,7 +32,7 @@ from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.execute.caller import Handle
-from daskdist.execute.resume.deferring import Deferred
+from daskdist.execute.resume.deferring import Deferred, real
 from daskdist.execute.resume.recorded_answers import HAS_FAILED, AnswerLog, Known, Path, PathKey
 from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem, OfLength
 from daskdist.execute.stream.gather import bundle_size, run_bytes
@@ -390,6 +390,13 @@ class ChainCursor(BlockCursor):
         self.source = source
         self.waiting = RunQueue()
         self._carried: Handle | None = None
+        # The last call, and a function that returns its block, or None if that is gone.
+        self._last_call: Handle | None = None
+        self._last_block: Callable[[], BlockRef | None] = lambda: None
+
+    @cached_property
+    def _key(self) -> str:
+        return self.runtime.chain_failures.key_of(self.log)
 
     def _ask(self) -> BlockRef:
         number, is_new = self.num_cut, self.num_cut >= len(self.log.cuts)
@@ -398,24 +405,41 @@ class ChainCursor(BlockCursor):
         worker, caller = self.runtime.near(run), self.runtime.caller
         known = self.log.carried.get(number)
         if isinstance(known, Known):
-            self._carried = self._handle_of(known.value, worker)
+            self._carried = self._known_or_carried(known.value, worker)
         elif self._carried is None:
-            self._carried = self._handle_of(self.chain.initial, worker)
+            self._carried = self._handle_of(Carried(self.chain.initial), worker)
         elif is_new:
             self.log.note_carried(number, self._carried)
-        both = self._both(run, self._carried, worker, self.log.elements_left_out(number))
+        both = self._both(run, self._carried, worker, number)
         self._carried = caller.call(GetItem(1), [both], worker=worker, name=f"{self.chain.name}-carried")
-        return self._rows(run, both, worker)
+        block = self._rows(run, both, worker)
+        self._last_call, self._last_block = both, weakref.ref(block)
+        return block
 
-    def _handle_of(self, carried: Any, worker: str | None) -> Handle:
+    def _handle_of(self, carried: Carried, worker: str | None) -> Handle:
         return self.runtime.caller.source(Constant(carried), worker=worker, name=f"{self.chain.name}-initial")
 
-    def _both(self, run: Any, carried: Handle, worker: str | None, left_out: tuple[LeftOut, ...]) -> Handle:
+    def _known_or_carried(self, known: Carried, worker: str | None) -> Handle:
+        # Return the value of the call before where that is made again: an element may fail there that did not before.
+        carried, last_call, last_block = self._carried, self._last_call, self._last_block
+        if carried is None:
+            return self._handle_of(known, worker)
+        if not isinstance(last_call, Deferred):
+            return carried
+
+        def make(needs: Any) -> Handle:
+            is_made = last_call.is_made or last_block() is not None
+            return real(carried if is_made else self._handle_of(known, worker))
+
+        return Deferred((), make)
+
+    def _both(self, run: Any, carried: Handle, worker: str | None, number: int) -> Handle:
         runtime, chain = self.runtime, self.chain
         # Passing a function, even the identity, makes gathered rows record their origin for error messages.
         rows = runtime.ask(run, worker=worker, name="gather", function=same)
-        function = CallWithCarry(TryEachCarried(chain.function, left_out))
-        return runtime.caller.call(function, [rows, carried], worker=worker, name=chain.name)
+        function, left_out = CallWithCarry(TryEachCarried(chain.function)), self.log.elements_left_out(number)
+        args = self._key, number, left_out
+        return runtime.caller.call(function, [rows, carried], *args, worker=worker, name=chain.name)
 
     def _rows(self, run: Any, both: Handle, worker: str | None) -> BlockRef:
         handle = self.runtime.caller.call(GetItem(0), [both], worker=worker, name=f"{self.chain.name}-rows")

@@ -11,7 +11,14 @@ import numpy as np
 
 from daskdist.core.array_pool import NUMBERS
 from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
-from daskdist.core.failing.failed_elements import FailedElement, PartlyFailed, bundle, raw_item, structure_of
+from daskdist.core.failing.failed_elements import (
+    FailedElement,
+    PartlyFailed,
+    bundle,
+    joint_failure,
+    raw_item,
+    structure_of,
+)
 from daskdist.core.failing.origin import Origin, SelectedOrigins
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.selection.block_ref import BlockRef
@@ -195,7 +202,7 @@ def _joined(blocks: Sequence[Rows], joins: Joins, function: Callable[[Rows], Any
     structure, items = joins.structure.nest([structure_of([part]) for part in parts]), []
     for index in range(len(parts[0])):
         part_items = [raw_item(part, index) for part in parts]
-        failed = next((item for item in part_items if isinstance(item, FailedElement)), None)
+        failed = joint_failure(part_items)
         items.append(tuple(leaf for item in part_items for leaf in item) if failed is None else failed)
     return bundle(structure, items, ", ".join(dict.fromkeys(part.label for part in parts if part.label)))
 
@@ -418,7 +425,7 @@ def _stacked(
     for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
         items = [raw_item(elements, k) for k in range(start, stop)]
         # A batch with a failed element fails, as does one that cannot be stacked; other batches are not affected.
-        failed = next((item for item in items if isinstance(item, FailedElement)), None)
+        failed = joint_failure(items)
         if failed is not None:
             chunks.append(failed)
             continue

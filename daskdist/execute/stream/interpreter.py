@@ -137,7 +137,8 @@ class Interpreter(StreamRuntime):
         num_elements, num_errors
             The number of elements, and of all errors, that are behind.
         """
-        answers, num_others = self.answers.at_errors(num_errors)
+        self.chain_failures.look(self.caller, wait=True)
+        answers, num_others = self.answers.at(num_elements, num_errors)
         if self._stream is None or num_others or not any(log.facts for log in answers.logs.values()):
             return answers, num_others
         primitive, epoch, is_exact = self._stream

@@ -16,7 +16,7 @@ from weakref import WeakSet, WeakValueDictionary
 import numpy as np
 
 from daskdist.config import in_bytes
-from daskdist.core.failing.failed_elements import Place
+from daskdist.core.failing.failed_elements import Place, uncounted_of
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import RowReader
 from daskdist.core.selection.block_ref import BlockRef
@@ -26,6 +26,7 @@ from daskdist.core.selection.lazy_shuffle import ShuffledSelection
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, Zipped
 from daskdist.execute.caller import Caller
+from daskdist.execute.resume.chain_failures import ChainFailures
 from daskdist.execute.resume.recorded_answers import AnswerLog, Answers, Path, UsedAnswers
 from daskdist.execute.stream.gather import CHEAP_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes
 from daskdist.execute.stream.window import Windows
@@ -138,6 +139,7 @@ class StreamRuntime:
         # Elements whose errors were raised by cursors and not to the consumer yet, by a number that the error has: the
         # errors themselves would keep the iterator. An element is the log and the number of its call, and its place.
         self._failures: dict[int, tuple[AnswerLog, int, Place]] = {}
+        self.chain_failures = ChainFailures()
         self._turns = cycle(workers)
         self._readers: WeakSet[RowReader] = WeakSet()
 
@@ -159,6 +161,7 @@ class StreamRuntime:
 
     def note_raised(self, error: Exception, num_errors: int) -> None:
         """Record that the element of an error is behind, now that it is raised as the ``num_errors``-th."""
+        self.chain_failures.note(uncounted_of(error), num_errors=num_errors)
         failure = self._failures.pop(getattr(error, _OF_FAILURE, -1), None)
         if failure is not None:
             log, number, place = failure
