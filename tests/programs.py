@@ -27,10 +27,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import dask
+import distributed
 
 _IMPORTS = """
-    dask.__main__ distributed.cli.dask_scheduler distributed.cli.dask_worker distributed.http.worker
-    daskdist.cli.demo daskdist.readers.parquet daskdist.strategy.multi_worker daskdist.testing
+    dask.__main__ distributed.cli.dask_scheduler distributed.cli.dask_worker distributed.http.worker.prometheus
+    daskdist.cli.demo daskdist.devices.cupy daskdist.devices.nvidia daskdist.readers.parquet
+    daskdist.strategy.multi_worker daskdist.testing
     numpy pandas pyarrow.dataset pyarrow.parquet
 """
 _REQUEST_BYTES = 1 << 20
@@ -227,6 +229,8 @@ def serve(number: int) -> None:
         # Machines with GPUs may lack some of these libraries.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # Each worker tells the scheduler its versions, which are looked up once in a process.
+    distributed.versions.get_versions()
     gc.freeze()
     arguments = _next_program(socket.socket(fileno=number))
     signal.signal(signal.SIGINT, signal.default_int_handler)
