@@ -71,9 +71,14 @@ class FormatLaws:
 
     def test_splits_of_any_size_cover_the_file_once(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
+        seen = set()
         for split_bytes in (1, 7, 64, 1000):
             with dask.config.set({"daskdist.split-bytes": split_bytes}):
                 listed = _splits(form, files)
+            # Formats whose splits have a least size list the same ones for all that are below it.
+            if (pickled := pickle.dumps(listed)) in seen:
+                continue
+            seen.add(pickled)
             for (path, rows), splits in zip(files.items(), listed, strict=True):
                 # Read backwards, so that reading a split cannot use facts learned from those before it.
                 parts = [list(form.read(split).elements()) for split in reversed(splits)]
