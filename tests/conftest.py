@@ -384,11 +384,15 @@ def kept_port() -> int:
 
 
 def eventually(is_so, within_s=20.0):
-    """Wait until a function returns something true, and return that."""
-    until = time.monotonic() + within_s
+    """Wait until a function returns something true, and return that.
+
+    The longer it waits, the less often it looks, as many of these functions ask workers or collect garbage.
+    """
+    begun = time.monotonic()
     while not (found := is_so()):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+        waited_s = time.monotonic() - begun
+        assert waited_s < within_s
+        time.sleep(min(max(waited_s / 10, 0.01), 0.2))
     return found
 
 

@@ -504,10 +504,7 @@ def known_to(dask_worker):
 
 
 def until_known(client, token, *, is_known):
-    deadline = time.monotonic() + 20
-    while any((token in known) != is_known for known in client.run(known_to).values()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: all((token in known) == is_known for known in client.run(known_to).values()))
 
 
 def test_workers_forget_an_unreferenced_strategy(start_cluster, tmp_path):
