@@ -283,7 +283,7 @@ SHUFFLES = {
     st.sampled_from([1, 8, 24, 100, 2**24]),
     st.integers(0, 2),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_other_operations_before_a_shuffle_do_not_change_its_order(shuffle, before, num_rows, split_bytes, num_passes):
     plain = SHUFFLES[shuffle](Dataset.from_tensor_slices(np.arange(num_rows)), seed=7)
     ds = Dataset.from_tensor_slices(np.arange(num_rows))

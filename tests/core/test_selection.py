@@ -26,7 +26,7 @@ from daskdist.execute.stream.gather import Picks, gather
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 LONE = Structure.of(0)[1]
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=100, deadline=None)
 
 
 def block(first, num_rows):

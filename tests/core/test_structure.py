@@ -44,7 +44,7 @@ nests = st.recursive(
 
 
 @given(nests)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_packing_is_the_inverse_of_flattening(nest):
     found, structure = Structure.flatten(nest)
     packed = structure.pack(found)
@@ -66,14 +66,14 @@ def _shape(nest):
 
 
 @given(nests)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_structures_travel(nest):
     _, structure = Structure.flatten(nest)
     assert pickle.loads(pickle.dumps(structure)) == structure
 
 
 @given(nests)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_paths_lead_to_leaves(nest):
     found, structure = Structure.flatten(nest)
     packed = structure.pack(found)
@@ -155,7 +155,7 @@ specs = st.builds(
 
 
 @given(specs, specs)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_common_spec_holds_what_both_hold(a, b):
     common = a.most_general_common_spec(b)
     if common is None:
@@ -169,7 +169,7 @@ def test_common_spec_holds_what_both_hold(a, b):
 
 
 @given(specs)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_specs_are_values(spec):
     assert pickle.loads(pickle.dumps(spec)) == spec
     assert hash(pickle.loads(pickle.dumps(spec))) == hash(spec)
@@ -186,7 +186,7 @@ def test_specs_refuse_negative_sizes():
 
 
 @given(nests)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_spec_of_an_element_fits_it(nest):
     found, structure = Structure.flatten(nest)
     spec = ElementSpec.of(nest)
@@ -195,7 +195,7 @@ def test_spec_of_an_element_fits_it(nest):
 
 
 @given(nests, st.integers(1, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_one_element_survives_a_pipeline(nest, size):
     found, structure = Structure.flatten(nest)
     if not found:

@@ -305,7 +305,7 @@ def test_numbers_change_in_place_by_name_only():
     st.one_of(st.integers(-9, 9), st.floats(-9, 9), st.booleans()),
     st.randoms(use_true_random=False),
 )
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=100, deadline=None)
 def test_arithmetic_of_two_arrays_and_a_number(one, other, shape, ufunc, number, random):
     rng = np.random.default_rng(random.randrange(2**32))
     leaves = [rng.integers(0, 9, (50, *shape)).astype(one), rng.standard_normal((50, 2, *shape)).astype(other)]

@@ -350,7 +350,7 @@ def test_elements_handed_out_do_not_count_as_read_ahead(on_cluster, large_file):
 
 
 @given(st.lists(st.integers(-100, 100), max_size=600))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_an_account_is_a_sum(changes):
     account = Account()
     for change in changes:

@@ -255,7 +255,7 @@ codecs = st.sampled_from([None, "lz4", "zstd"])
 
 
 @given(st.data(), nests, st.integers(0, 4), codecs)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_block(data, nest, num_rows, compression):
     structure = Structure.of(nest)[1]
     block = Block(structure, [data.draw(columns(num_rows)) for _ in range(structure.num_leaves)])
@@ -267,7 +267,7 @@ def test_any_block(data, nest, num_rows, compression):
 
 
 @given(st.data(), nests, st.integers(0, 4), codecs)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_bundle(data, nest, num_rows, compression):
     structure = Structure.of(nest)[1]
     items = [tuple(data.draw(leaves) for _ in range(structure.num_leaves)) for _ in range(num_rows)]

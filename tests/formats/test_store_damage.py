@@ -257,7 +257,7 @@ def test_manifests(tmp_path):
 
 
 @given(nests)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_structure(nest):
     structure = Structure.of(nest)[1]
     found = structure_from_json(json.loads(json.dumps(structure_to_json(structure))))
@@ -274,7 +274,7 @@ def in_order(nest):
 
 
 @given(st.one_of(numbers, st.sampled_from(["longdouble", "T", "O", "U0", "S0"]).map(np.dtype)))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_dtype(dtype):
     found = dtype_from_json(json.loads(json.dumps(dtype_to_json(dtype))))
     assert found == (dtype if dtype.isnative else dtype.newbyteorder("="))

@@ -27,9 +27,9 @@ from daskdist.testing import same_elements
 # Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
-many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-some = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-few = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+some = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @given(pipelines())

@@ -37,7 +37,7 @@ def ints(ds):
 
 
 @given(st.data(), st.integers(1, 12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_draws_equal_those_of_a_buffer(data, size):
     slots = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=40))
     buffer, expected = list(range(size)), []
@@ -52,7 +52,7 @@ def test_draws_equal_those_of_a_buffer(data, size):
 
 
 @given(st.integers(0, 200), st.integers(1, 60), st.integers(0, 2**64), st.integers(0, 2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_order_equals_that_of_a_buffer(num_rows, buffer_size, seed, passes):
     ds = Dataset.range(num_rows).shuffle(buffer_size, seed=seed)
     for _ in range(passes):
@@ -89,7 +89,7 @@ def test_order_does_not_depend_on_bundles():
 
 
 @given(st.integers(0, 50), st.integers(0, 20), st.integers(0, 5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_buffer_of_all_gives_a_permutation(num_rows, more, seed):
     found = ints(Dataset.range(num_rows).shuffle(max(num_rows, 1) + more, seed=seed))
     assert sorted(found) == list(range(num_rows))

@@ -171,7 +171,7 @@ def test_numbers_that_hardly_repeat_are_no_labels():
     st.lists(st.integers(0, 3), min_size=1, max_size=300),
     st.integers(0, 5),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_each_turn_of_a_label_has_the_share_of_each_part(weights, labels, seed):
     shares = tuple(weight / sum(weights) for weight in weights)
     split = SplitByLabel(None, shares, (0,), seed, None)
@@ -325,7 +325,7 @@ def test_parts_are_the_same_on_workers(client, parquet_files, policy, how):
     options = Options(auto_shard_policy=policy)
     with MultiWorkerMirroredStrategy(client) as strategy:
         for part in parts:
-            dist = strategy.distribute_dataset(part["id"].batch(8).with_options(options))
+            dist = strategy.distribute_dataset(part["id"].batch(16).with_options(options))
             found = [int(x) for step in dist for batch in strategy.local_results(step) for x in batch]
             times = strategy.num_replicas_in_sync if policy == "off" else 1
             assert Counter(found) == Counter({int(each["id"]): times for each in part})

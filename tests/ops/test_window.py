@@ -320,7 +320,7 @@ def test_an_abandoned_pass_leaves_nothing_on_a_cluster(client, how):
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 100)), max_size=30), st.integers(0, 300))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_window_counts_acquired_and_released_bytes(steps, limit):
     window, used = ByteWindow(limit), 0
     for takes, num_bytes in steps:

@@ -35,7 +35,7 @@ def cut_in(pieces, num_pieces):
 
 
 @given(pipelines(), st.integers(1, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_pieces_of_generated_pipelines(pipeline, num_pieces):
     with pipeline.settings(), using(Synchronous):
         node = node_of(pipeline.dataset())

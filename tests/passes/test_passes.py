@@ -45,13 +45,13 @@ def run(node, primitive):
 
 
 @given(pipelines())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_optimising_does_not_change_elements(pipeline):
     check_stages(pipeline)
 
 
 @given(uneven())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_optimising_does_not_change_uneven_elements(pipeline):
     check_stages(pipeline)
 
@@ -69,7 +69,7 @@ def check_stages(pipeline):
 
 
 @given(pipelines())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_simplifying_again_changes_nothing(pipeline):
     once = simplify(node_of(pipeline.dataset()))
     assert list(map(str, _chain(simplify(once)))) == list(map(str, _chain(once)))
@@ -245,7 +245,7 @@ def test_files_go_to_workers_in_turn(files):
 
 
 @given(pipelines(max_operations=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_operations_that_may_be_sharded_lose_no_row(pipeline):
     """If AUTO chooses FILE, the workers' rows together are the dataset's."""
     if pipeline.source.name != "parquet" or pipeline.reference().met_unmade:

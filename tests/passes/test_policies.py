@@ -681,7 +681,7 @@ GROUPINGS = {
 
 
 @given(rows=st.lists(st.integers(0, 9), min_size=2, max_size=3), name=st.sampled_from(list(GROUPINGS)), a=SIZE, b=SIZE)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_announced_rows_are_dropped(tmp_path_factory, rows, name, a, b):
     folder = tmp_path_factory.getbasetemp() / "remainders"
     folder.mkdir(exist_ok=True)

@@ -81,7 +81,7 @@ def cases(draw):
     return op, axes, values
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(cases())
 @pytest.mark.filterwarnings("ignore:Mean of empty slice:RuntimeWarning")
 def test_the_result_equals_numpys_for_all_rows(case):
@@ -100,7 +100,7 @@ def test_the_result_equals_numpys_for_all_rows(case):
         np.testing.assert_array_equal(mirrored(len(values)).reduce(op, PerReplica(values), axis=list(axis)), expected)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_functions_go_along_rows_too(case):
     _, axis, values = case
@@ -238,7 +238,7 @@ def test_one_replica_gives_the_dtype_of_several(op):
 # --- weights ---
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     values=st.lists(st.integers(-9, 9), min_size=1, max_size=5),
     dtype=st.sampled_from(["int8", "int64", "float16", "float32", "float64", "complex64"]),
@@ -261,7 +261,7 @@ def test_weights_are_those_of_numpys_average(values, dtype, weighing, data):
     np.testing.assert_allclose(mean, average, rtol=2 * np.finfo(mean.dtype).eps)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
     dtype=st.sampled_from(["bool", "uint64", "int8", "int64", "float16", "float32", "float64", "complex64"]),
@@ -544,7 +544,7 @@ class Noting(LocalBackend):
         return Made(function([handle.result for handle in handles], *args), depth, worker)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.integers(1, 70),
     st.integers(2, 9),

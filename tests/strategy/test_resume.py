@@ -191,7 +191,7 @@ def test_another_batch_size_continues_and_the_next_pass_is_divided_as_usual():
     st.sampled_from(["off", "data"]),
     st.data(),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_replicas_come_and_go(num_rows, name, all_workers, policy, data):
     """A pass is resumed several times, each time with other replicas."""
     dataset = {**PIPELINES, **OF_ALL}[name](Dataset.range(num_rows)).with_options(Options(auto_shard_policy=policy))
@@ -213,7 +213,7 @@ def test_replicas_come_and_go(num_rows, name, all_workers, policy, data):
 
 
 @given(pipelines(), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 4]), st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_pipeline_continues_with_any_number_of_replicas(pipeline, before, after, data):
     outcome = pipeline.reference()
     if outcome.met_unmade or not outcome.elements:
