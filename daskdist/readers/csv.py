@@ -102,8 +102,10 @@ def read_csv(
     An inferred type applies to all files, but later values may not have it: give ``dtypes`` if that matters. For
     example, ``01234`` is an error in a column whose sample has only numbers, and 1234 with
     ``dtypes={"column": "int64"}``. A column of integers is float64 if a value is missing in the sample, and one of true
-    and false is text. Integers beyond int64 are inferred as floats; use ``"uint64"`` or ``"str"``. Times with a zone
-    are converted to UTC. Columns are found by name in each file, in any order.
+    and false is text. Integers beyond int64 are uint64, if there is neither a larger nor a negative nor a missing one.
+    A column of floats in whose sample an integer would be rounded to other digits is text, as identifiers could become
+    equal; in later values that is an error. Times with a zone are converted to UTC. Columns are found by name in each
+    file, in any order.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "a.csv")

@@ -196,6 +196,21 @@ def test_a_byte_order_mark_within_is_text(tmp_path):
     for split_bytes in (1, 1000):
         with dask.config.set({"daskdist.split-bytes": split_bytes}):
             assert rows_of(read_csv(path)) == [("1", "x"), ("\ufeff2", "y"), ("\ufeff3", "z")]
+    # Also after the header, which is no row.
+    path = write(tmp_path, '\ufeffa,b\n\ufeff2,y\n"3",z\n')
+    for split_bytes in (1, 1000):
+        with dask.config.set({"daskdist.split-bytes": split_bytes}):
+            assert rows_of(read_csv(path)) == [("\ufeff2", "y"), ("3", "z")]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_comments_end_with_any_kind_of_newline(tmp_path, end):
+    lines = ["# it's", '# "', "a,b", "1,2", "3,4"]
+    paths = [write(tmp_path, end.join(lines[number:]), f"{number}.csv") for number in (0, 2)]
+    for split_bytes in (1, 1000):
+        with dask.config.set({"daskdist.split-bytes": split_bytes}):
+            assert rows_of(read_csv(paths[::-1], comment="#")) == [(1, 2), (3, 4)] * 2
+            assert rows_of(read_csv(paths[:1], comment="#", header=["x", "y"])) == [("a", "b"), ("1", "2"), ("3", "4")]
 
 
 @pytest.mark.parametrize("split_bytes", [4, 1000])
@@ -306,6 +321,11 @@ def test_weather():
         (["18446744073709551615", "18446744073709551614"], "uint64", [2**64 - 1, 2**64 - 2]),
         (["9223372036854775808", ""], TEXT, ["9223372036854775808", ""]),
         (["18446744073709551616", "-1"], TEXT, ["18446744073709551616", "-1"]),
+        (["9007199254740993", ""], TEXT, ["9007199254740993", ""]),
+        (["1.5", "-9007199254740993"], TEXT, ["1.5", "-9007199254740993"]),
+        # These are kept.
+        (["9007199254740992", ""], "float64", [2.0**53, np.nan]),
+        (["12345678901234567000", "1.5"], "float64", [1.2345678901234567e19, 1.5]),
         (["9223372036854775808", "1.5"], "float64", [2.0**63, 1.5]),
         (["1e300", "1", "inf"], "float64", [1e300, 1, np.inf]),
     ],
@@ -554,7 +574,7 @@ def test_types_of_the_sample_hold_for_all(tmp_path):
 
 
 @pytest.mark.parametrize("split_bytes", [60, 10_000])
-@pytest.mark.parametrize("value", ["01234", "-01", "0x1F", '"007"', "+5"])
+@pytest.mark.parametrize("value", ["01234", "-01", "0x1F", '"007"', "+5", "9007199254740993"])
 def test_text_of_digits_after_the_sample_is_no_number(tmp_path, split_bytes, value):
     # Only in column c is the value odd; s is text, and n has plain numbers.
     path = write(tmp_path, "s,n,c\n" + "0a,1,2.5\n" * 100 + f"01,2,{value}\n" + "0b,3,0.5\n" * 10)

@@ -17,9 +17,17 @@ from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.csv.dialect import TABS, Dialect, Sampled, first_row_begins, header_of, sampled, without_unequal
+from daskdist.formats.csv.dialect import (
+    TABS,
+    Dialect,
+    Sampled,
+    first_row_begins,
+    header_of,
+    marked_again,
+    sampled,
+    without_unequal,
+)
 from daskdist.formats.csv.fields import Fields, InvalidValue, arrow_type, kind_named, with_zone
-from daskdist.formats.csv.number_text import is_number_text
 from daskdist.formats.sampled import SampledFormat
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges, RangeRecords
 from daskdist.storage.filesystem import failures
@@ -287,9 +295,9 @@ class Csv(SampledFormat):
                 "newlines_in_values=True, or quote=None if quotes are just text here"
             )
         if dialect.is_utf8:
-            return data
+            return marked_again(data, piece.offset)
         try:
-            return data.decode(dialect.encoding).encode()
+            return marked_again(data.decode(dialect.encoding).encode(), piece.offset)
         except UnicodeDecodeError as error:
             if notes is None:
                 begins, _ = framing.rows(data)
@@ -304,7 +312,7 @@ class Csv(SampledFormat):
                 kept.append(row_bytes.decode(dialect.encoding).encode() + b"\n")
             except UnicodeDecodeError as error:
                 notes.append(Skipped(f"the row {row_bytes!r:.80} of {split.label}", str(error)))
-        return b"".join(kept)
+        return marked_again(b"".join(kept), piece.offset)
 
     # --- errors ---
 
@@ -338,7 +346,7 @@ class Csv(SampledFormat):
                 advice += f", or dtypes={{{name!r}: {'str' if kind == 'bool' else 'float64'!r}}}"
         elif kind == "str":
             advice = f'the right encoding, or dtypes={{{name!r}: "bytes"}}'
-        elif name in fields.inferred and is_number_text(invalid.value):
+        elif name in fields.inferred and fields.is_text(invalid.value, kind):
             advice = f"dtypes={{{name!r}: 'str'}} to keep it as it is written, or {{{name!r}: {kind!r}}} for the number"
         else:
             guessed = fields.guessed(data, name).removesuffix(" UTC")

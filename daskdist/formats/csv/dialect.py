@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,6 +21,7 @@ TABS: Final = (".tsv", ".tab")
 # The number of bytes to search for a header, at first and at most.
 _HEAD_BYTES: Final = 2**12
 _MOST_BYTES: Final = 2**26
+_LINE_END: Final = re.compile(rb"[\r\n]")
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,19 @@ class Dialect:
     def exact_framing(self) -> Quotes:
         """The framing of rows with newlines allowed in values, for reading from the beginning."""
         return Quotes((self.delimiter or ",").encode(), (self.quote or "").encode())
+
+
+def marked_again(data: bytes, offset: int) -> bytes:
+    """Double a byte-order mark that is text, as readers drop one at the beginning.
+
+    Parameters
+    ----------
+    data
+        Rows in UTF-8.
+    offset
+        Their offset in the file, at whose beginning the mark is no text.
+    """
+    return MARK + data if offset and data.startswith(MARK) else data
 
 
 def without_unequal(data: bytes, fields: Fields, dialect: Dialect) -> tuple[bytes, list[tuple[int, int, str]]]:
@@ -296,7 +311,7 @@ def _rows_from(path: str, ranges: ByteRanges, framing: Quotes, begin: int, sampl
     # Return some complete rows, from the beginning of the first.
     while True:
         data, is_all = ranges.head(path, begin + sample_bytes)
-        data = data[begin:]
+        data = marked_again(data[begin:], begin)
         begins, _ = framing.rows(data)
         if is_all or len(begins) > 1 or begin + sample_bytes >= _MOST_BYTES:
             break
@@ -312,14 +327,14 @@ def _first_row(
     # Return the first row that is neither blank nor a comment, and its end; None if it is incomplete or missing.
     start = len(data) - len(data.removeprefix(MARK).lstrip(b"\r\n"))
     while comment is not None and data.startswith(comment.encode(), start):
-        newline = data.find(b"\n", start)
-        if newline < 0:
+        line_end = _LINE_END.search(data, start)
+        if line_end is None:
             return None
-        start = len(data) - len(data[newline:].lstrip(b"\r\n"))
+        start = len(data) - len(data[line_end.start() :].lstrip(b"\r\n"))
     if start == len(data):
         return None
     try:
-        end = framing.boundary(data[start:], 1, is_end=is_end)
+        end = framing.boundary(data[start:], 1, is_end=is_end, may_be_marked=True)
     except BrokenRecord as error:
         raise FileError(f"{path}: {error.reason}") from None
     return None if end is None else (data[start : start + end], start + end)

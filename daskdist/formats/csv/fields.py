@@ -18,7 +18,14 @@ import numpy as np
 
 from daskdist.errors import ArgumentError
 from daskdist.formats.bisection import valid_parts
-from daskdist.formats.csv.number_text import may_hold_number_text, number_texts
+from daskdist.formats.csv.number_text import (
+    FIRST_ROUNDED,
+    is_number_text,
+    is_rounded,
+    may_hold_number_text,
+    number_texts,
+    rounded_integers,
+)
 from daskdist.formats.csv.quotes import MARK
 
 NULLS: Final = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null")
@@ -122,6 +129,9 @@ class Fields:
         for name, is_text in self._number_texts(data, self.inferred).items():
             if is_text.any():
                 raise pa.ArrowInvalid(f"a value in {name!r} is not written like a number")
+        for name, is_text in self._rounded(data, table, self._inferred_floats).items():
+            if is_text.any():
+                raise pa.ArrowInvalid(f"an integer in {name!r} has no float")
         return self._with_nulls(table)
 
     def unequal(self, data: bytes) -> dict[int, int]:
@@ -156,7 +166,10 @@ class Fields:
             if name in self.required:
                 for row in np.flatnonzero(self._missing(column)).tolist():
                     invalid_values.setdefault(row, InvalidValue(row, name, None))
-        for name, is_text in self._number_texts(data, self.inferred).items():
+        is_text_by_name = self._number_texts(data, self.inferred)
+        for name in self._inferred_floats:
+            is_text_by_name[name] = self._is_rounded(texts.column(name)) | is_text_by_name.get(name, False)
+        for name, is_text in is_text_by_name.items():
             for row in np.flatnonzero(is_text).tolist():
                 invalid_values.setdefault(row, InvalidValue(row, name, texts.column(name)[row].as_py()))
         is_kept = np.ones(texts.num_rows, bool)
@@ -238,6 +251,32 @@ class Fields:
             is_text = number_texts(column)
             masks[name] = is_text & ~self._missing(column) if is_text.any() else is_text
         return masks
+
+    @property
+    def _inferred_floats(self) -> list[str]:
+        return [name for name, kind in self.kinds if kind == "float64" and name in self.inferred]
+
+    def is_text(self, value: bytes, kind: str) -> bool:
+        """Return whether digits in a column of numbers of inferred type are text: see `number_text`."""
+        return bool(is_number_text(value)) or (kind == "float64" and is_rounded(value))
+
+    def _rounded(self, data: bytes, table: Any, names: Collection[str]) -> dict[str, Any]:
+        # Return which values are integers that floats do not keep, for the columns in which one may be.
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        large = []
+        for name in names:
+            numbers = pc.abs(table.column(name).cast(pa.float64(), safe=False))
+            if pc.any(pc.greater_equal(numbers, FIRST_ROUNDED)).as_py():
+                large.append(name)
+        if not large:
+            return {}
+        texts = self._parsed(data, dict.fromkeys(large, "bytes"))
+        return {name: self._is_rounded(texts.column(name)) for name in large}
+
+    def _is_rounded(self, texts: Any) -> Any:
+        return rounded_integers(_one_chunk(texts)) & ~self._missing(texts)
 
     def _with_nulls(self, table: Any) -> Any:
         import pyarrow as pa
@@ -324,8 +363,8 @@ def infer(data: bytes, fields: Fields) -> tuple[tuple[str, str], ...]:
     """Return the type of each column in some rows, and its type if missing values are replaced.
 
     With missing values, integers become float64 and bools text. A column of missing values only is float64. A column of
-    numbers is text if one of them is not written like a number: see `number_text`. Integers beyond int64 are uint64, or
-    text where that does not have all of them.
+    numbers is text if one of them is not written like a number, or is an integer that a column of floats does not keep:
+    see `number_text`. Integers beyond int64 are uint64, or text where that does not have all of them.
     """
     import pyarrow as pa
 
@@ -333,10 +372,15 @@ def infer(data: bytes, fields: Fields) -> tuple[tuple[str, str], ...]:
     types = pa.types
     numbers = [col.name for col in table.schema if types.is_integer(col.type) or types.is_floating(col.type)]
     texts = {name for name, is_text in fields._number_texts(data, numbers).items() if is_text.any()}
+    floats = [name for name in numbers if types.is_floating(table.field(name).type) or table.column(name).null_count]
+    rounded = {name for name, is_text in fields._rounded(data, table, floats).items() if is_text.any()}
     kinds = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         kind = "str" if name in texts else fields._of_long_integers(data, name, column)
-        kinds.append((kind, kind) if kind else (_kind_of(column), _kind_of(column, is_full=True)))
+        kind, full = (kind, kind) if kind else (_kind_of(column), _kind_of(column, is_full=True))
+        if kind == "float64" and name in rounded:
+            kind, full = "str", "str" if full == kind else full
+        kinds.append((kind, full))
     return tuple(kinds)
 
 

@@ -1,12 +1,14 @@
 """Text of digits that is not a number: with leading zeros, a plus sign, or hexadecimal digits.
 
 ``01234`` may be a postal code, ``+15551234567`` a telephone number and ``0x1F`` any code; as a number each would lose
-its notation. ``0``, ``0.5``, ``-7`` and ``1e5`` are numbers.
+its notation. ``0``, ``0.5``, ``-7`` and ``1e5`` are numbers. In a column of floats, integers are text too if the
+nearest float would be written with other digits, as different identifiers would become equal.
 """
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -71,3 +73,36 @@ def number_texts(column: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
     mask = pc.match_substring_regex(column, _PATTERN)
     return mask.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+_LONG_INTEGER: Final = r"^[ \t]*-?[0-9]{16,}[ \t]*$"
+# The first number after which integers have no float of their own.
+FIRST_ROUNDED: Final = 2.0**53
+
+
+def is_rounded(text: bytes) -> bool:
+    """Return whether text is an integer that a float does not keep.
+
+    >>> is_rounded(b"9007199254740993"), is_rounded(b"9007199254740992"), is_rounded(b"12345678901234567000")
+    (True, False, False)
+    """
+    if not re.match(_LONG_INTEGER.encode(), text):
+        return False
+    number = float(text)
+    return Decimal(text.decode().strip()) not in (Decimal(number), Decimal(repr(number)))
+
+
+def rounded_integers(column: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return a mask of the values that are integers that floats do not keep, shape ``(num_rows,)``.
+
+    Parameters
+    ----------
+    column
+        An Arrow array of bytes without nulls.
+    """
+    import pyarrow.compute as pc
+
+    mask: Any = pc.match_substring_regex(column, _LONG_INTEGER).to_numpy(zero_copy_only=False).copy()
+    rows = np.flatnonzero(mask)
+    mask[rows] = [is_rounded(text) for text in column.take(rows).to_pylist()]
+    return mask  # type: ignore[no-any-return]

@@ -46,7 +46,8 @@ class Quotes:
     def is_local(self) -> bool:
         return not (self.quote and self.newlines)
 
-    def boundary(self, data: bytes, at_least: int, *, is_end: bool) -> int | None:
+    def boundary(self, data: bytes, at_least: int, *, is_end: bool, may_be_marked: bool = False) -> int | None:
+        # With `may_be_marked`, a row may begin with a byte-order mark there, which is text.
         if not at_least:
             return 0
         marks = _NONE if self.is_local else self.marks(data)
@@ -60,7 +61,7 @@ class Quotes:
                 # Continue after the closing quote.
                 closing = data.find(self.quote, last)
                 at = None if closing < 0 else closing
-            elif not _may_be_marked(data, begin, is_end):
+            elif may_be_marked or not _may_be_marked(data, begin, is_end):
                 return begin
             else:
                 # Readers take a byte-order mark at the beginning for that of the encoding, so no part may begin with
