@@ -6,6 +6,7 @@ import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import lru_cache
 from typing import IO, Any, ClassVar, Final
 
@@ -31,6 +32,9 @@ CODECS: Final = (None, "snappy", "zstd", "lz4", "gzip", "brotli")
 _REPEATED_BYTES: Final = 3
 # The most rows of a row group to leave out; with more, something else is wrong.
 _MOST_LEFT_OUT: Final = 10_000
+# The largest error of Arrow's conversion of decimals to floats, relative to the value.
+_DECIMAL_ERROR: Final = Decimal("1e-15")
+_LEAST: Final = np.float32(-np.inf)
 # The number of bytes to read from a local file at a time.
 _BUFFER_BYTES: Final = 2**16
 
@@ -354,10 +358,13 @@ class Footer:
         bounds = {}
         for number in range(known.num_columns):
             column = known.column(number)
-            if column.path_in_schema in selected and column.is_stats_set and column.statistics.has_min_max:
+            name = column.path_in_schema
+            # A field of a struct may have the path of a column whose name has a dot.
+            is_field = name in selected and self.metadata.schema.column(number).name != name
+            if name in selected and not is_field and column.is_stats_set and column.statistics.has_min_max:
                 # Python's dates have a smaller range, and its times a lower resolution, than Parquet's.
                 with suppress(ValueError, OverflowError):
-                    bounds[column.path_in_schema] = column.statistics.min, column.statistics.max
+                    bounds[name] = _widened(column.statistics.min, column.statistics.max, column.physical_type)
         return bounds
 
     def repeated_texts(self, group: int) -> list[str]:
@@ -384,6 +391,15 @@ class Footer:
 
         metadata = pq.read_metadata(file)
         return cls(metadata, metadata.schema.to_arrow_schema())
+
+
+def _widened(least: Any, greatest: Any, physical_type: str) -> tuple[Any, Any]:
+    # Arrow compares decimals with floats as floats, and looks for values in a column of float32 as float32.
+    if isinstance(least, Decimal):
+        return least - abs(least) * _DECIMAL_ERROR, greatest + abs(greatest) * _DECIMAL_ERROR
+    if physical_type == "FLOAT":
+        return float(np.nextafter(np.float32(least), _LEAST)), float(np.nextafter(np.float32(greatest), -_LEAST))
+    return least, greatest
 
 
 class _FooterCache(threading.local):
@@ -415,6 +431,10 @@ def may_hold(condition: tuple[str, str, Any], bounds: Mapping[str, tuple[Any, An
     if name not in bounds:
         return True
     least, greatest = bounds[name]
+    if least != least or greatest != greatest:
+        # Some writers take NaN for a bound.
+        return True
+    value = _number(value)
     try:
         match operator:
             case "==" | "=":
@@ -428,12 +448,18 @@ def may_hold(condition: tuple[str, str, Any], bounds: Mapping[str, tuple[Any, An
             case ">=":
                 return bool(greatest >= value)
             case "in":
-                return any(least <= item <= greatest for item in value)
+                # Statistics ignore NaN, and of nulls only their number is known.
+                return any(item != item or least <= item <= greatest for item in map(_number, value))
     # Incomparable values, such as a time with a zone and one without.
     except TypeError:
         pass
     # NaN, which statistics ignore, differs from any value.
     return True
+
+
+def _number(value: Any) -> Any:
+    # Return numbers as Python's, which are compared exactly: NumPy would round those of Python to its own.
+    return value.item() if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
 
 
 def _other_than_floats(path: str, kind: Any) -> Iterator[str]:

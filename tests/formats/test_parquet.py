@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import namedtuple
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 import fsspec
@@ -405,6 +406,38 @@ def test_filters_keep_rows_and_leave_groups_unread(sorted_path, filters, keeps, 
         words[k % 4] for k in expected
     ]
     assert ds.cardinality() == (UNKNOWN_CARDINALITY if num_groups else 0)
+
+
+@pytest.mark.parametrize(
+    ("array", "condition", "expected"),
+    [
+        # Arrow compares these as floats, for some of which 0.1 is not the nearest number.
+        (pa.array([Decimal("0.10"), Decimal("0.20")]), ("==", 0.1), [0]),
+        (pa.array([Decimal("0.10"), Decimal("0.20")]), ("in", [0.2, 0.5]), [1]),
+        (pa.array([Decimal("-0.10"), Decimal("0.30")]), (">=", 0.3), [1]),
+        (pa.array([Decimal("0.10"), Decimal("0.30")]), ("<=", 0.1), [0]),
+        # Values of a list are compared as float32.
+        (pa.array([0.1, 0.2], pa.float32()), ("in", [0.1]), [0]),
+        (pa.array([0.1, 0.2], pa.float32()), ("==", 0.1), []),
+        (pa.array([0.1, 0.2], pa.float32()), (">", 0.2), [1]),
+        (pa.array([0.1, 0.2]), ("<", np.float32(0.1)), [0]),
+        # Statistics do not tell that there is a NaN.
+        (pa.array([np.nan, 1, 2, 3]), ("in", [np.nan, 9]), [0]),
+    ],
+)
+def test_statistics_leave_no_row_out_that_arrow_keeps(tmp_path, array, condition, expected):
+    filters = [("c", *condition)]
+    table = pa.table({"c": array, "n": range(len(array))})
+    assert table.filter(pq.filters_to_expression(filters))["n"].to_pylist() == expected
+    for row_group_size in (1, 2, 4):
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=row_group_size)
+        assert [int(n) for n in read_parquet(tmp_path / "a.parquet", "n", filters)] == expected
+
+
+def test_statistics_of_a_field_are_not_those_of_a_column_of_its_path(tmp_path):
+    table = pa.table({"a.b": [1, 2], "a": [{"b": 7}, {"b": 8}]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert [int(n) for n in read_parquet(tmp_path / "a.parquet", "a.b", [("a.b", "<", 5)])] == [1, 2]
 
 
 @pytest.mark.parametrize(
