@@ -40,6 +40,7 @@ from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.hive_partitions import Partitions
 from daskdist.tables.columns import Columns
+from daskdist.tables.decimals import nearest_floats
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _BYTES: Final = np.dtype(object)
@@ -472,8 +473,7 @@ def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
     kind = array.type
     dtype = _dtype(kind, where, missing)
     if pa.types.is_decimal(kind):
-        # Arrow cannot cast every width of decimals directly.
-        array = array.cast(pa.float64())
+        array = nearest_floats(array)
     if array.null_count and missing is not None:
         array = _filled(array, where, missing, dtype)
     elif dtype.kind not in "fmM":

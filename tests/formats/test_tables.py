@@ -11,7 +11,7 @@ import pytest
 
 from daskdist import Ragged, RaggedTensorSpec, TensorSpec, errors
 from daskdist.core.spec import ElementSpec
-from daskdist.tables.from_arrow import TableReader, texts_of
+from daskdist.tables.from_arrow import TableReader, leaves_of, texts_of
 
 TEXT = np.dtype(np.dtypes.StringDType())
 DAY = datetime.date(2024, 2, 29)
@@ -107,6 +107,19 @@ def test_types(array, expected):
     # These tables have no rows.
     same(read(pa.table({"c": array.slice(0, 0)})), expected[:0])
     same(read(pa.table({"c": pa.chunked_array([], array.type)})), expected[:0])
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.decimal128(9, 2), pa.decimal128(38, 10), pa.decimal256(50, 20), pa.decimal128(9, -2)], ids=str
+)
+def test_decimals_are_the_nearest_floats(kind):
+    numbers = np.random.default_rng(0).integers(-(10**7), 10**7, 1000).tolist()
+    values = [None, *(Decimal(number).scaleb(-kind.scale) for number in numbers)]
+    (floats,) = leaves_of(pa.array(values, kind)[1:], "c")
+    np.testing.assert_array_equal(floats, [float(value) for value in values[1:]])
+    (floats,) = leaves_of(pa.array(values, kind), "c")
+    assert np.isnan(floats[0])
+    assert floats[1] == float(values[1])
 
 
 @pytest.mark.parametrize(
