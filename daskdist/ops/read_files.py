@@ -12,13 +12,13 @@ from itertools import accumulate
 from typing import Any, Final, cast
 
 from daskdist.config import num_threads
-from daskdist.core.block import Rows
+from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.failing.skip_errors import SkipErrorsRead
 from daskdist.core.file_backed_source import FileBackedSource, FileShare
 from daskdist.core.node import Facts, Node, Pieces
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
-from daskdist.core.structure import Nested
+from daskdist.core.structure import Nested, Structure
 from daskdist.errors import FileError
 from daskdist.formats import ChoosesColumns, DirectoryFormat, Format, GroupsFiles, OpensFiles, ReadsValidRows
 from daskdist.formats.saved.manifest import MANIFEST
@@ -257,8 +257,9 @@ class ReadFiles(FileBackedSource):
             # A file that cannot be read is left out without the others of its group.
             lenient = Read(GroupSplits(self.valid_splits, most), ReadGroup(SkipErrorsRead(reader)), self.name)
             return Read(GroupSplits(self.splits, most), ReadGroup(self.format.read), self.name, lenient=lenient)
-        lenient = Read(self.valid_splits, reader, self.name)
-        return Read(self.splits, self.format.read, self.name, lenient=lenient)
+        structure = self.spec.structure
+        lenient = Read(self.valid_splits, ReadLikeFirst(reader, structure), self.name)
+        return Read(self.splits, ReadLikeFirst(self.format.read, structure), self.name, lenient=lenient)
 
 
 # The number of local files whose indexes may be read for a display.
@@ -357,6 +358,28 @@ class ReadValidRows:
             rows = self.format.read_valid_rows(split)
             rows.skipped = tuple(replace(note, file=note.file or split.path) for note in rows.skipped)
             return rows
+
+
+@dataclass(frozen=True)
+class ReadLikeFirst:
+    """A function that reads a split and gives its elements the order of columns of the first file.
+
+    Parameters
+    ----------
+    read
+        Reads a split.
+    structure
+        The structure of the elements of the first file, whose dicts may have another order than an equal one.
+    """
+
+    read: Callable[[Split], Rows]
+    structure: Structure
+
+    def __call__(self, split: Split) -> Rows:
+        rows = self.read(split)
+        if isinstance(rows, (Block, Bundle)) and rows.structure == self.structure:
+            rows.structure = self.structure
+        return rows
 
 
 def endings(form: Format) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from pathlib import Path
 import dask
 import fsspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import TESTS
 from fsspec.implementations.memory import MemoryFileSystem
@@ -468,3 +470,19 @@ def test_a_broken_file_is_skipped_for_replicas(parquet_files, policy):
     assert sorted(found) == [0, 1, 2, 3, *range(8, 16)]
     assert iterator.stats()["skipped_by_file"] == {paths[1]: 1}
     assert iterator.stats()["num_elements"] > 0
+
+
+def test_columns_have_the_order_of_the_first_file(tmp_path):
+    for number, names in enumerate(["ba", "ab"]):
+        table = pa.table({name: [10 * number + (name == "b")] for name in names})
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+        np.savez(tmp_path / f"{number}.npz", **{name: table[name].to_numpy() for name in names})
+        table.to_pandas().to_csv(tmp_path / f"{number}.csv", index=False)
+        table.to_pandas().to_json(tmp_path / f"{number}.jsonl", orient="records", lines=True)
+        with pa.ipc.new_file(tmp_path / f"{number}.arrow", table.schema) as writer:
+            writer.write_table(table)
+    readers = [daskdist.read_parquet, daskdist.read_npy, daskdist.read_csv, daskdist.read_json, daskdist.read_arrow]
+    for reader in readers:
+        ds = reader(tmp_path)
+        assert [list(map(int, row.values())) for row in ds] == [[1, 0], [11, 10]], reader
+        assert [list(map(int, row)) for row in ds.map(lambda row: np.stack(list(row.values())))] == [[1, 0], [11, 10]]
