@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -82,7 +84,10 @@ class ColumnStatistics:
         count = self.count + other.count
         with np.errstate(invalid="ignore", over="ignore"):
             step = other.mean - self.mean
-            mean = self.mean + step * other.count / count
+            if np.isfinite(step):
+                mean = self.mean + step * other.count / count
+            else:
+                mean = self.mean * (self.count / count) + other.mean * (other.count / count)
             squares = self.squares + other.squares + step * step * self.count * other.count / count
         points = np.concatenate([self.points, other.points])
         order = np.argsort(points, kind="stable")
@@ -203,8 +208,12 @@ def column_name(path: str) -> str:
     >>> column_name("['a']"), column_name("['a'][0]"), column_name("")
     ('a', "['a'][0]", 'value')
     """
-    is_key = path.startswith("['") and path.endswith("']") and path.count("[") == 1
-    return (path[2:-2] if is_key else path) or "value"
+    # The path of a key is also a list of one text.
+    with suppress(SyntaxError, ValueError):
+        match ast.literal_eval(path or "''"):
+            case [str(key)]:
+                return key
+    return path or "value"
 
 
 def _values(rows: Rows, place: int) -> Array | None:

@@ -69,6 +69,20 @@ def test_describe_of_parts():
         check_described(Dataset.from_tensor_slices(values).describe()["value"], values)
 
 
+@pytest.mark.parametrize("other", [1.0, -np.inf, np.inf])
+def test_describe_of_infinities_in_parts(other):
+    values = np.array([-np.inf] * 10 + [other] * 10)
+    with dask.config.set({"daskdist.bundle-bytes": 80, "daskdist.split-bytes": 80}):
+        described = Dataset.from_tensor_slices(values).describe()["value"]
+    np.testing.assert_equal(described["mean"], np.nan if other > 1 else -np.inf)
+    assert (described["min"], described["max"]) == (-np.inf, other)
+
+
+def test_describe_names_columns_by_their_keys():
+    names = ["it's", "a[0]", "new\nline"]
+    assert list(Dataset.from_tensor_slices({name: [1, 2] for name in names}).describe().to_dict()) == names
+
+
 def test_describe_of_other_kinds():
     days = np.array(["2020-01-02", "NaT", "2020-01-01"], "datetime64[D]")
     rows = {
