@@ -95,6 +95,9 @@ class RegroupRows:
     regroup: Regroup
 
     def __call__(self, rows: Rows) -> Rows:
+        if not len(rows):
+            # Their structure may be that before a function, which had nothing to call it with.
+            return rows
         places, structure = regrouped(rows.structure, self.regroup)
         if isinstance(rows, Block):
             return Block(structure, [rows.leaves[place] for place in places], rows.label, rows.origin)

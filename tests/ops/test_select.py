@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 
+import dask
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -144,3 +145,14 @@ def test_columns_that_are_needed_are_read(reader):
     assert [str(y) for y in side_by_side["y"]] == ["x", "y", "z"]
     with pytest.raises(errors.ArgumentError, match="no column 'z'"):
         ds["z"]
+
+
+@pytest.mark.parametrize("vectorized", [None, False])
+@pytest.mark.parametrize("kept", [(), (7,), (0, 9)])
+def test_blocks_of_which_a_filter_leaves_nothing(kept, vectorized):
+    with dask.config.set({"daskdist.split-bytes": 16, "daskdist.bundle-bytes": 16}):
+        ds = Dataset.from_tensor_slices({"a": range(10), "b": range(10)}).filter(lambda row: row["a"] in kept)
+        ds = ds.map(lambda row: {"c": row["a"], "d": row["b"]}, vectorized=vectorized)
+        assert list(ds.select("c")) == list(kept)
+        assert [list(row) for row in ds.rename({"c": "e"}).select(["d", "e"])] == [["d", "e"]] * len(kept)
+        assert [len(part) for part in ds.batch(2).select("d")] == ([len(kept)] if kept else [])
