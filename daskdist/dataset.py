@@ -2026,7 +2026,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             self._empty,
             options.memory_budget_bytes,
             Identity(
-                lambda: PipelineIdentity.of(self._current_node(), self._fingerprint),
+                lambda: PipelineIdentity.of(self._current_node(), self._fingerprint, primitive),
                 drawn_seeds(self._node),
                 lambda seeds: plan(with_drawn(self._node, seeds)),
                 lambda epoch: note_pass(self._node, epoch),

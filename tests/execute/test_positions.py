@@ -16,7 +16,7 @@ import programs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import every_pair
+from conftest import every_pair, mirrored
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import pipelines
@@ -564,6 +564,15 @@ def test_of_another_pipeline_is_an_error():
     state = iter(Dataset.range(9).batch(2)).state_dict()
     with pytest.raises(errors.ArgumentError, match="another pipeline, of fingerprint"):
         iter(Dataset.range(9).batch(3)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("place", [lambda ds: ds, mirrored(1).distribute_dataset])
+def test_of_operations_in_another_order_is_an_error(place):
+    shuffled = Dataset.range(9).shuffle(4)
+    small, large = (place(shuffled.map(function)) for function in (lambda x: x + 1, lambda x: np.zeros(999) + x))
+    state = {**iter(small).state_dict(), "order": iter(large).state_dict()["order"]}
+    with pytest.raises(errors.ArgumentError, match=r"in the order range, shuffle, map; here .* order range-map, shuf"):
+        iter(small).load_state_dict(state)
 
 
 def test_of_another_version_is_an_error():

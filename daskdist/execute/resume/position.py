@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Any, Final
 
 from daskdist.core.node import Node
-from daskdist.core.primitive import Epoch
+from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Primitive
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Caller
 from daskdist.execute.resume.deferring import Deferred
@@ -79,15 +79,18 @@ class PipelineIdentity:
         A token that equal pipelines share in every process.
     operations
         A line for each operation, the most upstream first, for messages.
+    order
+        The operations in the order in which they run. Those that a trial moves may run in another order elsewhere.
     """
 
     fingerprint: str
     operations: str
+    order: str = ""
 
     @classmethod
-    def of(cls, node: Node, token: str) -> PipelineIdentity:
-        """Return the identity of a pipeline with a given fingerprint."""
-        return cls(token, "\n".join(_lines(node)))
+    def of(cls, node: Node, token: str, primitive: Primitive) -> PipelineIdentity:
+        """Return the identity of a pipeline with a given fingerprint that runs as a primitive."""
+        return cls(token, "\n".join(_lines(node)), ", ".join(_names(primitive)))
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Check that a state is of this pipeline.
@@ -95,9 +98,10 @@ class PipelineIdentity:
         Raises
         ------
         ArgumentError
-            The position is of another pipeline; the message names the first difference.
+            The position is of another pipeline, or runs in another order; the message names the difference.
         """
         if state["fingerprint"] == self.fingerprint:
+            self._check_order(state)
             return
         pairs = zip_longest(str(state["pipeline"]).splitlines(), self.operations.splitlines())
         saved, current = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
@@ -108,6 +112,25 @@ class PipelineIdentity:
             f"load_state_dict: the position is of another pipeline, of fingerprint {state['fingerprint']}; this one's "
             f"is {self.fingerprint}: {differs}"
         )
+
+    def _check_order(self, state: Mapping[str, Any]) -> None:
+        order = state.get("order", self.order)
+        if order != self.order:
+            raise ArgumentError(
+                f"load_state_dict: the position was taken where the operations run in the order {order}; here they run "
+                f"in the order {self.order}. A function stays behind a shuffle if its results may be large, which "
+                "another version of Python or of a library can decide otherwise. Continue where the position was "
+                "taken, or begin the pass again"
+            )
+
+
+def _names(primitive: Primitive) -> Iterator[str]:
+    if isinstance(primitive, Arrange):
+        for source in primitive.inputs:
+            yield from _names(source)
+    elif isinstance(primitive, (Compute, Chain, Fact)):
+        yield from _names(primitive.source)
+    yield primitive.name
 
 
 def _lines(node: Node) -> Iterator[str]:
@@ -137,6 +160,7 @@ def state_of(
         "version": VERSION,
         "fingerprint": identity.fingerprint,
         "pipeline": identity.operations,
+        "order": identity.order,
         "number": number,
         "position": pack(content),
     }

@@ -320,7 +320,7 @@ class PassSource:
         if self.known_identity is not None:
             return self.known_identity
         node = with_batch_size(self.node, 1)
-        return PipelineIdentity.of(node, fingerprint(node))
+        return PipelineIdentity.of(node, fingerprint(node), plan(node))
 
     def state(
         self,
