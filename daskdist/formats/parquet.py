@@ -214,7 +214,11 @@ class Parquet:
         if not clauses:
             return list(groups)
         said = {name: self.partitions.value(name, path) for name in self.partitions.names}
-        fixed = {name: (value, value) for name, value in said.items() if name not in footer.schema.names}
+        fixed = {
+            name: (value, value)
+            for name, value in said.items()
+            if name not in footer.schema.names and value is not None
+        }
         kept, selected = [], {name for clause in clauses for name, _, _ in clause}
         for group in groups:
             bounds = {**footer.bounds(group, selected), **fixed}
@@ -236,7 +240,7 @@ class Parquet:
         import pyarrow as pa
 
         added = [name for name in self.partitions.names if name not in names]
-        return [pa.field(name, pa.int64() if name in self.partitions.integers else pa.string()) for name in added]
+        return [pa.field(name, self.partitions.arrow_type(name)) for name in added]
 
     def _footer(self, path: str) -> Footer:
         return self._footer_of(self.storage.version(path))

@@ -1,4 +1,7 @@
-"""Columns encoded in the names of directories, as in Hive tables: ``day=2024-02-29/part-0.parquet``."""
+"""Columns encoded in the names of directories, as in Hive tables: ``day=2024-02-29/part-0.parquet``.
+
+The value ``__HIVE_DEFAULT_PARTITION__`` is a null.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
-import numpy as np
-
 _PART: Final = re.compile(r"(?<=/)([^/=]+)=([^/]*)(?=/)")
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})")
-_TEXT: Final = np.dtype(np.dtypes.StringDType())
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,19 @@ class Partitions:
             if number == 0:
                 values = {name: set() for name in pairs}
             values = {name: known | {pairs[name]} for name, known in values.items() if name in pairs}
-        return cls(tuple(values), frozenset(name for name in values if all(map(_INTEGER.fullmatch, values[name]))))
+        known = {name: texts - {_NULL} for name, texts in values.items()}
+        integers = (name for name, texts in known.items() if texts and all(map(_INTEGER.fullmatch, texts)))
+        return cls(tuple(values), frozenset(integers))
 
-    def dtype(self, name: str) -> np.dtype[Any]:
-        """Return the dtype of a partition column."""
-        return np.dtype(np.int64) if name in self.integers else _TEXT
+    def arrow_type(self, name: str) -> Any:
+        """Return the Arrow type of a partition column."""
+        import pyarrow as pa
+
+        return pa.int64() if name in self.integers else pa.string()
 
     def value(self, name: str, path: str) -> Any:
-        """Return the value of a partition column in a path."""
+        """Return the value of a partition column in a path; None for a null."""
         value = dict(_PART.findall(path))[name]
+        if value == _NULL:
+            return None
         return int(value) if name in self.integers else unquote(value)

@@ -98,13 +98,15 @@ class TableReader:
         """
         if self.missing is not None and not isinstance(self.missing, Mapping):
             raise ArgumentError(f"missing is {self.missing!r:.80}; give a dict by column: {{'count': -1}}")
+        names = [*schema.names, *self.partitions.names]
         for name in self.missing or ():
-            if name not in schema.names:
-                raise ArgumentError(f"missing: no column {name!r}; there are {', '.join(map(repr, schema.names))}")
+            if name not in names:
+                raise ArgumentError(f"missing: no column {name!r}; there are {', '.join(map(repr, names))}")
         kinds = _by_name(schema.names, schema.types)
         spec = self.chosen(schema.names).spec(lambda name: self._column_spec(kinds, schema, name, path))
         for name, value in (self.missing or {}).items():
-            _try_out(value, schema.field(name).type, f"{path}: column {name!r}")
+            kind = schema.field(name).type if name in schema.names else self.partitions.arrow_type(name)
+            _try_out(value, kind, f"{path}: column {name!r}")
         return spec
 
     def block(self, table: Any, label: str, path: str) -> Block:
@@ -135,21 +137,23 @@ class TableReader:
         return columns.spec(lambda name: self._column_spec(kinds, schema, name, path)).structure
 
     def _column_spec(self, kinds: Mapping[str, Any], schema: Any, name: str, path: str) -> ElementSpec:
-        kind = kinds.get(name)
-        if kind is None and len(schema.get_all_field_indices(name)) > 1:
+        if name not in kinds and len(schema.get_all_field_indices(name)) > 1:
             raise FileError(f"{path}: two columns are called {name!r}; leave them out, or rename one")
-        if kind is None:
-            return ElementSpec(LONE, (TensorSpec((), self.partitions.dtype(name)),))
+        kind = kinds[name] if name in kinds else self.partitions.arrow_type(name)
         missing = (self.missing or {}).get(name)
         if missing is None and kind.id in _numbers():
             return _number_spec(kind.id)
         return spec_of(kind, f"{path}: column {name!r}", missing)
 
     def _leaves(self, columns: Mapping[str, Any], num_rows: int, name: str, label: str, path: str) -> Sequence[Any]:
-        column = columns.get(name)
+        import pyarrow as pa
+
+        column, missing = columns.get(name), (self.missing or {}).get(name)
         if column is None:
-            return [np.full(num_rows, self.partitions.value(name, path), self.partitions.dtype(name))]
-        missing = (self.missing or {}).get(name)
+            kind, value = self.partitions.arrow_type(name), self.partitions.value(name, path)
+            if value is None:
+                return leaves_of(pa.nulls(num_rows, kind), f"{label}: column {name!r}", missing)
+            return [np.full(num_rows, value, _dtype(kind, name, missing))]
         if missing is None and not column.null_count and column.type.id in _numbers() and hasattr(column, "buffers"):
             # Fast path for many small columns: composing the label for messages would take longer than the conversion.
             return [_number_array(column)]

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from daskdist import Dataset, Options, errors, read_parquet, read_text
+from daskdist import Dataset, Options, errors, read_csv, read_parquet, read_text
 from daskdist.core.cardinality import UNKNOWN as UNKNOWN_CARDINALITY
 from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.core.spec import ElementSpec, TensorSpec
@@ -498,6 +498,29 @@ def test_filters_by_directories_leave_files_unread(hive, filters, expected, num_
     ds = read_parquet(hive, "n", filters)
     assert [int(x) for x in ds] == expected
     assert len(node_of(ds).splits()) == num_splits
+
+
+@pytest.mark.parametrize("reader", [read_parquet, read_csv])
+def test_a_null_in_the_name_of_a_directory(tmp_path, reader):
+    for number, day in enumerate(["__HIVE_DEFAULT_PARTITION__", "3"]):
+        for column in ("day", "kind"):
+            folder = tmp_path / column / f"{column}={day if column == 'day' else day.replace('3', 'a')}"
+            folder.mkdir(parents=True)
+            pq.write_table(pa.table({"n": [number]}), folder / "a.parquet")
+            (folder / "a.csv").write_text(f"n\n{number}\n")
+    # The directory of numbers comes first.
+    assert list(reader(tmp_path / "day", "n")) == [1, 0]
+    for column in ("day", "kind"):
+        with pytest.raises(errors.FileError, match=rf"column '{column}' of type .* has 1 null, the first in row 0"):
+            list(reader(tmp_path / column))
+    assert [int(day) for day in reader(tmp_path / "day", "day", missing={"day": -1})] == [3, -1]
+    assert [str(day) for day in reader(tmp_path / "day", "day", missing={"day": np.nan})] == ["3.0", "nan"]
+    assert [str(kind) for kind in reader(tmp_path / "kind", "kind", missing={"kind": "?"})] == ["?", "a"]
+    with pytest.raises(errors.ArgumentError, match=r"missing: 'x' cannot stand for a null of .*column 'day'"):
+        reader(tmp_path / "day", missing={"day": "x"})
+    for operator, value in ((">", 1), ("!=", 5), ("in", [3])):
+        ds = read_parquet(tmp_path / "day", ["n", "day"], [("day", operator, value)])
+        assert [int(row["n"]) for row in ds] == [1]
 
 
 def test_a_column_of_a_file_wins_over_its_directory(tmp_path):
