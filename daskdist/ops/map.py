@@ -14,6 +14,7 @@ from daskdist.core.array_pool import NUMBERS
 from daskdist.core.block import Block, Bundle, Rows, from_items, merge
 from daskdist.core.cardinality import counted
 from daskdist.core.columns import PLAIN, column_of, plain_leaves_of
+from daskdist.core.failing.origin import Origin
 from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Compute, Primitive
@@ -269,10 +270,12 @@ class MapRows:
 
     def _rows_of(self, rows: Rows, values: list[Any], structure: Structure) -> Rows:
         number = structure.num_leaves
-        if isinstance(rows, Block):
+        # Arrays that are results of batches are not copied.
+        if isinstance(rows, Block) or np.ndarray not in set(map(type, values)):
             columns = [column_of(values[leaf::number], narrow=self.function.narrow) for leaf in range(number)]
             if columns and all(column is not None for column in columns):
-                return Block(structure, columns, rows.label, rows.origin)
+                origin = rows.origin if isinstance(rows, Block) else Origin(rows.label, is_exact=False)
+                return Block(structure, columns, rows.label, origin)
         items = [
             self.function.flattened(
                 structure.pack(values[index * number : (index + 1) * number]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 
 import cloudpickle
 import numpy as np
@@ -157,6 +158,41 @@ def test_the_note_on_other_elements():
     assert note(ds, False) == "row by row: vectorized=False"
     strings = Dataset.from_tensor_slices(np.array(["a", "b"]))
     assert note(strings).startswith("row by row: its elements have a leaf of ")
+
+
+TEXT_FUNCTIONS: dict[str, tuple[str, Callable[..., object]]] = {
+    "not used": ("vectorised: greater", lambda row: row["x"] > 3),
+    "passed on": ("vectorised: multiply", lambda row: {**row, "x": row["x"] * 2}),
+    "in a list": ("row by row", lambda row: {"s": [row["s"], "a"]}),
+    "given twice": ("vectorised: add", lambda row: (row["s"], row["x"] + 1, row["s"])),
+    "compared": ("row by row", lambda row: row["s"] == "oslo"),
+    "compared from the right": ("row by row", lambda row: np.str_("oslo") == row["s"]),
+    "compared with a number": ("row by row", lambda row: row["x"] == row["s"]),
+    "looked up": ("row by row", lambda row: {"oslo": 1}.get(row["s"], 0)),
+    "found": ("row by row", lambda row: "o" in row["s"]),
+    "among others": ("row by row", lambda row: row["s"] in ["oslo", "rome"]),
+    "tested": ("row by row", lambda row: "a" if row["s"] else "b"),
+    "classified": ("row by row", lambda row: isinstance(row["s"], str)),
+    "measured": ("row by row", lambda row: len(row["s"])),
+    "formatted": ("row by row", lambda row: f"{row['s']}!"),
+    "joined": ("row by row", lambda row: "!" + row["s"]),
+    "inserted": ("row by row", lambda row: "%s" % row["s"]),  # noqa: UP031
+    "cut": ("row by row", lambda row: row["s"][:2]),
+    "a method": ("row by row", lambda row: row["s"].upper()),
+    "chosen": ("row by row", lambda row: np.where(row["x"] > 3, row["s"], "none")),
+    "an array": ("row by row", lambda row: np.array([row["s"]])),
+    "NumPy's": ("row by row", lambda row: np.equal(row["s"], "oslo")),
+    "sorted": ("row by row", lambda row: max(row["s"], "m")),
+}
+
+
+@pytest.mark.parametrize("name", TEXT_FUNCTIONS)
+def test_functions_that_only_pass_text_on_are_vectorised(name):
+    note, function = TEXT_FUNCTIONS[name]
+    text = ["oslo", "rome", "", "Ötzi", "a\0b", "nan"] * 8
+    rows = Dataset.from_tensor_slices({"s": text, "x": np.arange(48.0)}).map(function)
+    assert f"# {note}" in str(rows.explain("pipeline"))
+    same_elements(list(rows), list(rows.with_options(Options(vectorize=False))))
 
 
 def test_options_turn_it_off():

@@ -10,6 +10,7 @@ from conftest import every_pair
 import daskdist
 from daskdist import Dataset, Options, Ragged, TensorSpec, errors
 from daskdist.core.block import Block
+from daskdist.ops.map import MapRows
 from daskdist.ops.window import WARNED_OF, OpenWindows
 from daskdist.testing import same_elements
 
@@ -258,3 +259,13 @@ def test_a_window_is_gathered_by_one_copy_of_its_blocks(monkeypatch):
     monkeypatch.setattr(Block, "take", lambda self, rows: taken.append(1) or take(self, rows))
     assert len(list(Dataset.from_tensor_slices(np.zeros((500, 4))).sliding_window(16).batch(8))) == 61
     assert not taken
+
+
+def test_small_windows_are_mapped_many_in_a_call(monkeypatch):
+    num_rows = []
+    call = MapRows.__call__
+    monkeypatch.setattr(MapRows, "__call__", lambda self, rows: num_rows.append(len(rows)) or call(self, rows))
+    means = Dataset.range(20_000).sliding_window(24).map(lambda window: window.mean())
+    assert np.array_equal(list(means), np.arange(20_000 - 23) + 11.5)
+    assert sum(num_rows) == 20_000 - 23
+    assert len(num_rows) <= 50

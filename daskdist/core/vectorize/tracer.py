@@ -20,6 +20,7 @@ from daskdist.core.structure import as_array
 # Numbers and times. Elements of text and objects have other types, and complex products are rounded differently.
 KINDS: Final = "biufmM"
 _MOST_OPERATIONS: Final = 5000
+_TEXT: Final = np.dtypes.StringDType()
 
 
 class NotVectorisable(Exception):  # noqa: N818 - a signal between layers
@@ -71,14 +72,16 @@ class Trace:
         self.failure = self.failure or reason
         return NotVectorisable(self.failure)
 
-    def enter(self, column: Any) -> Tracer:
+    def enter(self, column: Any) -> Tracer | Text:
         """Return the tracer for a column of the elements.
 
         Raises
         ------
         NotVectorisable
-            It is not a plain array of numbers or times.
+            It is not a plain array of numbers or times, or of text.
         """
+        if type(column) is np.ndarray and column.dtype == _TEXT and column.ndim == 1:
+            return Text(self, column)
         if type(column) is not np.ndarray or column.dtype.kind not in KINDS:
             raise self.fail(f"its elements have a leaf of {getattr(column, 'dtype', type(column).__name__)}")
         if not column.flags.aligned or not column.dtype.isnative:
@@ -144,7 +147,7 @@ class Trace:
 
     def leaf(self, leaf: Any) -> Any:
         """Return all rows of one leaf of a result, by the rules of `as_array`."""
-        if type(leaf) is Tracer:
+        if type(leaf) in (Tracer, Text):
             return np.ascontiguousarray(self.column(leaf))
         if isinstance(leaf, list) and holds_tracer(leaf):
             return self._stacked(leaf).astype(as_array(_sampled(leaf), narrow=self.narrow).dtype, copy=False)
@@ -158,7 +161,7 @@ class Trace:
 
     def column(self, value: Any) -> Any:
         """Return all rows of a tracer, or of a constant."""
-        if type(value) is not Tracer:
+        if type(value) not in (Tracer, Text):
             return np.broadcast_to(value, (self.num_rows, *value.shape))
         if value._trace is not self:
             raise self.fail("it uses a value that an earlier call left behind")
@@ -453,6 +456,29 @@ for _name in [
     "matmul",
 ]:
     setattr(Tracer, f"__i{_name}__", _in_place)
+
+
+class Text:
+    """The text of one element, as seen by a function that may only pass it on; it holds the text of all rows."""
+
+    __slots__ = ("_column", "_trace")
+
+    def __init__(self, trace: Trace, column: Any) -> None:
+        self._trace = trace
+        self._column = column
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._trace.fail(_USES_TEXT)
+
+
+_USES_TEXT: Final = "its elements have a leaf of text, which it uses"
+for _name in (
+    *REFUSED,
+    *("__array_ufunc__", "__array_function__", "__len__", "__iter__", "__getitem__", "__bytes__"),
+    *("__add__", "__radd__", "__mul__", "__rmul__", "__mod__", "__rmod__"),
+    *("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"),
+):
+    setattr(Text, _name, _refusing(_USES_TEXT))
 
 _AS_THEY_ARE: Final = frozenset({int, float, bool, type(None), Tracer})
 _WITHOUT_AXES: Final = _AS_THEY_ARE - {Tracer}

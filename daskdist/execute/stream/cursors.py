@@ -40,6 +40,8 @@ from daskdist.execute.stream.runtime import Sizes, StreamRuntime
 
 # The rows of the first calls whose results may be far larger than rows are.
 _FEW_ROWS: Final = 4
+# The bytes of batches that are worth a call of a function, however many batches they are.
+_WORTH_A_CALL_BYTES: Final = 2**18
 
 
 class BlockCursor:
@@ -474,6 +476,8 @@ def next_bundle(
     most_bytes = min(runtime.caller.bundle_bytes, runtime.most_bytes) / max(growth, 1)
     number = bundle_size(runtime.caller, run, most_bytes)
     if most_rows is not None:
+        # Small batches are worth a call only if they are many.
+        number = max(number, int(_WORTH_A_CALL_BYTES // max(run.element_bytes, 1)))
         number = min(number, max(most_rows * len(run) // max(_num_rows_of(run), 1), 1))
     return waiting.pop(number)
 
