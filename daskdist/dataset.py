@@ -2489,7 +2489,14 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         if common is not None:
             # A batch may be shorter or longer than the first.
             return without_empty_axes(common.with_leaves([leaf.of_any_length() for leaf in common.leaves]))
-        raise UnknownLengthError("the dataset has no elements, so the spec of the results of map is not known")
+        # Passes of predictions without rows learn it.
+        known = self._known_spec()
+        if isinstance(known, SpecUnknown):
+            raise UnknownLengthError(
+                f"the dataset has no elements, so that their columns, shapes and dtypes are not known ({known}); check "
+                "count() first where that may be"
+            )
+        return known
 
     # --- within ---
 

@@ -6,19 +6,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import optree
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.dataset_base import node_of
 from daskdist.core.failing.origin import Origin
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Stream
-from daskdist.core.spec import SpecUnknown
+from daskdist.core.spec import ElementSpec, SpecUnknown, known_spec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.dataset import Dataset
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, ClusterError
 from daskdist.ops.from_generator import GeneratorFunction
 from daskdist.ops.with_options import Options
 from daskdist.sharding import AutoShardPolicy
@@ -71,9 +72,12 @@ class Predictions(Source):
     ----------
     generator
         Returns an iterator over the batches of one pass.
+    of_no_rows
+        The spec of the predictions for no rows, if a pass had none.
     """
 
     generator: GeneratorFunction = field(repr=False)
+    of_no_rows: list[ElementSpec] = field(repr=False)
 
     name = "predict"
     facts = Facts()
@@ -83,8 +87,13 @@ class Predictions(Source):
     may_have_ragged_rows = True
 
     @property
-    def spec(self) -> NoReturn:
-        raise SpecUnknown("the spec of predictions is known when the first batch is predicted")
+    def spec(self) -> ElementSpec:
+        if self.of_no_rows:
+            return self.of_no_rows[-1]
+        raise SpecUnknown(
+            "the spec of predictions is known when a batch is predicted, also of none if the function takes a batch of "
+            "no rows"
+        )
 
     @property
     def cardinality(self) -> int:
@@ -132,12 +141,15 @@ def predictions_of(strategy: Any, function: Callable[..., Any], dataset: Dataset
         raise ArgumentError(f"predict: elements are not batches ({error}); give dataset.batch(n)") from None
     distributed = strategy.distribute_dataset(dataset.with_options(_IN_ORDER))
     predict = PredictRows(function)
+    of_no_rows: list[ElementSpec] = []
 
     def batches() -> Iterator[Any]:
         steps: deque[Any] = deque()
         iterator = iter(distributed)
+        has_rows = False
         try:
             for batch in iterator:
+                has_rows = True
                 steps.append(strategy.run(predict, args=(batch, *args)))
                 if len(steps) > _STEPS_AHEAD:
                     yield from _of_replicas(strategy, steps.popleft())
@@ -145,9 +157,31 @@ def predictions_of(strategy: Any, function: Callable[..., Any], dataset: Dataset
                 yield from _of_replicas(strategy, steps.popleft())
         finally:
             iterator.close()
+        if not has_rows:
+            of_no_rows[:] = _spec_of_no_rows(strategy, predict, dataset, args)
 
-    predictions = Dataset(Predictions(GeneratorFunction(batches, "predict"))).unbatch()
+    predictions = Dataset(Predictions(GeneratorFunction(batches, "predict"), of_no_rows)).unbatch()
     return predictions if number == UNKNOWN else predictions.assert_cardinality(number)
+
+
+def _spec_of_no_rows(
+    strategy: StrategyContract, predict: PredictRows, dataset: Dataset, args: Sequence[Any]
+) -> list[ElementSpec]:
+    # Call the function with a batch of no rows, so that files and tables of no predictions have their columns. Return
+    # nothing if it does not take such a batch.
+    known = known_spec(node_of(dataset))
+    if known is None:
+        return []
+    batch = optree.tree_map(lambda leaf: leaf[:0], known.example(0, 0))
+    try:
+        results = strategy.local_results(strategy.run(predict, args=(batch, *args)))
+        result = host_nest(results[0])
+    except ClusterError:
+        raise
+    except Exception:
+        return []
+    spec = ElementSpec.of(result)
+    return [spec.with_leaves([leaf.of_any_length() for leaf in spec.leaves])]
 
 
 def _of_replicas(strategy: StrategyContract, step: Any) -> Iterator[Any]:

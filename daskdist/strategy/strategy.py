@@ -314,6 +314,8 @@ class Strategy(Viewed):
         Some steps are called ahead. The results pass through this process; for more than that can take, write
         ``dataset.map(fn)`` with the strategy, whose workers then write what they compute.
 
+        For a dataset without rows the function is called with a batch of no rows, to learn the columns.
+
         >>> from daskdist import MirroredStrategy
         >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
         >>> predictions = strategy.predict(lambda batch, weight: batch * weight, Dataset.range(5).batch(2), args=(10,))

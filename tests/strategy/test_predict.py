@@ -69,6 +69,21 @@ def test_predictions_are_written(strategy, tmp_path):
     assert [len(batch["y"]) for batch in predictions.batch(8)] == [8, 3]
 
 
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_predictions_of_no_rows_have_their_columns(strategy, tmp_path, drop_remainder):
+    none = rows(20).filter(lambda row: row["x"] > 100).batch(5, drop_remainder=drop_remainder)
+    table = strategy.predict(scaled, none, args=(4,)).to_pandas()
+    assert dict(table.dtypes) == {"key": np.int64, "y": np.float64}
+    assert len(table) == 0
+    strategy.predict(scaled, none, args=(4,)).to_parquet(tmp_path / "none")
+    written = daskdist.read_parquet(tmp_path / "none")
+    assert (written.columns, written.count()) == (["key", "y"], 0)
+    needs_rows = strategy.predict(lambda batch: batch["x"] - batch["x"].max(), none)
+    assert list(needs_rows) == []
+    with pytest.raises(errors.UnknownLengthError, match=r"no elements, .* if the function takes a batch of no rows"):
+        needs_rows.to_pandas()
+
+
 def test_replicas_without_rows_are_not_called(strategy):
     def first(batch):
         return np.repeat(batch[:1] + 0 * batch[0], len(batch))
