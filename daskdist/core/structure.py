@@ -206,7 +206,13 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
     except ArgumentError:
         raise
     except ValueError as error:
-        raise ArgumentError(f"a list becomes one array, but the parts of this one differ in shape: {error}") from None
+        advice = ""
+        if not isinstance(leaf, (list, tuple)) and hasattr(leaf, "__getitem__"):
+            advice = "; for a map-style dataset write Dataset.range(len(data)).map(data.__getitem__)"
+        name = type(leaf).__name__
+        raise ArgumentError(
+            f"a {name} becomes one array, but the parts of this one differ in shape: {error}{advice}"
+        ) from None
     if array.dtype == object and not isinstance(leaf, list):
         raise ArgumentError(f"{type(leaf).__name__} is not an array, a number or a string")
     if array.dtype.kind == "U":

@@ -253,7 +253,7 @@ def test_dask_arrays_round_trip():
 def test_datasets_that_cannot_become_arrays():
     with pytest.raises(UnknownLengthError, match="only when the data is read"):
         Dataset.range(9).filter(lambda x: x > 2).batch(2).to_dask_array()
-    with pytest.raises(ArgumentError, match="batch it"):
+    with pytest.raises(ArgumentError, match=r"call batch\(n\) first"):
         Dataset.range(9).to_dask_array()
     with pytest.raises(UnknownLengthError, match="take"):
         Dataset.range(9).repeat().batch(2).to_dask_array()

@@ -91,3 +91,23 @@ def test_functions_may_return_columns_of_dataframes():
 def test_columns_that_are_no_array_are_refused(column, message):
     with pytest.raises(ArgumentError, match=message):
         Dataset.from_tensor_slices({"x": column})
+
+
+class MapStyle:
+    """A dataset of PyTorch's kind: pairs of an array and a number."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index >= 4:
+            raise IndexError(index)
+        return np.arange(3) + index, index
+
+
+def test_map_style_datasets_say_what_to_write():
+    data = MapStyle()
+    with pytest.raises(ArgumentError, match=r"a MapStyle .*Dataset.range\(len\(data\)\).map\(data.__getitem__\)"):
+        Dataset.from_tensor_slices(data)
+    rows = list(Dataset.range(len(data)).map(data.__getitem__))
+    assert [(row.tolist(), int(number)) for row, number in rows] == [([k, k + 1, k + 2], k) for k in range(4)]

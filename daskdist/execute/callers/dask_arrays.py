@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import operator
 from collections.abc import Sequence
 from functools import partial
@@ -29,7 +30,10 @@ def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec, num_element
     parts = to_delayed("to_dask_array", node, recorded, num_elements)
     for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
         if not leaf.shape or None in leaf.shape[1:]:
-            raise ArgumentError(f"to_dask_array: leaf {path or '(the element)'} is {leaf}; batch it, in one shape")
+            raise ArgumentError(
+                f"to_dask_array: leaf {path or '(the element)'} is {leaf}, but elements become chunks along axis 0: "
+                "call batch(n) first, with rows of one shape"
+            )
     lengths = batch_lengths(node, len(parts))
     structure = spec.structure
 
@@ -45,6 +49,8 @@ def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec, num_element
 
 def to_dask_dataframe(parts: Sequence[Any], spec: ElementSpec) -> Any:
     """Return a Dask dataframe with a partition for each delayed batch of elements of a spec."""
+    if importlib.util.find_spec("pandas") is None:
+        raise ImportError("to_dask_dataframe needs pandas: pip install 'dask[dataframe]'")
     import dask.dataframe as dd
     from dask.delayed import delayed
 

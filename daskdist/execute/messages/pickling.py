@@ -219,7 +219,7 @@ def load_sent(pickled: bytes) -> Any:
         raise ClusterError(
             f"a worker cannot load a function of the program: {error}. Send the code of modules beside the program "
             f"along by dask.config.set({{'daskdist.send-modules': 'local'}}), or the module with "
-            f"client.upload_file({file!r}), or start workers where PYTHONPATH has it"
+            f"client.upload_file({file!r}), a package as a zip file, or start workers where PYTHONPATH has it"
         ) from None
 
 
