@@ -88,7 +88,7 @@ def _text(report: dict[str, Any]) -> str:
         counted(report["files"], "file") if report["files"] is not None else "",
         counted(report["splits"], "split"),
         "rows not counted: use --check to read all" if report["rows"] is None else counted(report["rows"], "row"),
-        "" if report["bytes"] is None else size(report["bytes"]),
+        "" if report["bytes"] is None else f"about {size(report['bytes'])} in memory",
     ]
     rows: list[tuple[str, ...]] = [("column", "shape", "dtype")]
     for column in report["columns"]:

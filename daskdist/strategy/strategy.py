@@ -311,10 +311,8 @@ class Strategy(Viewed):
 
         Notes
         -----
-        Some steps are called ahead. The results pass through this process; for more than that can take, write
-        ``dataset.map(fn)`` with the strategy, whose workers then write what they compute.
-
-        For a dataset without rows the function is called with a batch of no rows, to learn the columns.
+        Some steps are called ahead; if there are no rows, one of no rows, to learn the columns. Results pass through
+        this process; for more than it can take, write ``dataset.map(fn)``, which workers compute and write.
 
         >>> from daskdist import MirroredStrategy
         >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])

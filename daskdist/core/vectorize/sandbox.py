@@ -25,7 +25,7 @@ import numpy as np
 
 from daskdist.core.functions.code_references import references_of
 from daskdist.core.vectorize import allowlist
-from daskdist.core.vectorize.tracer import Text, Trace, Tracer, column_of, row_of
+from daskdist.core.vectorize.tracer import Trace, TracedText, Tracer, column_of, row_of
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -161,7 +161,7 @@ class Sandbox:
         NotVectorisable
             The value must not be used.
         """
-        if type(value) in allowlist.IMMUTABLE or type(value) in (Tracer, Text):
+        if type(value) in allowlist.IMMUTABLE or type(value) in (Tracer, TracedText):
             return value
         if id(value) not in self._replaced:
             self._replaced[id(value)] = value, self._replacement(value, name)
@@ -392,7 +392,7 @@ class Sandbox:
         return isinstance(value, classes)
 
     def _checked_kind(self, kind: type[Any]) -> type[Any]:
-        if kind in (StandIn, Text) or type(kind) is not type:
+        if kind in (StandIn, TracedText) or type(kind) is not type:
             raise self.trace.fail("it asks for the class of a value that is not plain data")
         return kind
 

@@ -72,7 +72,7 @@ class Trace:
         self.failure = self.failure or reason
         return NotVectorisable(self.failure)
 
-    def enter(self, column: Any) -> Tracer | Text:
+    def enter(self, column: Any) -> Tracer | TracedText:
         """Return the tracer for a column of the elements.
 
         Raises
@@ -81,7 +81,7 @@ class Trace:
             It is not a plain array of numbers or times, or of text.
         """
         if type(column) is np.ndarray and column.dtype == _TEXT and column.ndim == 1:
-            return Text(self, column)
+            return TracedText(self, column)
         if type(column) is not np.ndarray or column.dtype.kind not in KINDS:
             raise self.fail(f"its elements have a leaf of {getattr(column, 'dtype', type(column).__name__)}")
         if not column.flags.aligned or not column.dtype.isnative:
@@ -147,7 +147,7 @@ class Trace:
 
     def leaf(self, leaf: Any) -> Any:
         """Return all rows of one leaf of a result, by the rules of `as_array`."""
-        if type(leaf) in (Tracer, Text):
+        if type(leaf) in (Tracer, TracedText):
             return np.ascontiguousarray(self.column(leaf))
         if isinstance(leaf, list) and holds_tracer(leaf):
             return self._stacked(leaf).astype(as_array(_sampled(leaf), narrow=self.narrow).dtype, copy=False)
@@ -161,7 +161,7 @@ class Trace:
 
     def column(self, value: Any) -> Any:
         """Return all rows of a tracer, or of a constant."""
-        if type(value) not in (Tracer, Text):
+        if type(value) not in (Tracer, TracedText):
             return np.broadcast_to(value, (self.num_rows, *value.shape))
         if value._trace is not self:
             raise self.fail("it uses a value that an earlier call left behind")
@@ -458,7 +458,7 @@ for _name in [
     setattr(Tracer, f"__i{_name}__", _in_place)
 
 
-class Text:
+class TracedText:
     """The text of one element, as seen by a function that may only pass it on; it holds the text of all rows."""
 
     __slots__ = ("_column", "_trace")
@@ -478,7 +478,7 @@ for _name in (
     *("__add__", "__radd__", "__mul__", "__rmul__", "__mod__", "__rmod__"),
     *("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"),
 ):
-    setattr(Text, _name, _refusing(_USES_TEXT))
+    setattr(TracedText, _name, _refusing(_USES_TEXT))
 
 _AS_THEY_ARE: Final = frozenset({int, float, bool, type(None), Tracer})
 _WITHOUT_AXES: Final = _AS_THEY_ARE - {Tracer}

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count as numbers_from
 from itertools import cycle, pairwise
 from typing import Any, Final
@@ -18,7 +19,7 @@ import numpy as np
 from daskdist.config import in_bytes
 from daskdist.core.failing.failed_elements import Place, uncounted_of
 from daskdist.core.failing.origin import Skipped
-from daskdist.core.primitive import RowReader
+from daskdist.core.primitive import RowReader, same
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.intervals import RowIntervals
@@ -40,6 +41,8 @@ Gather = Callable[..., Any]
 # at most two thirds as many bytes are copied as are freed, so that all copying together stays below one copy of the
 # data.
 _FEW_ROWS_LEFT = 0.4
+# At most so many rows that move to a call of a function take their origins along, for the error that names a row.
+_MOST_WITH_ORIGINS: Final = 1024
 # Limit on the blocks requested for one bundle: this many per call that can run at once, and at least ``_FEW_ASKED``.
 _ASKED_PER_CALL: Final = 4
 _FEW_ASKED: Final = 16
@@ -222,11 +225,11 @@ class StreamRuntime:
     ) -> Any:
         """Request the result of a function of the rows of a run, as one block, on a worker."""
         if isinstance(run, Zipped):
-            parts = tuple(self._moved_to(_without_unused(part, worker), worker) for part in run.parts)
+            parts = tuple(self._moved_to(_without_unused(part, worker), worker, origins=True) for part in run.parts)
             run = Zipped(parts, run.structure)
             picks: Joins | Picks = Joins.of(run)
         else:
-            run = self._moved_to(_without_unused(run, worker), worker)
+            run = self._moved_to(_without_unused(run, worker), worker, origins=True)
             picks = Picks.of(run)
         handles = [ref.handle for ref in blocks_of(run)]
         call = self.caller.call
@@ -245,20 +248,22 @@ class StreamRuntime:
             self.reads[ref.worker].acquire(nbytes - ref.nbytes)
         ref.nbytes = nbytes
 
-    def _moved_to(self, run: Run, worker: str | None) -> Run:
+    def _moved_to(self, run: Run, worker: str | None, *, origins: bool = False) -> Run:
         # Rows cross workers, blocks do not: the needed rows of blocks on another worker are first extracted there.
         if isinstance(run, Groups):
-            return Groups(self._rows_moved_to(run.flat, worker), run.bounds, run.inners)
-        return self._rows_moved_to(run, worker)
+            return Groups(self._rows_moved_to(run.flat, worker, origins), run.bounds, run.inners)
+        return self._rows_moved_to(run, worker, origins)
 
-    def _rows_moved_to(self, selection: Selection, worker: str | None) -> Selection:
+    def _rows_moved_to(self, selection: Selection, worker: str | None, origins: bool) -> Selection:
         if not worker or not len(selection):
             return selection
         elsewhere: dict[str | None, list[int]] = {}
         for place, ref in enumerate(selection.blocks):
             if ref.worker not in (None, worker):
                 elsewhere.setdefault(ref.worker, []).append(place)
-        return self._merged(selection, elsewhere, "take", self.bundles, gather) if elsewhere else selection
+        # Rows that are gathered for a function, even for `same`, record their origins.
+        by = partial(gather, function=same) if origins and len(selection) <= _MOST_WITH_ORIGINS else gather
+        return self._merged(selection, elsewhere, "take", self.bundles, by) if elsewhere else selection
 
     def _merged(
         self, selection: Selection, places: dict[str | None, list[int]], name: str, windows: Windows, by: Gather
