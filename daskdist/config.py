@@ -61,10 +61,11 @@ DEFAULTS: Final[dict[str, Any]] = {
     # `data`: the time that one call of reading or computing data, or one element of a generator, may take while it is
     # waited for. `step`: the time that one call of a replica may take while its result is waited for; loops over
     # distributed datasets may take any time. `silence`: the time for which a worker may give no sign of life, because
-    # it is stopped, swaps, or a function holds Python's lock; after that it is considered lost. The program's values of
-    # `collective` and `silence` at a call of `run` are sent along, so they also apply on workers that were started
-    # earlier; a value set in the function itself takes precedence, and if the program has the default, the workers'
-    # value applies.
+    # it is stopped, swaps, or a function holds Python's lock; after that it is considered lost. `paused`: the time for
+    # which nothing happens on workers that Dask has paused, as their memory is full, and that cannot free any, for
+    # example because their disk is full, too. The program's values of `collective` and `silence` at a call of `run` are
+    # sent along, so they also apply on workers that were started earlier; a value set in the function itself takes
+    # precedence, and if the program has the default, the workers' value applies.
     "timeouts": {
         "connect": 8,
         "workers": 30,
@@ -73,6 +74,7 @@ DEFAULTS: Final[dict[str, Any]] = {
         "data": 3600,
         "step": 3600,
         "silence": 300,
+        "paused": 30,
     },
     "service": {
         # Seconds for which a job without consumers is kept.

@@ -224,7 +224,7 @@ def frequent_heartbeats() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def new_cluster(num_workers: int = 2, num_threads: int = 1) -> Iterator[Client]:
+def new_cluster(num_workers: int = 2, num_threads: int = 1, **options: Any) -> Iterator[Client]:
     """Start a cluster of worker processes that no other test uses, so that they may be killed; return its client."""
     with (
         LocalCluster(
@@ -233,6 +233,7 @@ def new_cluster(num_workers: int = 2, num_threads: int = 1) -> Iterator[Client]:
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
             silence_logs=logging.CRITICAL,
+            **options,
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):

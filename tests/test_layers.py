@@ -108,6 +108,7 @@ HOMES = {
         "execute/callers/sent_blocks.py",
         "execute/callers/fetch.py",
         "execute/messages/outbox.py",
+        "execute/paused_workers.py",
         "strategy/placement/cluster_resolver.py",
         "strategy/collectives/liveness.py",
         "strategy/collectives/mailbox.py",

@@ -8,6 +8,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from daskdist.errors import ClusterError
+from daskdist.execute.callers.compute_key import lost_data_error
+from daskdist.execute.paused_workers import PausedWorkers
+
 if TYPE_CHECKING:
     from distributed import Scheduler
 
@@ -48,6 +52,8 @@ class LiveWorkers:
         self.memory_bytes: list[int | None] = []
         # True if the program connects to the workers directly.
         self.is_direct = True
+        # Ends waiting for workers that will not continue.
+        self.paused_workers = PausedWorkers()
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -116,6 +122,13 @@ class LiveWorkers:
             tuple(address for address in present if address not in addresses),
             (*lost, *(address for address in present if address in addresses)),
         )
+
+    def lost_error(self, what: Any) -> ClusterError:
+        """Return the error of something that is no longer on the cluster; the workers are checked at the next call."""
+        self.in_doubt = True
+        if not self.lost:
+            return lost_data_error(what)
+        return ClusterError(f"lost {', '.join(self.lost)}, which {what} needs; create it again")
 
     def note_leaving(self, address: str, *values: Any) -> None:
         """Record that a worker is going to end, and completes the calls that were sent to it; and its values then."""

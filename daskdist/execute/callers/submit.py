@@ -29,7 +29,6 @@ from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Graph, Handle, Report, SplitLocations, report_of
 from daskdist.execute.callers.cluster_requests import ask_scheduler, closed_error, run_on_scheduler
-from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.execute.callers.data_locations import DataLocations
 from daskdist.execute.callers.kept_blocks import MOST_BYTES, KeptBlocks, copied
 from daskdist.execute.callers.live_workers import (
@@ -283,7 +282,7 @@ class Submit:
         if isinstance(value, Future) and value.client is self.client:
             # The future is not added to ours: `release` must not release it.
             if value.cancelled():
-                raise self._gone(key)
+                raise self.live_workers.lost_error(key)
             return value
         future: Future = self.client.get(cull(graph(), [key])[0], key, sync=False)
         self.futures.add(future)
@@ -372,7 +371,7 @@ class Submit:
             return self._gathered(handles)
         except FutureCancelledError as error:
             self._check_workers()
-            raise self._gone(error.key) from error
+            raise self.live_workers.lost_error(error.key) from error
 
     def _gathered(self, handles: Sequence[Future]) -> list[Any]:
         loop = self.client.loop.asyncio_loop
@@ -384,7 +383,7 @@ class Submit:
                 # others continued without it, the client may try for a long time to connect to it.
                 for handle in handles:
                     if handle.cancelled():
-                        raise self._gone(handle.key)
+                        raise self.live_workers.lost_error(handle.key)
                 if not all(handle.done() for handle in handles):
                     self._check_workers()
             return list(task.result())
@@ -408,14 +407,14 @@ class Submit:
             try:
                 num_done, waiting = -1, self._stretches(handles)
                 while not are_over(next(waiting)):
-                    self._check_workers()
+                    self.live_workers.paused_workers.check(self.client, self._check_workers())
                     before, num_done = num_done, sum(handle.done() for handle in handles)
                     if num_done != before:
                         # Another call has ended: the time limit starts again for the rest.
                         waiting = self._stretches(handles)
             except FuturesCancelledError as error:
                 self._check_workers()
-                raise self._gone(error.error_groups[0].errors[0].key) from error
+                raise self.live_workers.lost_error(error.error_groups[0].errors[0].key) from error
 
     def _stretches(self, handles: Sequence[Future]) -> Iterator[float]:
         def name() -> str:
@@ -475,7 +474,7 @@ class Submit:
         self._check_open()
         for handle in handles:
             if handle.cancelled():
-                raise self._gone(handle.key)
+                raise self.live_workers.lost_error(handle.key)
         if not all(handle.done() for handle in handles):
             self._check_workers()
 
@@ -483,7 +482,7 @@ class Submit:
         if self.client.status != "running":
             raise closed_error(self.client)
 
-    def _check_workers(self) -> None:
+    def _check_workers(self) -> dict[str, dict[str, Any]]:
         self._check_open()
         connected = workers_of(self.client)
         if silent := self._silent(connected):
@@ -498,6 +497,7 @@ class Submit:
             raise ClusterError(f"lost {', '.join(lost)}, which had replicas; {rest}")
         if self.live_workers.lost:
             run_on_scheduler(self.client, cancel_lost_tasks, self.live_workers.lost, self.client.id)
+        return connected
 
     def missing(self) -> list[str]:
         """Return the participating workers that are gone or were restarted."""
@@ -515,14 +515,6 @@ class Submit:
                 self._told_silent.add(worker)
                 logger.warning(STILL_WAITED_FOR, worker, worker_s, most)
         return [worker for worker, worker_s in silent_s.items() if worker_s > most]
-
-    def _gone(self, key: Any) -> ClusterError:
-        self.live_workers.in_doubt = True
-        return self.without_lost(key) if self.live_workers.lost else lost_data_error(key)
-
-    def without_lost(self, what: Any) -> ClusterError:
-        """Return the error for something that needs a worker without which the others continued."""
-        return ClusterError(f"lost {', '.join(self.live_workers.lost)}, which {what} needs; create it again")
 
     def close(self) -> None:
         # Results that a consumer still references stay; Dask has released the others already.

@@ -19,8 +19,8 @@ from distributed import Client, Future
 from daskdist.config import in_bytes, seconds, setting
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import ask_workers, closed_error, root_cause
-from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.execute.callers.live_workers import LiveWorkers, give_up
+from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.messages.failure import Failure
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
@@ -46,6 +46,8 @@ _MANY_DROPPED: Final = 64
 _MANY_STEPS, _LATER_S, _MOST_TIMES = 16, 0.002, 4
 # Seconds between a waiter's checks of the connection.
 _LOOK_EVERY_S: Final = 1.0
+# Seconds without the end of a call after which the workers are asked whether they are paused.
+_QUIET_S: Final = 2.0
 
 
 class StreamSet:
@@ -225,7 +227,7 @@ class StreamSet:
         if not passed_on or (place, address) not in zip(passed_on[::2], passed_on[1::2], strict=True):
             stream = self._streams[origin]
             if not stream.is_open:
-                return last_reference(record, place, self.without_lost("a result"))
+                return last_reference(record, place, self.live_workers.lost_error("a result"))
             record.passed_on = (*passed_on, place, address)
             stream.append("push", record.number, place, address, self._streams[address].num_messages + 1)
         return "r", record.number, place, origin
@@ -243,7 +245,7 @@ class StreamSet:
         for need in needs:
             for handle in need if type(need) is tuple else (need,):
                 if isinstance(handle, Future) and handle.cancelled():
-                    raise self.lost_data_error(handle.key)
+                    raise self.live_workers.lost_error(handle.key)
 
     def is_open(self, worker: str) -> bool:
         """Return whether the stream to a worker is open."""
@@ -367,7 +369,7 @@ class StreamSet:
         if future.status == "error":
             error: BaseException = await future._exception()
         elif future.cancelled():
-            error = self.lost_data_error(key)
+            error = self.live_workers.lost_error(key)
         else:
             return
         with self.lock:
@@ -425,22 +427,28 @@ class StreamSet:
         self.kick()
         if is_over():
             return
+        self._waiting.append(is_over)
+        try:
+            begun_at = time.monotonic()
+            while not self._is_over(is_over, min(_LOOK_EVERY_S, within_s)):
+                self.check_open(())
+                self._check_hung(begun_at)
+                if time.monotonic() > begun_at + within_s:
+                    return
+        finally:
+            self._waiting.remove(is_over)
+
+    def _is_over(self, is_over: Callable[[], bool], within_s: float) -> bool:
+        # The event loop, which answers the checks of waiters, takes the condition's lock, too.
         with self._changed:
-            self._waiting.append(is_over)
-            try:
-                begun_at = time.monotonic()
-                while not self._changed.wait_for(is_over, min(_LOOK_EVERY_S, within_s)):
-                    self.check_open(())
-                    self._check_hung(begun_at)
-                    if time.monotonic() > begun_at + within_s:
-                        return
-            finally:
-                self._waiting.remove(is_over)
+            return self._changed.wait_for(is_over, within_s)
 
     def _check_hung(self, begun_at: float) -> None:
         most = seconds("timeouts.step")
         is_loop = True in {stream.is_in_loop(most) for stream in self._streams.values()}
         silent_s = time.monotonic() - max(begun_at, self._ended_at)
+        if silent_s > _QUIET_S and not is_loop:
+            self.live_workers.paused_workers.check(self.client, workers_of(self.client))
         # Workers report calls that run too long after a beat: that error says more.
         if silent_s > most + 4 * _BEAT_S and not is_loop:
             names = ", ".join(sorted(set(self.names_under_way()))[:4])
@@ -578,15 +586,6 @@ class StreamSet:
         if len(failures) > 1:
             error.add_note(f"{len(failures) - 1} more calls failed by then, and nobody looked at their results")
         return error
-
-    def lost_data_error(self, key: Any) -> ClusterError:
-        """Return the error of something that was lost with a worker, or dropped."""
-        self.live_workers.in_doubt = True
-        return self.without_lost(key) if self.live_workers.lost else lost_data_error(key)
-
-    def without_lost(self, what: Any) -> ClusterError:
-        """Return the error of something that needs a worker without which the others went on."""
-        return ClusterError(f"lost {', '.join(self.live_workers.lost)}, which {what} needs; make it again")
 
 
 async def _beat(reference: weakref.ref[StreamSet]) -> None:

@@ -1,0 +1,170 @@
+"""The end of waits for workers that are paused, as their memory is full, and that nothing will make continue."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dask.utils import format_bytes
+from distributed import Client, Scheduler, Status, Worker
+from distributed.spill import MaxSpillExceeded, SpillBuffer
+
+from daskdist.config import seconds
+from daskdist.errors import WaitTimeoutError
+from daskdist.execute.callers.cluster_requests import run_on_scheduler, run_on_workers
+
+Connected = Mapping[str, Mapping[str, Any]]
+
+# Without a look for this long, the time starts again.
+_LOOKS_WITHIN_S: Final = 10.0
+# The fall of a worker's memory, as a share of its limit, that counts as progress.
+_FREED_SHARE: Final = 0.01
+# States of tasks that a paused worker leaves as they are.
+_HELD_UP: Final = ("ready", "constrained", "fetch")
+# The workers that a message describes at most.
+_MOST_NAMED: Final = 3
+
+
+class PausedWorkers:
+    """The time since when a cluster has made no progress because workers are paused.
+
+    Dask pauses a worker at 80 % of its memory limit: it begins no task until results were moved to its disk or dropped.
+    If nothing runs on any worker, nothing is dropped; if the disk is full, nothing can be moved.
+    """
+
+    def __init__(self) -> None:
+        # What the workers had and did at the first look without progress since, the time of that look, and the time
+        # of the last one; None with progress.
+        self._unchanged: tuple[Any, float, float] | None = None
+
+    def check(self, client: Client, connected: Connected) -> None:
+        """Look at the workers again, while something is waited for.
+
+        Parameters
+        ----------
+        client
+            The connection to the cluster.
+        connected
+            The scheduler's description of each connected worker, by address.
+
+        Raises
+        ------
+        WaitTimeoutError
+            There was no progress for ``daskdist.timeouts.paused`` seconds, and paused workers cannot free memory.
+        """
+        waited_s, most_s = self._look(connected), seconds("timeouts.paused")
+        # A scheduler without daskdist serves programs without strategies.
+        with contextlib.suppress(ImportError):
+            run_on_scheduler(client, run_elsewhere, waited_s > most_s / 2)
+        if waited_s > most_s:
+            # Start the time again, for the next wait or since memory was freed.
+            self._unchanged = None
+            paused = [address for address, its in connected.items() if its["status"] == "paused"]
+            reasons = run_on_workers(client, free_memory, workers=paused, on_error="return")
+            if reasons and None not in reasons.values():
+                raise _error(waited_s, connected, reasons)
+
+    def _look(self, connected: Connected) -> float:
+        # Return the seconds without progress.
+        now, before, figures = time.monotonic(), self._unchanged, _stuck(connected)
+        if figures is None:
+            self._unchanged = None
+            return 0.0
+        if before is None or now - before[2] > _LOOKS_WITHIN_S or _has_progress(before[0], figures):
+            self._unchanged = figures, now, now
+            return 0.0
+        self._unchanged = before[0], before[1], now
+        return now - before[1]
+
+
+def run_elsewhere(has_paused: bool, *, dask_scheduler: Scheduler) -> None:
+    """Let running workers do what may be done by any worker and was meant for others.
+
+    Dask does not do so itself if no worker was running when a task became ready and another one continues than that for
+    which it was meant, nor with the tasks that a worker has got before it was paused.
+
+    Parameters
+    ----------
+    has_paused
+        Whether paused workers have begun nothing for so long that they lose the tasks that they have got.
+    """
+    if not dask_scheduler.running:
+        return
+    stimulus = f"daskdist-paused-{time.time()}"
+    loose = [task for task in dask_scheduler.unrunnable if task.loose_restrictions]
+    # Recommendations are processed from the last to the first.
+    loose.sort(key=lambda task: task.priority, reverse=True)
+    dask_scheduler.transitions({task.key: "processing" for task in loose}, stimulus)
+    paused = [worker for worker in dask_scheduler.workers.values() if worker.status is Status.paused]
+    not_begun = itertools.chain.from_iterable(worker.processing for worker in paused) if has_paused else ()
+    anywhere = [task for task in not_begun if task.loose_restrictions or not task.worker_restrictions]
+    # The paused worker is told to drop them.
+    dask_scheduler.transitions({task.key: "released" for task in anywhere}, stimulus)
+
+
+def free_memory(dask_worker: Worker) -> str | None:
+    """Move a result from this worker's memory to its disk, as Dask does; return the reason if that is impossible."""
+    manager = dask_worker.memory_manager
+    data = manager.data
+    if manager.memory_spill_fraction is False or not isinstance(data, SpillBuffer):
+        return "its results are not moved to the disk (distributed.worker.memory.spill)"
+    if not data.fast:
+        return "it has no results in memory that could be moved to the disk; functions, libraries or variables hold it"
+    try:
+        # Unlike `data.evict`, this raises the error.
+        data.fast.evict()
+    except MaxSpillExceeded:
+        return "as many results as distributed.worker.memory.max-spill allows are on its disk"
+    except OSError as error:
+        return f"no result can be moved to its disk: {error}"
+    except Exception as error:
+        return f"a result cannot be moved to its disk: {error}: {error.__cause__}"
+    return None
+
+
+def _stuck(connected: Connected) -> dict[str, tuple[Any, float]] | None:
+    # What each worker has and does, and its memory; None if there may be progress.
+    figures, num_paused, has_held_up = {}, 0, False
+    for address, its in connected.items():
+        metrics = its["metrics"]
+        counts = metrics.get("task_counts", {})
+        transfer = metrics.get("transfer", {})
+        # A step or loop may take any time, and frees memory at its end.
+        if counts.get("executing") or counts.get("long-running") or metrics.get("daskdist_running"):
+            return None
+        is_paused = its["status"] == "paused"
+        num_paused += is_paused
+        has_held_up |= is_paused and any(counts.get(state) for state in _HELD_UP)
+        moved = transfer.get("incoming_count_total"), transfer.get("outgoing_count_total")
+        has = its["status"], metrics.get("managed_bytes"), metrics.get("spilled_bytes"), counts, moved
+        figures[address] = has, metrics.get("memory", 0) / (its["memory_limit"] or 1)
+    # Others are given the tasks that a paused worker does not have yet.
+    return figures if num_paused and (has_held_up or num_paused == len(connected)) else None
+
+
+def _has_progress(before: Mapping[str, tuple[Any, float]], now: Mapping[str, tuple[Any, float]]) -> bool:
+    return before.keys() != now.keys() or any(
+        now[address][0] != has or now[address][1] < memory - _FREED_SHARE for address, (has, memory) in before.items()
+    )
+
+
+def _error(waited_s: float, connected: Connected, reasons: Mapping[str, str | None]) -> WaitTimeoutError:
+    told = [
+        f"{address} at {format_bytes(connected[address]['metrics']['memory'])} of "
+        f"{format_bytes(connected[address]['memory_limit'])}, {format_bytes(_spilled(connected[address]))} on its disk "
+        f"({connected[address]['local_directory']}): {reason}"
+        for address, reason in list(reasons.items())[:_MOST_NAMED]
+    ]
+    more = "" if len(reasons) <= _MOST_NAMED else f"; and {len(reasons) - _MOST_NAMED} more"
+    return WaitTimeoutError(
+        f"waited {waited_s:.0f} s for workers that are paused, as their memory is full, and cannot free any, which "
+        f"is longer than daskdist.timeouts.paused: {'; '.join(told)}{more}. Give workers more memory (memory_limit) or "
+        "disk (local_directory); or keep less in memory: caches in files, cache(path), and smaller batches"
+    )
+
+
+def _spilled(its: Mapping[str, Any]) -> int:
+    return int(its["metrics"].get("spilled_bytes", {}).get("disk", 0))

@@ -1,0 +1,154 @@
+"""Workers that Dask pauses, as their memory is full: others do their work, and an error comes if nothing frees any."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import dask
+import numpy as np
+import pytest
+from conftest import eventually, frequent_heartbeats, new_cluster
+from distributed import Event, Status, get_worker
+
+from daskdist import Dataset, MultiWorkerMirroredStrategy, errors, read_npy
+from daskdist.execute.callers.submit import workers_of
+from daskdist.execute.paused_workers import PausedWorkers
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+MIB = 2**20
+ROWS = 400
+# Workers that only a test pauses, and of which others take no tasks by themselves.
+BY_HAND = {"distributed.worker.memory.pause": False, "distributed.scheduler.work-stealing": False}
+BY_DASK = {"distributed.worker.memory.terminate": False, "distributed.worker.memory.monitor-interval": "100ms"}
+PAUSED_S = "daskdist.timeouts.paused"
+
+
+@pytest.fixture
+def by_hand():
+    """Return a client of two workers that pause when a test says so, and their addresses."""
+    with dask.config.set(BY_HAND), frequent_heartbeats(), new_cluster(memory_limit=2_000 * MIB) as client:
+        yield client, *client.nthreads()
+
+
+def set_status(client, status, *workers):
+    def set_it(dask_worker):
+        dask_worker.status = status
+
+    client.run(set_it, workers=list(workers))
+    eventually(lambda: all(workers_of(client)[worker]["status"] == status.name for worker in workers))
+
+
+def large_row(number):
+    return np.random.default_rng(int(number)).random(MIB)
+
+
+@contextlib.contextmanager
+def in_thread(function):
+    """Call a function in another thread, whose result is awaited with a limit."""
+    with ThreadPoolExecutor(1) as threads:
+        yield threads.submit(function)
+
+
+def rows_of(strategy, dataset):
+    rows = []
+    for batch in strategy.distribute_dataset(dataset):
+        rows += np.concatenate(strategy.local_results(strategy.run(np.asarray, args=(batch,)))).tolist()
+    return sorted(rows)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sizes of files are limited on POSIX only")
+def test_full_disks_and_full_memory_are_an_error():
+    def limit_files():
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, resource.RLIM_INFINITY))
+
+    with (
+        dask.config.set({**BY_DASK, PAUSED_S: 1}),
+        frequent_heartbeats(),
+        new_cluster(memory_limit=300 * MIB) as client,
+        MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        client.run(limit_files)
+        kept = [strategy.distribute_dataset(Dataset.range(100).map(large_row).cache().batch(2))]
+
+        def pass_over_kept():
+            for batch in kept[0]:
+                strategy.run(np.max, args=(batch,))
+
+        with pytest.raises(errors.WaitTimeoutError, match=r"cannot free any.*timeouts\.paused.*File too large.*cache"):
+            pass_over_kept()
+        # What fills the memory is dropped with it.
+        kept.clear()
+        assert rows_of(strategy, Dataset.range(ROWS).batch(50)) == [*range(ROWS)]
+
+
+def test_tasks_for_a_paused_worker_run_on_the_one_that_continues_first(by_hand):
+    client, first, second = by_hand
+    with MultiWorkerMirroredStrategy(client) as strategy:
+        set_status(client, Status.paused, first, second)
+
+        def none_runs(dask_scheduler):
+            meant = [task.worker_restrictions for task in dask_scheduler.unrunnable]
+            return {first} in meant and {second} in meant
+
+        with in_thread(lambda: rows_of(strategy, Dataset.range(ROWS).map(abs).batch(50))) as rows:
+            eventually(lambda: client.run_on_scheduler(none_runs))
+            set_status(client, Status.running, first)
+            assert rows.result(30) == [*range(ROWS)]
+
+
+def test_tasks_that_a_paused_worker_has_got_are_given_to_another(by_hand, tmp_path):
+    client, first, _ = by_hand
+    began, goes_on = Event("began", client=client), Event("goes on", client=client)
+
+    def held_up(number):
+        # The first parts are read one by one.
+        if number >= ROWS // 2 and get_worker().address == first:
+            Event("began").set()
+            Event("goes on").wait(60)
+        return number
+
+    for part, numbers in enumerate(np.split(np.arange(ROWS), 8)):
+        np.save(tmp_path / f"{part}.npy", numbers)
+    with dask.config.set({PAUSED_S: 4}), MultiWorkerMirroredStrategy(client) as strategy:
+        rows = read_npy(str(tmp_path / "*.npy")).map(held_up).batch(50)
+        with in_thread(lambda: rows_of(strategy, rows)) as result:
+            assert began.wait(60)
+            set_status(client, Status.paused, first)
+            goes_on.set()
+            assert result.result(30) == [*range(ROWS)]
+
+
+def test_steps_of_paused_workers_are_waited_for(by_hand):
+    client, *workers = by_hand
+    paused_workers = PausedWorkers()
+
+    def look():
+        paused_workers.check(client, workers_of(client))
+
+    with dask.config.set({PAUSED_S: 0}), MultiWorkerMirroredStrategy(client) as strategy:
+        gate = Event("gate", client=client)
+
+        def step():
+            return Event("gate").wait(60)
+
+        # The first call of a function is awaited, since what it returns is not known yet.
+        gate.set()
+        strategy.run(step)
+        gate.clear()
+        strategy.run(step)
+        set_status(client, Status.paused, *workers)
+        eventually(lambda: all(its["metrics"].get("daskdist_running") for its in workers_of(client).values()))
+        for _ in range(3):
+            look()
+        gate.set()
+        eventually(lambda: not any(its["metrics"]["daskdist_running"] for its in workers_of(client).values()))
+        with pytest.raises(errors.WaitTimeoutError, match="no results in memory that could be moved"):
+            eventually(look)
+        set_status(client, Status.running, *workers)
+        for _ in range(3):
+            look()
