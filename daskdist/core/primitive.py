@@ -55,6 +55,15 @@ class SkippingByArithmetic(Protocol):
 
 
 @runtime_checkable
+class NotingBehind(Protocol):
+    """A cursor whose later elements depend on the earlier ones."""
+
+    def note_num_behind(self, num_elements: int, /) -> None:
+        """Note that the first elements are behind the position."""
+        ...
+
+
+@runtime_checkable
 class KeepingElements(Protocol):
     """A cursor that keeps the elements of complete passes."""
 

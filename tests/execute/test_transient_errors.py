@@ -407,3 +407,19 @@ def test_positions_of_a_cluster(on_cluster, read, name):
         rest, _ = rows(gone_on(ds, states[number]))
         expected = sorted(row for step in (after if ERROR in before else whole) if step != ERROR for row in step)
         assert sorted(row for step in before + rest if step != ERROR for row in step) == expected
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+@pytest.mark.parametrize("name", ["scan", "scan, map", "scan of mapped", "scan of a scan", "scan, ignore_errors"])
+def test_a_sum_of_elements_that_fail_after_they_were_counted_is_an_error(read, name, where):
+    ds = sums(numbers(), read).ignore_errors() if name == "scan, ignore_errors" else PIPELINES[name](read)
+    ds = PLACES[where](ds)
+    iterator = iter(ds)
+    taken(iterator, MISSING + 2)
+    state = iterator.state_dict()
+    rest = taken(iterator)
+    hide(read)
+    with pytest.raises(errors.ArgumentError, match="before the position was taken and"):
+        next(gone_on(ds, state))
+    bring_back(read)
+    assert taken(gone_on(ds, state)) == rest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from daskdist.core.failing.failed_elements import FailedBeforeError
-from daskdist.core.primitive import Cursor, Exhausted, SkippingByArithmetic
+from daskdist.core.primitive import Cursor, Exhausted, NotingBehind, SkippingByArithmetic
 
 
 class SkippingCursor:
@@ -48,4 +48,6 @@ class SkippingCursor:
             num_skipped += num_taken
             if num_taken < len(run):
                 self._rest = run[num_taken:]
+        if isinstance(self.cursor, NotingBehind):
+            self.cursor.note_num_behind(num_skipped)
         return num_skipped

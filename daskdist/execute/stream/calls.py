@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daskdist.core.block import Rows, merge
-from daskdist.core.failing.failed_elements import failed_of
+from daskdist.core.failing.failed_elements import Carried, LeftOut, TryEachCarried, failed_of
 from daskdist.core.primitive import Split
 from daskdist.errors import ArgumentError
 
@@ -39,12 +39,63 @@ class ReadKeptSplit:
 
 @dataclass(frozen=True)
 class CallWithCarry:
-    """A call of a function of rows and a carried value, with further arguments."""
+    """A call of a function of rows and a carried value.
 
-    function: Callable[..., Any]
+    Parameters
+    ----------
+    function
+        The function.
+    name
+        The name of the operation, for messages.
+    """
 
-    def __call__(self, values: Sequence[Any], *args: Any) -> Any:
-        return self.function(*values, *args)
+    function: TryEachCarried
+    name: str
+
+    def __call__(
+        self,
+        values: Sequence[Any],
+        chain: str,
+        call: int,
+        left_out: tuple[LeftOut, ...],
+        behind: NumBehind,
+        num_before: int,
+        num_rows: int | None,
+    ) -> tuple[Rows, Carried]:
+        """Return the results and the value to carry on.
+
+        Parameters
+        ----------
+        values
+            The rows and the carried value.
+        chain, call, left_out
+            As in `TryEachCarried`.
+        behind
+            The number of the chain's results that are behind the position.
+        num_before
+            The number of its results before those of this call.
+        num_rows
+            The number of results before the position was taken, if that is known.
+        """
+        source_rows, carried = values
+        rows, carried = self.function(source_rows, carried, chain, call, left_out)
+        if num_rows is not None and len(rows) != num_rows:
+            raise changed_length(self.name, rows.label or "some data", num_rows, len(rows))
+        failed_before = {element.number for element in left_out}
+        for number, failed in failed_of(rows):
+            if number < behind.number - num_before and number not in failed_before:
+                raise ArgumentError(
+                    f"load_state_dict: {self.name} needs an element to go on that it had before the position was taken "
+                    f"and that fails now: {failed.error}"
+                ) from failed.error
+        return rows, carried
+
+
+@dataclass
+class NumBehind:
+    """The number of results of a chain that are behind the position from which it continues, once that is known."""
+
+    number: int = 0
 
 
 @dataclass(frozen=True)

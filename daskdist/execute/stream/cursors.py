@@ -34,7 +34,7 @@ from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.execute.caller import Handle
 from daskdist.execute.resume.deferring import Deferred, real
 from daskdist.execute.resume.recorded_answers import HAS_FAILED, AnswerLog, Known, Path, PathKey
-from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem, OfLength
+from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem, NumBehind, OfLength
 from daskdist.execute.stream.gather import bundle_size, run_bytes
 from daskdist.execute.stream.runtime import Sizes, StreamRuntime
 
@@ -392,6 +392,8 @@ class ChainCursor(BlockCursor):
         self.source = source
         self.waiting = RunQueue()
         self._carried: Handle | None = None
+        # The number of elements of all calls, and of those that are behind the position.
+        self._num_asked, self._behind = 0, NumBehind()
         # The last call, and a function that returns its block, or None if that is gone.
         self._last_call: Handle | None = None
         self._last_block: Callable[[], BlockRef | None] = lambda: None
@@ -418,6 +420,10 @@ class ChainCursor(BlockCursor):
         self._last_call, self._last_block = both, weakref.ref(block)
         return block
 
+    def note_num_behind(self, num_elements: int) -> None:
+        """Note that the first elements are behind the position."""
+        self._behind.number = num_elements
+
     def _handle_of(self, carried: Carried, worker: str | None) -> Handle:
         return self.runtime.caller.source(Constant(carried), worker=worker, name=f"{self.chain.name}-initial")
 
@@ -439,8 +445,10 @@ class ChainCursor(BlockCursor):
         runtime, chain = self.runtime, self.chain
         # Passing a function, even the identity, makes gathered rows record their origin for error messages.
         rows = runtime.ask(run, worker=worker, name="gather", function=same)
-        function, left_out = CallWithCarry(TryEachCarried(chain.function)), self.log.elements_left_out(number)
-        args = self._key, number, left_out
+        function = CallWithCarry(TryEachCarried(chain.function), chain.name)
+        num_rows = self.log.rows[number] if number < len(self.log.rows) else None
+        args = self._key, number, self.log.elements_left_out(number), self._behind, self._num_asked, num_rows
+        self._num_asked += len(run)
         return runtime.caller.call(function, [rows, carried], *args, worker=worker, name=chain.name)
 
     def _rows(self, run: Any, both: Handle, worker: str | None) -> BlockRef:
