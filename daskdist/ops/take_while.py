@@ -54,6 +54,9 @@ class TakeWhileCursor:
         if self.is_over:
             raise Exhausted
         noted = self.source.pull()
+        while not len(noted):
+            # All elements of a call were left out.
+            noted = self.source.pull()
         run: Run = noted.run
         if noted.fact.all():
             return run

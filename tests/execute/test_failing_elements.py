@@ -25,6 +25,12 @@ def fails_at(number):
     return function
 
 
+def is_at_least_40(x):
+    if x < 40:
+        raise ValueError("below 40")
+    return True
+
+
 def vectorised(x):
     """Fail if an element is 5; may be called for many elements at once."""
     return x + 0 * (7 % (x - 5))
@@ -89,6 +95,8 @@ CASES = {
                [[0, 2], ERROR, [1, 5], [4, 6], [7]]),
     "stack": (numbers(6).map(lambda x: np.full(1 + int(x == 3), x), vectorized=False).padded_batch(2, padded_shapes=[1])
               .map(np.ravel), [[0, 1], ERROR, [4, 5]]),
+    "many left out": (numbers(44).take_while(is_at_least_40).ignore_errors().batch(2),
+                      [[40, 41], [42, 43]]),
     "left out": (numbers().map(fails_at(5)).batch(2).ignore_errors(), [[0, 1], [2, 3], [4, 6], [7]]),
 }  # fmt: skip
 PLACES = {
