@@ -129,8 +129,11 @@ class Text:
 def lines_of(data: AnyStr) -> list[AnyStr]:
     """Split text or bytes into lines, without their ends."""
     carriage, newline = ("\r", "\n") if isinstance(data, str) else (b"\r", b"\n")
+    if data.endswith(carriage):
+        # It ends a line that lacks its newline.
+        data += newline
     if carriage in data:
-        data = data.replace(carriage + newline, newline).removesuffix(carriage)
+        data = data.replace(carriage + newline, newline)
     lines = data.split(newline)
     # A newline at the end does not begin an empty line.
     if not lines[-1]:

@@ -71,6 +71,7 @@ class TestTextCompressed(TestText):
         (b"a\nb", ["a", "b"]),
         (b"a\r\nb\r\n", ["a", "b"]),
         (b"a\r\n\r\nb\r", ["a", "", "b"]),
+        (b"a\n\r", ["a", ""]),
         (b"a\rb\n", ["a\rb"]),
         (b"\n\n\n", ["", "", ""]),
         (b"\xef\xbb\xbfa\nb\n", ["a", "b"]),
