@@ -105,7 +105,12 @@ class Structure:
         [("['y']", 1), ("['x'][0]", 2), ("['x'][1]", 3)]
         """
         pairs = list(zip(self.paths, leaves, strict=True))
-        return [pairs[place] for place in _places(self.pack(range(len(pairs))))]
+        return [pairs[place] for place in self.places]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The numbers of the leaves in the order of the element, which differs between some equal structures."""
+        return tuple(_places(self.pack(range(self.num_leaves))))
 
     @property
     def num_leaves(self) -> int:

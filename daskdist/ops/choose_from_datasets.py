@@ -23,13 +23,13 @@ from daskdist.core.primitive import (
     Opener,
     Primitive,
     gathered,
-    same_nesting,
 )
 from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.resume_points import ResumableSource
 from daskdist.core.selection.runs import Run, RunQueue, concat
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 from daskdist.errors import ArgumentError
+from daskdist.ops.select import alike
 
 # The number of choices to serve at a time.
 _AT_ONCE = 4096
@@ -87,7 +87,7 @@ class ChooseFromDatasets(Node):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         *sources, choices = inputs
-        sources = list(same_nesting(sources))
+        sources = list(alike(self.sources, sources))
         numbers = Fact(gathered(choices), column_of, f"{self.name}-choices")
         rows = ChooseRows(self.stop_on_empty_dataset)
         return Arrange((*sources, numbers), rows, sources[0].grouped, name=self.name)

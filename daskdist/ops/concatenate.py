@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from daskdist.core import cardinality
 from daskdist.core.node import Facts, Node
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive, same_nesting
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.selection.runs import Run
 from daskdist.core.selection.skipping import whole_parts
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
+from daskdist.ops.select import alike
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class Concatenate(Node):
         return cardinality.plus(self.first.cardinality, self.second.cardinality)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        inputs = same_nesting(inputs)
+        inputs = alike(self.inputs, inputs)
         return Arrange(inputs, ConcatenateRows(), inputs[0].grouped, name=self.name)
 
 

@@ -11,13 +11,14 @@ import numpy as np
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import CountingNode, Facts, Node
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive, same_nesting
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import generator
 from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.runs import RunQueue
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 from daskdist.ops.choose_from_datasets import DirectedCursor
+from daskdist.ops.select import alike
 
 # The number of choices drawn at a time; fixed, so that draws do not depend on the size of reads.
 _DRAWS = 1024
@@ -75,7 +76,7 @@ class SampleFromDatasets(CountingNode):
         return INFINITE if is_endless(source.cardinality == INFINITE for source in self.sources) else UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        inputs = same_nesting(inputs)
+        inputs = alike(self.sources, inputs)
         passes = self.passes if self.rerandomize_each_iteration else None
         rows = SampleRows(self.weights, self.seed, 1 + self.passes.stream, self.stop_on_empty_dataset, passes)
         return Arrange(inputs, rows, inputs[0].grouped, name=self.name)

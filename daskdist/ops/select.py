@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.node import Facts, Node, Transformation
-from daskdist.core.primitive import Compute, Primitive
+from daskdist.core.primitive import Compute, Primitive, same_nesting
 from daskdist.core.spec import ElementSpec, known_spec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
@@ -113,6 +113,30 @@ def regrouped(structure: Structure, regroup: Regroup) -> tuple[tuple[int, ...], 
     ((1, 2, 0), ((value, value), value))
     """
     return Structure.of(regroup(structure.pack(range(structure.num_leaves))))
+
+
+def alike(nodes: Sequence[Node], primitives: Sequence[Primitive]) -> tuple[Primitive, ...]:
+    """Return streams that can be concatenated, with the dicts of all elements in the order of the first dataset's.
+
+    Parameters
+    ----------
+    nodes
+        The datasets to concatenate, of equal structures.
+    primitives
+        Their streams.
+    """
+    structures = [None if (spec := known_spec(node)) is None else spec.structure for node in nodes]
+    first = next((structure for structure in structures if structure is not None), None)
+    streams = list(primitives)
+    for number, structure in enumerate(structures):
+        if first is not None and structure is not None and structure.places != first.places:
+            regroup = partial(_in_order_of, first)
+            streams[number] = Compute(streams[number], RegroupRows(regroup), "select", factor=1)
+    return same_nesting(streams)
+
+
+def _in_order_of(structure: Structure, nest: Any) -> Any:
+    return structure.pack(Structure.of(nest)[0])
 
 
 def columns_of_nest(nest: Any) -> list[str | int]:

@@ -156,3 +156,31 @@ def test_blocks_of_which_a_filter_leaves_nothing(kept, vectorized):
         assert list(ds.select("c")) == list(kept)
         assert [list(row) for row in ds.rename({"c": "e"}).select(["d", "e"])] == [["d", "e"]] * len(kept)
         assert [len(part) for part in ds.batch(2).select("d")] == ([len(kept)] if kept else [])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda a, b: a.concatenate(b),
+        lambda a, b: Dataset.choose_from_datasets([a, b], Dataset.from_list([0, 1])),
+        lambda a, b: Dataset.sample_from_datasets([a, b], seed=1).shuffle(1),
+    ],
+)
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_dicts_of_several_datasets_have_the_order_of_the_first(build, is_batched):
+    a = Dataset.from_list([{"y": 1, "x": {"d": 2, "c": 3}}])
+    b = Dataset.from_list([{"x": {"c": 30, "d": 20}, "y": 10}])
+    ds = build(a.batch(1), b.batch(1)).unbatch() if is_batched else build(a, b)
+    expected = [[1, 2, 3], [10, 20, 30]]
+
+    def values(row):
+        return np.stack([row["y"], *row["x"].values()]) if list(row) == ["y", "x"] else np.zeros(3, np.int64)
+
+    for same in (
+        ds.map(values),
+        ds.map(values, vectorized=False),
+        ds.batch(1).map(lambda row: row).unbatch().map(values),
+    ):
+        assert sorted(row.tolist() for row in same) == expected
+    rows = sorted((int(row["y"]), [list(row), list(row["x"])]) for row in ds)
+    assert rows == [(1, [["y", "x"], ["d", "c"]]), (10, [["y", "x"], ["d", "c"]])]
