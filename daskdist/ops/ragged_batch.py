@@ -118,7 +118,7 @@ class RaggedRows:
         return Bundle(rows.structure, items, rows.label)
 
     def _leaf(self, column: Any, number: int, rows: Block | Bundle) -> Any:
-        is_ragged = column[0].ndim > 0 if self.is_ragged is None else self.is_ragged[number]
+        is_ragged = np.ndim(column[0]) > 0 if self.is_ragged is None else self.is_ragged[number]
         if not is_ragged:
             return column if isinstance(column, np.ndarray) else stacked(column, rows, number)
         if isinstance(column, Ragged):

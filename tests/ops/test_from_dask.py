@@ -430,3 +430,13 @@ def test_whole_numbers_that_are_missing_are_not_made_floats(dtype):
     found = Dataset.from_tensor_slices(pd.Series([1, 2], dtype=dtype))
     assert found.element_spec.dtype.kind in "iu"
     assert [int(x) for x in found] == [1, 2]
+
+
+@pytest.mark.parametrize("values", [["a", "b", ""], [b"a", b"b", b""]])
+def test_texts_of_object_columns_are_batched(values):
+    with dask.config.set({"dataframe.convert-string": False}):
+        frame = dd.from_pandas(pd.DataFrame({"a": pd.Series(values, dtype=object)}), npartitions=1)
+    # The dtype is known only when the column is computed.
+    for batch in ("batch", "ragged_batch", "padded_batch"):
+        batches = getattr(Dataset.from_dask(frame), batch)(2)
+        assert [rows["a"].tolist() for rows in batches] == [values[:2], values[2:]], batch
