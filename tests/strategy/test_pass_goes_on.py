@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -10,12 +11,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import eventually
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, WorkerPlugin
 
 import daskdist
 from daskdist import Dataset, Options, errors
@@ -371,6 +373,38 @@ def test_replicas_of_a_retired_worker_hand_over_values_of_their_own(strategy, ki
                 assert (int(total.read_value()), int(steps.read_value())) == (sum(range(330)), 11)
     assert leaving not in strategy.workers
     assert (int(total.read_value()), int(steps.read_value())) == (sum(range(600)), 20)
+
+
+class SlowTeardown(WorkerPlugin):
+    """Holds up the end of a worker until a file exists."""
+
+    def __init__(self, path):
+        self.path = path
+
+    async def teardown(self, worker):
+        until = time.monotonic() + 30
+        while not self.path.exists() and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+
+
+def test_a_retired_worker_takes_no_step_after_it_handed_over_its_values(strategy, killable_workers, tmp_path):
+    client, leaving = killable_workers.client, strategy.workers[0]
+    with strategy.scope():
+        total = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
+    streams = strategy.internals.backend.streams
+    strategy.local_results(strategy.run(total.assign_add, args=(1,)))
+    client.register_plugin(SlowTeardown(tmp_path / "goes on"), name="slow teardown")
+    with ThreadPoolExecutor(1) as threads:
+        retired = threads.submit(client.retire_workers, [leaving])
+        try:
+            # Its process is still there.
+            eventually(lambda: not streams.is_open(leaving), within_s=8)
+            strategy.run(total.assign_add, args=(1,))
+            assert int(total.read_value()) == 5
+        finally:
+            (tmp_path / "goes on").touch()
+            client.unregister_worker_plugin("slow teardown")
+        assert list(retired.result(60)) == [leaving]
 
 
 @pytest.fixture

@@ -99,8 +99,7 @@ class StepsOnWorker:
         self._kick_at = math.inf
         # Functions that other threads want called in the event loop, which is woken once for several.
         self._to_call: deque[Callable[[], Any]] = deque()
-        self._is_woken = False
-        self._is_closed = False
+        self._is_woken = self._is_closed = False
         # The states that were handed over last.
         self._handed_over: dict[int, dict[int, Any]] = {}
         # Call number -> replica, or place among the workers that make the call -> promise.
@@ -341,6 +340,11 @@ class StepsOnWorker:
         """Tell the program that this worker is going to end, so that it sends no more calls."""
         self._outbox.append(("leaving",))
         self._outbox.kick()
+
+    def end_stream(self) -> None:
+        """Take no further calls, and let the program know at once."""
+        self._is_closed = True
+        self._comm.abort()
 
     def hand_over(self, *, only_new: bool = False) -> bool:
         """Send the program the values that only replicas of this worker have; return whether they were new."""

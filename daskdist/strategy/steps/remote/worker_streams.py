@@ -79,13 +79,19 @@ class StreamsOfWorker:
         """
         for steps in self.by_token.values():
             steps.tell_leaving()
-        busy_at = time.monotonic()
+        now = busy_at = time.monotonic()
         until = busy_at + seconds("timeouts.step")
-        while self.by_token and busy_at + _AT_REST_S > time.monotonic() < until:
+        while self.by_token and now < until:
             are_at_rest = all(steps.is_at_rest for steps in self.by_token.values())
             if not are_at_rest or self._hand_over():
-                busy_at = time.monotonic()
+                busy_at = now
+            elif now > busy_at + _AT_REST_S:
+                break
             await asyncio.sleep(_LOOK_EVERY_S)
+            now = time.monotonic()
+        # While Dask closes the worker, a call would change values that were handed over: others make it.
+        for steps in self.by_token.values():
+            steps.end_stream()
 
     def _hand_over(self) -> bool:
         # Return whether a program had not been given the values yet.
