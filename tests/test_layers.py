@@ -145,6 +145,7 @@ OF_LIBRARIES = {"_asdict", "_fields", "_meta", "_replace", "_strip_protocol"}
 OPTIONAL_OF_LIBRARIES = {"_collectors", "_inst", "_rand", "_register_atexit"}
 OF_DASK_AND_PYTHON = {
     "Scheduler._instances",
+    "client._event_handlers",
     "client._run",
     "client._run_on_scheduler",
     "dask_scheduler._active_graph_updates",

@@ -1,12 +1,13 @@
-"""The end of waits for workers that are paused, as their memory is full, and that nothing will make continue."""
+"""Workers whose memory is full: the end of waits for those that stay paused, and the names of those that Dask ended."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from dask.utils import format_bytes
 from distributed import Client, Scheduler, Status, Worker
@@ -24,6 +25,11 @@ _LOOKS_WITHIN_S: Final = 10.0
 _FREED_SHARE: Final = 0.01
 # States of tasks that a paused worker leaves as they are.
 _HELD_UP: Final = ("ready", "constrained", "fetch")
+# Dask's topic of events of this kind, and the seconds after such an event in which its worker is noticed to be lost.
+_TOPIC: Final = "worker-restart-memory"
+_ENDED_WITHIN_S: Final = 60.0
+# Client -> worker -> the time at which Dask ended it, and its memory then.
+_ended: Final[WeakKeyDictionary[Client, dict[str, tuple[float, int]]]] = WeakKeyDictionary()
 # The workers that a message describes at most.
 _MOST_NAMED: Final = 3
 
@@ -78,6 +84,28 @@ class PausedWorkers:
             return 0.0
         self._unchanged = before[0], before[1], now
         return now - before[1]
+
+
+def note_ended(client: Client) -> None:
+    """Note from now on which workers Dask ends since they exceed their memory limit, for `ended_for_memory`."""
+    # The program may have a handler of its own.
+    if client not in _ended and _TOPIC not in client._event_handlers:
+        ended = _ended[client] = {}
+
+        def note(event: tuple[float, Mapping[str, Any]]) -> None:
+            ended[event[1]["worker"]] = time.monotonic(), event[1]["rss"]
+
+        client.subscribe_topic(_TOPIC, note)
+
+
+def ended_for_memory(client: Client, workers: Sequence[str]) -> str:
+    """Return a text about those of some lost workers that Dask has ended; empty if there are none."""
+    # Another worker may have had the address before.
+    since, ended = time.monotonic() - _ENDED_WITHIN_S, _ended.get(client, {})
+    sizes = [f"{worker} with {format_bytes(ended[worker][1])}" for worker in workers if worker in ended]
+    if not sizes or max(ended[worker][0] for worker in workers if worker in ended) < since:
+        return ""
+    return f"; Dask ended {', '.join(sizes)}, which exceeded the memory limit"
 
 
 def run_elsewhere(has_paused: bool, *, dask_scheduler: Scheduler) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Submit, workers_of
+from daskdist.execute.paused_workers import note_ended
 from daskdist.strategy.cross_replica import CrossReplicaStrategy
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.cluster_input import ClusterInput
@@ -94,6 +95,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 new_token(), tuple([Replica(address, device) for address, device in slots]), self.client.id
             )
             live_workers = LiveWorkers(group.workers)
+            note_ended(self.client)
             submit = Submit(self.client, live_workers)
             connected = workers_of(self.client)
             # Remember the identities of the workers, as others may later get their addresses.

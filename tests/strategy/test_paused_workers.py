@@ -1,4 +1,4 @@
-"""Workers that Dask pauses, as their memory is full: others do their work, and an error comes if nothing frees any."""
+"""Workers whose memory is full: others do the work of paused ones, and errors say why those wait or were ended."""
 
 from __future__ import annotations
 
@@ -84,6 +84,22 @@ def test_full_disks_and_full_memory_are_an_error():
         # What fills the memory is dropped with it.
         kept.clear()
         assert rows_of(strategy, Dataset.range(ROWS).batch(50)) == [*range(ROWS)]
+
+
+def test_the_loss_of_workers_that_exceed_their_memory_limit_is_said():
+    def step():
+        taken = [np.ones(MIB) for _ in range(45)]
+        # Dask ends the worker.
+        Event("never").wait(60)
+        return len(taken)
+
+    with (
+        dask.config.set({"distributed.worker.memory.monitor-interval": "50ms"}),
+        new_cluster(memory_limit=300 * MIB) as client,
+        MultiWorkerMirroredStrategy(client) as strategy,
+        pytest.raises(errors.ClusterError, match=r"lost .*; Dask ended .* MiB, which exceeded the memory limit"),
+    ):
+        strategy.local_results(strategy.run(step))
 
 
 def test_tasks_for_a_paused_worker_run_on_the_one_that_continues_first(by_hand):

@@ -40,6 +40,7 @@ from daskdist.execute.callers.live_workers import (
 )
 from daskdist.execute.callers.sent_blocks import SentBlock, SentBlocks
 from daskdist.execute.messages.pickling import dumps_on_host, load_sent
+from daskdist.execute.paused_workers import ended_for_memory
 from daskdist.execute.task_times import task_times
 from daskdist.waiting import stretches
 
@@ -494,7 +495,8 @@ class Submit:
             rest = "no worker is left, create a new strategy"
             if len(lost) < len(self.workers):
                 rest = "calls that need them fail, and the next call continues with the remaining replicas"
-            raise ClusterError(f"lost {', '.join(lost)}, which had replicas; {rest}")
+            why = ended_for_memory(self.client, lost)
+            raise ClusterError(f"lost {', '.join(lost)}, which had replicas{why}; {rest}")
         if self.live_workers.lost:
             run_on_scheduler(self.client, cancel_lost_tasks, self.live_workers.lost, self.client.id)
         return connected

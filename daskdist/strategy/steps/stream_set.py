@@ -22,6 +22,7 @@ from daskdist.execute.callers.cluster_requests import ask_workers, closed_error,
 from daskdist.execute.callers.live_workers import LiveWorkers, give_up
 from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.messages.failure import Failure
+from daskdist.execute.paused_workers import ended_for_memory
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Record, Result, futures_in
@@ -46,8 +47,6 @@ _MANY_DROPPED: Final = 64
 _MANY_STEPS, _LATER_S, _MOST_TIMES = 16, 0.002, 4
 # Seconds between a waiter's checks of the connection.
 _LOOK_EVERY_S: Final = 1.0
-# Seconds without the end of a call after which the workers are asked whether they are paused.
-_QUIET_S: Final = 2.0
 
 
 class StreamSet:
@@ -263,6 +262,7 @@ class StreamSet:
         rest = "no worker is left, make a new strategy"
         if len(self.lost()) < len(self.live_workers.present):
             rest = "what needs those fails, and the next call goes on with the replicas that are left"
+        why += ended_for_memory(self.client, lost)
         return ClusterError(f"lost {', '.join(lost)}, on which replicas were{why}; {rest}")
 
     def kick(self) -> None:
@@ -447,7 +447,7 @@ class StreamSet:
         most = seconds("timeouts.step")
         is_loop = True in {stream.is_in_loop(most) for stream in self._streams.values()}
         silent_s = time.monotonic() - max(begun_at, self._ended_at)
-        if silent_s > _QUIET_S and not is_loop:
+        if silent_s > 2 * _LOOK_EVERY_S and not is_loop:
             self.live_workers.paused_workers.check(self.client, workers_of(self.client))
         # Workers report calls that run too long after a beat: that error says more.
         if silent_s > most + 4 * _BEAT_S and not is_loop:
