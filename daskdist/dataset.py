@@ -30,7 +30,7 @@ from daskdist.core.cardinality import counted
 from daskdist.core.dataset_base import DatasetBase, node_of
 from daskdist.core.failing.failed_elements import is_of_element
 from daskdist.core.functions.user_function import UserFunction, code_of
-from daskdist.core.node import Node, upstream, walk, warn_if_empty
+from daskdist.core.node import Node, elements_wanted, upstream, walk, warn_if_empty
 from daskdist.core.primitive import Primitive
 from daskdist.core.randomness.seed import SeedsInCall, fresh_seed
 from daskdist.core.spec import (
@@ -2461,7 +2461,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         return self._spec
 
     def _computed_rows(self) -> Iterator[Rows]:
-        return rows_of(self._current_primitive())
+        self._follow_code()
+        return rows_of(self._primitive_of_all)
 
     def _spec_of_leaf(self) -> DatasetSpec:
         draws = any(node.draws for node in walk(self._current_node()))
@@ -2669,7 +2670,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         code = code_of(self._node)
         if code != self._code:
             self._code, self._node = code, with_new_fingerprints(self._node)
-            for name in ("_primitive", "_token", "_graph_name", "_graph"):
+            for name in ("_primitive", "_primitive_of_all", "_token", "_graph_name", "_graph"):
                 self.__dict__.pop(name, None)
 
     @property
@@ -2689,7 +2690,13 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     @cached_property
     def _primitive(self) -> Primitive:
-        return plan(self._node)
+        with elements_wanted(together=False):
+            return plan(self._node)
+
+    @cached_property
+    def _primitive_of_all(self) -> Primitive:
+        with elements_wanted(together=True):
+            return plan(self._node)
 
     @cached_property
     def _token(self) -> str:

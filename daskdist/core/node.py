@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -19,6 +21,9 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import without_passwords
 
 logger: Final = logging.getLogger("daskdist")
+
+# Whether pipelines that are planned now are computed as a whole before the first element is used.
+_are_wanted_together: Final[ContextVar[bool]] = ContextVar("daskdist elements", default=False)
 
 
 @dataclass(frozen=True)
@@ -285,9 +290,14 @@ class Transformation(Node):
     source: Node = dataclasses.field(repr=False)
 
     @property
-    def may_be_large(self) -> bool:
-        """True if elements may be far larger than those of the source, as results of functions may be."""
+    def has_large_results(self) -> bool:
+        """True if a function may return, or load for itself, far more than the elements of the source have."""
         return False
+
+    @property
+    def may_be_large(self) -> bool:
+        """True if that matters to those who compute the elements: not if they want all of them together."""
+        return not _are_wanted_together.get() and self.has_large_results
 
     @property
     def inputs(self) -> tuple[Node, ...]:
@@ -372,6 +382,16 @@ def counting(node: Node) -> Iterator[CountingNode]:
         yield from counting(source)
     if isinstance(node, CountingNode):
         yield node
+
+
+@contextmanager
+def elements_wanted(*, together: bool) -> Iterator[None]:
+    """Plan pipelines whose elements are all computed before the first of them is used, or used as they come."""
+    token = _are_wanted_together.set(together)
+    try:
+        yield
+    finally:
+        _are_wanted_together.reset(token)
 
 
 def lower(node: Node) -> Primitive:

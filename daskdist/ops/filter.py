@@ -42,7 +42,7 @@ class Filter(Transformation):
     facts = Facts(compute=True, keeps_spec=True, per_worker=True)
 
     @cached_property
-    def may_be_large(self) -> bool:
+    def has_large_results(self) -> bool:
         """True if the predicate is called row by row, as it may load the file that a row names."""
         return not self.vectorized and result_bytes_at_once(self.predicate, self.source) is None
 

@@ -79,7 +79,7 @@ class Map(Transformation):
         return self._spec
 
     @cached_property
-    def may_be_large(self) -> bool:
+    def has_large_results(self) -> bool:
         if self.vectorized:
             return False
         result_bytes = result_bytes_at_once(self.function, self.source)
@@ -121,7 +121,9 @@ def result_bytes_at_once(function: UserFunction, source: Node) -> int | None:
 def _has_known_spec(source: Node) -> bool:
     # Return whether the spec is known without calls of functions of users, other than those of arithmetic.
     return not any(
-        node.may_be_large if isinstance(node, Map) else node.inputs and not (node.facts.keeps_spec or node.facts.levels)
+        node.has_large_results
+        if isinstance(node, Map)
+        else node.inputs and not (node.facts.keeps_spec or node.facts.levels)
         for node in walk(source)
     )
 

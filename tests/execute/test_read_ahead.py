@@ -546,6 +546,24 @@ def small_workers():
         yield strategy, client
 
 
+def test_a_dataset_that_a_function_returned_before_begins_with_few_calls():
+    num_called = 0
+
+    def load(number):
+        nonlocal num_called
+        num_called += 1
+        return np.full(4, number)
+
+    loaded = Dataset.range(200).shuffle(100, seed=0).map(load, vectorized=False)
+    # There all elements are wanted before the first is used.
+    nested = list(Dataset.range(1).flat_map(lambda number: loaded))
+    num_called = 0
+    it = iter(loaded)
+    first = next(it)
+    assert num_called == 4
+    assert np.array_equal([first, *it], nested)
+
+
 @pytest.mark.cluster
 def test_few_large_elements_are_made_of_small_rows_before_their_size_is_known(small_workers):
     strategy, client = small_workers
