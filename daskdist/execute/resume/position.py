@@ -61,8 +61,11 @@ def _value_of(handle: Any, caller: Caller) -> Any:
     # Values that are not available yet, or need a call to fetch, are recomputed from an earlier one.
     if isinstance(handle, Known):
         return handle.value
-    if isinstance(handle, Deferred) and not handle.is_made:
-        return None
+    if isinstance(handle, Deferred):
+        if not handle.is_made:
+            return None
+        # The caller may be another than the one that put the call off.
+        handle = handle.handle
     try:
         return caller.result(handle) if caller.is_done(handle) else None
     except Exception:
