@@ -170,8 +170,8 @@ def test_figures_of_the_copies():
     found = eventually(of_all_copies)
     assert found["num_bytes"] == 4096 * 8
     assert found["copy_s"] >= 0.03
-    # All steps but the first had been copied when they were requested; on a busy machine the first had been, too.
-    assert 0.3 < found["overlap"] <= 1
+    # All steps but the first had been copied when they were requested.
+    assert 0.3 < found["overlap"] < 1
     assert (found["num_grown"], found["is_shrunk"]) == (0, False)
 
 
