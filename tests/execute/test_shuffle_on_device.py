@@ -175,7 +175,7 @@ def test_the_order_and_the_bits_are_those_of_the_host(name: str, num_threads: in
 
 @given(pipelines())
 @settings(
-    max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+    max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
 )
 def test_any_pipeline_gives_the_same_elements(pipeline: Any) -> None:
     with pipeline.settings():
