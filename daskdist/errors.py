@@ -12,6 +12,7 @@
     ├── CardinalityError       (RuntimeError)  the number of elements is not the stated one
     ├── UnknownDeviceError     (ValueError)    a device does not exist here
     ├── DeviceMemoryError      (MemoryError)   a device has not enough memory
+    ├── MissingPackageError    (ImportError)   an optional package is not installed
     ├── CollectiveError        (RuntimeError)  replicas do not all take part in a joint operation
     ├── ClusterError           (ConnectionError) a scheduler or its workers cannot be used
     ├── WaitTimeoutError       (TimeoutError)  something did not come within the time of a setting
@@ -93,6 +94,10 @@ class UnknownDeviceError(DaskdistError, ValueError):
 
 class DeviceMemoryError(DaskdistError, MemoryError):
     """A device has not enough memory."""
+
+
+class MissingPackageError(DaskdistError, ImportError):
+    """An optional package is not installed; the message says how to install it."""
 
 
 class ClusterError(DaskdistError, ConnectionError):

@@ -23,7 +23,7 @@ from distributed import Security
 
 import daskdist
 from daskdist import Dataset, PerReplica, Ragged, devices
-from daskdist.errors import ArgumentError, UnknownLengthError, UserFunctionError
+from daskdist.errors import ArgumentError, MissingPackageError, UnknownLengthError, UserFunctionError
 
 # Keras itself causes this warning for tensors of PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
@@ -333,7 +333,7 @@ def test_values_that_are_not_numbers_are_refused(convert, case):
 )
 def test_missing_libraries_are_named(monkeypatch, name, missing, message):
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(MissingPackageError, match=message):
         getattr(daskdist, name)(Dataset.range(3).batch(2))
 
 
@@ -816,7 +816,9 @@ def test_a_missing_backend_is_named(keras):
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
     last = done.stderr.splitlines()[-1]
-    assert "ArgumentError: keras_data: Keras cannot be imported (No module named 'tensorflow'); install its" in last
+    assert (
+        "MissingPackageError: keras_data: Keras cannot be imported (No module named 'tensorflow'); install its" in last
+    )
     assert "KERAS_BACKEND, 'jax' or 'torch', before Keras is imported" in last
 
 

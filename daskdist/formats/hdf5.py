@@ -22,7 +22,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
-from daskdist.errors import FileError
+from daskdist.errors import FileError, MissingPackageError
 from daskdist.formats.stored_arrays import (
     RangeReader,
     StoredArray,
@@ -346,5 +346,5 @@ def _library() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise ImportError("HDF5 files need h5py: pip install 'daskdist[hdf5]'") from error
+        raise MissingPackageError("HDF5 files need h5py: pip install 'daskdist[hdf5]'") from error
     return h5py

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.spec import TensorSpec
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, MissingPackageError
 
 # The suffixes of names of images.
 IMAGES: Final = ("png", "jpg", "jpeg", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm")
@@ -88,13 +88,13 @@ def pillow() -> Any:
 
     Raises
     ------
-    ArgumentError
+    MissingPackageError
         Pillow is not installed.
     """
     try:
         from PIL import Image
     except ImportError:
-        raise ArgumentError("images need Pillow: pip install 'daskdist[images]'") from None
+        raise MissingPackageError("images need Pillow: pip install 'daskdist[images]'") from None
     return Image
 
 

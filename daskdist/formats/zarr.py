@@ -19,7 +19,7 @@ from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, FileError, MissingPackageError
 from daskdist.formats.stored_arrays import (
     LONE_NAME,
     RangeReader,
@@ -470,5 +470,5 @@ def _library() -> Any:
     try:
         import zarr
     except ImportError as error:
-        raise ImportError("Zarr stores are read by zarr-python 3; pip install 'daskdist[zarr]'") from error
+        raise MissingPackageError("Zarr stores are read by zarr-python 3: pip install 'daskdist[zarr]'") from error
     return zarr

@@ -14,7 +14,7 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, PerReplicaSpec, RaggedTensorSpec
 from daskdist.core.structure import Nested, as_array
 from daskdist.devices import Device, device_of
-from daskdist.errors import ArgumentError, UnknownLengthError
+from daskdist.errors import ArgumentError, MissingPackageError, UnknownLengthError
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.placeholders import results_of
@@ -253,6 +253,6 @@ def length_of(dataset: Any) -> int:
     return number
 
 
-def needs(operation: str, framework: str, extra: str, error: ImportError) -> ArgumentError:
+def needs(operation: str, framework: str, extra: str, error: ImportError) -> MissingPackageError:
     """Return the error that says which package to install."""
-    return ArgumentError(f"{operation} needs {framework}: pip install 'daskdist[{extra}]' ({error})")
+    return MissingPackageError(f"{operation} needs {framework}: pip install 'daskdist[{extra}]' ({error})")

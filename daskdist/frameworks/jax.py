@@ -30,9 +30,10 @@ def to_jax(x: Any) -> Any:
     Raises
     ------
     ArgumentError
-        A leaf is not an array of numbers (text, Python objects, dates, rows of different lengths, datasets), it has
-        integers that do not fit in the dtype that JAX converts them to, or JAX is not installed: ``pip install
-        'daskdist[jax]'``.
+        A leaf is not an array of numbers (text, Python objects, dates, rows of different lengths, datasets), or has
+        integers that do not fit in the dtype that JAX converts them to.
+    MissingPackageError
+        JAX is not installed: ``pip install 'daskdist[jax]'``.
 
     Notes
     -----

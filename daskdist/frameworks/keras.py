@@ -8,7 +8,7 @@ from typing import Any
 
 import optree
 
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, MissingPackageError
 from daskdist.frameworks.convert import check_spec, checked_source, needs
 from daskdist.frameworks.torch import to_torch
 from daskdist.strategy.reduce.gather import concatenated
@@ -37,9 +37,11 @@ def keras_data(dataset: Any) -> Any:
     Raises
     ------
     ArgumentError
-        An element is a tuple of more than three, or a leaf is not an array of numbers or has no rows; Keras is not
-        installed (``pip install 'daskdist[keras]'``) or cannot be imported, for example because its backend is missing.
-        When used: the backend is TensorFlow.
+        An element is a tuple of more than three, or a leaf is not an array of numbers or has no rows. When used: the
+        backend is TensorFlow.
+    MissingPackageError
+        Keras is not installed (``pip install 'daskdist[keras]'``) or cannot be imported, for example because its
+        backend is missing.
 
     Notes
     -----
@@ -82,7 +84,7 @@ def _data_adapter() -> Any:
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "keras":
             raise needs("keras_data", "Keras 3.7 or later", "keras", error) from None
-        raise ArgumentError(
+        raise MissingPackageError(
             f"keras_data: Keras cannot be imported ({error}); install its backend, and name that in the environment "
             "variable KERAS_BACKEND, 'jax' or 'torch', before Keras is imported"
         ) from None

@@ -67,8 +67,9 @@ def to_torch(x: Any) -> Any:
     Raises
     ------
     ArgumentError
-        A leaf is not an array of numbers (text, Python objects, dates, rows of different lengths, datasets), or PyTorch
-        is not installed: ``pip install 'daskdist[torch]'``.
+        A leaf is not an array of numbers (text, Python objects, dates, rows of different lengths, datasets).
+    MissingPackageError
+        PyTorch is not installed: ``pip install 'daskdist[torch]'``.
 
     Notes
     -----
@@ -128,7 +129,9 @@ def torch_loader(dataset: Any) -> Any:
     Raises
     ------
     ArgumentError
-        The elements are not arrays of numbers, or PyTorch is not installed: ``pip install 'daskdist[torch]'``.
+        The elements are not arrays of numbers.
+    MissingPackageError
+        PyTorch is not installed: ``pip install 'daskdist[torch]'``.
 
     Notes
     -----
@@ -163,8 +166,10 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0, inse
     Raises
     ------
     ArgumentError
-        The function is called outside a replica, two replicas are in one process, the cluster encrypts its connections
-        and ``insecure`` is not set, or PyTorch is not installed: ``pip install 'daskdist[torch]'``.
+        The function is called outside a replica, two replicas are in one process, or the cluster encrypts its
+        connections and ``insecure`` is not set.
+    MissingPackageError
+        PyTorch is not installed: ``pip install 'daskdist[torch]'``.
     CollectiveError
         Another replica does not call the function, or fails while this one waits for it in the block; or another group
         has been in the same processes for ``timeout_s``.

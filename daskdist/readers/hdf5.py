@@ -36,7 +36,7 @@ def read_hdf5(paths: Paths, arrays: Any = None, *, storage_options: StorageOptio
         While iterating: a file is damaged, or its elements differ from those of the first.
     ArgumentError
         An array does not exist.
-    ImportError
+    MissingPackageError
         h5py is not installed: ``pip install 'daskdist[hdf5]'``.
 
     Notes

@@ -57,7 +57,9 @@ def read_images(
     FileError
         There are no images. While iterating: an image cannot be decoded.
     ArgumentError
-        An image is in no folder of a class, an option is out of range, or Pillow is not installed.
+        An image is in no folder of a class, or an option is out of range.
+    MissingPackageError
+        Pillow is not installed: ``pip install 'daskdist[images]'``.
 
     Notes
     -----

@@ -65,7 +65,9 @@ def read_sql(
     Raises
     ------
     ArgumentError
-        A column does not exist, an option is invalid, or SQLAlchemy or the driver is not installed.
+        A column does not exist, or an option is invalid.
+    MissingPackageError
+        SQLAlchemy (``pip install 'daskdist[sql]'``) or the driver is not installed.
     FileError
         The table does not exist, or the database cannot be reached. While iterating: the server is gone, or a value
         does not have its column's type.

@@ -55,7 +55,9 @@ def read_tfrecord(
     FileError
         No file matches. While iterating: a file is damaged, or an example lacks a feature.
     ArgumentError
-        A feature is invalid, or google-crc32c is not installed.
+        A feature is invalid.
+    MissingPackageError
+        google-crc32c is not installed: ``pip install 'daskdist[tfrecord]'``.
 
     Notes
     -----

@@ -68,7 +68,9 @@ def read_webdataset(
         a member leaves the archive, a member is not a regular file, or the fields of a sample differ from those of the
         first ones.
     ArgumentError
-        A field does not exist, an option is out of range, or Pillow is not installed.
+        A field does not exist, or an option is out of range.
+    MissingPackageError
+        Pillow is not installed: ``pip install 'daskdist[images]'``.
 
     Notes
     -----

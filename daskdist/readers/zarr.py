@@ -37,7 +37,7 @@ def read_zarr(store: Paths, arrays: Any = None, *, storage_options: StorageOptio
         iterating: a chunk is damaged, or the elements of a store differ from those of the first.
     ArgumentError
         An array does not exist.
-    ImportError
+    MissingPackageError
         zarr-python 3 is not installed: ``pip install 'daskdist[zarr]'``.
 
     Notes

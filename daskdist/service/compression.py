@@ -7,7 +7,7 @@ from typing import Final
 from distributed.comm import Comm
 from distributed.protocol.compression import compressions
 
-from daskdist.errors import ArgumentError
+from daskdist.errors import MissingPackageError
 
 # The fastest first.
 _PREFERRED: Final = ("lz4", "zstd", "snappy")
@@ -26,7 +26,7 @@ def readable(request: str | None, comm: Comm) -> tuple[str, ...]:
 
     Raises
     ------
-    ArgumentError
+    MissingPackageError
         The requested compression is not installed.
     """
     if request is None:
@@ -35,7 +35,7 @@ def readable(request: str | None, comm: Comm) -> tuple[str, ...]:
         return () if comm.same_host else tuple(name for name in _PREFERRED if name in compressions)
     name = request.lower()
     if name not in compressions:
-        raise ArgumentError(
+        raise MissingPackageError(
             f"compression is {request!r}, which needs a package that is missing here: pip install {_PACKAGES[name]}"
         )
     return (name,)

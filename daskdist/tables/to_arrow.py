@@ -30,7 +30,7 @@ from daskdist.core.block import Batches, Block, Rows
 from daskdist.core.failing.failed_elements import check_any_is_there
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, Shape, TensorSpec
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, MissingPackageError
 
 # The name of the column of an element that is a single leaf.
 LONE_NAME: Final = "value"
@@ -213,7 +213,7 @@ def frame_of(parts: Iterable[Rows], spec: ElementSpec) -> Any:
     import pyarrow as pa
 
     if importlib.util.find_spec("pandas") is None:
-        raise ImportError("to_pandas needs pandas; pip install pandas")
+        raise MissingPackageError("to_pandas needs pandas: pip install pandas")
     tables = [table_of(rows, spec) for rows in parts if len(rows)] or [table_of(no_rows(spec), spec)]
     return pa.concat_tables(tables).to_pandas()
 

@@ -474,5 +474,5 @@ def test_damage_is_no_more_than_an_error(tmp_path):
 def test_without_the_library(tmp_path, monkeypatch):
     path = write(tmp_path / "a.h5", {"x": np.arange(3)})
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    with pytest.raises(ImportError, match=r"pip install 'daskdist\[hdf5\]'"):
+    with pytest.raises(errors.MissingPackageError, match=r"pip install 'daskdist\[hdf5\]'"):
         daskdist.read_hdf5(path)

@@ -238,7 +238,7 @@ def _fails_on_the_second(image, label):
 
 def test_without_pillow(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(errors.ArgumentError, match=r"pip install 'daskdist\[images\]'"):
+    with pytest.raises(errors.MissingPackageError, match=r"pip install 'daskdist\[images\]'"):
         read_images(folder)
 
 

@@ -9,6 +9,7 @@ import shutil
 import socket
 import sqlite3
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import closing
@@ -391,6 +392,19 @@ def test_missing_tables_and_columns(tmp_path):
 def test_invalid_options_are_refused(tmp_path, options, said):
     with pytest.raises(errors.ArgumentError, match=said):
         read_sql("t", table(tmp_path, "INTEGER", [1]), "i", **options)
+
+
+@pytest.mark.parametrize(
+    ("package", "url", "message"),
+    [
+        ("sqlalchemy", "postgresql+psycopg://h/d", r"pip install 'daskdist\[sql\]'"),
+        ("psycopg", "postgresql+psycopg://h/d", r"the driver of 'postgresql\+psycopg' is not installed"),
+    ],
+)
+def test_missing_packages_are_named(monkeypatch, package, url, message):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(errors.MissingPackageError, match=message):
+        read_sql("t", url)
 
 
 def test_invalid_connections_are_refused(tmp_path):

@@ -286,7 +286,7 @@ def test_without_the_library(tmp_path, monkeypatch):
         return imported(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(errors.ArgumentError, match=r"pip install 'daskdist\[tfrecord\]', or give check_crc=False"):
+    with pytest.raises(errors.MissingPackageError, match=r"'daskdist\[tfrecord\]', or give check_crc=False"):
         read_tfrecord(path)
     assert records_of(read_tfrecord(path, check_crc=False)) == [b"one"]
 

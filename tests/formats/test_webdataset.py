@@ -644,7 +644,7 @@ def test_values_that_cannot_be_written(tmp_path):
 def test_without_pillow(tmp_path, monkeypatch):
     path = save(tmp_path, members_of(1))
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(errors.ArgumentError, match=r"pip install 'daskdist\[images\]'"):
+    with pytest.raises(errors.MissingPackageError, match=r"pip install 'daskdist\[images\]'"):
         read_webdataset(path)
     assert [int(cls) for cls in read_webdataset(path, "cls")] == [-2]
 

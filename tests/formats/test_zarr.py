@@ -470,7 +470,7 @@ def test_elements_that_are_not_written(tmp_path, spec, words):
 def test_without_the_library(tmp_path, monkeypatch):
     path = write_group(tmp_path / "a.zarr", {"x": np.arange(3)})
     monkeypatch.setitem(__import__("sys").modules, "zarr", None)
-    with pytest.raises(ImportError, match=r"pip install 'daskdist\[zarr\]'"):
+    with pytest.raises(errors.MissingPackageError, match=r"pip install 'daskdist\[zarr\]'"):
         daskdist.read_zarr(path)
 
 

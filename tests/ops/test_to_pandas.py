@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import dask
 import numpy as np
 import pandas as pd
@@ -145,3 +147,10 @@ def test_datasets_that_make_no_dask_dataframe_are_refused():
         Dataset.range(9).filter(lambda x: x > 3).to_dask_dataframe()
     with pytest.raises(errors.UnknownLengthError, match="to_dask_dataframe: the dataset is endless"):
         Dataset.counter().to_dask_dataframe()
+
+
+@pytest.mark.parametrize("name", ["to_pandas", "to_dask_dataframe"])
+def test_a_missing_pandas_is_named(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(errors.MissingPackageError, match="needs pandas: pip install"):
+        getattr(Dataset.range(3), name)()

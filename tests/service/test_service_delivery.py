@@ -222,7 +222,7 @@ def test_compression_that_is_not_installed_is_refused(client):
     missing = [name for name in ("lz4", "zstd", "snappy") if name not in compressions]
     if not missing:
         pytest.skip("all are installed")
-    with pytest.raises(errors.ArgumentError, match="pip install"):
+    with pytest.raises(errors.MissingPackageError, match="pip install"):
         list(Dataset.range(3).serve(client, compression=missing[0]))
 
 

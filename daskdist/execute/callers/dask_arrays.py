@@ -15,7 +15,7 @@ from daskdist.core.block import Block
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Node, walk
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.errors import ArgumentError, DaskdistError, UnknownLengthError
+from daskdist.errors import ArgumentError, DaskdistError, MissingPackageError, UnknownLengthError
 from daskdist.execute.callers.graph import Recorded
 from daskdist.tables.to_arrow import frame_of, no_rows
 
@@ -50,7 +50,7 @@ def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec, num_element
 def to_dask_dataframe(parts: Sequence[Any], spec: ElementSpec) -> Any:
     """Return a Dask dataframe with a partition for each delayed batch of elements of a spec."""
     if importlib.util.find_spec("pandas") is None:
-        raise ImportError("to_dask_dataframe needs pandas: pip install 'dask[dataframe]'")
+        raise MissingPackageError("to_dask_dataframe needs pandas: pip install 'dask[dataframe]'")
     import dask.dataframe as dd
     from dask.delayed import delayed
 

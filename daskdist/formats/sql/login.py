@@ -13,7 +13,7 @@ from typing import Any, Final
 from dask.base import normalize_token
 
 from daskdist.config import setting
-from daskdist.errors import ArgumentError, DaskdistError, FileError
+from daskdist.errors import ArgumentError, DaskdistError, FileError, MissingPackageError
 from daskdist.storage.filesystem import DAMAGE, failures, is_remote, local
 
 # Parts of the names of secret options.
@@ -164,13 +164,13 @@ def library() -> Any:
 
     Raises
     ------
-    ArgumentError
+    MissingPackageError
         The library is not installed.
     """
     try:
         import sqlalchemy
     except ImportError as error:
-        raise ArgumentError(f"databases are read by SQLAlchemy: pip install 'daskdist[sql]' ({error})") from None
+        raise MissingPackageError(f"databases are read by SQLAlchemy: pip install 'daskdist[sql]' ({error})") from None
     return sqlalchemy
 
 
@@ -191,7 +191,9 @@ def _engine(login: Login, url: Any) -> Any:
     except sa.exc.NoSuchModuleError:
         raise ArgumentError(f"read_sql: SQLAlchemy knows no database {name!r}; see its list of dialects") from None
     except ImportError as error:
-        raise ArgumentError(f"read_sql: the driver of {url.drivername!r} is not installed: {error.name}") from None
+        raise MissingPackageError(
+            f"read_sql: the driver of {url.drivername!r} is not installed: {error.name}"
+        ) from None
     except (TypeError, ValueError, sa.exc.ArgumentError) as error:
         raise ArgumentError(f"read_sql: engine_options: {login.without_secrets(str(error))}") from None
     if engine.dialect.is_async:

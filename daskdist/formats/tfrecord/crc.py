@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.errors import ArgumentError
+from daskdist.errors import MissingPackageError
 
 Array = np.ndarray[Any, Any]
 
@@ -23,13 +23,13 @@ def library() -> Callable[[bytes], int]:
 
     Raises
     ------
-    ArgumentError
+    MissingPackageError
         google-crc32c is not installed.
     """
     try:
         import google_crc32c
     except ImportError:
-        raise ArgumentError(
+        raise MissingPackageError(
             "google-crc32c, which computes the checksums of TFRecord files, is not installed: "
             "pip install 'daskdist[tfrecord]', or give check_crc=False to read them unchecked"
         ) from None
