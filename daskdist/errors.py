@@ -15,6 +15,7 @@
     ├── MissingPackageError    (ImportError)   an optional package is not installed
     ├── CollectiveError        (RuntimeError)  replicas do not all take part in a joint operation
     ├── ClusterError           (ConnectionError) a scheduler or its workers cannot be used
+    ├── RepeatedLossError      (RuntimeError)  workers were lost each time that they made a call or task
     ├── WaitTimeoutError       (TimeoutError)  something did not come within the time of a setting
     └── OutOfRangeError        (EOFError)      an iterator is at its end
 
@@ -106,6 +107,10 @@ class ClusterError(DaskdistError, ConnectionError):
 
 class CollectiveError(DaskdistError, RuntimeError):
     """Replicas do not all take part in a joint operation: one is missing, lost, or does something else."""
+
+
+class RepeatedLossError(DaskdistError, RuntimeError):
+    """Workers were lost each time that they made a call or task, for example as it takes more memory than they have."""
 
 
 class WaitTimeoutError(DaskdistError, TimeoutError):

@@ -11,10 +11,11 @@ from weakref import WeakKeyDictionary
 
 from dask.utils import format_bytes
 from distributed import Client, Scheduler, Status, Worker
+from distributed.scheduler import KilledWorker
 from distributed.spill import MaxSpillExceeded, SpillBuffer
 
 from daskdist.config import seconds
-from daskdist.errors import WaitTimeoutError
+from daskdist.errors import RepeatedLossError, WaitTimeoutError
 from daskdist.execute.callers.cluster_requests import run_on_scheduler, run_on_workers
 
 Connected = Mapping[str, Mapping[str, Any]]
@@ -32,6 +33,8 @@ _ENDED_WITHIN_S: Final = 60.0
 _ended: Final[WeakKeyDictionary[Client, dict[str, tuple[float, int]]]] = WeakKeyDictionary()
 # The workers that a message describes at most.
 _MOST_NAMED: Final = 3
+# Dask's setting of the number of times that a worker may be lost that makes the same task; steps follow it, too.
+MOST_LOSSES: Final = "distributed.scheduler.allowed-failures"
 
 
 class PausedWorkers:
@@ -106,6 +109,35 @@ def ended_for_memory(client: Client, workers: Sequence[str]) -> str:
     if not sizes or max(ended[worker][0] for worker in workers if worker in ended) < since:
         return ""
     return f"; Dask ended {', '.join(sizes)}, which exceeded the memory limit"
+
+
+def after_repeated_losses(client: Client, workers: Sequence[str]) -> str:
+    """Return a text about lost workers that were making the same call or task: the reason, and what to do.
+
+    Parameters
+    ----------
+    client
+        The connection to the cluster.
+    workers
+        Their addresses; none if they are unknown.
+    """
+    workers = workers or list(_ended.get(client, ()))
+    if why := ended_for_memory(client, workers):
+        return f"{why}. Give workers more memory (memory_limit), or make batches and splits of the data smaller"
+    return f"; the logs of the workers may have the reason. {MOST_LOSSES} says how often that may happen"
+
+
+def error_of_task(client: Client, error: BaseException) -> BaseException:
+    """Return the error of a task; if Dask has given the task up as its workers were lost, one that says the reason."""
+    if not isinstance(error, KilledWorker):
+        return error
+    last = error.last_worker.address
+    told = RepeatedLossError(
+        f"{error.task} ran each of {error.allowed_failures + 1} times that a worker was lost, the last time {last}"
+        f"{after_repeated_losses(client, ())}"
+    )
+    told.__cause__ = error
+    return told
 
 
 def run_elsewhere(has_paused: bool, *, dask_scheduler: Scheduler) -> None:

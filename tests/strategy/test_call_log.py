@@ -6,7 +6,7 @@ from collections import deque
 
 from daskdist.errors import ClusterError
 from daskdist.execute.messages.failure import Failure
-from daskdist.strategy.steps.calls import Call, Record
+from daskdist.strategy.steps.calls import Call, Record, note_lost
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.sending.call_log import CallLog
 
@@ -55,3 +55,20 @@ def test_a_lost_result_is_made_again_for_what_refers_to_it():
     assert log
     end(log, result)
     assert not log
+
+
+def test_a_lost_worker_was_making_the_first_call_of_each_of_its_replicas():
+    def on(*workers, ended=(), function=0):
+        record = Record(1, workers, (), "call", function=function)
+        record.outcomes = [(None, 0) if place in ended else None for place in range(len(workers))]
+        return record
+
+    two_replicas = "lost", "left", "lost"
+    over, first, second, third = [on(*two_replicas, ended=ended) for ended in ((0, 2), (0,), (), ())]
+    reduction, elsewhere = on("lost", function=None), on("left")
+    records = [elsewhere, over, first, reduction, second, third]
+    note_lost(records, "lost")
+    assert [record.lost for record in records] == [(), (), ("lost",), (), ("lost",), ()]
+    # A reduction is counted if nothing else is made.
+    note_lost([reduction], "lost")
+    assert reduction.lost == ("lost",)

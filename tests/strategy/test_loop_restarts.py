@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import mirrored, new_cluster
-from distributed import Client
+from distributed import Client, Event
 from programs import Program
 
 import daskdist
@@ -73,6 +73,36 @@ def test_a_loop_begins_again_from_its_last_checkpoint(own_client, tmp_path):
     strategy.close()
 
 
+@pytest.mark.cluster
+def test_a_loop_behind_steps_under_way_begins_again(own_client, tmp_path):
+    def step(batch):
+        Event("gate").wait(60)
+        return len(batch)
+
+    def kill_once(batches):
+        num_rows = 0
+        for batch in batches:
+            num_rows += len(batch)
+            if get_replica_context().replica_id_in_sync_group == 1 and not (tmp_path / "killed").exists():
+                (tmp_path / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return num_rows
+
+    gate = Event("gate", client=own_client)
+    with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
+        batches = iter(strategy.distribute_dataset(Dataset.range(8).batch(4)))
+        gate.set()
+        strategy.local_results(strategy.run(step, args=(next(batches),)))
+        gate.clear()
+        lengths = strategy.run(step, args=(next(batches),))
+        opening = threading.Timer(0.2, gate.set)
+        opening.start()
+        rows = strategy.run(kill_once, args=(strategy.distribute_dataset(Dataset.range(20).batch(2)),), restart=1)
+        assert strategy.local_results(rows) == (20,)
+        assert sum(strategy.local_results(lengths)) == 4
+        opening.join()
+
+
 def test_restarts_are_counted():
     strategy = mirrored(2)
     with pytest.raises(errors.ArgumentError, match="restart"):
@@ -84,7 +114,7 @@ def test_restarts_are_counted():
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from distributed import Client
+from distributed import Client, Event
 import daskdist
 
 def loop(iterator, manager, directory):

@@ -20,6 +20,7 @@ from dask.optimization import cull
 from distributed import Client, Future, default_client, get_worker
 from distributed.client import FutureCancelledError, FuturesCancelledError, _wait
 from distributed.protocol.pickle import dumps
+from distributed.scheduler import KilledWorker
 
 from daskdist.config import in_bytes, seconds
 from daskdist.core.array_pool import limit_pool
@@ -40,7 +41,7 @@ from daskdist.execute.callers.live_workers import (
 )
 from daskdist.execute.callers.sent_blocks import SentBlock, SentBlocks
 from daskdist.execute.messages.pickling import dumps_on_host, load_sent
-from daskdist.execute.paused_workers import ended_for_memory
+from daskdist.execute.paused_workers import ended_for_memory, error_of_task
 from daskdist.execute.task_times import task_times
 from daskdist.waiting import stretches
 
@@ -353,7 +354,7 @@ class Submit:
             return None
         del self._reports[handle.key]
         self.wait([future])
-        report: Report = future.result()
+        report: Report = self._result_of(future)
         return report
 
     def result(self, handle: Future) -> Any:
@@ -366,13 +367,15 @@ class Submit:
                 # Raise the error of the first handle in order, not of the call that failed first. A lost worker may be
                 # the cause.
                 self.live_workers.in_doubt = True
-                handle.result()
+                self._result_of(handle)
         # Results come directly from the workers: through the scheduler it would be five times slower.
         try:
             return self._gathered(handles)
         except FutureCancelledError as error:
             self._check_workers()
             raise self.live_workers.lost_error(error.key) from error
+        except KilledWorker as error:
+            raise error_of_task(self.client, error) from error
 
     def _gathered(self, handles: Sequence[Future]) -> list[Any]:
         loop = self.client.loop.asyncio_loop
@@ -431,7 +434,13 @@ class Submit:
         self.wait(step)
         for handle in step:
             if handle.status == "error":
-                handle.result()
+                self._result_of(handle)
+
+    def _result_of(self, handle: Future) -> Any:
+        try:
+            return handle.result()
+        except KilledWorker as error:
+            raise error_of_task(self.client, error) from error
 
     @contextlib.contextmanager
     def waiting(

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from distributed import Future
 
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.outcomes import Failed
+
+
+class Losses(NamedTuple):
+    """The losses of workers that were making a call, in all attempts to make it.
+
+    Parameters
+    ----------
+    workers
+        The addresses of the workers.
+    num_losses
+        The number of attempts that ended so; some count for several.
+    """
+
+    workers: tuple[str, ...] = ()
+    num_losses: int = 0
+
+
+_NO_LOSSES: Final = Losses()
 
 
 class Record:
@@ -45,6 +63,8 @@ class Record:
         "is_shared",
         "is_step",
         "kind",
+        "losses",
+        "lost",
         "name",
         "needs",
         "num_left",
@@ -92,6 +112,9 @@ class Record:
         # The number of the call whose error was raised for it, or which it has from an argument; None without one. Its
         # other errors are not raised.
         self.told_with: int | None = None
+        # The workers that were lost while they were making it, and those of earlier attempts.
+        self.lost: tuple[str, ...] = ()
+        self.losses = _NO_LOSSES
         # Repeats the call on another worker, if all its inputs still exist.
         self.again: Callable[[], Result] | None = None
 
@@ -99,6 +122,10 @@ class Record:
     def holders(self) -> set[str]:
         """The workers that have or will have a result of it."""
         return {*self.workers, *self.passed_on[1::2]}
+
+    def fail(self, failed: Failed) -> None:
+        """Let all results fail of a call that is over."""
+        self.has_failed, self.outcomes = True, ((None, failed),) * len(self.outcomes)
 
     def failures(self) -> list[Failed]:
         """Return the failures of its results, one for each call that raised."""
@@ -183,6 +210,36 @@ def workers_in(handles: Sequence[Any]) -> Sequence[str]:
     if type(handles) is Call:
         return handles.record.workers
     return [handle.worker for handle in handles if type(handle) is Result]
+
+
+def note_lost(records: Iterable[Record], worker: str) -> None:
+    """Note that a worker is lost in the calls that it was making: the first of each replica that is not over.
+
+    A worker tells of the end of a call some milliseconds later, if others follow. So this may be an earlier call, where
+    the one that it was making had just begun.
+
+    Parameters
+    ----------
+    records
+        The calls under way, in their order.
+    worker
+        The worker's address.
+    """
+    places: set[int] = set()
+    is_first = True
+    for record in records:
+        not_over = {
+            place
+            for place, address in enumerate(record.workers)
+            if address == worker and record.outcomes[place] is None
+        }
+        is_of_replicas = record.function is not None
+        # Reductions are made beside the calls on replicas, and mostly wait for those.
+        if not_over and (is_first or (is_of_replicas and not not_over <= places)):
+            record.lost += (worker,)
+            is_first = False
+        if is_of_replicas:
+            places |= not_over
 
 
 def futures_in(needs: Any) -> list[Future]:

@@ -55,7 +55,7 @@ from daskdist.strategy.steps.sending.call_arguments import (
 )
 from daskdist.strategy.steps.sending.call_log import LOST, CallLog
 from daskdist.strategy.steps.sending.cut_again import cut_again
-from daskdist.strategy.steps.sending.worker_recovery import RecoversWorkers
+from daskdist.strategy.steps.sending.repeated_calls import RepeatsCalls
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
@@ -70,7 +70,7 @@ _SOON_S: Final = 0.5
 _MOST_UNSENT: Final = 64
 
 
-class ClusterBackend(RecoversWorkers):
+class ClusterBackend(RepeatsCalls):
     """Calls on the replicas and workers of a cluster.
 
     Parameters
@@ -111,8 +111,7 @@ class ClusterBackend(RecoversWorkers):
         self._num_unsent = 0
         self._token = ""
         self.num_made_again = 0
-        # Raised by the next call: nobody can look at the results of the steps that failed.
-        self._not_made_again: ClusterError | None = None
+        self._failed: Failed | None = None
         self._recover: Callable[[], Callable[[], None] | None] = lambda: None
 
     # --- calls ---
@@ -126,8 +125,8 @@ class ClusterBackend(RecoversWorkers):
         group: ReplicaGroup,
     ) -> Call:
         """Call a function on every replica; see `Backend`."""
-        if operation != RECOVERY and self._not_made_again is not None:
-            self._raise_not_made_again()
+        if operation != RECOVERY and self._failed is not None:
+            self.raise_not_made_again()
         function = self.objects(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
         takes_batch = takes_results = is_loop = False
         packed: list[Any] = []
@@ -345,54 +344,6 @@ class ClusterBackend(RecoversWorkers):
             leaf.become(batch.leaves[leaf.batch_leaf])
         return leaf.reference or PerReplica([self.packed(part, lambda: "run: a batch") for part in leaf.values])
 
-    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
-        """Set what gives the function that continues with the remaining replicas; None if nobody uses them."""
-        self._recover = recover
-
-    def note_losses(self) -> bool:
-        """See whether workers were lost since the last call; return whether some may be."""
-        if self.streams.has_broken and self.streams.lost():
-            self.live_workers.in_doubt = True
-        return self.live_workers.in_doubt and self.in_doubt
-
-    def made_again_since(self, number: int) -> bool:
-        """Continue with the remaining replicas if some are lost; return whether calls were made again since a count."""
-        recover = self._recover() if self._log else None
-        if recover is not None:
-            recover()
-        return self.num_made_again != number
-
-    def first_to_make_again(self) -> int | None:
-        """Return the number of the first call that is to be made again; None if there is none."""
-        return next((record.number for record, _, _ in self._log.calls_to_make_again(self.streams.is_open)), None)
-
-    def make_again(self, group: ReplicaGroup) -> None:
-        """Make the calls again that failed because of a lost worker; see `Backend`."""
-        calls = self._log.calls_to_make_again(self.streams.is_open)
-        if calls:
-            self.num_made_again += 1
-            logger.warning("making %d calls again that the loss cut short", len(calls))
-        for logged in calls:
-            try:
-                self._log.make_again(logged, group)
-            except Exception as error:
-                if lost := self.streams.lost():
-                    raise self.streams.lost_error(lost) from error
-                self.give_up(f"{logged[0].name}: {error}")
-                return
-
-    def give_up(self, why: str) -> None:
-        """Make no calls again, and log the reason."""
-        logger.warning("calls that failed with a lost worker are not made again: %s", why)
-        if self._log.has_lost_without_trace():
-            self._not_made_again = ClusterError(f"steps that failed with a lost worker are not made again: {why}")
-        self._log.clear()
-
-    def _raise_not_made_again(self) -> None:
-        error, self._not_made_again = self._not_made_again, None
-        if error is not None:
-            raise error
-
     # --- arguments ---
 
     def packed(self, leaf: Any, name: Callable[[], str]) -> Any:
@@ -586,7 +537,7 @@ class ClusterBackend(RecoversWorkers):
 
     def raise_unseen(self) -> None:
         """Raise a known error that was not read and can no longer be read."""
-        self._raise_not_made_again()
+        self.raise_not_made_again()
         self.streams.raise_unseen()
         self._log.rest()
 

@@ -22,10 +22,10 @@ from daskdist.execute.callers.cluster_requests import ask_workers, closed_error,
 from daskdist.execute.callers.live_workers import LiveWorkers, give_up
 from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.messages.failure import Failure
-from daskdist.execute.paused_workers import ended_for_memory
+from daskdist.execute.paused_workers import ended_for_memory, error_of_task
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
-from daskdist.strategy.steps.calls import Call, Record, Result, futures_in
+from daskdist.strategy.steps.calls import Call, Record, Result, futures_in, note_lost
 from daskdist.strategy.steps.outcomes import Failed, Held, received
 from daskdist.strategy.steps.remote.replica_call import LOOP
 from daskdist.strategy.steps.replicated_kinds import ReplicatedKinds
@@ -367,7 +367,7 @@ class StreamSet:
             return
         await future._state.wait()
         if future.status == "error":
-            error: BaseException = await future._exception()
+            error = error_of_task(self.client, await future._exception())
         elif future.cancelled():
             error = self.live_workers.lost_error(key)
         else:
@@ -400,6 +400,7 @@ class StreamSet:
             return
         failed = Failed(Failure.of(self.lost_error([stream.address], f" ({why})")), None)
         with self.lock:
+            note_lost(list(self._under_way.values()), stream.address)
             self._fail_calls(stream.address, failed)
             # End all waiting for messages of that worker.
             for other in self._streams.values() if stream.address in self.live_workers.present else ():
@@ -414,6 +415,10 @@ class StreamSet:
             for place, worker in enumerate(record.workers):
                 if worker == address:
                     self._record_outcome(record, place, None, why)
+
+    def is_seen(self, failed: Failed) -> bool:
+        """Return whether a failure was raised."""
+        return self._failures.is_seen(failed)
 
     def _wake(self) -> None:
         if any(is_over() for is_over in list(self._waiting)):
@@ -580,12 +585,7 @@ class StreamSet:
     def take_unseen(self) -> BaseException | None:
         """Forget the failures that nobody has looked at, nor can; return the error of the first, if there is one."""
         self._send_drops()
-        if not (failures := self._failures.take_all()):
-            return None
-        error = failures[0].failure.error()
-        if len(failures) > 1:
-            error.add_note(f"{len(failures) - 1} more calls failed by then, and nobody looked at their results")
-        return error
+        return self._failures.take_error()
 
 
 async def _beat(reference: weakref.ref[StreamSet]) -> None:

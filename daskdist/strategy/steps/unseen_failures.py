@@ -65,6 +65,10 @@ class UnseenFailures:
             self._seen.append(failed.origin)
             self._unseen.pop(failed.origin, None)
 
+    def is_seen(self, failed: Failed) -> bool:
+        """Return whether a failure was raised."""
+        return failed.origin in self._seen
+
     def _count(self, failed: Failed, change: int) -> None:
         origin = failed.origin
         if origin is None or origin < self._first_told or origin in self._seen:
@@ -76,11 +80,16 @@ class UnseenFailures:
             del self._num_failed[origin]
             self._unseen.setdefault(origin, failed)
 
-    def take_all(self) -> list[Failed]:
-        """Remove and return all failures, in the order of the calls; they are not raised again."""
+    def take_error(self) -> BaseException | None:
+        """Forget all failures; return the error of the first in the order of the calls, if there is one."""
         # Another thread may remove some at the same time.
         taken = [self._unseen.pop(origin, None) for origin in sorted(self._unseen.copy())]
         failures = [failed for failed in taken if failed is not None]
         for failed in failures:
             self.mark_seen(failed)
-        return failures
+        if not failures:
+            return None
+        error = failures[0].failure.error()
+        if len(failures) > 1:
+            error.add_note(f"{len(failures) - 1} more calls failed by then, and nobody looked at their results")
+        return error

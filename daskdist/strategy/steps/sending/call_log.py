@@ -89,11 +89,22 @@ class CallLog:
             step = self._steps.popleft()
         return step
 
-    def has_lost_without_trace(self) -> bool:
-        """Return whether a call on replicas failed because of a lost worker, and nobody has its result."""
+    def remove(self, record: Record) -> None:
+        """Remove a call, which is not made again from here."""
         with self._lock:
-            calls = list(chain.from_iterable(map(_calls_of, self._steps)))
-        return any(record.function is not None and _is_lost(record) and handle() is None for record, handle, _ in calls)
+            for number, step in enumerate(self._steps):
+                if record in step:
+                    place = step.index(record)
+                    del step[place : place + 3]
+                    if not step:
+                        del self._steps[number]
+                    return
+
+    def lost_calls(self) -> list[Record]:
+        """Return the calls on replicas that failed because of a lost worker."""
+        with self._lock:
+            records = list(chain.from_iterable(step[::3] for step in self._steps))
+        return [record for record in records if record.function is not None and _is_lost(record)]
 
     def clear(self) -> None:
         """Remove all calls."""
@@ -122,14 +133,11 @@ class CallLog:
         call = handle()
         if call is None and record.function is None:
             # Nothing can read the result. In the log it would hold up all later steps.
-            with self._lock:
-                for step in self._steps:
-                    if record in step:
-                        place = step.index(record)
-                        del step[place : place + 3]
+            self.remove(record)
             return
         result = make(group)
         new: Call = result.call if type(result) is Result else result
+        new.record.losses = record.losses
         with self._lock:
             for step in self._steps:
                 if record in step:

@@ -56,6 +56,7 @@ class EndsCalls:
         streams, most = self.streams, seconds("timeouts.step")
         with streams.lock:
             for result in handles:
+                self._log.remove(result.call.record)
                 if not result.is_over and streams.is_open(result.worker):
                     streams.stream_with(result.worker, ()).append("end", result.call.record.number, why)
         streams.wait(lambda: all(result.is_over for result in handles), most)

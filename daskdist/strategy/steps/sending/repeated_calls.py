@@ -1,0 +1,112 @@
+"""Calls that are made again if a worker is lost, and those that are not, as each attempt ended workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import dask.config
+
+from daskdist.errors import ClusterError, DaskdistError, RepeatedLossError
+from daskdist.execute.messages.failure import Failure
+from daskdist.execute.paused_workers import MOST_LOSSES, after_repeated_losses, ended_for_memory
+from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.steps.calls import Losses, Record
+from daskdist.strategy.steps.outcomes import Failed
+from daskdist.strategy.steps.sending.worker_recovery import RecoversWorkers
+
+logger: Final = logging.getLogger("daskdist")
+
+# The number of losses that one counts for where Dask ended the worker for its memory: the next one may have no more.
+_FOR_MEMORY: Final = 2
+
+
+class RepeatsCalls(RecoversWorkers):
+    """The part of a backend that makes calls again which a lost worker cut short."""
+
+    num_made_again: int
+    # Raised by the next call, unless it was raised where a result was looked at.
+    _failed: Failed | None
+    _recover: Callable[[], Callable[[], None] | None]
+
+    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
+        """Set what gives the function that continues with the remaining replicas; None if nobody uses them."""
+        self._recover = recover
+
+    def note_losses(self) -> bool:
+        """See whether workers were lost since the last call; return whether some may be."""
+        if self.streams.has_broken and self.streams.lost():
+            self.live_workers.in_doubt = True
+        return self.live_workers.in_doubt and self.client.status == "running"
+
+    def made_again_since(self, number: int) -> bool:
+        """Continue with the remaining replicas if some are lost; return whether calls were made again since a count."""
+        recover = self._recover() if self._log else None
+        if recover is not None:
+            recover()
+        return self.num_made_again != number
+
+    def first_to_make_again(self) -> int | None:
+        """Return the number of the first call that is to be made again; None if there is none."""
+        return next((record.number for record, _, _ in self._log.calls_to_make_again(self.streams.is_open)), None)
+
+    def make_again(self, group: ReplicaGroup) -> None:
+        """Make the calls again that failed because of a lost worker; see `Backend`."""
+        calls = self._log.calls_to_make_again(self.streams.is_open)
+        records = [record for record, _, _ in calls]
+        if calls:
+            self.num_made_again += 1
+            if error := self._repeated_loss(records):
+                self._fail(records, error)
+                return
+            logger.warning("making %d calls again that the loss cut short", len(calls))
+        for number, logged in enumerate(calls):
+            try:
+                self._log.make_again(logged, group)
+            except Exception as error:
+                if lost := self.streams.lost():
+                    raise self.streams.lost_error(lost) from error
+                self._fail(records[number:], _not_made_again(f"{logged[0].name}: {error}"))
+                return
+
+    def _repeated_loss(self, records: Sequence[Record]) -> RepeatedLossError | None:
+        # Return an error if a call was being made each time that workers were lost.
+        for record in records:
+            if record.lost:
+                is_for_memory = ended_for_memory(self.client, record.lost) != ""
+                workers, num_losses = record.losses
+                num_losses += _FOR_MEMORY if is_for_memory else 1
+                record.losses, record.lost = Losses((*workers, *record.lost), num_losses), ()
+        most = dask.config.get(MOST_LOSSES)
+        for record in records:
+            workers, num_losses = record.losses
+            if num_losses > most:
+                why = after_repeated_losses(self.client, workers)
+                return RepeatedLossError(
+                    f"{record.name} ran, or waited for its data, each time that {', '.join(workers)} were lost{why}"
+                )
+        return None
+
+    def give_up(self, why: str) -> None:
+        """Make no calls again, and log the reason."""
+        self._fail(self._log.lost_calls(), _not_made_again(why))
+
+    def _fail(self, records: Sequence[Record], error: DaskdistError) -> None:
+        # Changes of variables by these calls are undone, so that those fail, too, that had succeeded.
+        logger.warning("%s", error)
+        if records:
+            failed = self._failed = Failed(Failure.of(error), records[0].number)
+            for record in records:
+                record.fail(failed)
+        self._log.clear()
+
+    def raise_not_made_again(self) -> None:
+        """Raise the error of calls that were not made again, unless somebody has looked at one of their results."""
+        failed, self._failed = self._failed, None
+        if failed is not None and not self.streams.is_seen(failed):
+            raise failed.failure.error()
+
+
+def _not_made_again(why: str) -> ClusterError:
+    return ClusterError(f"steps that failed with a lost worker are not made again: {why}")

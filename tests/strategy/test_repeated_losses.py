@@ -1,0 +1,117 @@
+"""Calls and tasks that end each worker that makes them: an error says so before all workers are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import dask
+import numpy as np
+import pytest
+from conftest import eventually, new_cluster
+from distributed import Event, get_worker
+
+from daskdist import Dataset, MultiWorkerMirroredStrategy, errors
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+MIB = 2**20
+ROWS = 240
+# A row in the middle of the pass.
+BAD = 130
+ALLOWED = "distributed.scheduler.allowed-failures"
+
+
+@pytest.fixture(scope="module")
+def client():
+    """Return the client of three workers that Dask starts again, of which a task may end one."""
+    with contextlib.ExitStack() as opened:
+        with dask.config.set({"distributed.worker.memory.monitor-interval": "50ms", ALLOWED: 1}):
+            started = opened.enter_context(new_cluster(3, memory_limit=300 * MIB))
+        yield started
+
+
+@pytest.fixture
+def strategy(client):
+    eventually(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 3)
+    with MultiWorkerMirroredStrategy(client) as opened:
+        yield opened
+
+
+def fill_memory():
+    taken = [np.ones(MIB) for _ in range(45)]
+    # Dask ends the worker.
+    Event("never").wait(60)
+    return len(taken)
+
+
+def visit(strategy, dataset, step=None):
+    """Make a pass; return the rows of its batches, or those that steps return."""
+    rows = []
+    for batch in strategy.distribute_dataset(dataset.batch(24)):
+        values = batch if step is None else strategy.run(step, args=(batch,))
+        rows += np.concatenate(strategy.local_results(values)).tolist()
+    return rows
+
+
+def test_a_step_too_large_for_any_worker_is_made_twice(strategy):
+    def step(batch):
+        if BAD in batch:
+            fill_memory()
+        return batch
+
+    with pytest.raises(errors.RepeatedLossError, match=r"^run-step ran.*Dask ended .* MiB, .* MiB, .*\(memory_limit\)"):
+        visit(strategy, Dataset.range(ROWS), step)
+    assert len(strategy.workers) == 1
+    # It was raised once, and the other steps can be made.
+    assert visit(strategy, Dataset.range(BAD), step) == [*range(BAD)]
+
+
+def test_a_task_too_large_for_any_worker(strategy):
+    def function(row):
+        if row == BAD:
+            fill_memory()
+        return row
+
+    with pytest.raises(errors.RepeatedLossError, match=r"map.* ran each of 2 times .*Dask ended .*\(memory_limit\)"):
+        visit(strategy, Dataset.range(ROWS).map(function))
+
+
+def test_a_step_whose_results_nobody_looks_at_ends_workers(strategy):
+    def step(batch):
+        if BAD in batch:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return len(batch)
+
+    def train():
+        for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(ROWS).batch(24))):
+            # The variable keeps the results until the next step.
+            num_rows = strategy.run(step, args=(batch,))
+            if number == BAD // 24:
+                eventually(lambda: len(strategy.internals.replicas_left()) == 1)
+            else:
+                strategy.local_results(num_rows)
+
+    with dask.config.set({ALLOWED: 1}), pytest.raises(errors.RepeatedLossError, match=r"run-step ran.*; the logs"):
+        train()
+    assert len(strategy.workers) == 1
+
+
+def test_workers_that_are_lost_together_are_one_loss(strategy, tmp_path):
+    def step(batch, number, lost):
+        worker = get_worker().address
+        there = tmp_path / f"{worker.rpartition(':')[2]}"
+        if number == 5 and worker in lost and not there.exists():
+            there.touch()
+            eventually(lambda: len(list(tmp_path.iterdir())) == 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+    rows, lost = [], strategy.workers[1:]
+    with dask.config.set({ALLOWED: 1}):
+        for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(ROWS).batch(24))):
+            rows.append(strategy.run(step, args=(batch, number, lost)))
+        rows = [part for values in rows for part in strategy.local_results(values)]
+    assert np.concatenate(rows).tolist() == [*range(ROWS)]
+    assert len(strategy.workers) == 1
