@@ -110,7 +110,11 @@ class CollectiveError(DaskdistError, RuntimeError):
 
 
 class RepeatedLossError(DaskdistError, RuntimeError):
-    """Workers were lost each time that they made a call or task, for example as it takes more memory than they have."""
+    """Workers were lost each time that they made a call or task, for example as it takes more memory than they have.
+
+    A call or task is made again as often as Dask's ``distributed.scheduler.allowed-failures`` says, 3 by default; a
+    call, only once if Dask ends its workers since they exceed their memory limit.
+    """
 
 
 class WaitTimeoutError(DaskdistError, TimeoutError):

@@ -48,6 +48,8 @@ class PausedWorkers:
         # What the workers had and did at the first look without progress since, the time of that look, and the time
         # of the last one; None with progress.
         self._unchanged: tuple[Any, float, float] | None = None
+        # Whether a worker was paused at the last look.
+        self._had_paused = False
 
     def check(self, client: Client, connected: Connected) -> None:
         """Look at the workers again, while something is waited for.
@@ -65,9 +67,12 @@ class PausedWorkers:
             There was no progress for ``daskdist.timeouts.paused`` seconds, and paused workers cannot free memory.
         """
         waited_s, most_s = self._look(connected), seconds("timeouts.paused")
-        # A scheduler without daskdist serves programs without strategies.
-        with contextlib.suppress(ImportError):
-            run_on_scheduler(client, run_elsewhere, waited_s > most_s / 2)
+        has_paused = any(its["status"] == "paused" for its in connected.values())
+        asks, self._had_paused = has_paused or self._had_paused, has_paused
+        if asks:
+            # A scheduler without daskdist serves programs without strategies.
+            with contextlib.suppress(ImportError):
+                run_on_scheduler(client, run_elsewhere, waited_s > most_s / 2)
         if waited_s > most_s:
             # Start the time again, for the next wait or since memory was freed.
             self._unchanged = None
@@ -140,7 +145,7 @@ def error_of_task(client: Client, error: BaseException) -> BaseException:
     return told
 
 
-def run_elsewhere(has_paused: bool, *, dask_scheduler: Scheduler) -> None:
+def run_elsewhere(takes_all: bool, *, dask_scheduler: Scheduler) -> None:
     """Let running workers do what may be done by any worker and was meant for others.
 
     Dask does not do so itself if no worker was running when a task became ready and another one continues than that for
@@ -148,7 +153,7 @@ def run_elsewhere(has_paused: bool, *, dask_scheduler: Scheduler) -> None:
 
     Parameters
     ----------
-    has_paused
+    takes_all
         Whether paused workers have begun nothing for so long that they lose the tasks that they have got.
     """
     if not dask_scheduler.running:
@@ -159,7 +164,7 @@ def run_elsewhere(has_paused: bool, *, dask_scheduler: Scheduler) -> None:
     loose.sort(key=lambda task: task.priority, reverse=True)
     dask_scheduler.transitions({task.key: "processing" for task in loose}, stimulus)
     paused = [worker for worker in dask_scheduler.workers.values() if worker.status is Status.paused]
-    not_begun = itertools.chain.from_iterable(worker.processing for worker in paused) if has_paused else ()
+    not_begun = itertools.chain.from_iterable(worker.processing for worker in paused) if takes_all else ()
     anywhere = [task for task in not_begun if task.loose_restrictions or not task.worker_restrictions]
     # The paused worker is told to drop them.
     dask_scheduler.transitions({task.key: "released" for task in anywhere}, stimulus)

@@ -128,11 +128,11 @@ class Strategy(Viewed):
         program has of them become those of the new calls. Mirrored variables are set back to their values before it.
         What else a failed step did, such as writing a file, it may do twice. Generators have to yield the same again.
 
-        A step is not made again, and its values raise `ClusterError`, if it needs values that only a lost replica had
-        (of an earlier `run`, or ``ON_READ`` variables of the strategy), if it used an object in a `Variable`, or if
-        batches cannot be cut again. At the next pass, restarted workers take the places of lost ones, by name. If no
-        workers were named, others may take places without GPUs. New replicas come last, with the others' values of
-        variables (zero for ``ON_READ`` with SUM). Strategies with objects in a `Variable` stay as they are.
+        A step is not made again, and raises `ClusterError`, if it needs values that only a lost replica had (of an
+        earlier `run`, or ``ON_READ`` variables of the strategy), if it used an object in a `Variable`, or if batches
+        cannot be cut again; `RepeatedLossError` if it ends worker after worker. At the next pass, restarted workers
+        take the places of lost ones, by name. If none were named, others may, without GPUs. New replicas come last, and
+        get the others' values of variables (zero for ``ON_READ`` with SUM). With objects in a `Variable`, none come.
         """
         if not isinstance(dataset, Dataset):
             raise ArgumentError(f"distribute_dataset: expected a daskdist Dataset, got {type(dataset).__name__}")

@@ -139,6 +139,25 @@ def test_tasks_that_a_paused_worker_has_got_are_given_to_another(by_hand, tmp_pa
             assert result.result(30) == [*range(ROWS)]
 
 
+def test_the_scheduler_is_asked_only_after_a_pause(by_hand, monkeypatch):
+    client, worker, _ = by_hand
+    handlers, asked = client.cluster.scheduler.handlers, []
+    run_function = handlers["run_function"]
+
+    def note(comm, **request):
+        asked.append(request)
+        return run_function(comm, **request)
+
+    paused_workers, all_running = PausedWorkers(), workers_of(client)
+    set_status(client, Status.paused, worker)
+    one_paused, num_asked = workers_of(client), []
+    monkeypatch.setitem(handlers, "run_function", note)
+    for connected in (all_running, one_paused, one_paused, all_running, all_running):
+        paused_workers.check(client, connected)
+        num_asked.append(len(asked))
+    assert num_asked == [0, 1, 2, 3, 3]
+
+
 def test_steps_of_paused_workers_are_waited_for(by_hand):
     client, *workers = by_hand
     paused_workers = PausedWorkers()
