@@ -56,7 +56,8 @@ def read_csv(
     dtypes
         The types of some columns: a dtype, ``"str"`` or ``"bytes"``. Other types are inferred: int64, bool,
         ``datetime64`` (in days, seconds or nanoseconds), ``timedelta64`` for times of day, float64, else text. A column
-        with leading zeros (``01234``), a plus sign (``+15551234567``) or hexadecimal numbers (``0x1F``) is text.
+        with leading zeros (``01234``), a plus sign (``+15551234567``) or hexadecimal numbers (``0x1F``) is text. Bools
+        are words; ``1`` and ``0`` are bools in a column of the given type bool.
     missing
         The replacement of missing values, by column: ``{"count": -1}``. Without it, they are NaN in floats, NaT in
         times and an error in integers and bools, while text stays as it is: ``""`` for an empty field.

@@ -20,7 +20,7 @@ import pytest
 from conftest import TESTS
 
 import daskdist
-from daskdist import TensorSpec, errors, read_csv, read_files
+from daskdist import Options, TensorSpec, errors, read_csv, read_files
 from daskdist.core.dataset_base import node_of
 from daskdist.formats.csv.csv_format import Csv, Schema
 from daskdist.formats.csv.dialect import Dialect
@@ -298,6 +298,8 @@ def test_weather():
         (["1.5", "1e400", "-inf", "nan"], "float64", [1.5, np.inf, -np.inf, np.nan]),
         (["true", "False"], "bool", [True, False]),
         (["true", ""], TEXT, ["true", ""]),
+        (["true", "1"], TEXT, ["true", "1"]),
+        (["0", "False"], TEXT, ["0", "False"]),
         (["", "NA"], "float64", [np.nan, np.nan]),
         (["x", "", "NA"], TEXT, ["x", "", "NA"]),
         (["2024-02-29", ""], "datetime64[D]", ["2024-02-29", "NaT"]),
@@ -361,6 +363,20 @@ def test_types_are_given(tmp_path, dtype, values, expected):
     assert ds.element_spec == TensorSpec((), expected.dtype)
     (column,) = ds.batch(10)
     np.testing.assert_array_equal(column, expected)
+
+
+def test_digits_are_bools_only_where_that_is_stated(tmp_path):
+    write(tmp_path, "n,c,d\n0,true,1\n1,False,true\n", "a.csv")
+    write(tmp_path, "n,c,d\n2,true,0\n3,1,0\n4,False,1\n", "b.csv")
+    ds = read_csv(tmp_path, dtypes={"d": "bool"})
+    with pytest.raises(
+        errors.FileError, match=r"row 1, at byte 15, column 'c': '1' is not bool; give dtypes=\{'c': 'bo"
+    ):
+        list(ds)
+    skipping = ds.with_options(Options(on_error="skip"))
+    assert rows_of(skipping) == [(0, True, True), (1, False, True), (2, True, False), (4, False, True)]
+    stated = read_csv(tmp_path, ["c", "d"], dtypes={"c": "bool", "d": "bool"})
+    assert rows_of(stated)[2:] == [(True, False), (True, False), (False, True)]
 
 
 def test_replacements_of_missing_values(tmp_path):

@@ -35,8 +35,8 @@ from daskdist.storage.schema_check import FirstFile, readable, unlike
 
 # Files with at least this many columns have splits of the usual size.
 _MANY_COLUMNS: Final = 1000
-# The inferred types of columns of numbers.
-_INFERRED_NUMBERS: Final = ("int64", "uint64", "float64")
+# The inferred types of columns in which some texts that Arrow converts are errors.
+_INFERRED: Final = ("int64", "uint64", "float64", "bool")
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class Csv(SampledFormat):
             required=frozenset(name for name in required if name not in replacements),
             optional=frozenset(name for name in selected if name in replacements and kinds[name] in ("str", "bytes")),
             inferred=frozenset(
-                name for name in selected if kinds[name] in _INFERRED_NUMBERS and name not in (self.dtypes or ())
+                name for name in selected if kinds[name] in _INFERRED and name not in (self.dtypes or ())
             ),
             **self.dialect.of(path).of_fields,
         )
@@ -348,6 +348,8 @@ class Csv(SampledFormat):
             advice = f'the right encoding, or dtypes={{{name!r}: "bytes"}}'
         elif name in fields.inferred and fields.is_text(invalid.value, kind):
             advice = f"dtypes={{{name!r}: 'str'}} to keep it as it is written, or {{{name!r}: {kind!r}}} for the number"
+        elif kind == "bool" and name in fields.inferred and invalid.value.strip() in (b"0", b"1"):
+            advice = f"dtypes={{{name!r}: 'bool'}} to read 0 and 1 as false and true, or {{{name!r}: 'str'}}"
         else:
             guessed = fields.guessed(data, name).removesuffix(" UTC")
             advice = f"dtypes={{{name!r}: {'str' if guessed in (kind, 'bytes') else guessed!r}}}"

@@ -49,6 +49,8 @@ _TIMES: Final = {
     **{f"timedelta64[{unit}]": f"time32[{unit}]" for unit in ("s", "ms")},
     **{f"timedelta64[{unit}]": f"time64[{unit}]" for unit in ("us", "ns")},
 }
+_TRUE: Final = ("true", "True", "TRUE")
+_FALSE: Final = ("false", "False", "FALSE")
 _ZONED: Final = " UTC"
 # The first number that int64 does not have.
 _LONG: Final = 2.0**63
@@ -98,8 +100,8 @@ class Fields:
     keeps_blank
         Whether a blank line is a row with one empty field rather than skipped.
     inferred
-        Columns of numbers whose type was inferred: text of digits that is not a number (see `number_text`) is an error
-        in them.
+        Columns of numbers and bools whose type was inferred: text of digits that is not a number (see `number_text`),
+        and 0 and 1 among words such as true, are errors in them.
     """
 
     names: tuple[str, ...]
@@ -126,7 +128,7 @@ class Fields:
         for name in self.required:
             if self._missing(table.column(name)).any():
                 raise pa.ArrowInvalid(f"a value is missing in {name!r}")
-        for name, is_text in self._number_texts(data, self.inferred).items():
+        for name, is_text in self._number_texts(data, self._inferred_numbers).items():
             if is_text.any():
                 raise pa.ArrowInvalid(f"a value in {name!r} is not written like a number")
         for name, is_text in self._rounded(data, table, self._inferred_floats).items():
@@ -161,12 +163,12 @@ class Fields:
                 columns.append(_one_chunk(self._parsed(data, {name: kind}).column(0)))
             except pa.ArrowInvalid:
                 columns.append(None)
-                for row in self._unfit(column, kind).tolist():
+                for row in self._unfit(column, name, kind).tolist():
                     invalid_values.setdefault(row, InvalidValue(row, name, column[row].as_py()))
             if name in self.required:
                 for row in np.flatnonzero(self._missing(column)).tolist():
                     invalid_values.setdefault(row, InvalidValue(row, name, None))
-        is_text_by_name = self._number_texts(data, self.inferred)
+        is_text_by_name = self._number_texts(data, self._inferred_numbers)
         for name in self._inferred_floats:
             is_text_by_name[name] = self._is_rounded(texts.column(name)) | is_text_by_name.get(name, False)
         for name, is_text in is_text_by_name.items():
@@ -177,7 +179,7 @@ class Fields:
         kept = pa.array(is_kept)
         for place, (name, kind) in enumerate(self.kinds):
             if columns[place] is None:
-                columns[place] = self._converted(texts.column(name).filter(kept).to_pylist(), kind)
+                columns[place] = self._converted(texts.column(name).filter(kept).to_pylist(), name, kind)
             else:
                 columns[place] = columns[place].filter(kept)
         table = pa.table(columns, names=[name for name, _ in self.kinds])
@@ -206,7 +208,7 @@ class Fields:
             return "str"
         return "str" if column.null_count else "uint64"
 
-    def _unfit(self, texts: Any, kind: str) -> Any:
+    def _unfit(self, texts: Any, name: str, kind: str) -> Any:
         # Return the rows of values that do not have a type. pyarrow decides, and reports only one of many, so halves of
         # the distinct values are tried.
         import pyarrow as pa
@@ -220,14 +222,15 @@ class Fields:
         places = sorted(set(range(len(values))).difference(unfit))
 
         def convert(start: int, stop: int) -> Any:
-            return self._converted([values[place] for place in places[start:stop]], kind)
+            return self._converted([values[place] for place in places[start:stop]], name, kind)
 
         parts = valid_parts(len(places), convert, (pa.ArrowInvalid,))
         unfit += [places[number] for number, _, error in parts if error is not None]
         return np.flatnonzero(np.isin(known.indices.to_numpy(), unfit))
 
-    def _converted(self, values: Sequence[bytes], kind: str) -> Any:
-        alone = Fields((_ALONE,), ((_ALONE, kind),), null_values=self.null_values)
+    def _converted(self, values: Sequence[bytes], name: str, kind: str) -> Any:
+        inferred = frozenset({_ALONE} if name in self.inferred else ())
+        alone = Fields((_ALONE,), ((_ALONE, kind),), null_values=self.null_values, inferred=inferred)
         return _one_chunk(alone._parsed(_as_rows(values), {_ALONE: kind}).column(0))
 
     def _missing(self, column: Any) -> Any:
@@ -251,6 +254,10 @@ class Fields:
             is_text = number_texts(column)
             masks[name] = is_text & ~self._missing(column) if is_text.any() else is_text
         return masks
+
+    @property
+    def _inferred_numbers(self) -> list[str]:
+        return [name for name, kind in self.kinds if kind != "bool" and name in self.inferred]
 
     @property
     def _inferred_floats(self) -> list[str]:
@@ -299,9 +306,23 @@ class Fields:
         types = {name: arrow_type(kind) for name, kind in kinds.items()}
         if not data or data == MARK:
             return pa.table({name: pa.array([], kind) for name, kind in types.items()})
-        return self._read(data, column_types=types, include_columns=list(types))
+        bools = [name for name, kind in kinds.items() if kind == "bool"]
+        stated = [name for name in bools if name not in self.inferred]
+        if not 0 < len(stated) < len(bools):
+            return self._read(data, digits_are_bools=bool(stated), column_types=types, include_columns=list(types))
+        # Arrow reads the bools of all columns alike.
+        others = self._read(data, column_types=types, include_columns=[name for name in types if name not in stated])
+        tables = others, self._read(data, digits_are_bools=True, column_types=types, include_columns=stated)
+        return pa.table({name: tables[name in stated].column(name) for name in types})
 
-    def _read(self, data: bytes, on_invalid: Callable[[Any], str] | None = None, **conversion: Any) -> Any:
+    def _read(
+        self,
+        data: bytes,
+        on_invalid: Callable[[Any], str] | None = None,
+        *,
+        digits_are_bools: bool = False,
+        **conversion: Any,
+    ) -> Any:
         # Without names, they are those of the first row.
         import pyarrow as pa
         import pyarrow.csv as pc
@@ -324,7 +345,12 @@ class Fields:
                 ignore_empty_lines=not self.keeps_blank,
                 invalid_row_handler=on_invalid,
             ),
-            pc.ConvertOptions(null_values=list(self.null_values), **conversion),
+            pc.ConvertOptions(
+                null_values=list(self.null_values),
+                true_values=[*_TRUE, *(["1"] if digits_are_bools else ())],
+                false_values=[*_FALSE, *(["0"] if digits_are_bools else ())],
+                **conversion,
+            ),
         )
 
 
