@@ -488,6 +488,8 @@ class Arrange:
         the same elements.
     on_stacked
         Does the same for an input whose batches are stacked already; None if it keeps or creates batches.
+    lenient
+        The replacement of ``arrangement`` if elements that fail are left out; None if only the inputs can fail.
     """
 
     inputs: tuple[Primitive, ...]
@@ -496,6 +498,7 @@ class Arrange:
     name: str
     is_counted: bool = False
     on_stacked: Callable[[Any], Rows] | None = None
+    lenient: Arrangement | None = None
 
 
 Primitive = Read | Stream | Compute | Chain | Fact | Arrange

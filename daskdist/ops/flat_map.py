@@ -33,4 +33,5 @@ class FlatMap(Expansion):
             expand = ExpandRows(function)
             return Compute(source, expand, self.name, factor=None, costly=self.function, may_be_large=True)
         elements = Fact(gathered(source), elements_of, f"{self.name}-elements")
-        return Arrange((elements,), InterleaveRows(1, None, function), grouped=0, name=self.name)
+        rows, lenient = InterleaveRows(1, None, function), InterleaveRows(1, None, function, skips_errors=True)
+        return Arrange((elements,), rows, grouped=0, name=self.name, lenient=lenient)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.dataset_base import primitive_of
+from daskdist.core.failing.skip_errors import left_out, skip_errors
 from daskdist.core.primitive import (
     Arrange,
     Context,
@@ -58,7 +59,7 @@ class Interleave(Expansion):
         else:
             source = Fact(calls, elements_of, f"{self.name}-elements")
             rows = InterleaveRows(self.cycle_length, self.block_length, function)
-        return Arrange((source,), rows, grouped=0, name=self.name)
+        return Arrange((source,), rows, grouped=0, name=self.name, lenient=replace(rows, skips_errors=True))
 
 
 @dataclass(frozen=True)
@@ -74,18 +75,26 @@ class InterleaveRows:
     function
         Returns the dataset of an element in the input's facts; None if the input has the elements of the datasets, and
         its facts are their numbers of elements.
+    skips_errors
+        Whether elements that fail in the datasets, and datasets that cannot be made, are left out.
     """
 
     cycle_length: int
     block_length: int | None
     function: NestedFunction | None
+    skips_errors: bool = False
 
     def primitive_of(self, key: tuple[Any, str]) -> Primitive:
         """Return the primitive of an element's dataset, by the element and its place."""
         element, where = key
         if self.function is None:
             raise TypeError("the input already has the elements of the datasets")
-        return gathered(primitive_of(self.function.dataset(element, where=lambda: where)))
+        if not self.skips_errors:
+            return gathered(primitive_of(self.function.dataset(element, where=lambda: where)))
+        try:
+            return skip_errors(gathered(primitive_of(self.function.dataset(element, where=lambda: where))))
+        except Exception as error:
+            return left_out(where, error, self.function.operation)
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         return InterleaveCursor(inputs[0](epoch), self, context, [None] * self.cycle_length)

@@ -229,6 +229,42 @@ def test_errors_of_every_operation_are_ignored():
     assert [x.tolist() for x in grouped] == [[0, 2, 4], [1, 5]]
 
 
+@pytest.mark.parametrize("is_option", [False, True])
+@pytest.mark.parametrize("name", ["flat_map", "interleave"])
+def test_errors_in_datasets_of_elements_leave_out_the_rows_and_datasets_that_fail(tmp_path, caplog, name, is_option):
+    contents = {"a": "x,y\n1,2\n3,4,5\n6,7\n", "c": "x,y\n8,9\n10,11\n"}
+    for stem, text in contents.items():
+        Path(tmp_path, f"{stem}.csv").write_text(text)
+    names = Dataset.from_tensor_slices([str(tmp_path / f"{stem}.csv") for stem in "abc"])
+    ds = getattr(names, name)(lambda path: daskdist.read_csv(str(path), "x"))
+    with pytest.raises(errors.FileError, match=r"its row 1.* has 3 fields"):
+        list(ds)
+    ds = ds.with_options(Options(on_error="skip")) if is_option else ds.ignore_errors()
+    expected = [1, 6, 8, 10]
+    iterator = iter(ds)
+    assert [int(x) for x in iterator] == expected
+    assert iterator.stats()["num_skipped"] == 2
+    assert "left out row 1 of" in caplog.text
+    assert "no such file" in caplog.text
+    for number in range(len(expected)):
+        iterator = iter(ds)
+        for _ in range(number):
+            next(iterator)
+        resumed = iter(ds)
+        resumed.load_state_dict(iterator.state_dict())
+        assert [int(x) for x in resumed] == expected[number:]
+
+
+@pytest.mark.cluster
+def test_errors_in_datasets_of_elements_are_left_out_on_a_cluster(on_cluster, tmp_path):
+    for stem, text in {"a": "x\n1\n3,4\n6\n", "c": "x\n8\n"}.items():
+        Path(tmp_path, f"{stem}.csv").write_text(text)
+    names = Dataset.from_tensor_slices([str(tmp_path / f"{stem}.csv") for stem in "abc"])
+    ds = names.flat_map(lambda path: daskdist.read_csv(str(path), "x")).ignore_errors().batch(2)
+    steps = [on_cluster.local_results(step) for step in on_cluster.distribute_dataset(ds)]
+    assert sorted(int(x) for step in steps for part in step for x in part) == [1, 6, 8]
+
+
 @pytest.mark.cluster
 def test_ignored_errors_are_logged_on_a_cluster(on_cluster, caplog):
     ds = Dataset.range(20).map(lambda x: 60 // (int(x) % 5)).ignore_errors().batch(8)

@@ -61,7 +61,19 @@ def skip_errors(primitive: Primitive) -> Primitive:
             inputs = _as_alike(inputs, tuple(map(skip_errors, inputs)))
             if primitive.on_stacked is not None and not inputs[0].grouped:
                 return Compute(inputs[0], SkipErrorsCompute(primitive.on_stacked), primitive.name, None, unstacked=True)
-            return replace(primitive, inputs=inputs, grouped=max(stream.grouped for stream in inputs) + levels)
+            grouped = max(stream.grouped for stream in inputs) + levels
+            arrangement = primitive.lenient or primitive.arrangement
+            return replace(primitive, inputs=inputs, arrangement=arrangement, grouped=grouped)
+
+
+def left_out(where: str, error: Exception, name: str) -> Primitive:
+    """Return a stream of no elements, which records an element that has none of its own because of an error."""
+    note = _note(where, error)
+    return Read(lambda: [Split(where, note)], _no_rows, name)
+
+
+def _no_rows(split: Split) -> Rows:
+    return with_skipped(Bundle(LONE, [], split.label), [split.payload])
 
 
 def _as_alike(before: Sequence[Primitive], after: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
