@@ -249,6 +249,10 @@ def _gather_columns(
         rows = rows.intervals
     row_bytes = max(first.nbytes // max(len(first), 1), _FEW_BYTES)
     if isinstance(rows, RowIntervals):
+        joined = _in_one_array(blocks, rows) if rows.bounds[-1] * row_bytes >= CHEAP_BYTES else None
+        if joined is not None and len(joined[1].starts) == 1:
+            begin, stop = joined[1].starts[0], joined[1].starts[0] + rows.bounds[-1]
+            return _block_like(first, [column[begin:stop] for column in joined[0]], label, empty)
         are_long = len(blocks) > 1 and rows.bounds[-1] * row_bytes >= _MANY_BYTES * len(rows.starts)
         if are_long or len(rows.starts) <= _FEW_INTERVALS:
             return _copied_intervals(blocks, rows, label, empty)
@@ -312,6 +316,35 @@ def _whole(column: Sequence[Any], num_rows: int) -> tuple[Any, Index] | None:
     return None if rest.any() else (whole, starts)
 
 
+def _in_one_array(blocks: Sequence[Block], rows: RowIntervals) -> tuple[tuple[Any, ...], RowIntervals] | None:
+    # Return the columns of which the blocks are parts, as those of an array in memory are, and intervals of their rows:
+    # intervals that follow each other in memory become one. None if the blocks are not parts of the same columns.
+    if len(blocks) < 2:
+        return None
+    columns: list[Any] = []
+    firsts: Index | None = None
+    for column in zip(*[block.leaves for block in blocks], strict=True):
+        whole = _whole(column, int(rows.bounds[-1]))
+        if whole is None:
+            return None
+        array, starts = whole
+        begin = starts.min()
+        if firsts is not None and not np.array_equal(firsts, starts - begin):
+            return None
+        firsts = starts - begin
+        view = array[begin:]
+        view.flags.writeable = False
+        columns.append(view)
+    if firsts is None:
+        return None
+    begins = firsts[rows.block_index] + rows.starts
+    is_new = np.ones(len(begins), bool)
+    is_new[1:] = begins[1:] != begins[:-1] + np.diff(rows.bounds[:-1])
+    number = np.count_nonzero(is_new)
+    bounds = np.append(rows.bounds[:-1][is_new], rows.bounds[-1])
+    return tuple(columns), RowIntervals(np.zeros(number, np.intp), begins[is_new], bounds)
+
+
 def _of_wholes(wholes: Sequence[Any], rows: Index, block_index: Index, empty: Empty | None) -> list[Any]:
     leaves: list[Any] = []
     at, last_starts = rows, None
@@ -371,10 +404,13 @@ def _views(blocks: Sequence[Rows], picks: Picks, empty: Empty | None) -> Bundle 
     columnar = [block for block in blocks if isinstance(block, Block)]
     if len(columnar) < len(blocks) or not all(map(columnar[0].is_like, columnar)):
         return None
-    leaves = [block.leaves for block in columnar]
+    leaves, rows = [block.leaves for block in columnar], picks.rows
     if not all(map(_is_compact, chain.from_iterable(leaves))):
         return None
-    spans = picks.rows.spans(picks.bounds[:-1], picks.bounds[1:])
+    joined = _in_one_array(columnar, rows)
+    if joined is not None:
+        leaves, rows = [joined[0]], joined[1]
+    spans = rows.spans(picks.bounds[:-1], picks.bounds[1:])
     firsts = np.searchsorted(spans.bounds, picks.bounds)
     if len(spans.block_index) > 2 * len(picks.bounds):
         return None
