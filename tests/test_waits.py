@@ -31,7 +31,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "execute/callers/compute_key.py": {"task.result"},
         "execute/callers/fetch.py": {"future.result", "task.result"},
         "execute/callers/sent_blocks.py": {"done.exception"},
-        "execute/callers/submit.py": {"future.result", "handle.result", "task.result"},
+        "execute/callers/submit.py": {"handle.result", "task.result"},
         "execute/callers/threads.py": {"handle.exception", "handle.result"},
         "service/consumer/consumer.py": {"sending.exception"},
         "strategy/collectives/liveness.py": {"ended.exception", "self._asked.result", "task.result"},
@@ -71,7 +71,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "testing/visitation.py": {"manager.wait"},
     },
     "threads copy memory, or end at once": {
-        "execute/transfer/copier.py": {"packed.exception", "packed.result", "self._pool.shutdown"},
+        "execute/transfer/layout.py": {"self._changed.wait"},
         "strategy/steps/local_calls.py": {"self._warning_timer.join"},
     },
     "the lock is new, so that nobody holds it": {

@@ -12,7 +12,7 @@ import pytest
 import strict_device
 from conftest import eventually
 from feeding_checks import arrays, device_gather_of, feed_threads, join, taken_bytes
-from strict_device import LIMITS, StrictDevice, StrictStream
+from strict_device import LIMITS, StrictDevice, StrictStream, reads_late
 
 import daskdist
 from daskdist import Dataset, InputOptions
@@ -285,3 +285,58 @@ def test_large_arrays_that_steps_are_views_of_are_pinned_if_asked_for(locks, mon
     assert packed
     np.testing.assert_array_equal(on_host(found[0][0]), small)
     assert id(small.base) not in strict_device.LOCKED
+
+
+# --- while the device computes ---
+
+
+def test_copies_go_on_while_the_device_is_behind_the_host():
+    may_compute, found = threading.Event(), []
+    stream = channel_of("STRICT:0").stream
+    ahead = DevicePrefetch(iter(arrays((2**12,), num_steps=5)), [device("STRICT:0")], num_units=1, unit_bytes=2**10)
+    for _ in range(2):
+        ((leaf,),) = next(ahead)
+        reads_late(leaf, found, begin=may_compute)
+        del leaf
+    # The device has not computed with the steps that were released: the third has memory of its own.
+    ((leaf,),) = next(ahead)
+    is_copied = stream.record()
+    try:
+        eventually(lambda: is_copied.is_over)
+        assert not found
+    finally:
+        may_compute.set()
+    assert on_host(leaf)[0] == 2000
+    del leaf
+    assert [on_host(leaf)[0] for ((leaf,),) in ahead] == [3000, 4000]
+    device("STRICT:0").current_stream().synchronize()
+    assert [np.frombuffer(each)[0] for each in found] == [0, 1000]
+    assert not channel_of("STRICT:0")._returning
+
+
+def test_a_copy_does_not_wait_for_the_step_that_is_computed():
+    is_given, is_done = threading.Event(), threading.Event()
+    steps = arrays((2**12,), num_steps=4)
+
+    def source():
+        yield from steps[:2]
+        # The third step can be copied only after a step is being computed.
+        assert is_given.wait(10)
+        yield from steps[2:]
+
+    ahead = DevicePrefetch(source(), [device("STRICT:0")], num_units=1, unit_bytes=2**10)
+    found = []
+    ((leaf,),) = next(ahead)
+    reads_late(leaf, found)
+    ((leaf,),) = next(ahead)
+    reads_late(leaf, found, begin=is_done)
+    is_given.set()
+    # The third step is copied while the second is still being computed, into the memory of the first.
+    ((leaf,),) = next(ahead)
+    assert not is_done.is_set()
+    assert on_host(leaf)[0] == 2000
+    is_done.set()
+    ((leaf,),) = next(ahead)
+    assert on_host(leaf)[0] == 3000
+    device("STRICT:0").current_stream().synchronize()
+    assert [np.frombuffer(each)[0] for each in found] == [0, 1000]

@@ -7,52 +7,33 @@ import functools
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from threading import RLock
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from daskdist.config import num_threads
 from daskdist.devices import Device, DeviceStream, Event, name_of, named, stream_of
 from daskdist.devices.profiling import profiled
 from daskdist.errors import ArgumentError, DeviceMemoryError
 from daskdist.execute.stream.gather import Empty
 from daskdist.execute.transfer.copy_stats import Times
 from daskdist.execute.transfer.deferred_release import DeferredRelease
-from daskdist.execute.transfer.layout import SPAN_BYTES, BufferLayout, PackedSpan, PinnedRing, PinnedSlot, PlacedLeaf
+from daskdist.execute.transfer.layout import MIB, BufferLayout, PackedSpan, PinnedRing, PlacedLeaf
 
 logger: Final = logging.getLogger("daskdist")
 
+# While steps are copied ahead, so much memory that consumers released is kept until they are done with it.
+_MOST_RETURNING: Final = 2
+_MOST_RETURNING_BYTES: Final = 256 * MIB
 # The largest number of consumer streams that copies to a device are ordered after.
 _MOST_STREAMS: Final = 8
 # Smaller arrays are not allocated as pinned memory: they are packed with other leaves.
 _LEAST_PINNED_BYTES: Final = 2**16
-# Pinned memory to pack in, in spans: one is packed while others are copied from.
-_MOST_SLOTS: Final = 12
-# The most threads that pack.
-_MOST_THREADS: Final = 8
+# Pinned memory to pack in, in spans: one is packed while others are copied from. It is kept, as its allocation takes as
+# long as 24 copies.
+_MOST_SLOTS: Final = 4
 _making: Final = RLock()
-
-
-class PackingThreads:
-    """Threads that pack data to be copied, started when they are first needed."""
-
-    def __init__(self) -> None:
-        self.number = min(num_threads(), _MOST_THREADS)
-        self._pool: ThreadPoolExecutor | None = None
-
-    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Call a function in one of the threads."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.number, thread_name_prefix="daskdist-copy")
-        return self._pool.submit(function, *args)
-
-    def close(self) -> None:
-        """End the threads once they have finished their work."""
-        if self._pool is not None:
-            self._pool.shutdown()
 
 
 def pinned_empty(device: Device) -> Empty:
@@ -68,12 +49,21 @@ def pinned_empty(device: Device) -> Empty:
     return empty
 
 
+class _Returning(NamedTuple):
+    # Memory, the stream that writes to it, and events after which consumers are done with it.
+    num_bytes: int
+    writer: DeviceStream
+    memory: Any
+    events: list[Event]
+
+
 class Channel:
     """The state shared by all copies to a device in this process: their stream, and the streams they must wait for."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self.stream = device.stream()
+        self.slots = PinnedRing(device, _MOST_SLOTS)
         # Replaced as a whole and never modified, because several threads read it. The first stream is never removed.
         self.consumers: tuple[DeviceStream, ...] = (stream_of(device),)
         # Streams that write to memory before and after consumers use it.
@@ -81,7 +71,11 @@ class Channel:
         # Memory released by consumers whose streams are not known.
         self.deferred_release: DeferredRelease | None = None
         # Memory released while a consumer's stream was captured, and the streams that write to it.
-        self._kept: list[tuple[DeviceStream, Any]] = []
+        self._kept: list[tuple[int, DeviceStream, Any]] = []
+        # Memory that consumers released, which may still compute with it.
+        self._returning: deque[_Returning] = deque()
+        # The number of iterators that copy ahead.
+        self._num_ahead = 0
         # Held while a tuple is replaced, so that no addition by another thread is lost.
         self._lock = RLock()
 
@@ -119,7 +113,8 @@ class Channel:
         Memory that the host releases can be allocated again at once, although a kernel that reads it may not have run
         yet: it returns to the stream in which it was allocated, whichever stream uses it. So when consumers release it,
         that stream waits for the work queued in their streams by then. It does not wait for later work, such as the
-        step that is computed while the one after the next is copied.
+        step that is computed while the one after the next is copied. While steps are copied ahead, some memory returns
+        only once consumers are done with it, so that copies need not wait where the host is ahead of the device.
         """
         if stream not in self._writers:
             with self._lock:
@@ -129,20 +124,58 @@ class Channel:
         if self._kept and not self._is_capturing():
             with self._lock:
                 kept, self._kept = self._kept, []
-            for writer, memory in kept:
-                self._take_back(writer, memory)
+            for each_bytes, writer, memory in kept:
+                self._take_back(each_bytes, writer, memory)
+        self._return(_MOST_RETURNING)
         with device.using(stream, for_user=False):
-            return device.lend(num_bytes, functools.partial(self._take_back, stream))
+            back = functools.partial(self._take_back, num_bytes, stream)
+            try:
+                return device.lend(num_bytes, back)
+            except device.out_of_memory:
+                if not self._returning:
+                    raise
+            self._return(0)
+            return device.lend(num_bytes, back)
 
-    def _take_back(self, stream: DeviceStream, memory: Any) -> None:
+    def begin_ahead(self) -> None:
+        """Note that an iterator begins to copy ahead."""
+        with self._lock:
+            self._num_ahead += 1
+
+    def end_ahead(self) -> None:
+        """Note that an iterator copies no more."""
+        with self._lock:
+            self._num_ahead -= 1
+        if not self._num_ahead:
+            self._return(0)
+
+    def _return(self, most: int) -> None:
+        # Return memory that consumers are done with, and the oldest of the rest if it is too much.
+        while self._returning:
+            try:
+                first = self._returning.popleft()
+            except IndexError:
+                return
+            others = list(self._returning)
+            num_bytes = first.num_bytes + sum(other.num_bytes for other in others)
+            may_stay = len(others) < most and num_bytes <= _MOST_RETURNING_BYTES
+            if may_stay and not all(event.is_over for event in first.events):
+                self._returning.appendleft(first)
+                return
+            for event in first.events:
+                first.writer.wait(event)
+            del first
+
+    def _take_back(self, num_bytes: int, stream: DeviceStream, memory: Any) -> None:
         if self._is_capturing():
             # An event of a stream that is captured can be waited for only within the graph.
             with self._lock:
-                self._kept.append((stream, memory))
+                self._kept.append((num_bytes, stream, memory))
             return
-        for consumer in self.consumers:
-            if consumer != stream:
-                self._order(stream, consumer)
+        now = (self._now(consumer) for consumer in self.consumers if consumer != stream)
+        events = [event for event in now if event is not None]
+        self._returning.append(_Returning(num_bytes, stream, memory, events))
+        self._return(_MOST_RETURNING if self._num_ahead else 0)
         if self.deferred_release is not None:
             self.deferred_release.hold(memory)
 
@@ -157,12 +190,16 @@ class Channel:
 
     def _order(self, writer: DeviceStream, consumer: DeviceStream) -> None:
         # Make a writer wait for the work that a consumer has so far.
+        event = self._now(consumer)
+        if event is not None:
+            writer.wait(event)
+
+    def _now(self, consumer: DeviceStream) -> Event | None:
         try:
-            event = consumer.record()
+            return consumer.record()
         except Exception:
             self._forget(consumer)
-            return
-        writer.wait(event)
+            return None
 
     def _forget(self, consumer: DeviceStream) -> None:
         # The library that owns a stream destroyed it; each library raises a different error for that.
@@ -212,11 +249,13 @@ class ReplicaPart:
         self.steps = steps
         self.num_bytes = 0
         self._device = device
+        self._channel = None if device is None else channel_of(name_of(device))
         self._lifetime = lifetime
         self._buffer: Any = None
         self._start: Event | None = None
         self._end: Event | None = None
-        self._is_copied = False
+        # The streams that wait for the copy.
+        self._ordered: list[DeviceStream] = []
         if lifetime is not None:
             lifetime.add(self)
 
@@ -226,16 +265,17 @@ class ReplicaPart:
 
     def leaves(self, number: int) -> Any:
         """Return the leaves of a step; the current stream and the replica's stream wait until they are copied."""
-        device, end = self._device, self._end
-        if device is None or end is None:
+        channel, end = self._channel, self._end
+        if channel is None or end is None:
             return self.steps[number]
-        channel = channel_of(name_of(device))
-        current = device.current_stream()
+        current = self._device.current_stream()  # type: ignore[union-attr]
         channel.add_consumer(current)
-        self._is_copied = self._is_copied or end.is_over
-        if not self._is_copied:
-            for stream in _distinct(channel.consumers[0], current):
+        for stream in _distinct(channel.consumers[0], current):
+            # Wait also if the copy is over: then the streams are in order for tools that look for races, too.
+            if stream not in self._ordered:
+                _check_not_captured(stream, self._device)
                 stream.wait(end)
+                self._ordered.append(stream)
         return [self._view(leaf) if type(leaf) is PlacedLeaf else leaf for leaf in self.steps[number]]
 
     def _view(self, leaf: PlacedLeaf) -> Any:
@@ -278,9 +318,9 @@ class CopyUnit:
 
     def next(self) -> list[Any]:
         """Return the leaves of the next step, for each replica."""
-        number = self.num_handed_out
+        leaves = [part.leaves(self.num_handed_out) for part in self.parts]
         self.num_handed_out += 1
-        return [part.leaves(number) for part in self.parts]
+        return leaves
 
 
 class NoRoomError(Exception):
@@ -302,6 +342,14 @@ class NoRoomError(Exception):
         )
 
 
+def _check_not_captured(stream: DeviceStream, device: Any) -> None:
+    if stream.is_capturing:
+        raise ArgumentError(
+            f"a step was asked for while the work on {name_of(device)} is captured as a graph; take the step before, "
+            "and copy it to the arrays that the graph reads"
+        )
+
+
 def _distinct(first: DeviceStream, second: DeviceStream) -> tuple[DeviceStream, ...]:
     return (first,) if first == second else (first, second)
 
@@ -309,13 +357,14 @@ def _distinct(first: DeviceStream, second: DeviceStream) -> tuple[DeviceStream, 
 class Copier:
     """The copier of replicas' parts of units to one device."""
 
-    def __init__(self, device: Device, num_slots: int) -> None:
+    def __init__(self, device: Device, num_sources: int) -> None:
         self.device = device
         self._channel = channel_of(name_of(device))
-        self._slots = PinnedRing(device, _MOST_SLOTS)
-        self._num_slots = num_slots
-        # Host memory that is copied directly is kept until the copy is over; at most as many copies as slots.
+        self._most_sources = num_sources
+        # Host memory that is copied directly is kept until the copy is over; of this many copies at most.
         self._sources: deque[tuple[Event, Any]] = deque()
+        # The event at the end of the last copy.
+        self._end: Event | None = None
 
     def record_arrival(self) -> list[Event]:
         """Record an event in each stream in which the consumer may compute, as it arrives for the next unit.
@@ -326,11 +375,7 @@ class Copier:
             The consumer's work is captured as a graph.
         """
         current = self.device.current_stream()
-        if current.is_capturing:
-            raise ArgumentError(
-                f"a step was asked for while the work on {name_of(self.device)} is captured as a graph; take the step "
-                "before, and copy it to the arrays that the graph reads"
-            )
+        _check_not_captured(current, self.device)
         self._channel.add_consumer(current)
         return [stream.record(is_timed=True) for stream in _distinct(self._channel.consumers[0], current)]
 
@@ -346,66 +391,47 @@ class Copier:
         except device.out_of_memory:
             raise NoRoomError(device, num_bytes) from None
 
-    def copy(self, layout: BufferLayout, buffer: Any, part: ReplicaPart, threads: PackingThreads) -> None:
+    def copy(self, layout: BufferLayout, buffer: Any, part: ReplicaPart) -> None:
         """Start copying the pieces of a layout to a buffer."""
         device, stream = self.device, self._channel.stream
         with device.using(stream, for_user=False), profiled("copy"):
-            while self._sources and (self._sources[0][0].is_over or len(self._sources) >= self._num_slots):
+            while self._sources and (self._sources[0][0].is_over or len(self._sources) >= self._most_sources):
                 self._sources.popleft()[0].synchronize()
             start = stream.record(is_timed=True)
             try:
-                self._copy_packed(layout.spans(), buffer, threads)
+                for span in layout.spans():
+                    self._copy_span(span, buffer)
                 for piece in layout.direct:
                     device.copy(piece.memory, device.view(buffer, piece.offset, (piece.num_bytes,), np.uint8), stream)
             finally:
                 # Even after an error, copies that were started use the host's memory until this event.
-                end = stream.record(is_timed=True)
+                end = self._end = stream.record(is_timed=True)
                 if layout.direct:
                     self._sources.append((end, layout.direct))
         part.hold(buffer, layout.num_bytes, start, end)
 
-    def _copy_packed(self, spans: Sequence[PackedSpan], buffer: Any, threads: PackingThreads) -> None:
-        # Copy each span as soon as it is packed, while threads pack the following ones.
-        if len(spans) == 1:
-            (span,) = spans
-            slot = self._slots.take(span.num_bytes, self._num_slots)
+    def _copy_span(self, span: PackedSpan, buffer: Any) -> None:
+        device, stream, slots = self.device, self._channel.stream, self._channel.slots
+        slot, event = slots.take(span.num_bytes), None
+        try:
             span.pack(slot.memory)
-            self._copy_span(span, slot, buffer)
-            return
-        packing: deque[tuple[PackedSpan, PinnedSlot, Any]] = deque()
-        if not spans:
-            return
-        try:
-            for span in spans:
-                if len(packing) == min(threads.number + 1, _MOST_SLOTS - 1):
-                    self._copy_next(packing, buffer)
-                slot = self._slots.take(max(span.num_bytes, SPAN_BYTES))
-                packing.append((span, slot, threads.submit(span.pack, slot.memory)))
-            while packing:
-                self._copy_next(packing, buffer)
-        finally:
-            # After an error, threads must not write to slots that are taken again.
-            for _, slot, packed in packing:
-                packed.exception()
-                slot.release()
-
-    def _copy_next(self, packing: deque[tuple[PackedSpan, PinnedSlot, Any]], buffer: Any) -> None:
-        span, slot, packed = packing[0]
-        packed.result()
-        packing.popleft()
-        self._copy_span(span, slot, buffer)
-
-    def _copy_span(self, span: PackedSpan, slot: PinnedSlot, buffer: Any) -> None:
-        device, stream = self.device, self._channel.stream
-        try:
             target = device.view(buffer, span.offset, (span.num_bytes,), np.uint8)
             device.copy(slot.memory[: span.num_bytes], target, stream)
+            event = stream.record()
         finally:
-            slot.release(stream.record())
+            if event is None:
+                # After an error the end of a copy may not be known. Pinned memory is released when copies are over.
+                slot.memory = None
+            slots.give_back(slot, event)
+
+    def begin_ahead(self) -> None:
+        """Note that steps are copied ahead of use from now on, until it is closed."""
+        self._channel.begin_ahead()
 
     def close(self) -> None:
-        """Release the host's memory once the copies from it are over."""
-        with self.device.using(for_user=False):
-            self._slots.close()
-            while self._sources:
-                self._sources.popleft()[0].synchronize()
+        """End copying ahead, and release the host's memory once the copies from it are over."""
+        self._channel.end_ahead()
+        if self._end is not None:
+            with self.device.using(for_user=False):
+                self._end.synchronize()
+        self._sources.clear()

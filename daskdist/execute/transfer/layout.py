@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from threading import Condition
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from daskdist.devices import Device, Event, dtype_of, is_on_device
+from daskdist.tables.memory_copy import copy_memory
 
 MIB: Final = 2**20
 # Pieces begin at multiples of this many bytes, as do allocations of a device.
@@ -21,9 +23,9 @@ _WITHIN_BYTES: Final = 16
 _DIRECT_BYTES: Final = 2**14
 # Smaller arrays are not made pinned memory themselves: they may share pages with others.
 _LEAST_LOCKED_BYTES: Final = 32 * MIB
-# Steps are packed in spans of this size, by several threads, and each is copied once it is packed: a thread copies
-# about 10 GB/s, a device five times as much.
-SPAN_BYTES: Final = 4 * MIB
+# Steps are packed in spans of this size, and each is copied to the device once it is packed. Starting a copy of a span
+# takes as long as packing some megabytes.
+SPAN_BYTES: Final = 16 * MIB
 
 
 class PlacedLeaf(NamedTuple):
@@ -124,12 +126,13 @@ class PackedSpan:
     pieces: list[tuple[int, Any]]
 
     def pack(self, memory: Any) -> None:
-        """Copy the arrays to the beginning of pinned memory. NumPy releases the GIL while it copies."""
+        """Copy the arrays to the beginning of pinned memory. Others hold the GIL meanwhile."""
         for offset, source in self.pieces:
             target = memory[offset : offset + source.nbytes]
-            if source.dtype != np.uint8 or source.ndim != 1:
-                target = target.view(source.dtype.newbyteorder("=")).reshape(source.shape)
-            np.copyto(target, source)
+            if source.dtype == np.uint8 and source.ndim == 1 and source.flags.c_contiguous:
+                copy_memory(source, target)
+                continue
+            np.copyto(target.view(source.dtype.newbyteorder("=")).reshape(source.shape), source)
 
 
 def _cut(piece: MemoryPiece) -> Iterator[tuple[int, Any]]:
@@ -256,11 +259,19 @@ class PinnedSlot:
     @property
     def is_free(self) -> bool:
         """True if it can be taken and written to."""
-        return not self._is_taken and (self._event is None or self._event.is_over)
+        if self._is_taken:
+            return False
+        if self._event is not None and self._event.is_over:
+            self._event = None
+        return self._event is None
+
+    def reserve(self) -> None:
+        """Take the slot, without waiting until it can be written to."""
+        self._is_taken = True
 
     def take(self) -> None:
         """Reserve the slot, and wait until it can be written to."""
-        self._is_taken = True
+        self.reserve()
         self.wait()
 
     def release(self, event: Event | None = None) -> None:
@@ -271,52 +282,59 @@ class PinnedSlot:
         """Wait until the copies from it are over."""
         if self._event is not None:
             self._event.synchronize()
+            self._event = None
 
 
 class PinnedRing:
-    """A ring of slots: some are written to while others are copied from.
+    """A ring of slots, for any number of threads: some are written to while others are copied from.
 
     Parameters
     ----------
     device
         The device that copies from them.
     most
-        The largest number of slots; fewer must be taken at the same time.
+        The largest number of slots.
     """
 
     def __init__(self, device: Device, most: int) -> None:
         self._device = device
         self._most = most
         self._slots: list[PinnedSlot] = []
+        self._changed = Condition()
 
-    def take(self, num_bytes: int, most: int | None = None) -> PinnedSlot:
-        """Return a slot of at least this size, which the caller releases; wait for one if necessary.
-
-        No more than ``most`` slots are allocated for it, if that is given.
-        """
-        slots = self._slots
-        slot = next((slot for slot in slots if slot.is_free), None)
-        if slot is None and len(slots) < min(self._most, most or self._most):
-            slot = PinnedSlot(self._new(num_bytes))
-            slots.append(slot)
-            return slot
-        if slot is None:
-            slot = next(slot for slot in slots if not slot.is_taken)
-        # Wait also before too small memory is released, because its next owner writes to it.
-        slot.take()
-        if len(slot.memory) < num_bytes:
-            slot.memory = None
-            slot.memory = self._new(num_bytes)
-        slots.remove(slot)
-        slots.append(slot)
+    def take(self, num_bytes: int) -> PinnedSlot:
+        """Return a slot of at least this size, which the caller gives back; wait for one if necessary."""
+        with self._changed:
+            while (slot := self._oldest()) is None:
+                self._changed.wait()
+            slot.reserve()
+        try:
+            # Wait also before too small memory is released, because its next owner writes to it.
+            slot.wait()
+            if slot.memory is None or len(slot.memory) < num_bytes:
+                slot.memory = None
+                # The first units are small, and a slot that is too small later is allocated again.
+                slot.memory = self._device.pinned(-(-num_bytes // MIB) * MIB, is_pooled=False)
+        except BaseException:
+            self.give_back(slot)
+            raise
         return slot
 
-    def close(self) -> None:
-        """Release the slots once the copies from them are over."""
-        slots, self._slots = self._slots, []
-        for slot in slots:
-            slot.wait()
+    def give_back(self, slot: PinnedSlot, event: Event | None = None) -> None:
+        """Let others take a slot; it is written to after an event, if one is given."""
+        with self._changed:
+            slot.release(event)
+            self._changed.notify()
 
-    def _new(self, num_bytes: int) -> Any:
-        # The first units are small, and a slot that is too small later is allocated again.
-        return self._device.pinned(-(-num_bytes // MIB) * MIB, is_pooled=False)
+    def _oldest(self) -> PinnedSlot | None:
+        slots = self._slots
+        slot = next((slot for slot in slots if slot.is_free), None)
+        if slot is None and len(slots) < self._most:
+            slots.append(PinnedSlot(None))
+            return slots[-1]
+        if slot is None:
+            slot = next((slot for slot in slots if not slot.is_taken), None)
+        if slot is not None:
+            slots.remove(slot)
+            slots.append(slot)
+        return slot

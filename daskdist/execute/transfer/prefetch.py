@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from daskdist.core.finalizer import Finalizer
 from daskdist.devices import Device, name_of
-from daskdist.execute.transfer.copier import Copier, CopyUnit, NoRoomError, PackingThreads, ReplicaPart, UnitLifetime
+from daskdist.execute.transfer.copier import Copier, CopyUnit, NoRoomError, ReplicaPart, UnitLifetime
 from daskdist.execute.transfer.copy_stats import CopyTimer
 from daskdist.execute.transfer.layout import MIB, bytes_of, layout_of
 
@@ -70,7 +70,6 @@ class _PrefetchState:
         self.is_reading = self.is_starving = self.is_shrunk = self.is_stopping = self.is_over = False
         self.callbacks: list[Callable[[], Any]] = []
         self.alive: set[UnitLifetime] = set()
-        self._threads = PackingThreads()
         self.timer = CopyTimer()
 
     # --- the thread ---
@@ -166,7 +165,6 @@ class _PrefetchState:
                 for copier in self.copiers:
                     if copier is not None:
                         copier.close()
-                self._threads.close()
 
     # --- the thread, or the consumer ---
 
@@ -215,7 +213,7 @@ class _PrefetchState:
         if len(self.alive) > self.num_units + 2:
             self.timer.note_growth()
         for copier, layout, buffer, part in copies:
-            copier.copy(layout, buffer, part, self._threads)
+            copier.copy(layout, buffer, part)
             self.timer.add_bytes(part.num_bytes)
         return CopyUnit(parts, len(steps), num_bytes)
 
@@ -223,8 +221,11 @@ class _PrefetchState:
 
     def begin(self) -> None:
         """Start the thread."""
-        num_slots = max(self.num_units, 2)
-        self.copiers = [None if device.is_host else Copier(device, num_slots) for device in self.devices]
+        num_sources = max(self.num_units, 2)
+        self.copiers = [None if device.is_host else Copier(device, num_sources) for device in self.devices]
+        for copier in self.copiers:
+            if copier is not None:
+                copier.begin_ahead()
         # The thread runs in the consumer's context, which holds the current caller, seed and replica.
         run = functools.partial(contextvars.copy_context().run, self.run)
         self.thread = Thread(target=run, name="daskdist-feed", daemon=True)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
 
-from daskdist.config import num_threads
 from daskdist.devices import Device, DeviceStream, Event, device_of
 from daskdist.execute.transfer.layout import PinnedSlot
 from daskdist.tables.device_column import DeviceColumn
+from daskdist.tables.memory_copy import copy_memory
 
 # Columns of a bundle or segment share one allocation; each begins at a multiple of this.
 ALIGNED_BYTES: Final = 256
-# Blocks are uploaded through slots of pinned memory: one is filled, by several threads, while others are copied from.
+# Blocks are uploaded through slots of pinned memory: one is filled while others are copied from.
 _SLOT_BYTES: Final = 4 * 2**20
 _NUM_SLOTS: Final = 4
-_MOST_THREADS: Final = 4
-_THREAD_BYTES: Final = 2**19
 
 
 class Uploads:
@@ -40,7 +37,6 @@ class Uploads:
         self._slot = self._used = 0
         # Arrays that are copied directly are kept until the copy is over.
         self._sources: deque[tuple[Event, Any]] = deque()
-        self._threads: ThreadPoolExecutor | None = None
 
     def copy(self, array: Any, buffer: Any, offset: int) -> None:
         """Copy a host array, which nobody modifies, to a device buffer at ``offset``."""
@@ -62,7 +58,7 @@ class Uploads:
                 slot.memory = device.pinned(_SLOT_BYTES, is_pooled=False)
             number = min(len(data) - done, _SLOT_BYTES - self._used)
             pinned = slot.memory[self._used : self._used + number]
-            self._fill(pinned, data[done : done + number])
+            copy_memory(data[done : done + number], pinned)
             device.copy(pinned, device.view(buffer, offset + done, (number,), np.uint8), self._stream)
             done += number
             self._used = min(-(-(self._used + number) // ALIGNED_BYTES) * ALIGNED_BYTES, _SLOT_BYTES)
@@ -83,15 +79,3 @@ class Uploads:
     def _drop_sources(self) -> None:
         while self._sources and self._sources[0][0].is_over:
             self._sources.popleft()
-
-    def _fill(self, target: Any, source: Any) -> None:
-        num_bytes = len(target)
-        number = min(num_threads(), _MOST_THREADS, num_bytes // _THREAD_BYTES)
-        if number < 2:
-            target[...] = source
-            return
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="daskdist-upload")
-        part = -(-num_bytes // number)
-        cuts = [slice(start, start + part) for start in range(0, num_bytes, part)]
-        list(self._threads.map(np.copyto, [target[cut] for cut in cuts], [source[cut] for cut in cuts]))

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from daskdist.core.block import Rows
 from daskdist.devices import Device, name_of, named
-from daskdist.execute.transfer.copier import Copier, NoRoomError, PackingThreads, ReplicaPart, UnitLifetime
+from daskdist.execute.transfer.copier import Copier, NoRoomError, ReplicaPart, UnitLifetime
 from daskdist.execute.transfer.copy_stats import CopyStats, CopyTimer
 from daskdist.execute.transfer.layout import MIB, copied_bytes, layout_of
 
@@ -114,7 +114,6 @@ class _CopyQueue:
         self._num_alone = 0
         self._alive: set[UnitLifetime] = set()
         self.timer = CopyTimer()
-        self._threads = PackingThreads()
 
     def begin(self, rows: Rows, start: int, most: int = _MOST_STEPS) -> tuple[int, int, ReplicaPart]:
         """Begin to copy elements from ``start`` on; raise `NoRoomError` without memory."""
@@ -142,7 +141,7 @@ class _CopyQueue:
             # Each of the kept rows has one copy in use and one ahead.
             if len(self._alive) > 2 * _MOST_ROWS + 1:
                 self.timer.note_growth()
-            self._copier.copy(layout, buffer, part, self._threads)
+            self._copier.copy(layout, buffer, part)
             self.timer.add_bytes(part.num_bytes)
         return start, start + len(steps), part
 

@@ -470,8 +470,7 @@ class DistributedIterator:
             self._ahead = ahead_of(self._host_steps, self._devices, self._options, self._caller.bundle_bytes)
         if self._ahead is not None:
             rows = self._on_devices(self._ahead)
-            lengths = {getattr(leaf, "shape", ())[:1] for leaves in rows for leaf in leaves} - {()}
-            return self._step_value(rows, is_uneven=len(lengths) > 1)
+            return self._step_value(rows, is_uneven=len(rows) > 1 and _are_uneven(rows))
         self._wait_for_room()
         places, num_empty = self._feeds.next()
         self._num_steps += 1
@@ -573,6 +572,10 @@ class DistributedIterator:
 def _row_bytes(spec: Any) -> int:
     # Lengths that are not known count as 1.
     return int(np.prod([length or 1 for length in (spec.shape or ())[1:]], initial=spec.dtype.itemsize))
+
+
+def _are_uneven(rows: Sequence[Sequence[Any]]) -> bool:
+    return len({getattr(leaf, "shape", ())[:1] for leaves in rows for leaf in leaves} - {()}) > 1
 
 
 def _is_empty(leaves: Sequence[Any]) -> bool:

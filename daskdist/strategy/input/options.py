@@ -93,14 +93,15 @@ class InputOptions:
         when it is asked for. More are computed ahead if the setting ``daskdist.window-bytes`` allows.
     device_buffer_size
         The greatest number of copies to a replica's device ahead of use. A copy is one step's value, or several small
-        ones of up to 4 MiB together.
+        ones of up to 4 MiB together. Beside them, two that the program released stay, of 256 MiB at most, while the
+        device may still compute with them.
     device_buffer_bytes
         The most bytes of a device that copies ahead of use may take; unlimited if None. One copy is always made.
     pin_arrays
         Whether arrays in memory of 32 MiB and more become page-locked at their first use, until they are dropped, if
         batches are views of them, as of `Dataset.from_tensor_slices` without a shuffle. Devices then copy from them
-        directly. It takes about as long as copying such an array once, so it is worth it for several passes; the
-        system cannot swap the memory meanwhile. It applies without a cluster and to loops on replicas.
+        directly, two to four times as fast. It takes about twice as long as such a copy, so it is worth it for several
+        passes; the system cannot swap the memory meanwhile. It applies without a cluster and to loops on replicas.
 
     Raises
     ------
