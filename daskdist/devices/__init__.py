@@ -284,6 +284,13 @@ class Device(Protocol):
         """
         ...
 
+    def sum_rows(self, array: Any, dtype: np.dtype[Any]) -> Any:
+        """Return the sum of the rows of a contiguous array with far more rows than columns, computed in a dtype.
+
+        Returns None if the namespace's own sum is as fast.
+        """
+        ...
+
     def links(self) -> Links | None:
         """Return the library that connects it to devices of other processes; None if there is none."""
         ...

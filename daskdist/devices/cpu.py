@@ -157,6 +157,9 @@ class CpuDevice:
     def combined(self, how: str, arrays: Sequence[Any]) -> Any:
         return None
 
+    def sum_rows(self, array: Any, dtype: np.dtype[Any]) -> Any:
+        return None
+
     def links(self) -> None:
         return None
 

@@ -33,6 +33,20 @@ _NO_NUMBERS: Final[list[Any]] = [
 ]
 
 
+# Dtypes of arrays, and the dtypes in which they are added up.
+_SUMMED: Final = {
+    "?": "i8",
+    "i1": "i8",
+    "u4": "u8",
+    "i8": "f8",
+    "f2": "f2",
+    "f4": "f4",
+    "f8": "f8",
+    "c8": "c8",
+    "c16": "c16",
+}
+
+
 class DeviceLaws:
     """Laws of a device; a subclass defines `make_device`."""
 
@@ -325,6 +339,18 @@ class DeviceLaws:
                 here.view(other, 0, (1 << 16,), np.uint8)[...] = 1
         result = np.asarray(kept[0]) if hasattr(kept[0], "__array_interface__") else here.get(kept[0])
         check(bool((result == 7).all()), "memory that is kept was had by others")
+
+    def test_sums_of_rows_are_those_of_the_host(self) -> None:
+        here = self.make_device()
+        for dtype, wide in _SUMMED.items():
+            for shape in ((70_000, 5), (65_536, 2, 3), (100_003, 1)):
+                array = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
+                total = here.sum_rows(here.put(array), np.dtype(wide))
+                if total is None:
+                    return
+                result, expected = here.get(total), array.sum(axis=0, dtype=np.float64 if dtype == "f2" else wide)
+                check((result.shape, result.dtype) == (shape[1:], wide), f"sums are {result.dtype}, {result.shape}")
+                check(np.allclose(result, expected.astype(wide), rtol=1e-6), f"sums of {dtype} differ")
 
     def test_memory_in_use_is_reported(self) -> None:
         here = self.make_device()

@@ -554,25 +554,35 @@ def from_dlpack(array, *, device=None, copy=None):
 
 
 class ElementwiseKernel:
-    """The kernel that computes a permutation, with NumPy."""
+    """The kernels that compute a permutation and sums, with NumPy."""
 
-    def __init__(self, in_params, out_params, operation, name="kernel", preamble=""):
-        assert name == "daskdist_permuted"
+    def __new__(cls, in_params, out_params, operation, name="kernel", preamble=""):
+        return {"daskdist_permuted": _permute, "daskdist_sum": _sum}[name]
 
-    def __call__(self, start, length, low_bits, num_high, *keys_and_out):
-        *keys, out = keys_and_out
-        num_high, mask = np.uint64(num_high), np.uint32((1 << low_bits) - 1)
-        number = np.arange(start, start + out.size, dtype=np.int64)
-        todo = np.ones(len(number), bool)
-        while todo.any():
-            high, low = (number[todo] >> low_bits).astype(np.uint32), number[todo].astype(np.uint32) & mask
-            for turn in (0, 2, 4):
-                low ^= _mixed(high ^ np.uint32(keys[turn])) & mask
-                high += ((_mixed(low ^ np.uint32(keys[turn + 1])).astype(np.uint64) * num_high) >> 32).astype(np.uint32)
-                high[high >= num_high] -= np.uint32(num_high)
-            number[todo] = (high.astype(np.int64) << low_bits) | low
-            todo[todo] = number[todo] >= length
-        out.host[...] = number
+
+def _sum(x, length, step, total):
+    def summed(x):
+        numbers = x.reshape(-1).astype(total.dtype)
+        return np.pad(numbers, (0, -length % step)).reshape(-1, step).sum(axis=0)
+
+    assert x.size == length
+    _called(summed, x, out=total)
+
+
+def _permute(start, length, low_bits, num_high, *keys_and_out):
+    *keys, out = keys_and_out
+    num_high, mask = np.uint64(num_high), np.uint32((1 << low_bits) - 1)
+    number = np.arange(start, start + out.size, dtype=np.int64)
+    todo = np.ones(len(number), bool)
+    while todo.any():
+        high, low = (number[todo] >> low_bits).astype(np.uint32), number[todo].astype(np.uint32) & mask
+        for turn in (0, 2, 4):
+            low ^= _mixed(high ^ np.uint32(keys[turn])) & mask
+            high += ((_mixed(low ^ np.uint32(keys[turn + 1])).astype(np.uint64) * num_high) >> 32).astype(np.uint32)
+            high[high >= num_high] -= np.uint32(num_high)
+        number[todo] = (high.astype(np.int64) << low_bits) | low
+        todo[todo] = number[todo] >= length
+    out.host[...] = number
 
 
 def _mixed(number):

@@ -63,11 +63,11 @@ def _reduction_on(device: Device, op: Op) -> Reduction:
         return Reduction(_RowByRow(xp, op), op)
     match NAMED[op].on_device:
         case "sum":
-            return Reduction(_Total(xp, xp.sum), _Promoted(xp, xp.add))
+            return Reduction(_Total(device, xp.sum), _Promoted(xp, xp.add))
         case "prod":
-            return Reduction(_Total(xp, xp.prod), _Promoted(xp, xp.multiply))
+            return Reduction(_Total(device, xp.prod), _Promoted(xp, xp.multiply))
         case "mean":
-            return Reduction(_SumAndCount(xp), _AddUp(xp), _Mean(xp))
+            return Reduction(_SumAndCount(device), _AddUp(xp), _Mean(xp))
         case "min" | "max" as name:
             extreme = _Extreme(device, is_most=name == "max")
             return Reduction(extreme, extreme.of_two)
@@ -120,18 +120,24 @@ class _Promoted:
 
 @dataclass(frozen=True)
 class _Total:
-    xp: Any
+    device: Device
     function: Any
 
     def __call__(self, array: Any, axis: Axis) -> Any:
-        xp, dtype = self.xp, dtype_of(array)
+        device, dtype = self.device, dtype_of(array)
         wide = wide_dtype(dtype) if dtype.kind in "biu" else dtype
-        return cast(xp, array, wide) if axis is None else _totalled(xp, self.function, array, axis, wide)
+        if axis is None:
+            return cast(device.namespace, array, wide)
+        return _totalled(device, self.function, array, axis, wide)
 
 
-def _totalled(xp: Any, function: Any, array: Any, axis: Axis, wide: np.dtype[Any]) -> Any:
+def _totalled(device: Device, function: Any, array: Any, axis: Axis, wide: np.dtype[Any]) -> Any:
     # Avoids a copy of the whole array in the wider dtype.
-    dtype = dtype_of(array)
+    xp, dtype = device.namespace, dtype_of(array)
+    if function == xp.sum and _is_tall(array, axis):
+        total = device.sum_rows(array, wide)
+        if total is not None:
+            return total
     if dtype.kind == "b":
         array = xp.astype(array, xp.uint8)
     if dtype != wide:
@@ -142,10 +148,9 @@ def _totalled(xp: Any, function: Any, array: Any, axis: Axis, wide: np.dtype[Any
 def _along_rows(xp: Any, function: Callable[..., Any], array: Any, axis: Axis) -> Any:
     # Reduce tall and narrow arrays in groups of rows, then reduce the groups: CuPy uses one block of threads for a few
     # columns, which would take some 60 ms for 256 MB instead of 0.1.
-    shape = array.shape
-    is_tall = len(shape) > 1 and shape[0] >= _TALL_ROWS and shape[0] >= _TALL_RATIO * math.prod(shape[1:])
-    if axis not in (0, (0,)) or not is_tall or not _is_contiguous(array):
+    if not _is_tall(array, axis):
         return function(array, axis=axis)
+    shape = array.shape
     group_rows = shape[0] // _NUM_GROUPS
     stop = group_rows * _NUM_GROUPS
     totals = function(xp.reshape(array[:stop, ...], (_NUM_GROUPS, group_rows, *shape[1:])), axis=1)
@@ -154,9 +159,12 @@ def _along_rows(xp: Any, function: Callable[..., Any], array: Any, axis: Axis) -
     return function(totals, axis=0)
 
 
-def _is_contiguous(array: Any) -> bool:
+def _is_tall(array: Any, axis: Axis) -> bool:
     # CuPy arrays have flags, which the array API standard does not.
-    return not hasattr(array, "flags") or bool(array.flags.c_contiguous)
+    shape, is_contiguous = array.shape, not hasattr(array, "flags") or bool(array.flags.c_contiguous)
+    if axis not in (0, (0,)) or len(shape) < 2 or not is_contiguous:
+        return False
+    return bool(shape[0] >= _TALL_ROWS and shape[0] >= _TALL_RATIO * math.prod(shape[1:]) > 0)
 
 
 @dataclass(frozen=True)
@@ -198,10 +206,10 @@ class _Extreme:
 
 @dataclass(frozen=True)
 class _SumAndCount:
-    xp: Any
+    device: Device
 
     def __call__(self, array: Any, axis: Axis) -> tuple[Any, int, Any]:
-        xp, dtype = self.xp, dtype_of(array)
+        xp, dtype = self.device.namespace, dtype_of(array)
         wide = np.dtype(np.float32) if dtype == np.float16 else dtype
         result = dtype if dtype.kind in "fc" else np.dtype(np.float64)
         if dtype.kind in "biu":
@@ -209,7 +217,7 @@ class _SumAndCount:
             wide = wide_dtype(dtype) if axis is not None and dtype.itemsize < 8 else result
         if axis is None:
             return cast(xp, array, wide), 1, result
-        total = _totalled(xp, xp.sum, array, axis, wide)
+        total = _totalled(self.device, xp.sum, array, axis, wide)
         if dtype.kind in "biu":
             total = cast(xp, total, result)
         return total, num_rows(array.shape, axis), result
