@@ -80,19 +80,17 @@ def in_stream_of(device: Device) -> Iterator[None]:
     """
     replica_stream = stream_of(device)
     outer_streams = [stream for stream in device.outer_streams() if stream != replica_stream]
-    with device.using():
-        for outer in outer_streams:
-            replica_stream.wait(outer.record())
-        replica_stream.await_queued()
     try:
         with device.using(replica_stream):
+            for outer in outer_streams:
+                replica_stream.wait(outer.record())
+            replica_stream.await_queued()
             yield
     finally:
         if outer_streams:
-            with device.using():
-                end = replica_stream.record()
-                for outer in outer_streams:
-                    outer.wait(end)
+            end = replica_stream.record()
+            for outer in outer_streams:
+                outer.wait(end)
 
 
 def catch_up(device: Device) -> None:
