@@ -5,7 +5,9 @@
 Each round makes passes over known rows, copied from ordinary and from page-locked memory, and gathered on the device.
 Every batch is used in one of several streams, including PyTorch's if it is installed. Other work delays these streams,
 so that memory that is written or read too early changes a sum. Meanwhile another thread captures graphs in the
-strictest mode. The exit code is 1 at the first wrong sum. Under ``compute-sanitizer``, give few seconds.
+strictest mode, which forbids allocations of other threads in their default mode: sums are computed in the relaxed one,
+steps are taken in the default one. The exit code is 1 at the first wrong sum. Under ``compute-sanitizer``, give few
+seconds.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import numpy as np
 
 import daskdist
 from daskdist.devices import device, on_host
+from daskdist.devices.cuda_streams import beside_captures
 
 _ROWS: Final = 2**16
 # Numbers of rows of 64 bytes in a batch.
@@ -44,6 +47,10 @@ extern "C" __global__ void spin(long long turns) {
 """
 
 
+class WrongSumError(Exception):
+    """A batch had other values than its rows."""
+
+
 @dataclass(frozen=True)
 class Consumer:
     """A stream that uses batches.
@@ -52,6 +59,8 @@ class Consumer:
     ----------
     current
         Returns a context in which the stream is current.
+    beside_captures
+        Returns a context in which work does not disturb captures of other threads.
     hold_up
         Keeps it busy for a moment.
     total
@@ -61,6 +70,7 @@ class Consumer:
     """
 
     current: Callable[[], Any]
+    beside_captures: Callable[[], Any]
     hold_up: Callable[[], None]
     total: Callable[[Any], Any]
     on_host: Callable[[Any], Any]
@@ -111,8 +121,11 @@ def consumers_of(name: str) -> list[Consumer]:
     """Return streams of several owners."""
     here = device(name)
     spin: Callable[[], None] = lambda: None  # noqa: E731 - replaced below
+    beside: Callable[[], Any] = contextlib.nullcontext
     if name.startswith("GPU"):
         import cupy
+
+        beside = beside_captures
 
         kernel = cupy.RawKernel(_SPIN, "spin")
         spin = lambda: kernel((1,), (1,), (np.int64(random.randrange(_TURNS)),))  # noqa: E731
@@ -121,7 +134,7 @@ def consumers_of(name: str) -> list[Consumer]:
         return here.namespace.sum(batch, dtype=here.namespace.int64)
 
     streams = [here.stream() for _ in range(_NUM_STREAMS)]
-    consumers = [Consumer(functools.partial(here.using, stream), spin, total, on_host) for stream in streams]
+    consumers = [Consumer(functools.partial(here.using, stream), beside, spin, total, on_host) for stream in streams]
     with contextlib.suppress(ImportError):
         import torch
 
@@ -130,6 +143,7 @@ def consumers_of(name: str) -> list[Consumer]:
             consumers.append(
                 Consumer(
                     lambda: torch.cuda.stream(theirs),
+                    beside,
                     lambda: torch.cuda._sleep(random.randrange(_TURNS)),
                     lambda batch: daskdist.to_torch(batch).sum(dtype=torch.int64),
                     lambda total: total.item(),
@@ -143,7 +157,7 @@ def look(name: str, seconds: float) -> tuple[int, int]:
 
     Raises
     ------
-    RuntimeError
+    WrongSumError
         A batch had other values than its rows.
     """
     strategy = daskdist.MirroredStrategy([name])
@@ -166,8 +180,9 @@ def look(name: str, seconds: float) -> tuple[int, int]:
                 consumer = random.choice(consumers)
                 with consumer.current():
                     batch = next(steps)
-                    consumer.hold_up()
-                    late.append((number, consumer.total(batch), consumer))
+                    with consumer.beside_captures():
+                        consumer.hold_up()
+                        late.append((number, consumer.total(batch), consumer))
                     # Release the batch before its sum is computed, so that its memory may be used again too early.
                     del batch
                 num_batches += 1
@@ -183,10 +198,10 @@ def look(name: str, seconds: float) -> tuple[int, int]:
 def check(late: list[tuple[int, Any, Consumer]], what: str) -> None:
     """Compare sums with those of the rows, and forget them."""
     for expected, total, consumer in late:
-        with consumer.current():
+        with consumer.current(), consumer.beside_captures():
             found = int(consumer.on_host(total))
         if found != expected:
-            raise RuntimeError(f"{what}: a batch adds up to {found}, its rows to {expected}")
+            raise WrongSumError(f"{what}: a batch adds up to {found}, its rows to {expected}")
     late.clear()
 
 
@@ -205,7 +220,7 @@ def main(argv: list[str] | None = None) -> int:
         cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
     try:
         num_batches, num_captures = look(options.device, options.seconds)
-    except RuntimeError as error:
+    except WrongSumError as error:
         print(error, file=sys.stderr)
         return 1
     print(f"{num_batches} batches have the sums of their rows; {num_captures} captures beside them")
