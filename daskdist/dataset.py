@@ -99,7 +99,7 @@ from daskdist.ops.rename import Rename
 from daskdist.ops.repeat import Repeat
 from daskdist.ops.sample_from_datasets import SampleFromDatasets
 from daskdist.ops.scan import Scan, first_state, next_state
-from daskdist.ops.select import Select, columns_of_nest
+from daskdist.ops.select import Select, column_function, columns_of_nest
 from daskdist.ops.shard import Shard
 from daskdist.ops.shuffle import Shuffle
 from daskdist.ops.skip import Skip
@@ -883,6 +883,11 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def unique(self, name: str | None = None) -> Dataset:
         """Keep the first occurrence of each element.
 
+        Raises
+        ------
+        ArgumentError
+            ``name`` is a column. The distinct values of a column are ``ds["column"].unique()``.
+
         Notes
         -----
         Memory holds each distinct element if it is one number or text, and otherwise 16 bytes for it.
@@ -960,7 +965,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     def rejection_resample(
         self,
-        class_func: Callable[..., Any],
+        class_func: Callable[..., Any] | str | int,
         target_dist: Sequence[float],
         initial_dist: Sequence[float] | None = None,
         seed: int | None = None,
@@ -971,7 +976,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Parameters
         ----------
         class_func
-            Called as in `map`; returns the class of an element, an integer from 0 to ``len(target_dist) - 1``.
+            Called as in `map`; returns the class of an element, an integer from 0 to ``len(target_dist) - 1``. Or the
+            name of a column.
         target_dist
             The share of each class in the result; the sum is 1.
         initial_dist
@@ -997,7 +1003,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         """
         node = RejectionResample(
             self._node,
-            self._function(class_func, "rejection_resample"),
+            self._value_of(class_func, "rejection_resample"),
             numbers("rejection_resample", "target_dist", target_dist),
             None if initial_dist is None else numbers("rejection_resample", "initial_dist", initial_dist),
             _seed(seed),
@@ -1326,7 +1332,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     def group_by_window(
         self,
-        key_func: Callable[..., Any],
+        key_func: Callable[..., Any] | str | int,
         reduce_func: Callable[[Any, Dataset], Dataset],
         window_size: int | None = None,
         window_size_func: Callable[[Any], int] | None = None,
@@ -1337,7 +1343,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Parameters
         ----------
         key_func
-            Called as in `map`; returns the key of an element, an integer.
+            Called as in `map`; returns the key of an element, an integer. Or the name of a column.
         reduce_func
             ``reduce_func(key, window) -> dataset``.
         window_size
@@ -1361,12 +1367,12 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         if (window_size is None) == (window_size_func is None):
             raise ArgumentError("group_by_window: give either window_size or window_size_func")
         size = window_size if window_size_func is None else self._function(window_size_func, "group_by_window")
-        key, reduce_windows = self._function(key_func, "group_by_window"), self._nested(reduce_func, "group_by_window")
+        key, reduce_windows = self._value_of(key_func, "group_by_window"), self._nested(reduce_func, "group_by_window")
         return self._with(GroupByWindow(self._node, key, reduce_windows, size, self._of_rows, label=name))  # type: ignore[arg-type]
 
     def bucket_by_sequence_length(
         self,
-        element_length_func: Callable[..., Any],
+        element_length_func: Callable[..., Any] | str | int,
         bucket_boundaries: Sequence[int],
         bucket_batch_sizes: Sequence[int],
         padded_shapes: Any = None,
@@ -1381,7 +1387,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         Parameters
         ----------
         element_length_func
-            Called as in `map`; returns the length of an element.
+            Called as in `map`; returns the length of an element. Or the name of a column: of lengths, or of arrays
+            whose lengths count.
         bucket_boundaries
             The increasing upper boundaries of buckets; a boundary is the smallest length of the next bucket.
         bucket_batch_sizes
@@ -1411,7 +1418,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         padding = None if no_padding else Padding.of(operation, self._known_spec(), padded_shapes, padding_values)
         node = BucketBySequenceLength(
             self._node,
-            self._function(element_length_func, operation),
+            self._value_of(element_length_func, operation, is_length=True),
             whole_numbers(operation, "bucket_boundaries", bucket_boundaries),
             whole_numbers(operation, "bucket_batch_sizes", bucket_batch_sizes),
             padding,
@@ -1424,7 +1431,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     def batch_by_size(
         self,
         budget: int,
-        length_fn: Callable[..., Any],
+        length_fn: Callable[..., Any] | str | int,
         buffer_size: int | None = None,
         padding_values: Any = None,
         ragged: bool = False,
@@ -1439,7 +1446,8 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             The largest size of a batch: its number of elements times its longest length, which is its size after
             padding; or the sum of its lengths if ``ragged``.
         length_fn
-            Called as in `map`; returns the length of an element, an integer; 0 counts as 1.
+            Called as in `map`; returns the length of an element, an integer; 0 counts as 1. Or the name of a column: of
+            lengths, or of arrays whose lengths count.
         buffer_size
             The number of consecutive elements to sort by length, so that the elements of a batch have similar lengths;
             None to keep the order. The batches of a buffer come from short to long: shuffle them afterwards.
@@ -1470,7 +1478,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         if ragged and padding_values is not None:
             raise ArgumentError("batch_by_size: give padding_values, or ragged=True, which pads nothing")
         padding = None if ragged else Padding.of(operation, self._known_spec(), None, padding_values)
-        length_function = self._function(length_fn, operation)
+        length_function = self._value_of(length_fn, operation, is_length=True)
         return self._with(
             BatchBySize(self._node, length_function, budget, buffer_size, round_size, padding, label=name)
         )
@@ -2530,6 +2538,12 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
 
     def _function(self, function: Callable[..., Any], operation: str) -> UserFunction:
         return UserFunction(function, operation, narrow=self._makes_narrow)
+
+    def _value_of(self, by: Any, operation: str, *, is_length: bool = False) -> UserFunction:
+        # The function, or that of a column.
+        if isinstance(by, (str, int)) and columns_of_nest(self._spec.packed):
+            by = column_function(operation, by, self._spec, is_length=is_length)
+        return self._function(by, operation)
 
     def _nested(self, function: Callable[..., Any], operation: str) -> NestedFunction:
         return NestedFunction(function, operation, narrow=self._makes_narrow)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.node import Facts, Node, Transformation
 from daskdist.core.primitive import Compute, Primitive, same_nesting
@@ -177,3 +179,38 @@ def picked(operation: str, columns: Any, nest: Any) -> Any:
     if isinstance(nest, tuple) and not hasattr(nest, "_fields"):
         return tuple(values[name] for name in columns)
     return {name: values[name] for name in columns}
+
+
+def column_function(operation: str, column: str | int, spec: ElementSpec, *, is_length: bool) -> Callable[..., Any]:
+    """Return a function of elements, called as one of users, that returns the value of a column.
+
+    Parameters
+    ----------
+    operation
+        The operation, for messages.
+    column
+        The name of the column.
+    spec
+        The spec of the elements.
+    is_length
+        Whether the lengths of arrays are returned in their place.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such column.
+    """
+    nest = spec.packed
+    leaf = picked(operation, column, nest)
+    place = list(by_column(nest)).index(column)
+    is_dict = isinstance(nest, dict)
+
+    def value(*items: Any) -> Any:
+        return items[0][column] if is_dict else items[place]
+
+    if is_length and getattr(leaf, "shape", None):
+        return lambda *items: len(value(*items))
+    if getattr(leaf, "dtype", None) == np.bool_:
+        # Classes and keys are integers.
+        return lambda *items: 1 * value(*items)
+    return value

@@ -14,8 +14,10 @@ from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection.runs import Run
+from daskdist.core.spec import known_spec
 from daskdist.core.structure import Nested
 from daskdist.errors import ArgumentError
+from daskdist.ops.select import columns_of_nest
 
 # The common key of all NaN.
 _NAN = "nan"
@@ -27,6 +29,14 @@ class Unique(Transformation):
 
     name = "unique"
     facts = Facts(keeps_spec=True)
+
+    def __post_init__(self) -> None:
+        spec = None if self.label is None else known_spec(self.source)
+        if spec is not None and self.label in columns_of_nest(spec.packed):
+            raise ArgumentError(
+                f"unique: the name of the operation is {self.label!r}, which is a column; for the distinct values of "
+                f"that, write ds[{self.label!r}].unique()"
+            )
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         keys = Fact(gathered(inputs[0]), keys_of, self.name)

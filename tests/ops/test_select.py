@@ -184,3 +184,44 @@ def test_dicts_of_several_datasets_have_the_order_of_the_first(build, is_batched
         assert sorted(row.tolist() for row in same) == expected
     rows = sorted((int(row["y"]), [list(row), list(row["x"])]) for row in ds)
     assert rows == [(1, [["y", "x"], ["d", "c"]]), (10, [["y", "x"], ["d", "c"]])]
+
+
+def classes(spelling):
+    flag = np.arange(400) % 4 == 0
+    rows = {"n": np.arange(400) % 7 + 1, "label": flag.astype(np.int64), "flag": flag, "v": np.zeros((400, 3))}
+    return Dataset.from_tensor_slices(rows if spelling == "dict" else tuple(rows.values()))
+
+
+@pytest.mark.parametrize("spelling", ["dict", "tuple"])
+@pytest.mark.parametrize(
+    ("build", "column", "value"),
+    [
+        (lambda ds, by: ds.rejection_resample(by, [0.5, 0.5], [0.75, 0.25], seed=1), "label", lambda row: row[1]),
+        (lambda ds, by: ds.rejection_resample(by, [0.5, 0.5], [0.75, 0.25], seed=1), "flag", lambda row: int(row[2])),
+        (lambda ds, by: ds.group_by_window(by, lambda key, window: window.batch(3), 3), "n", lambda row: row[0]),
+        (
+            lambda ds, by: ds.group_by_window(by, lambda key, window: window.batch(3), 3),
+            "flag",
+            lambda row: int(row[2]),
+        ),
+        (lambda ds, by: ds.bucket_by_sequence_length(by, [3, 5], [2, 3, 4]), "n", lambda row: row[0]),
+        (lambda ds, by: ds.bucket_by_sequence_length(by, [3, 5], [2, 3, 4]), "v", lambda row: len(row[3])),
+        (lambda ds, by: ds.batch_by_size(30, by), "n", lambda row: row[0]),
+        (lambda ds, by: ds.batch_by_size(30, by), "v", lambda row: len(row[3])),
+    ],
+)
+def test_the_name_of_a_column_stands_for_a_function_that_returns_it(build, column, value, spelling):
+    ds = classes(spelling)
+    by = column if spelling == "dict" else ["n", "label", "flag", "v"].index(column)
+    expected = build(ds, lambda *row: value(list(row[0].values()) if spelling == "dict" else row))
+    same_elements(list(build(ds, by)), list(expected), "by name")
+    with pytest.raises(errors.ArgumentError, match=r": there is no column 'other'; there are "):
+        build(ds, "other")
+
+
+def test_unique_of_a_column_is_not_taken_for_the_name_of_the_operation():
+    ds = Dataset.from_tensor_slices({"a": [1, 1, 2], "b": [1, 2, 3]})
+    with pytest.raises(errors.ArgumentError, match=r"is 'a', which is a column; .* write ds\['a'\]\.unique\(\)"):
+        ds.unique("a")
+    assert [int(x) for x in ds["a"].unique("a")] == [1, 2]
+    assert len(list(ds.unique("other"))) == 3
