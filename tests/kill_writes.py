@@ -84,7 +84,6 @@ class Objects(AbstractFileSystem):
     """An object store: objects appear whole, are copied one by one, and cannot be renamed."""
 
     protocol = "objects"
-    cachable = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

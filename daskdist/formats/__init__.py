@@ -8,7 +8,10 @@ as a block. Paths are anything that fsspec opens. Formats of other packages regi
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -194,7 +197,6 @@ def format_named(name: str) -> type[Format]:
     ArgumentError
         The name is unknown, or a requirement is not installed.
     """
-    # Reading the entry points of all installed packages takes milliseconds.
     formats_by_name = FORMATS if name in FORMATS else installed()
     if name not in formats_by_name:
         close = difflib.get_close_matches(name, formats_by_name, 1)
@@ -207,5 +209,17 @@ def format_named(name: str) -> type[Format]:
 
 def installed() -> dict[str, FormatEntry]:
     """Return all formats by name: the built-in ones, and registered ones, which cannot replace them."""
-    registered = {point.name: FormatEntry(point.value) for point in entry_points(group=GROUP)}
-    return {**registered, **FORMATS}
+    return {**_registered(tuple((place, _changed_at(place)) for place in sys.path)), **FORMATS}
+
+
+@functools.lru_cache(maxsize=1)
+def _registered(places: tuple[tuple[str, int | None], ...]) -> dict[str, FormatEntry]:
+    # Python itself lists a place of packages again if the time of its last change is another one.
+    return {point.name: FormatEntry(point.value) for point in entry_points(group=GROUP)}
+
+
+def _changed_at(place: str) -> int | None:
+    try:
+        return os.stat(place or ".").st_mtime_ns
+    except OSError:
+        return None

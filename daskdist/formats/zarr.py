@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import json
@@ -156,7 +157,7 @@ class Zarr(RangeReader):
         storage = _library().storage
         with failures(path, "cannot be opened as a Zarr store", (Exception,)):
             if is_remote(path):
-                store = storage.FsspecStore.from_url(path, dict(self.storage.options or {}), read_only=True)
+                store = _remote_store(path, self.storage, read_only=True)
             elif os.path.isdir(path):
                 store = storage.LocalStore(path, read_only=True)
             else:
@@ -394,11 +395,10 @@ class UnfinishedStore:
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        storage = _library().storage
         if is_remote(self.temporary):
-            store = storage.FsspecStore.from_url(self.temporary, dict(self.storage.options or {}))
+            store = _remote_store(self.temporary, self.storage, read_only=False)
         else:
-            store = storage.LocalStore(self.temporary)
+            store = _library().storage.LocalStore(self.temporary)
         try:
             yield store
         finally:
@@ -464,6 +464,26 @@ def unfinished_store(
     """
     path = path.rstrip("/") if is_remote(path) else local(path)
     return UnfinishedStore(path, temporary_beside(path, key), spec, check_store(spec), chunk_rows, storage or Storage())
+
+
+def _remote_store(url: str, storage: Storage, *, read_only: bool) -> Any:
+    # As `FsspecStore.from_url`, which takes milliseconds each time to wrap a file system without asynchronous calls.
+    import fsspec
+
+    fs, path = fsspec.core.url_to_fs(url, **{"asynchronous": True, **(storage.options or {})})
+    if not fs.async_impl:
+        # fsspec creates the others again, as they may have a state.
+        fs = _shared_wrapper(fs) if fs.cachable else _wrapper(fs)
+    return _library().storage.FsspecStore(fs, read_only=read_only, path=path)
+
+
+def _wrapper(fs: Any) -> Any:
+    from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+
+    return AsyncFileSystemWrapper(fs, asynchronous=True)
+
+
+_shared_wrapper: Final = functools.lru_cache(maxsize=16)(_wrapper)
 
 
 def _library() -> Any:

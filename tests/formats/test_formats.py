@@ -8,6 +8,7 @@ import http.server
 import importlib
 import io
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import daskdist
 from daskdist import Dataset, errors, read_files, read_parquet, read_text
-from daskdist.formats import FORMATS, format_named
+from daskdist.formats import FORMATS, format_named, installed
 from daskdist.storage.filesystem import Storage
 from daskdist.testing import FormatLaws
 
@@ -413,6 +414,17 @@ class Counts:
             _, number = file.read().split()
         return Block(LONE, [np.arange(int(number))], split.label)
 """
+
+
+def test_a_format_that_is_installed_later_is_found(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    os.utime(tmp_path, (0, 0))
+    assert "counts" not in installed()
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[daskdist.formats]\ncounts = theirs:Counts\n")
+    assert installed()["counts"].where == "theirs:Counts"
 
 
 def test_a_format_of_others_is_installed_and_read(tmp_path):

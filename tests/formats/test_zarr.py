@@ -18,6 +18,9 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
+from fsspec import AbstractFileSystem
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 import daskdist
 from daskdist import Dataset, TensorSpec, errors, read_files, read_zarr
@@ -540,3 +543,34 @@ def test_elements_that_are_not_as_their_spec_says_are_not_written(tmp_path, func
     with pytest.raises(errors.ArgumentError, match=message):
         ds.to_zarr(tmp_path / "a.zarr", chunk_rows=4)
     assert not list(tmp_path.iterdir())
+
+
+class Snapshot(AbstractFileSystem):
+    """The folder that `FOLDER` named when it was created."""
+
+    protocol = "snapshot"
+    cachable = False
+    FOLDER = ""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.folder = DirFileSystem(Snapshot.FOLDER, LocalFileSystem())
+
+    def ls(self, path, detail=True, **options):
+        return self.folder.ls(self._strip_protocol(path), detail=detail)
+
+    def info(self, path, **options):
+        return self.folder.info(self._strip_protocol(path))
+
+    def _open(self, path, mode="rb", **options):
+        return self.folder.open(self._strip_protocol(path), mode)
+
+
+def test_a_file_system_with_a_state_is_created_for_each_use(tmp_path, monkeypatch):
+    fsspec.register_implementation("snapshot", Snapshot, clobber=True)
+    for number in range(2):
+        write_group(tmp_path / str(number) / "a.zarr", {"x": np.full(3, number)})
+        monkeypatch.setattr(Snapshot, "FOLDER", str(tmp_path / str(number)))
+        # fsspec tells the file systems of different threads apart.
+        with dask.config.set({"daskdist.num-threads": 1}):
+            assert [int(each["x"]) for each in read_zarr("snapshot://a.zarr")] == [number] * 3
