@@ -2034,7 +2034,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             self._empty,
             options.memory_budget_bytes,
             Identity(
-                lambda: PipelineIdentity.of(self._current_node(), self._fingerprint, primitive),
+                lambda: PipelineIdentity.of(self._current_node(), self._token, primitive),
                 drawn_seeds(self._node),
                 lambda seeds: plan(with_drawn(self._node, seeds)),
                 lambda epoch: note_pass(self._node, epoch),
@@ -2042,7 +2042,7 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             is_writable=bool(options.writable),
             told_spec=lambda: self._told_spec,
             work=LongWork(self._node.name, self.cardinality),
-            node=self._current_node(),
+            node=self._node,
         )
 
     def at_epoch(self, epoch: int) -> Dataset:

@@ -383,10 +383,10 @@ def of_dataset(strategy: StrategyContract, dataset: Dataset, options: InputOptio
 
 
 def _make_feed(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaFeed:
-    dataset_options = dataset.options()
+    dataset_options, node = dataset.options(), node_of(dataset)
     # The spec does not depend on the shard number: fill its placeholder with any.
-    node = filled(node_of(dataset), 0, 1)
-    of_one = dataset if node is node_of(dataset) else Dataset(node)
+    filled_node = filled(node, 0, 1)
+    of_one = dataset if filled_node is node else Dataset(filled_node)
     spec = spec_by(of_one, lambda: strategy.reader(of_one))
     workers = strategy.workers
     consumers = tuple(replica.worker for replica in strategy.replicas)
@@ -395,10 +395,10 @@ def _make_feed(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaF
     def shared_out(node: Node, num_workers: int, num_replicas: int) -> tuple[Decision, list[Node]]:
         return autoshard(rebatch(node, spec, num_replicas), policy, num_workers, _first_elements)
 
-    sharding, nodes = shared_out(node_of(dataset), len(workers), len(consumers))
+    sharding, nodes = shared_out(node, len(workers), len(consumers))
     pipelines = pipelines_of(nodes, workers, consumers)
     if len(workers) > 1:
-        _log_once(strategy, node_of(dataset), sharding)
+        _log_once(strategy, node, sharding)
 
     def length(num_rows: int | None) -> int | None:
         is_even = len(workers) == 1 and num_rows is not None and num_rows % len(consumers) == 0
@@ -421,5 +421,5 @@ def _make_feed(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaF
         sharding,
         sharding.policy.name if len(workers) > 1 else "none needed",
         (dataset.device_maps,) * len(pipelines),
-        PassSource(node_of(dataset), spec, pipelines, len(workers), sharding.policy.name, named_shares),
+        PassSource(node, spec, pipelines, len(workers), sharding.policy.name, named_shares),
     )
