@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from syntax_trees import nodes_of, parsed, tree_of
 
 import daskdist
 
@@ -210,22 +211,10 @@ def _is_module(name: str) -> bool:
     return path.with_suffix(".py").exists() or path.joinpath("__init__.py").exists()
 
 
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
-
-
-@functools.cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    return list(ast.walk(tree_of(path)))
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _trees_are_dropped():
-    # Collecting garbage would take longer in all tests that come later.
-    yield
-    tree_of.cache_clear()
-    nodes_of.cache_clear()
+def _trees():
+    with parsed(FILES):
+        yield
 
 
 def name_called(node: ast.AST) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from syntax_trees import nodes_of, parsed
+
 import daskdist
 
 PACKAGE = Path(daskdist.__file__).parent
@@ -81,11 +83,11 @@ LISTED: dict[str, dict[str, set[str]]] = {
 }
 
 
-def waits_of(tree: ast.Module):
+def waits_of(nodes: list[ast.AST]):
     """Yield the calls of a syntax tree that may wait without limit, except awaited ones, which block no thread."""
-    has_queues = any(isinstance(node, ast.Name) and node.id in ("queue", "SimpleQueue") for node in ast.walk(tree))
-    in_loop = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Await)}
-    for node in ast.walk(tree):
+    has_queues = any(isinstance(node, ast.Name) and node.id in ("queue", "SimpleQueue") for node in nodes)
+    in_loop = {id(node.value) for node in nodes if isinstance(node, ast.Await)}
+    for node in nodes:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or id(node) in in_loop:
             continue
         name, keywords = node.func.attr, {keyword.arg for keyword in node.keywords}
@@ -105,12 +107,13 @@ def waits_of(tree: ast.Module):
 def test_waits_have_limits():
     listed = {(file, text) for files in LISTED.values() for file, texts in files.items() for text in texts}
     waits = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        file = str(path.relative_to(PACKAGE))
-        for call in waits_of(ast.parse(path.read_text())):
-            receiver = ast.unparse(call.func.value)
-            if receiver not in ("self", "logger"):
-                waits[file, f"{receiver}.{call.func.attr}"] = call.lineno
+    files = sorted(PACKAGE.rglob("*.py"))
+    with parsed(files):
+        for path in files:
+            for call in waits_of(nodes_of(path)):
+                receiver = ast.unparse(call.func.value)
+                if receiver not in ("self", "logger"):
+                    waits[str(path.relative_to(PACKAGE)), f"{receiver}.{call.func.attr}"] = call.lineno
     unlisted = {place: line for place, line in waits.items() if place not in listed}
     assert not unlisted, "give these a limit and a name with daskdist.waiting.stretches, or list them with a reason"
     assert not listed - set(waits), "remove these from the list, as they wait no longer"
@@ -118,4 +121,5 @@ def test_waits_have_limits():
 
 def test_a_wait_without_limit_is_seen():
     text = "event.wait(); event.wait(1); thread.join(); lock.acquire(timeout=2); client.sync(f); pool.shutdown()"
-    assert [call.func.attr for call in waits_of(ast.parse(text))] == ["wait", "join", "sync", "shutdown"]
+    nodes = list(ast.walk(ast.parse(text)))
+    assert [call.func.attr for call in waits_of(nodes)] == ["wait", "join", "sync", "shutdown"]
