@@ -46,6 +46,7 @@ from daskdist.core.structure import Structure
 from daskdist.display import plan as display
 from daskdist.display.description import Description, Head, columns_table
 from daskdist.display.drawing import known_cardinality
+from daskdist.display.missing_methods import OF_DATASETS, DatasetType, missing_attribute
 from daskdist.display.pages import dataset_page
 from daskdist.display.plain_text import PlainText
 from daskdist.display.preview import Preview, show
@@ -131,7 +132,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("daskdist")
 
 
-class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
+class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ignore[misc]
     """A sequence of elements, each of which is a nest (tuple, named tuple, dict) of arrays.
 
     Use a constructor (`range`, `from_tensor_slices`, `from_generator`, `from_dask`, ...) or a reader
@@ -176,6 +177,11 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     _is_narrow: ClassVar[bool] = False
 
     def __init__(self, node: Node) -> None:
+        if not isinstance(node, Node):
+            raise ArgumentError(
+                f"Dataset: {type(node).__name__} is not a pipeline; use Dataset.from_tensor_slices(arrays), "
+                "Dataset.from_list(elements), or readers such as daskdist.read_parquet"
+            )
         self._node = node
         # The code of the functions when the cached properties were computed.
         self._code: tuple[str, ...] | None = None
@@ -2454,6 +2460,25 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
         batches = self if unbatch else rows.ragged_batch(num_rows) if is_ragged else rows.batch(num_rows)
         parts = to_delayed("to_dask_dataframe", batches._node, batches._recorded, batches._counted())
         return to_dask_dataframe(parts, spec)
+
+    # For type checkers, `__getattr__` would make all names valid.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                # A property raised an AttributeError, which is that of the user then.
+                return object.__getattribute__(self, name)
+            raise missing_attribute(self, f"{type(self).__name__!r} object", name, self._advice_for(name))
+
+    def _advice_for(self, name: str) -> str | None:
+        # What to use instead of an attribute that there is not; not for names of protocols, which others look up.
+        if name.startswith("_") or "_node" not in self.__dict__:
+            return None
+        # Libraries look up names that datasets lack, for which no function is to be called.
+        spec = self._told_spec if code_of(self._node) else known_spec(self._node)
+        if spec is not None and name in columns_of_nest(spec.packed):
+            return f"ds[{name!r}]"
+        return OF_DATASETS.get(name)
 
     # --- for the functions of `daskdist.core.dataset_base` and the one below ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 
@@ -16,7 +17,9 @@ import daskdist.distribute.experimental
 import daskdist.experimental
 import daskdist.tpu.experimental
 from daskdist import AutoShardPolicy, Dataset, InputOptions, InputReplicationMode, Options, PerReplica, errors
+from daskdist.core.dataset_base import node_of
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
+from daskdist.display import missing_methods
 from daskdist.tensorflow import missing_names
 
 # Every name on the pages, as they write it after `tf.`.
@@ -275,3 +278,56 @@ def test_the_optionals_of_iterators_are_of_this_class():
     found = [iterator.get_next_as_optional() for _ in range(2)]
     assert all(isinstance(optional, daskdist.experimental.Optional) for optional in found)
     assert [optional.has_value() for optional in found] == [True, False]
+
+
+OF_OTHERS_DATASETS = {**missing_methods.OF_DATASETS, **missing_methods.OF_CONSTRUCTORS}
+
+
+@pytest.mark.parametrize("name", OF_OTHERS_DATASETS)
+def test_datasets_say_what_to_use_for_names_of_other_libraries(name):
+    is_constructor = name in missing_methods.OF_CONSTRUCTORS
+    advice = re.escape(OF_OTHERS_DATASETS[name])
+    with pytest.raises(AttributeError, match=rf"^type object 'Dataset' has no attribute '{name}'; use {advice}$"):
+        getattr(Dataset, name)
+    if not is_constructor:
+        with pytest.raises(AttributeError, match=rf"^'Dataset' object has no attribute '{name}'; use {advice}$"):
+            getattr(Dataset.range(3), name)
+
+
+def test_advice_for_names_of_other_libraries_is_of_names_that_exist():
+    text = " ".join(OF_OTHERS_DATASETS.values())
+    used = set(re.findall(r"(?:ds|Dataset)\.(\w+)", text)) | set(re.findall(r"\)\.(head|take|map)\(", text))
+    assert len(used) > 15
+    assert not [name for name in used if not hasattr(Dataset, name)]
+    assert not [name for name in re.findall(r"daskdist\.(\w+)", text) if not hasattr(daskdist, name)]
+
+
+def test_attributes_that_datasets_lack():
+    ds = Dataset.from_tensor_slices({"x": [1, 2], "shape": [3, 4]})
+    for name in ds.columns:
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'; use ds\['{name}'\]$"):
+            getattr(ds, name)
+    mapped = ds.map(lambda row: {"z": row["x"]})
+    with pytest.raises(AttributeError, match=r"no attribute 'z'$"):
+        _ = mapped.z
+    assert list(mapped.element_spec) == ["z"]
+    with pytest.raises(AttributeError, match=r"use ds\['z'\]$"):
+        _ = mapped.z
+    assert not hasattr(ds, "colums")
+    with pytest.raises(AttributeError, match=r"^'Dataset' object has no attribute 'colums'$") as caught:
+        _ = ds.colums
+    assert (caught.value.name, caught.value.obj) == ("colums", ds)
+    with pytest.raises(AttributeError, match=r"use Dataset\.from_tensor_slices"):
+        _ = daskdist.from_pandas
+    with pytest.raises(errors.ArgumentError, match=r"list is not a pipeline; .* Dataset\.from_list"):
+        Dataset([1, 2])
+
+
+def test_an_attribute_error_in_a_property_of_a_dataset_is_shown_as_it_is():
+    class Own(Dataset):
+        @property
+        def broken(self):
+            raise AttributeError("the cause")
+
+    with pytest.raises(AttributeError, match=r"^the cause$"):
+        _ = Own(node_of(Dataset.range(3))).broken

@@ -19,7 +19,7 @@ def lazily(
     names
         Each public name with its import path: ``"import.path:attribute"`` or ``"import.path"``.
     instead
-        Names that only TensorFlow has, each with the replacement to suggest.
+        Names that only other libraries have, each with the replacement to suggest.
     """
 
     def getattr_(name: str) -> Any:

@@ -19,7 +19,7 @@ TOP: Final = {
     "bfloat16": "ml_dtypes.bfloat16",
     "bool": "numpy.bool_",
     "cast": "array.astype",
-    "concat": "numpy.concatenate",
+    "concat": "numpy.concatenate, or Dataset.concatenate for datasets",
     "cond": "Python's if",
     "constant": "numpy.asarray, or a NumPy number such as numpy.float32(0.1)",
     "convert_to_tensor": "numpy.asarray",
