@@ -102,11 +102,11 @@ def bench_files(
             "read, batch": dataset.batch(batch_size),
             "read, shuffle, batch": dataset.shuffle(shuffle, seed=0).batch(batch_size),
         }
-        if strategy is not None:
-            # Workers import what they need.
-            first = _steps(strategy, stages["read, batch"])
-            next(first, None)
-            first.close()
+        # This process and the workers import what they need.
+        batches = stages["read, batch"]
+        first = _batches(batches) if strategy is None else _steps(strategy, batches)
+        next(first, None)
+        first.close()
         speeds = []
         for stage, staged in stages.items():
             if strategy is None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Final
+
+from daskdist.core.cardinality import counted
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
-from daskdist.formats import DirectoryFormat, Format, format_named
+from daskdist.formats import DirectoryFormat, Format, format_named, installed
 from daskdist.formats.guess import guess_format, with_storage
 from daskdist.formats.zarr import stores
 from daskdist.ops.read_files import endings, read_node
 from daskdist.storage.filesystem import Paths, Storage, StorageOptions
+
+logger: Final = logging.getLogger("daskdist")
 
 
 def read_files(paths: Paths, format: str | Format | None = None, *, storage_options: StorageOptions = None) -> Dataset:
@@ -21,7 +27,8 @@ def read_files(paths: Paths, format: str | Format | None = None, *, storage_opti
         that is a single dataset, such as a Zarr store or the result of `Dataset.save`, is read as such.
     format
         A format with its options; the name of a built-in format or of one that is registered under the entry-point
-        group ``daskdist.formats``, for its default options; or None to recognise the format by the first file.
+        group ``daskdist.formats``, for its default options; or None to recognise the format by the first file. Other
+        formats in the same directory are left out, with a warning.
     storage_options
         Options of the file system, such as credentials or an endpoint; a format with options has its own.
 
@@ -33,6 +40,7 @@ def read_files(paths: Paths, format: str | Format | None = None, *, storage_opti
         The format does not exist.
     """
     storage = Storage(storage_options)
+    is_guessed = format is None
     if format is None:
         format = guess_format(paths, storage)
     if isinstance(format, str):
@@ -43,4 +51,20 @@ def read_files(paths: Paths, format: str | Format | None = None, *, storage_opti
         )
     if isinstance(format, DirectoryFormat):
         return Dataset(read_node(format, stores(paths, storage)))
-    return Dataset(read_node(format, storage.expand(paths, endings(format))))
+    files = storage.expand(paths, endings(format))
+    if is_guessed:
+        _warn_of_others(format.name, files, storage.expand(paths, ("",)))
+    return Dataset(read_node(format, files))
+
+
+def _warn_of_others(format_name: str, files: tuple[str, ...], all_files: tuple[str, ...]) -> None:
+    ends = tuple(end for name in installed() for end in endings(format_named(name)()) if end)
+    others = [file for file in set(all_files).difference(files) if file.endswith(ends)]
+    if others:
+        logger.warning(
+            "read_files: the format is %s, as that of the first file; left out %s of other formats, such as %s; give "
+            "format= to choose one",
+            format_name,
+            counted(len(others), "file"),
+            min(others),
+        )

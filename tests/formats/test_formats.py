@@ -498,3 +498,19 @@ def test_columns_have_the_order_of_the_first_file(tmp_path):
         ds = reader(tmp_path)
         assert [list(map(int, row.values())) for row in ds] == [[1, 0], [11, 10]], reader
         assert [list(map(int, row)) for row in ds.map(lambda row: np.stack(list(row.values())))] == [[1, 0], [11, 10]]
+
+
+def test_files_of_other_formats_in_a_directory_are_told(tmp_path, caplog):
+    for name, text in {"a.csv": "x\n1\n", "b.json": '{"x": 2}\n', "c.csv": "x\n3\n", "notes.md": "none\n"}.items():
+        (tmp_path / name).write_text(text)
+    assert [int(row["x"]) for row in read_files(str(tmp_path))] == [1, 3]
+    (message,) = caplog.messages
+    assert message == (
+        f"read_files: the format is csv, as that of the first file; left out 1 file of other formats, such as "
+        f"{tmp_path / 'b.json'}; give format= to choose one"
+    )
+    caplog.clear()
+    assert [int(row["x"]) for row in read_files(str(tmp_path), "json")] == [2]
+    (tmp_path / "b.json").unlink()
+    assert len(list(read_files(str(tmp_path)))) == 2
+    assert not caplog.messages

@@ -300,6 +300,22 @@ def line_of(function) -> str:
     return f"{Path(__file__).name}:{inspect.getsourcelines(function)[1]}"
 
 
+def calls_another(*items):
+    return line_of()
+
+
+@pytest.mark.parametrize(
+    ("function", "is_told"),
+    [(lambda pair: pair, True), (lambda a, b, c: a, True), (lambda a, b: a + b["c"], False), (calls_another, False)],
+)
+def test_a_wrong_number_of_parameters_says_what_a_function_is_called_with(function, is_told):
+    ds = Dataset.from_tensor_slices(([1, 2], [3, 4])).map(function)
+    with pytest.raises(errors.UserFunctionError) as caught:
+        list(ds)
+    advice = ". It is called with the items of a tuple, and with any other element as a whole"
+    assert str(caught.value).endswith(advice) == is_told
+
+
 @pytest.mark.parametrize(
     ("pipeline", "function", "row"),
     [

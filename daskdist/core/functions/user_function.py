@@ -169,11 +169,17 @@ class UserFunction:
 
     def advice(self, error: Exception) -> str:
         """Return the end of a message about an error, if it is a wrong call: what to write instead."""
-        if not (isinstance(error, TypeError) and "missing" in str(error) and str(error).endswith("argument: 'rng'")):
+        if not isinstance(error, TypeError):
             return ""
-        if self.operation == "map":
-            return f". map({self.short_name}, rng=seed) gives it a random generator for each element"
-        return f". Only map gives functions a random generator, as map(fn, rng=seed): draw before {self.operation}"
+        text = str(error)
+        if "missing" in text and text.endswith("argument: 'rng'"):
+            if self.operation == "map":
+                return f". map({self.short_name}, rng=seed) gives it a random generator for each element"
+            return f". Only map gives functions a random generator, as map(fn, rng=seed): draw before {self.operation}"
+        # With more of a traceback, the function made the call that failed.
+        if "positional argument" in text and (error.__traceback__ is None or error.__traceback__.tb_next is None):
+            return ". It is called with the items of a tuple, and with any other element as a whole"
+        return ""
 
     @property
     def short_name(self) -> str:
