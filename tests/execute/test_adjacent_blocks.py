@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
+
 import dask
 import numpy as np
 import pytest
 from conftest import mirrored
 
 from daskdist import Dataset
+from daskdist.core.block import Block
+from daskdist.core.selection.intervals import RowIntervals
+from daskdist.core.structure import LONE
+from daskdist.execute.stream.gather import Picks, gather
 
 NUM_ROWS = 2**14
 WIDE = np.random.default_rng(0).random((NUM_ROWS, 32), np.float32)
@@ -87,3 +93,15 @@ def test_columns_of_other_orders_are_not_confused():
     both = Dataset.zip((rows(0, 8000), rows(100, 8100))).map(lambda a, b: {"wide": a["wide"], "number": b["number"]})
     for step in mirrored(1).distribute_dataset(both.batch(3000)):
         assert np.array_equal(step["wide"], WIDE[step["number"] - 100])
+
+
+def test_index_arrays_of_32_bits_count_more_bytes():
+    # The system provides the memory of zeros only when it is read.
+    zeros = np.zeros((2**16 + 2, 2**15), np.uint8)
+    half = len(zeros) // 2
+    rows = RowIntervals(np.array([0, 1]), np.array([0, 0]), np.array([0, half, 2 * half]))
+    sent = pickle.loads(pickle.dumps(Picks(rows, None, None, None)))
+    found = gather([Block(LONE, [zeros[:half]]), Block(LONE, [zeros[half:]])], sent)
+    (leaf,) = found.leaves
+    assert leaf.shape == zeros.shape
+    assert leaf.ctypes.data == zeros.ctypes.data

@@ -249,11 +249,13 @@ def _gather_columns(
         rows = rows.intervals
     row_bytes = max(first.nbytes // max(len(first), 1), _FEW_BYTES)
     if isinstance(rows, RowIntervals):
-        joined = _in_one_array(blocks, rows) if rows.bounds[-1] * row_bytes >= CHEAP_BYTES else None
+        # As an int: the index arrays may have 32 bits.
+        num_rows = int(rows.bounds[-1])
+        joined = _in_one_array(blocks, rows) if num_rows * row_bytes >= CHEAP_BYTES else None
         if joined is not None and len(joined[1].starts) == 1:
-            begin, stop = joined[1].starts[0], joined[1].starts[0] + rows.bounds[-1]
+            begin, stop = joined[1].starts[0], joined[1].starts[0] + num_rows
             return _block_like(first, [column[begin:stop] for column in joined[0]], label, empty)
-        are_long = len(blocks) > 1 and rows.bounds[-1] * row_bytes >= _MANY_BYTES * len(rows.starts)
+        are_long = len(blocks) > 1 and num_rows * row_bytes >= _MANY_BYTES * len(rows.starts)
         if are_long or len(rows.starts) <= _FEW_INTERVALS:
             return _copied_intervals(blocks, rows, label, empty)
         block_index, rows = rows.row_block_index, rows.rows
