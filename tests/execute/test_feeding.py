@@ -19,7 +19,7 @@ from strict_device import LIMITS, StrictDevice, StrictStream, reads_late
 import daskdist
 from daskdist import Dataset, DeviceAssignment, InputOptions, MirroredStrategy, Options, errors
 from daskdist.core.ragged import Ragged
-from daskdist.devices import device, on_host
+from daskdist.devices import device, on_host, stream_of
 from daskdist.execute.transfer import copier, layout, prefetch
 from daskdist.execute.transfer.copier import Channel, channel_of, pinned_empty
 from daskdist.execute.transfer.deferred_release import DeferredRelease
@@ -449,6 +449,15 @@ def test_no_step_is_taken_during_a_capture():
             next(ahead)
     found += [on_host(leaf)[0] for ((leaf,),) in ahead]
     assert found == [1000 * step for step in range(60)]
+    # Nor if the stream of the replica is captured, whichever stream asks.
+    ahead, replica_stream = DevicePrefetch(iter(arrays((4,), num_steps=1)), [strict]), stream_of(strict)
+    replica_stream.is_captured = True
+    try:
+        with strict.using(strict.stream()), pytest.raises(errors.ArgumentError, match="is captured as a graph"):
+            next(ahead)
+    finally:
+        replica_stream.is_captured = False
+    assert [on_host(leaf)[0] for ((leaf,),) in ahead] == [0]
 
 
 def test_a_destroyed_stream_is_passed_over(lent, caplog):

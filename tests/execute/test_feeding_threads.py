@@ -340,3 +340,59 @@ def test_a_copy_does_not_wait_for_the_step_that_is_computed():
     assert on_host(leaf)[0] == 3000
     device("STRICT:0").current_stream().synchronize()
     assert [np.frombuffer(each)[0] for each in found] == [0, 1000]
+
+
+def test_memory_of_a_full_device_returns_at_once(monkeypatch):
+    strict, may_compute, failures = device("STRICT:0"), threading.Event(), []
+    lend = StrictDevice.lend
+
+    def counted(self, num_bytes, back):
+        try:
+            return lend(self, num_bytes, back)
+        except strict_device.StrictMemoryError as error:
+            failures.append(str(error))
+            raise
+
+    # As on a GPU, the host does not wait for the device.
+    monkeypatch.setattr(StrictStream, "wait", lambda self, event: self.give(event.synchronize))
+    monkeypatch.setattr(StrictDevice, "lend", counted)
+    gc.collect()
+    LIMITS[0] = taken_bytes() + 3 * 2**10
+    channel = Channel(strict)
+    channel.begin_ahead()
+    with strict.using(channel.consumers[0]):
+        # The device does not reach these computations.
+        for _ in range(10):
+            memory, other = (channel.lend(strict, channel.stream, 2**10) for _ in range(2))
+            reads_late(memory, [], begin=may_compute)
+            del memory, other
+    assert len(failures) == 1
+    may_compute.set()
+    channel.end_ahead()
+    assert not channel._returning
+
+
+def test_counts_of_iterators_that_copy_ahead_are_in_step(monkeypatch):
+    channel = channel_of("STRICT:0")
+    num_ahead = channel._num_ahead
+    ahead = DevicePrefetch(iter(arrays((4,), num_steps=3)), [device("STRICT:0")])
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", lambda self: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            next(ahead)
+    assert channel._num_ahead == num_ahead
+    for num_taken in (0, 1, 3):
+        ahead = DevicePrefetch(iter(arrays((4,), num_steps=3)), [device("STRICT:0")])
+        for _ in range(num_taken):
+            next(ahead)
+        ahead.close()
+    join(feed_threads())
+    assert channel._num_ahead == num_ahead
+
+
+def test_rows_that_are_larger_than_a_span_are_packed_in_parts():
+    numbers = np.arange(2**22, dtype=">i8").reshape(1, 2, -1)
+    spans = layout.layout_of(device("STRICT:0"), [[numbers]]).spans()
+    assert all(span.num_bytes <= layout.SPAN_BYTES for span in spans)
+    (((leaf,),),) = DevicePrefetch(iter([[[numbers]]]), [device("STRICT:0")])
+    np.testing.assert_array_equal(on_host(leaf), numbers)

@@ -74,8 +74,8 @@ class Channel:
         self._kept: list[tuple[int, DeviceStream, Any]] = []
         # Memory that consumers released, which may still compute with it.
         self._returning: deque[_Returning] = deque()
-        # The number of iterators that copy ahead.
-        self._num_ahead = 0
+        # The number of iterators that copy ahead, and how much such memory may stay.
+        self._num_ahead = self._most_returning = 0
         # Held while a tuple is replaced, so that no addition by another thread is lost.
         self._lock = RLock()
 
@@ -126,7 +126,7 @@ class Channel:
                 kept, self._kept = self._kept, []
             for each_bytes, writer, memory in kept:
                 self._take_back(each_bytes, writer, memory)
-        self._return(_MOST_RETURNING)
+        self._return()
         with device.using(stream, for_user=False):
             back = functools.partial(self._take_back, num_bytes, stream)
             try:
@@ -134,22 +134,26 @@ class Channel:
             except device.out_of_memory:
                 if not self._returning:
                     raise
-            self._return(0)
+            # From here on it returns at once: a failed allocation waits until the device is idle.
+            self._most_returning = 0
+            self._return()
             return device.lend(num_bytes, back)
 
     def begin_ahead(self) -> None:
         """Note that an iterator begins to copy ahead."""
         with self._lock:
             self._num_ahead += 1
+            self._most_returning = _MOST_RETURNING
 
     def end_ahead(self) -> None:
         """Note that an iterator copies no more."""
         with self._lock:
             self._num_ahead -= 1
-        if not self._num_ahead:
-            self._return(0)
+            if not self._num_ahead:
+                self._most_returning = 0
+        self._return()
 
-    def _return(self, most: int) -> None:
+    def _return(self) -> None:
         # Return memory that consumers are done with, and the oldest of the rest if it is too much.
         while self._returning:
             try:
@@ -158,7 +162,7 @@ class Channel:
                 return
             others = list(self._returning)
             num_bytes = first.num_bytes + sum(other.num_bytes for other in others)
-            may_stay = len(others) < most and num_bytes <= _MOST_RETURNING_BYTES
+            may_stay = len(others) < self._most_returning and num_bytes <= _MOST_RETURNING_BYTES
             if may_stay and not all(event.is_over for event in first.events):
                 self._returning.appendleft(first)
                 return
@@ -175,7 +179,7 @@ class Channel:
         now = (self._now(consumer) for consumer in self.consumers if consumer != stream)
         events = [event for event in now if event is not None]
         self._returning.append(_Returning(num_bytes, stream, memory, events))
-        self._return(_MOST_RETURNING if self._num_ahead else 0)
+        self._return()
         if self.deferred_release is not None:
             self.deferred_release.hold(memory)
 
@@ -375,9 +379,11 @@ class Copier:
             The consumer's work is captured as a graph.
         """
         current = self.device.current_stream()
-        _check_not_captured(current, self.device)
+        streams = _distinct(self._channel.consumers[0], current)
+        for stream in streams:
+            _check_not_captured(stream, self.device)
         self._channel.add_consumer(current)
-        return [stream.record(is_timed=True) for stream in _distinct(self._channel.consumers[0], current)]
+        return [stream.record(is_timed=True) for stream in streams]
 
     def buffer(self, num_bytes: int) -> Any:
         """Allocate memory of the device; raises `NoRoomError`."""

@@ -99,7 +99,7 @@ class BufferLayout:
         """Return the packed pieces in spans of about the size of a slot, which are packed and copied one by one."""
         spans: list[PackedSpan] = []
         for piece in self.packed:
-            for offset, source in _cut(piece):
+            for offset, source in _cut(piece.memory, piece.offset):
                 stop = offset + source.nbytes
                 if not spans or stop - spans[-1].offset > SPAN_BYTES:
                     spans.append(PackedSpan(offset, 0, []))
@@ -135,16 +135,19 @@ class PackedSpan:
             np.copyto(target.view(source.dtype.newbyteorder("=")).reshape(source.shape), source)
 
 
-def _cut(piece: MemoryPiece) -> Iterator[tuple[int, Any]]:
-    # Yield arrays of a piece that are as large as a span, or one row, and their offsets in the buffer.
-    source = piece.memory
-    if piece.num_bytes <= SPAN_BYTES or len(source) == 1:
-        yield piece.offset, source
+def _cut(source: Any, offset: int) -> Iterator[tuple[int, Any]]:
+    # Yield parts of an array that are no larger than a span, and their offsets in the buffer.
+    if source.nbytes <= SPAN_BYTES:
+        yield offset, source
         return
-    row_bytes = piece.num_bytes // len(source)
-    num_rows = max(SPAN_BYTES // row_bytes, 1)
-    for start in range(0, len(source), num_rows):
-        yield piece.offset + start * row_bytes, source[start : start + num_rows]
+    row_bytes = source.nbytes // len(source)
+    num_rows = SPAN_BYTES // row_bytes
+    for start in range(0, len(source), num_rows or 1):
+        at = offset + start * row_bytes
+        if num_rows:
+            yield at, source[start : start + num_rows]
+        else:
+            yield from _cut(source[start], at)
 
 
 def is_copied(device: Device, leaf: Any) -> bool:

@@ -77,6 +77,9 @@ class _PrefetchState:
     def run(self) -> None:
         """Read the source to its end, and close it."""
         try:
+            for copier in self.copiers:
+                if copier is not None:
+                    copier.begin_ahead()
             self._read()
         except BaseException as error:
             self.failure = error
@@ -223,9 +226,6 @@ class _PrefetchState:
         """Start the thread."""
         num_sources = max(self.num_units, 2)
         self.copiers = [None if device.is_host else Copier(device, num_sources) for device in self.devices]
-        for copier in self.copiers:
-            if copier is not None:
-                copier.begin_ahead()
         # The thread runs in the consumer's context, which holds the current caller, seed and replica.
         run = functools.partial(contextvars.copy_context().run, self.run)
         self.thread = Thread(target=run, name="daskdist-feed", daemon=True)
