@@ -59,11 +59,11 @@ class ColumnStatistics:
         total = len(column)
         if column.dtype.kind in "fcmM":
             column = column[~np.isnan(column) if column.dtype.kind in "fc" else ~np.isnat(column)]
-        hashes = np.unique(mixed(hash_words(column), np.uint64(0)))[:_MOST_HASHES]
+        hashes = _smallest(mixed(hash_words(column), np.uint64(0)))
         least = greatest = None
         if len(column) and column.dtype.kind != "c":
-            values: Any = column.tolist() if column.dtype.kind not in NUMBERS else column
-            least, greatest = (min(values), max(values)) if isinstance(values, list) else (values.min(), values.max())
+            values: Any = set(column.tolist()) if column.dtype.kind not in NUMBERS else column
+            least, greatest = (min(values), max(values)) if isinstance(values, set) else (values.min(), values.max())
         mean = squares = float("nan")
         points = weights = np.zeros(0)
         if column.dtype.kind in "biuf" and len(column):
@@ -100,7 +100,7 @@ class ColumnStatistics:
             min(self.least, other.least) if self.least is not None else None,
             max(self.greatest, other.greatest) if self.greatest is not None else None,
             *_fewer(points[order], weights[order]),
-            np.unique(np.concatenate([self.hashes, other.hashes]))[:_MOST_HASHES],
+            _smallest(np.concatenate([self.hashes, other.hashes])),
         )
 
     @property
@@ -137,6 +137,14 @@ _AFTER_COUNTS: Final = ("mean", "squares", "least", "greatest", "points", "weigh
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) and value.dtype.kind not in "mM" else value
+
+
+def _smallest(hashes: Array) -> Array:
+    # The smallest distinct ones. `numpy.unique` takes ten times as long for many distinct ones.
+    hashes = np.sort(hashes)
+    is_first = np.ones(len(hashes), bool)
+    np.not_equal(hashes[1:], hashes[:-1], out=is_first[1:])
+    return hashes[is_first][:_MOST_HASHES]
 
 
 def _fewer(points: Array, weights: Array) -> tuple[Array, Array]:

@@ -35,12 +35,9 @@ def hash_words(column: Index) -> Index:
     """
     kind = column.dtype.kind
     if kind not in NUMBERS:
-        known: dict[Any, int] = {}
-        for value in column.tolist():
-            if value not in known:
-                data = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
-                known[value] = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-        return np.array([known[value] for value in column.tolist()], np.uint64)
+        values = column.tolist()
+        known = {value: _hash_of_text(value) for value in dict.fromkeys(values)}
+        return np.fromiter(map(known.__getitem__, values), np.uint64, len(values))
     if kind == "c":
         return mixed(hash_words(column.real), hash_words(column.imag))
     if kind == "f":
@@ -49,3 +46,8 @@ def hash_words(column: Index) -> Index:
         floats[np.isnan(floats)] = np.nan
         return floats.view(np.uint64)
     return column.astype(np.int64).view(np.uint64)
+
+
+def _hash_of_text(value: Any) -> int:
+    data = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
