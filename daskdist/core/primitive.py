@@ -56,10 +56,10 @@ class SkippingByArithmetic(Protocol):
 
 @runtime_checkable
 class NotingBehind(Protocol):
-    """A cursor whose later elements depend on the earlier ones."""
+    """A cursor whose later elements depend on the earlier ones, or which knows it of its input."""
 
     def note_num_behind(self, num_elements: int, /) -> None:
-        """Note that the first elements are behind the position."""
+        """Note that no more than the first elements are behind the position, of all that were pulled."""
         ...
 
 

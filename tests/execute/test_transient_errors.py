@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from conftest import mirrored
 
 from daskdist import Dataset, Options, TensorSpec, errors
+from daskdist.core.failing.failed_elements import Carried
 
 NUMBER = TensorSpec((), np.int64)
 ERROR = "error"
@@ -118,6 +120,11 @@ PIPELINES = {
     "failing scan of a scan": lambda read: sums(sums(numbers()).map(lambda x: x % 16), read),
     "scan, unique": lambda read: sums(numbers(), read).map(lambda x: x // 2).unique(),
     "scan, groups": lambda read: sums(numbers(), read).group_by_window(lambda x: x % 2, lambda k, w: w.batch(2), 2),
+    "scan, shuffle": lambda read: shuffled(sums(numbers(), read)),
+    "scan, windows": lambda read: sums(numbers(), read).sliding_window(2, shift=2),
+    "scan, shuffle, filter": lambda read: shuffled(sums(numbers(), read)).filter(lambda x: x % 2 == 0),
+    "scan, skip": lambda read: sums(numbers(), read).skip(3),
+    "interleave of one each": lambda read: numbers().interleave(lambda x: Dataset.range(20 + read(x), 21 + x), 3),
     "zip of scans": lambda read: Dataset.zip(sums(numbers().map(read)), sums(numbers(), read)).map(lambda x, y: x + y),
 }  # fmt: skip
 PLACES = {
@@ -178,6 +185,27 @@ def test_what_was_raised_is_behind_and_the_rest_is_tried_again(read, name, where
         again = gone_on(ds, states[number])
         assert taken(gone_on(ds, again.state_dict())) == expected, f"from {number}"
         assert taken(again) == expected, f"from {number}"
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_an_element_that_fails_only_after_a_resume_is_missing_alone_or_ends_the_pass(read, name, where):
+    ds = PLACES[where](PIPELINES[name](read))
+    whole, states = elements_and_positions(iter(ds))
+    hide(read)
+    with_error = taken(iter(ds))
+    at = with_error.index(ERROR)
+    for number in range(len(states)) if where == "plain" else range(max(at - 1, 0), at + 2):
+        try:
+            rest = taken(gone_on(ds, states[number]))
+        except (errors.ArgumentError, errors.UserFunctionError):
+            assert number, "nothing was there before"
+            continue
+        if number > at or rest != with_error[number:]:
+            found = [str(element) for element in rest if element != ERROR]
+            missing = Counter(map(str, whole[number:])) - Counter(found)
+            assert not Counter(found) - Counter(map(str, whole[number:])), f"from {number}"
+            assert missing.total() <= rest.count(ERROR), f"from {number}"
 
 
 @pytest.mark.parametrize("where", ["plain", "threads"])
@@ -409,8 +437,59 @@ def test_positions_of_a_cluster(on_cluster, read, name):
         assert sorted(row for step in before + rest if step != ERROR for row in step) == expected
 
 
+@pytest.mark.cluster
+@pytest.mark.parametrize(("name", "num_steps"), [("scan", 3), ("scan, shuffle", 2)])
+def test_a_sum_on_a_cluster_of_elements_that_fail_after_they_were_counted_is_an_error(
+    on_cluster, read, name, num_steps
+):
+    ds = on_cluster.distribute_dataset(PIPELINES[name](read).batch(2))
+    iterator = iter(ds)
+    for _ in range(num_steps):
+        on_cluster.local_results(next(iterator))
+    state = iterator.state_dict()
+    hide(read)
+    with pytest.raises(errors.ArgumentError, match="before the position was taken and"):
+        list(map(on_cluster.local_results, gone_on(ds, state)))
+
+
 @pytest.mark.parametrize("where", ["plain", "threads"])
-@pytest.mark.parametrize("name", ["scan", "scan, map", "scan of mapped", "scan of a scan", "scan, ignore_errors"])
+def test_sums_count_what_succeeded_after_a_resume_and_fails_after_the_next(read, where):
+    ds = PLACES[where](sums(Dataset.range(16), read).shuffle(16, seed=7, reshuffle_each_iteration=False))
+    whole = taken(iter(ds))
+    at = whole.index(sum(range(MISSING + 1)))
+    assert 1 < at < len(whole) - 1
+    hide(read)
+    iterator = iter(ds)
+    taken(iterator, at)
+    # It failed, and was not raised: it may fail again.
+    states = [iterator.state_dict()]
+    assert taken(gone_on(ds, states[0]), 1) == [ERROR]
+    bring_back(read)
+    again = gone_on(ds, states[0])
+    assert taken(again, 1) == whole[at : at + 1]
+    states += [again.state_dict(), gone_on(ds, again.state_dict()).state_dict()]
+    hide(read)
+    for state in states[1:]:
+        with pytest.raises(errors.ArgumentError, match="before the position was taken and that fails now"):
+            taken(gone_on(ds, state))
+    bring_back(read)
+    for state in states[1:]:
+        assert taken(gone_on(ds, state)) == whole[at + 1 :]
+
+
+def test_a_carried_value_has_the_last_failed_elements_only():
+    carried = Carried(0)
+    for call in range(30):
+        carried = carried.after(call, 0, 100, tuple(range(100)))
+    assert carried.num_uncounted == 3000
+    assert carried.failed == tuple([(call, number) for call in range(20, 30) for number in range(100)])
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+@pytest.mark.parametrize(
+    "name",
+    ["scan", "scan, map", "scan of mapped", "scan of a scan", "scan, ignore_errors"],
+)
 def test_a_sum_of_elements_that_fail_after_they_were_counted_is_an_error(read, name, where):
     ds = sums(numbers(), read).ignore_errors() if name == "scan, ignore_errors" else PIPELINES[name](read)
     ds = PLACES[where](ds)
@@ -423,3 +502,27 @@ def test_a_sum_of_elements_that_fail_after_they_were_counted_is_an_error(read, n
         next(gone_on(ds, state))
     bring_back(read)
     assert taken(gone_on(ds, state)) == rest
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+def test_an_element_that_fails_after_a_resume_does_not_move_those_of_later_calls(tmp_path, where):
+    def checked(x):
+        if (tmp_path / str(int(x))).exists():
+            raise FileNotFoundError
+        return int(x)
+
+    ds = Dataset.range(60).interleave(lambda x: Dataset.range(checked(x), x + 1), 3)
+    ds = PLACES[where](ds.scan(0, lambda s, x: (s + 1, x)).unique())
+    iterator = iter(ds)
+    assert taken(iterator, 30) == list(range(30))
+    state = iterator.state_dict()
+    for number in range(30, 60, 3):
+        path = tmp_path / str(number)
+        path.touch()
+        try:
+            rest = taken(gone_on(ds, state))
+        except errors.ArgumentError:
+            rest = None
+        assert rest is None or [x for x in rest if x != ERROR] == [x for x in range(30, 60) if x != number]
+        path.unlink()
+    assert taken(gone_on(ds, state)) == list(range(30, 60))

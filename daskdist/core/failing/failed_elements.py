@@ -19,6 +19,8 @@ _OF_ELEMENT: Final = "_daskdist_of_element"
 _LEFT_UNCOUNTED: Final = "_daskdist_left_uncounted"
 # The number of a computation of a block, and the number of its input that failed there.
 Place = tuple[int, int]
+# The most failed elements that a carried value has the numbers of.
+_MOST_FAILED: Final = 1000
 # The place of a failure to read.
 _NOT_READ: Final = (0, 0)
 
@@ -71,10 +73,21 @@ class Carried(NamedTuple):
         The value.
     num_uncounted
         The number of elements before it that failed, so that it does not count them.
+    failed
+        Those that failed since ``first_call``, each as its call and the number of its input; of many only the last.
+    first_call
+        The first call that was made for this value.
     """
 
     state: Any
     num_uncounted: int = 0
+    failed: tuple[tuple[int, int], ...] = ()
+    first_call: int = 0
+
+    def after(self, call: int, state: Any, num_uncounted: int, failed: tuple[int, ...]) -> Carried:
+        """Return the value after a call, with the numbers of the elements that failed in it."""
+        all_failed = (*self.failed, *[(call, number) for number in failed])[-_MOST_FAILED:]
+        return Carried(state, self.num_uncounted + num_uncounted, all_failed, self.first_call)
 
 
 class FailedElement:
@@ -479,7 +492,8 @@ class TryEachCarried:
             element.uncounted += (Uncounted(chain, call, number),)
         is_logged = [note.place is not None for note in result.skipped]
         num_here = len(failed) + sum(is_logged) + len([element for element in left_out if not element.is_raised])
-        return result, Carried(state, carried.num_uncounted + num_here)
+        before = {element.number for element in left_out}
+        return result, carried.after(call, state, num_here, tuple([n for n, _ in failed if n not in before]))
 
     def _tried(self, rows: Rows, state: Any, left_out: tuple[LeftOut, ...]) -> tuple[Rows, Any]:
         error = None

@@ -20,7 +20,7 @@ from daskdist.execute.resume.deferring import Deferred
 from daskdist.execute.resume.packing import pack, unpack
 from daskdist.execute.resume.recorded_answers import Answers, Known
 
-VERSION: Final = 7
+VERSION: Final = 8
 
 
 @dataclass(frozen=True)

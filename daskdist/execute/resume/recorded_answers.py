@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -77,6 +78,11 @@ class AnswerLog:
     left_out
         For some calls, by number, the elements that failed and are behind; instead of a computation, `INPUTS_BEFORE`
         with a number of inputs. What failed and was not raised yet is not among them: it is tried again.
+    num_done, failed
+        The number of first calls of a chain that were over when the position was taken, and of these the elements that
+        failed and are not behind, by call. All others were counted in the value that the chain carries.
+    outputs
+        For some calls of a chain a handle of the value after it, with the number of calls so far.
     """
 
     __slots__ = (
@@ -84,9 +90,12 @@ class AnswerLog:
         "carried",
         "cuts",
         "facts",
+        "failed",
         "left_out",
+        "num_done",
         "num_lengths",
         "order",
+        "outputs",
         "points",
         "rows",
         "values",
@@ -101,6 +110,9 @@ class AnswerLog:
         self.values: list[Any] = []
         self.points: list[tuple[int, Any]] = []
         self.left_out: dict[int, list[_FailedInput]] = {}
+        self.num_done = 0
+        self.failed: dict[int, frozenset[int]] = {}
+        self.outputs: list[tuple[int, Any]] = []
         # The number of recorded lengths.
         self.num_lengths = 0
 
@@ -169,6 +181,10 @@ class AnswerLog:
         # One that several others were made of was noted with each of them.
         return sum(len({failed.element for failed in elements}) for elements in calls)
 
+    def carried_again(self, number: int, state: Any) -> Carried:
+        """Return a value that a call of a chain got; all that failed before it is left out."""
+        return Carried(state, self.num_left_out(number), (), number)
+
     def note_carried(self, number: int, handle: Any) -> None:
         """Record a handle of a carried value; where there are many, those further back become sparser."""
         self.carried[number] = handle
@@ -176,6 +192,29 @@ class AnswerLog:
             numbers = sorted(self.carried)
             for place in numbers[1 : _MOST_CARRIED // 2 : 2]:
                 del self.carried[place]
+
+    def note_output(self, num_calls: int, handle: Any, is_done: Callable[[Any], bool]) -> None:
+        """Record a handle of the value after some calls of a chain, and drop those before the last that is done."""
+        self.outputs.append((num_calls, handle))
+        last_done = next((k for k in reversed(range(len(self.outputs))) if is_done(self.outputs[k][1])), None)
+        if last_done is not None:
+            self.num_done = max(self.num_done, self.outputs[last_done][0])
+            del self.outputs[:last_done]
+
+    def counted(self, result: Callable[[Any], Carried | None]) -> tuple[int, list[list[int]]]:
+        """Return ``num_done``, and ``failed`` as pairs; ``result`` returns the value of a handle, or None."""
+        failed = [(call, number) for call, numbers in self.failed.items() for number in numbers]
+        for num_calls, handle in reversed(self.outputs):
+            value = result(handle)
+            if value is not None:
+                # These calls were made again, and those before and behind them were not.
+                others = [element for element in failed if not value.first_call <= element[0] < num_calls]
+                failed, num_done = [*others, *value.failed], max(self.num_done, num_calls)
+                break
+        else:
+            num_done = self.num_done
+        behind = {(call, failed.element.number) for call, elements in self.left_out.items() for failed in elements}
+        return num_done, [list(element) for element in sorted(failed) if element not in behind]
 
     def note_point(self, place: int, state: Any) -> None:
         """Record a state at a place, if it is behind the last one; where there are many, earlier ones get sparser."""
@@ -322,22 +361,26 @@ class Answers:
                 ]
                 left_out = [[place, list(map(tuple, log.elements_left_out(place)))] for place in log.left_out]
                 answers = [log.cuts, log.rows, log.order, log.facts, known, log.values, log.points, left_out]
-                entries.append([list(path), epoch, number, *answers])
+                entries.append([list(path), epoch, number, *answers, *log.counted(result)])
         return entries
 
     @classmethod
     def of_plain(cls, entries: Sequence[Any]) -> Answers:
         """Return the answers that `as_plain` returned."""
         answers = cls()
-        for path, epoch, number, cuts, rows, order, facts, carried, values, points, left_out in entries:
+        for path, epoch, number, cuts, rows, order, facts, carried, values, points, left_out, done, failed in entries:
             steps = tuple([step if isinstance(step, int) else PathKey(*step) for step in path])
             log = answers.logs[steps, epoch, number] = AnswerLog()
             log.cuts, log.rows, log.order, log.facts, log.values, log.points = cuts, rows, order, facts, values, points
+            log.num_done = done
+            log.failed = {
+                call: frozenset(map(itemgetter(1), elements)) for call, elements in groupby(failed, itemgetter(0))
+            }
             log.num_lengths = sum(log.rows[1::2])
             log.left_out = {
                 place: [_FailedInput(LeftOut(*element)) for element in elements] for place, elements in left_out
             }
-            log.carried = {place: Known(Carried(tuple(value), log.num_left_out(place))) for place, value in carried}
+            log.carried = {place: Known(log.carried_again(place, tuple(value))) for place, value in carried}
         return answers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from daskdist.core.failing.failed_elements import FailedBeforeError
@@ -17,26 +18,33 @@ class SkippingCursor:
         The cursor.
     is_exact
         Whether to pull each element, so that errors are raised in their places.
+    is_advancing
+        Returns whether the stream is not at the position yet.
     """
 
-    def __init__(self, cursor: Any, *, is_exact: bool) -> None:
+    def __init__(self, cursor: Any, *, is_exact: bool, is_advancing: Callable[[], bool]) -> None:
         self.cursor: Cursor = cursor
         self._may_skip = not is_exact
+        self._is_advancing = is_advancing
+        # The number of elements that were skipped or pulled until the position.
+        self._num_pulled = 0
         self._rest: Any = None
 
     def pull(self) -> Any:
         self._may_skip = False
-        if self._rest is not None:
-            rest, self._rest = self._rest, None
-            return rest
-        return self.cursor.pull()
+        rest, self._rest = self._rest, None
+        run = self.cursor.pull() if rest is None else rest
+        if self._is_advancing():
+            self._num_pulled += len(run)
+            self.note_num_behind(self._num_pulled)
+        return run
 
     def skip(self, num_elements: int) -> int:
         """Skip elements; return how many there were: fewer than ``num_elements`` only at the end of the stream."""
         may_skip, self._may_skip = self._may_skip and num_elements > 0, False
-        num_skipped = 0
+        num_skipped = num_left = 0
         if may_skip and isinstance(self.cursor, SkippingByArithmetic):
-            num_skipped = self.cursor.skip(num_elements)
+            num_skipped = self._num_pulled = self.cursor.skip(num_elements)
         while num_skipped < num_elements:
             try:
                 run = self.pull()
@@ -48,6 +56,13 @@ class SkippingCursor:
             num_skipped += num_taken
             if num_taken < len(run):
                 self._rest = run[num_taken:]
-        if isinstance(self.cursor, NotingBehind):
-            self.cursor.note_num_behind(num_skipped)
+                num_left = len(run) - num_taken
+        if self._is_advancing():
+            self._num_pulled -= num_left
+            self.note_num_behind(self._num_pulled)
         return num_skipped
+
+    def note_num_behind(self, num_elements: int) -> None:
+        """Note that no more than the first elements are behind the position."""
+        if isinstance(self.cursor, NotingBehind):
+            self.cursor.note_num_behind(num_elements)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daskdist.core.block import Rows, merge
-from daskdist.core.failing.failed_elements import Carried, LeftOut, TryEachCarried, failed_of
-from daskdist.core.primitive import Split
-from daskdist.errors import ArgumentError
+from daskdist.core.failing.failed_elements import Carried, FailedBeforeError, LeftOut, TryEachCarried, failed_of
+from daskdist.core.primitive import Exhausted, NotReady, Split
+from daskdist.core.selection.runs import RunQueue
+from daskdist.errors import ArgumentError, ClusterError
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class CallWithCarry:
         chain: str,
         call: int,
         left_out: tuple[LeftOut, ...],
+        failed_before: frozenset[int] | None,
         behind: NumBehind,
         num_before: int,
         num_rows: int | None,
@@ -70,10 +72,12 @@ class CallWithCarry:
             The rows and the carried value.
         chain, call, left_out
             As in `TryEachCarried`.
+        failed_before
+            The numbers of other elements that failed when the position was taken; None if the call was not over then.
         behind
-            The number of the chain's results that are behind the position.
+            The number of the chain's first elements that may be behind the position.
         num_before
-            The number of its results before those of this call.
+            The number of its elements before those of this call.
         num_rows
             The number of results before the position was taken, if that is known.
         """
@@ -81,19 +85,18 @@ class CallWithCarry:
         rows, carried = self.function(source_rows, carried, chain, call, left_out)
         if num_rows is not None and len(rows) != num_rows:
             raise changed_length(self.name, rows.label or "some data", num_rows, len(rows))
-        failed_before = {element.number for element in left_out}
+        if failed_before is None:
+            return rows, carried
+        may_fail = failed_before | {element.number for element in left_out}
         for number, failed in failed_of(rows):
-            if number < behind.number - num_before and number not in failed_before:
-                raise ArgumentError(
-                    f"load_state_dict: {self.name} needs an element to go on that it had before the position was taken "
-                    f"and that fails now: {failed.error}"
-                ) from failed.error
+            if number < behind.number - num_before and number not in may_fail:
+                raise fails_now(self.name, failed.error) from failed.error
         return rows, carried
 
 
 @dataclass
 class NumBehind:
-    """The number of results of a chain that are behind the position from which it continues, once that is known."""
+    """The number of a chain's first elements that may be behind the position from which it continues."""
 
     number: int = 0
 
@@ -138,8 +141,30 @@ class OfLength:
         if len(rows) == self.num_rows:
             return rows
         for _, failed in failed_of(rows):
-            raise failed.again()
+            raise fails_now(self.name, failed.error) from failed.error
         raise changed_length(self.name, rows.label or "some data", self.num_rows, len(rows))
+
+
+@dataclass(frozen=True)
+class RepeatedCall:
+    """A function of rows that did not fail for them before a position was taken.
+
+    Parameters
+    ----------
+    function
+        The function.
+    name
+        The name of the operation, for messages.
+    """
+
+    function: Callable[[Rows], Any]
+    name: str
+
+    def __call__(self, rows: Rows) -> Any:
+        try:
+            return self.function(rows)
+        except Exception as error:
+            raise fails_now(self.name, error) from error
 
 
 def changed_length(name: str, what: str, num_before: int, num_now: int) -> ArgumentError:
@@ -147,6 +172,32 @@ def changed_length(name: str, what: str, num_before: int, num_now: int) -> Argum
     return ArgumentError(
         f"load_state_dict: {name} made {num_before} elements of {what} before the position was taken and makes "
         f"{num_now} now; the data or a function has changed"
+    )
+
+
+def fill_again(waiting: RunQueue, pull: Callable[[], Any], num_elements: int, name: str) -> None:
+    """Fill a queue with the elements of a call that was made before a position was taken.
+
+    Without one of them, all later elements would take the places of others.
+    """
+    try:
+        waiting.fill(pull, num_elements)
+    except (ArgumentError, ClusterError, FailedBeforeError, NotReady):
+        raise
+    except Exhausted:
+        raise ArgumentError(
+            f"load_state_dict: {name} had more elements before the position was taken than there are now; the data or "
+            "a function has changed"
+        ) from None
+    except Exception as error:
+        raise fails_now(name, error) from error
+
+
+def fails_now(name: str, error: Exception) -> ArgumentError:
+    """Return the error for an element that a call needs, and that did not fail before a position was taken."""
+    return ArgumentError(
+        f"load_state_dict: {name} needs an element to go on that it had before the position was taken and that fails "
+        f"now: {error}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from daskdist.core.primitive import (
     Cursor,
     Epoch,
     Exhausted,
+    NotingBehind,
     NotReady,
     same,
 )
@@ -34,7 +36,7 @@ from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.execute.caller import Handle
 from daskdist.execute.resume.deferring import Deferred, real
 from daskdist.execute.resume.recorded_answers import HAS_FAILED, AnswerLog, Known, Path, PathKey
-from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem, NumBehind, OfLength
+from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem, NumBehind, OfLength, fill_again
 from daskdist.execute.stream.gather import bundle_size, run_bytes
 from daskdist.execute.stream.runtime import Sizes, StreamRuntime
 
@@ -297,6 +299,8 @@ class BlockCursor:
     def _next_rows(self, waiting: RunQueue, source: Cursor, cut: int | None, *, is_full: bool = False) -> Any:
         # Return the rows of the next call; those of first calls are few if results may be large.
         runtime, sizes = self.runtime, self._sizes
+        if cut is not None:
+            fill_again(waiting, source.pull, cut, self._name)
         if not (self._may_be_large and runtime.caller.divides):
             return next_bundle(runtime, waiting, source, cut, is_full=is_full)
         most_rows = sizes.num_rows
@@ -339,6 +343,8 @@ class ComputeCursor(BlockCursor):
         self.in_order = compute.in_order
         self.source = source
         self.waiting = RunQueue()
+        # The number of blocks that may be behind the position, and of their inputs.
+        self._inputs_behind = 0, 0
 
     def _ask(self) -> BlockRef:
         is_recorded = not self._is_known
@@ -364,6 +370,18 @@ class ComputeCursor(BlockCursor):
             is_costly=compute.costly is not None,
         )
         return self._refer(handle, len(run), int(run_bytes(run)), worker)
+
+    def note_num_behind(self, num_elements: int) -> None:
+        """Note that no more than the first elements are behind the position."""
+        if not (self.in_order and isinstance(self.source, NotingBehind)):
+            return
+        if self.factor is None:
+            num_blocks, num_inputs = self._inputs_behind
+            num_inputs += sum(self.log.cuts[num_blocks : self.num_counted])
+            self._inputs_behind = self.num_counted, num_inputs
+            self.source.note_num_behind(num_inputs)
+        elif self.factor:
+            self.source.note_num_behind(-(-num_elements // self.factor))
 
     @property
     def _is_known(self) -> bool:
@@ -392,11 +410,13 @@ class ChainCursor(BlockCursor):
         self.source = source
         self.waiting = RunQueue()
         self._carried: Handle | None = None
-        # The number of elements of all calls, and of those that are behind the position.
-        self._num_asked, self._behind = 0, NumBehind()
-        # The last call, and a function that returns its block, or None if that is gone.
+        # The number of elements of all calls, and of those that may be behind the position: all, if results are left
+        # out, since these are not numbered as the elements are.
+        self._num_asked = 0
+        self._behind = NumBehind(0 if chain.factor == 1 else sys.maxsize)
+        # The last call, and a function that returns the handle of its rows, or None if nothing needs them.
         self._last_call: Handle | None = None
-        self._last_block: Callable[[], BlockRef | None] = lambda: None
+        self._last_rows: Callable[[], Handle | None] = lambda: None
 
     @cached_property
     def _key(self) -> str:
@@ -416,27 +436,39 @@ class ChainCursor(BlockCursor):
             self.log.note_carried(number, self._carried)
         both = self._both(run, self._carried, worker, number)
         self._carried = caller.call(GetItem(1), [both], worker=worker, name=f"{self.chain.name}-carried")
-        block = self._rows(run, both, worker)
-        self._last_call, self._last_block = both, weakref.ref(block)
-        return block
+        if not self.runtime.is_trial:
+            self.log.note_output(number + 1, self._carried, self._is_done)
+        # Rows come after the value, so that calls whose value is not there have no elements that were handed out.
+        needs = [both, self._carried]
+        rows = caller.call(GetItem(0), needs, worker=worker, name=f"{self.chain.name}-rows")
+        self._last_call, self._last_rows = both, weakref.ref(rows) if isinstance(rows, Deferred) else lambda: None
+        return self._refer(rows, len(run), int(run_bytes(run)), worker)
 
     def note_num_behind(self, num_elements: int) -> None:
-        """Note that the first elements are behind the position."""
-        self._behind.number = num_elements
+        """Note that no more than the first elements are behind the position."""
+        if self.chain.factor == 1:
+            self._behind.number = num_elements
+            if isinstance(self.source, NotingBehind):
+                self.source.note_num_behind(num_elements)
+
+    def _is_done(self, handle: Handle) -> bool:
+        if isinstance(handle, Deferred):
+            return handle.is_made and bool(self.runtime.caller.is_done(handle.handle))
+        return bool(self.runtime.caller.is_done(handle))
 
     def _handle_of(self, carried: Carried, worker: str | None) -> Handle:
         return self.runtime.caller.source(Constant(carried), worker=worker, name=f"{self.chain.name}-initial")
 
     def _known_or_carried(self, known: Carried, worker: str | None) -> Handle:
         # Return the value of the call before where that is made again: an element may fail there that did not before.
-        carried, last_call, last_block = self._carried, self._last_call, self._last_block
+        carried, last_call, last_rows = self._carried, self._last_call, self._last_rows
         if carried is None:
             return self._handle_of(known, worker)
         if not isinstance(last_call, Deferred):
             return carried
 
         def make(needs: Any) -> Handle:
-            is_made = last_call.is_made or last_block() is not None
+            is_made = last_call.is_made or last_rows() is not None
             return real(carried if is_made else self._handle_of(known, worker))
 
         return Deferred((), make)
@@ -447,13 +479,11 @@ class ChainCursor(BlockCursor):
         rows = runtime.ask(run, worker=worker, name="gather", function=same)
         function = CallWithCarry(TryEachCarried(chain.function), chain.name)
         num_rows = self.log.rows[number] if number < len(self.log.rows) else None
-        args = self._key, number, self.log.elements_left_out(number), self._behind, self._num_asked, num_rows
+        failed_before = self.log.failed.get(number, frozenset()) if number < self.log.num_done else None
+        left_out, num_before = self.log.elements_left_out(number), self._num_asked
         self._num_asked += len(run)
+        args = self._key, number, left_out, failed_before, self._behind, num_before, num_rows
         return runtime.caller.call(function, [rows, carried], *args, worker=worker, name=chain.name)
-
-    def _rows(self, run: Any, both: Handle, worker: str | None) -> BlockRef:
-        handle = self.runtime.caller.call(GetItem(0), [both], worker=worker, name=f"{self.chain.name}-rows")
-        return self._refer(handle, len(run), int(run_bytes(run)), worker)
 
 
 def next_bundle(

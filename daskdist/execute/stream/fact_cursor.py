@@ -17,7 +17,7 @@ from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
 from daskdist.execute.resume.recorded_answers import INPUTS_BEFORE, Path
-from daskdist.execute.stream.calls import GetItem, OfLength, changed_length
+from daskdist.execute.stream.calls import GetItem, OfLength, RepeatedCall, changed_length, fill_again
 from daskdist.execute.stream.gather import run_bytes
 from daskdist.execute.stream.runtime import StreamRuntime
 
@@ -69,10 +69,10 @@ class FactCursor:
             failure, self._failure = self._failure, None
             raise Exhausted if failure is None else failure
         call = self._pending[0]
-        if call.number is not None and self._is_known(call.number):
+        is_raised = isinstance(call.handle, _Raised)
+        if call.number is not None and self._is_known(call.number) and not is_raised:
             return self._known(self._pending.popleft(), call.number)
         caller = self.runtime.caller
-        is_raised = isinstance(call.handle, _Raised)
         if not self.runtime.waits and not is_raised and not caller.is_done(call.handle):
             raise NotReady
         try:
@@ -165,7 +165,7 @@ class FactCursor:
         # Make a recorded call, if its fact or the elements that it makes are needed.
         num_inputs = self.log.cuts[number]
         self._drop(number)
-        self.waiting.fill(self.source.pull, num_inputs)
+        fill_again(self.waiting, self.source.pull, num_inputs, self.fact.name)
         inputs = self.waiting.pop(num_inputs)
         self._num_repeated += 1
         if self._is_known(number) and not self.fact.makes_rows:
@@ -244,7 +244,9 @@ class FactCursor:
         fact, runtime, worker = self.fact, self.runtime, self.runtime.near(inputs)
         elements = () if number is None else self.log.elements_left_out(number)
         left_out = frozenset(element.number for element in elements if not element.is_raised)
-        function = WithoutInputs(fact.function, left_out) if left_out else fact.function
+        function: Any = WithoutInputs(fact.function, left_out) if left_out else fact.function
+        if number is not None:
+            function = RepeatedCall(function, fact.name)
         handle = runtime.ask(inputs, worker=worker, name=fact.name, function=function)
         if not fact.makes_rows:
             self._pending.append(_FactCall(inputs, inputs, handle, number))

@@ -71,7 +71,8 @@ class Interpreter(StreamRuntime):
             if self._advance.is_half_way and isinstance(cursor, KeepingElements):
                 # Call this before the cursor reaches its end, where it would keep elements of which it saw only some.
                 cursor.resume(is_trial=self._advance.is_trial)
-            return SkippingCursor(cursor, is_exact=self._advance.is_exact)
+            advance = self._advance
+            return SkippingCursor(cursor, is_exact=advance.is_exact, is_advancing=lambda: self._advance is advance)
 
         return opener
 
@@ -166,7 +167,7 @@ class Interpreter(StreamRuntime):
     ) -> bool:
         # Advance another stream with the same answers by arithmetic alone; return whether that is possible.
         trial = Interpreter(DeferringCaller(self.caller, refuses=True))
-        trial.used = used
+        trial.is_trial, trial.used = True, used
         try:
             trial.open_at(primitive, epoch, answers.again(), num_elements, is_trial=True)
         except (RefusedError, ArgumentError):

@@ -228,8 +228,9 @@ class ElementIterator(Iterator[Any]):
         Resuming reads only splits whose rows are still needed; a generator is run again from its start. An element
         whose error was raised is behind. One that failed and whose error was not raised yet is tried again, and one
         that `Dataset.ignore_errors` left out stays left out. ``scan`` does not count an element whose error was
-        raised. If it counted one that it has to compute again, and that fails now, iterating raises `ArgumentError`;
-        but if operations follow that change the order or number of its results, later results are without it.
+        raised. If it counted one that it has to compute again, and that fails now, iterating raises `ArgumentError`,
+        and so it does for what ``filter``, ``flat_map``, ``interleave`` and others need again to find their place; but
+        an element that is surely not behind fails by itself.
         """
         builder = self._open_builder("state_dict")
         num_elements, num_errors = self._num_behind + self._current.place, builder.num_errors

@@ -117,6 +117,8 @@ class StreamRuntime:
         self.bundles = Windows("bundles", *halves)
         # The largest block or bundle of more than one element.
         self.most_bytes = halves[0] // 4
+        # True if no call is made, and the answers are those of another stream.
+        self.is_trial = False
         # True if cursors may wait for row counts: not while elements are ready to be handed out.
         self.waits = True
         # If cursors may not wait: True if they may still run generators that have been fast so far.
