@@ -2159,7 +2159,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         4 elements
              count  nulls  mean  std  min  25%  50%  75%  max  distinct
           x      3      1     2    1    1  1.5    2  2.5    3         3
-          y      4      0   nan  nan    a  nan  nan  nan    b         2
+          y      4      0     -    -    a    -    -    -    b         2
         """
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("describe: the dataset is endless; use take(n) first")

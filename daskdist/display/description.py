@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -89,7 +90,8 @@ def _numbers(values: dict[str, Any]) -> Iterator[str]:
 
 def _number(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.6g}"
+        # A column of text has no mean.
+        return "-" if math.isnan(value) else f"{value:.6g}"
     return f"{value:,}" if isinstance(value, int) else _short(value) if value is not None else "-"
 
 

@@ -15,6 +15,7 @@ from daskdist.core.cardinality import counted
 from daskdist.core.structure import Structure
 from daskdist.display.html import Box, PageTable, Section, page, texts
 from daskdist.display.pictures import pictures_of
+from daskdist.display.values import text_of
 from daskdist.tables.describe import column_name
 
 # The most characters of a value; and in a terminal its most lines, and the least width of a column that is cut.
@@ -119,7 +120,7 @@ def _text(leaf: Any) -> str:
         number = f"{leaf:.6g}"
         return f"{number}.0" if number.lstrip("-").isdigit() else number
     # Control characters of a text would move the cursor of a terminal.
-    text = "".join(char if char.isprintable() else " " for char in str(leaf)[: _MOST_CHARACTERS + 1])
+    text = "".join(char if char.isprintable() else " " for char in text_of(leaf)[: _MOST_CHARACTERS + 1])
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
 
 

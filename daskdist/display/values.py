@@ -56,7 +56,7 @@ class Summary:
             shape, dtype = (), type(value).__name__
         with np.printoptions(threshold=8, edgeitems=2, precision=4):
             # Use only the beginning: a list may be long.
-            text = " ".join(shown(value, str)[: 100 * _SHOWN].split())
+            text = " ".join(text_of(value)[: 100 * _SHOWN].split())
         device = device_of(value)
         return cls(
             "" if shape is None else str(tuple(shape)),
@@ -84,6 +84,18 @@ def shown(value: Any, show: Callable[[Any], str] = repr) -> str:
     if device is None or math.prod(value.shape) <= np.get_printoptions()["threshold"]:
         return show(value)
     return f"<array of shape {tuple(value.shape)}, {dtype_of(value)}, on {name_of(device)}>"
+
+
+def text_of(value: Any) -> str:
+    """Return the ``str`` of a value, as `shown`; of a time without zeros at its end.
+
+    >>> import numpy as np
+    >>> text_of(np.datetime64("2024-02-29T12:30:00.000000")), text_of(np.datetime64("2024-02-29T12:30:00.250"))
+    ('2024-02-29T12:30:00', '2024-02-29T12:30:00.25')
+    """
+    text = shown(value, str)
+    is_time = isinstance(value, np.datetime64) and "." in text
+    return text.rstrip("0").removesuffix(".") if is_time else text
 
 
 def abridged(value: Any) -> str:

@@ -212,3 +212,14 @@ def worker_of():
         return get_worker().address
     except ValueError:
         return "here"
+
+
+def test_times_are_shown_without_zeros_at_the_end():
+    days = np.array(["2024-02-29T12:30", "2024-03-01T00:00:00.5"], "datetime64[us]")
+    ds = Dataset.from_tensor_slices({"day": days, "s": ["a", "b"]})
+    _, first, second, _ = repr(ds.head(2)).splitlines()
+    assert first.split() == ["0", "2024-02-29T12:30:00", "a"]
+    assert second.split() == ["1", "2024-03-01T00:00:00.5", "b"]
+    day, text = (line.split() for line in repr(ds.describe()).splitlines()[2:])
+    assert day == ["day", "2", "0", "-", "-", "2024-02-29T12:30:00", "-", "-", "-", "2024-03-01T00:00:00.5", "2"]
+    assert text == ["s", "2", "0", "-", "-", "a", "-", "-", "-", "b", "2"]
