@@ -141,7 +141,8 @@ def test_slow_input_and_slow_steps_are_distinguished():
 
     steps = iter(distributed(Dataset.range(40).batch(8)))
     for _ in steps:
-        time.sleep(0.02)
+        # Long enough that a busy machine's wait for input is a small part of it.
+        time.sleep(0.1)
     assert "The steps themselves take nearly all of the time" in daskdist.explain_slow(steps)
 
 
