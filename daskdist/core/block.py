@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.cardinality import counted
+from daskdist.core.columns import dtype_of, shape_of, stacked
 from daskdist.core.failing.origin import JoinedOrigin, Origin, SelectedOrigins, Skipped
 from daskdist.core.ragged import Ragged, concat, unchecked_ragged
 from daskdist.core.structure import LONE, Leaves, Nested, Structure, as_array
@@ -433,7 +434,7 @@ def from_items(
     leaves: list[Any] = []
     for column in zip(*items, strict=True):
         if _agree(column):
-            leaves.append(np.stack(column))
+            leaves.append(stacked(column))
         elif _agree(column, but_for_length=True):
             leaves.append(Ragged.of(column))
         else:
@@ -462,7 +463,7 @@ def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Lea
                 f"elements{where} do not stack to a batch or window, their leaf {path or '(the element)'} occurs as "
                 f"{', '.join(list(kinds)[:4])}. {_advice(column)}"
             )
-        leaves.append(np.stack(column))
+        leaves.append(stacked(column))
     return tuple(leaves)
 
 
@@ -493,19 +494,11 @@ def _kind(leaf: Any) -> str:
 
 
 def _agree(column: Sequence[Any], *, but_for_length: bool = False) -> bool:
-    first = column[0]
-    if not isinstance(first, (np.ndarray, np.generic)):
+    if not all(issubclass(kind, (np.ndarray, np.generic)) for kind in set(map(type, column))):
         return False
     inner = 1 if but_for_length else 0
-    shape, dtype = first.shape, first.dtype
-    if len(shape) < inner:
+    shapes, dtypes = set(map(shape_of, column)), set(map(dtype_of, column))
+    if min(map(len, shapes)) < inner or len({(len(shape), shape[inner:]) for shape in shapes}) > 1:
         return False
     # Fixed-width words of different lengths differ in dtype, but can be stacked.
-    kinds = "SU" if dtype.kind in "SU" else ""
-    return all(
-        isinstance(leaf, (np.ndarray, np.generic))
-        and len(leaf.shape) == len(shape)
-        and leaf.shape[inner:] == shape[inner:]
-        and (leaf.dtype == dtype or leaf.dtype.kind in kinds)
-        for leaf in column
-    )
+    return len(dtypes) == 1 or all(dtype.kind in "SU" for dtype in dtypes)

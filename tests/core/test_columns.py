@@ -9,7 +9,7 @@ import pytest
 
 from daskdist import Dataset, errors
 from daskdist.core.block import Block, from_items
-from daskdist.core.columns import column_of, plain_leaves_of
+from daskdist.core.columns import column_of, plain_leaves_of, stacked
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.ragged import Ragged
 from daskdist.core.structure import Structure, as_array
@@ -82,6 +82,28 @@ def test_a_number_beyond_32_bits_is_warned_of():
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_column_of_values_that_take_a_closer_look(name):
     assert column_of(OTHERS[name], narrow=True) is None
+
+
+# A signalling NaN, which loses a bit where it is computed with.
+BITS = np.array([0x7FA00001, 0x7FC00123, 0], np.uint32)
+ROWS = {
+    "numbers": list,
+    "arrays without axes": lambda column: [column[k : k + 1].reshape(()) for k in range(len(column))],
+    "both": lambda column: [column[0], *(column[k : k + 1].reshape(()) for k in range(1, len(column)))],
+    "arrays": lambda column: [column[:2], column[1:]],
+    "masked": lambda column: [np.ma.masked_array(number, True) for number in column],
+}
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i8", "u1", "?", "c8", ">f8", ">i4", "g", "m8[s]", "U3", "V4"])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_stacked_as_by_numpy(name, dtype):
+    column = BITS.view(dtype) if dtype in ("f4", "V4") else (BITS % 99).astype(dtype)
+    rows = ROWS[name](column)
+    found, expected = stacked(rows), np.stack(rows)
+    assert (type(found), found.dtype, found.shape) == (type(expected), expected.dtype, expected.shape)
+    assert found.tobytes() == expected.tobytes()
+    assert found.flags.writeable
 
 
 def test_leaves_of_nests():
