@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import click
+import dask
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -247,7 +248,8 @@ def test_bash_completes_commands_and_options():
 
 
 def test_preload_needs_a_scheduler():
-    assert "Error: " in run("preload", "tcp://127.0.0.1:9", code=1)
+    with dask.config.set({"daskdist.timeouts.connect": 1}):
+        assert "Error: " in run("preload", "tcp://127.0.0.1:9", code=1)
 
 
 @pytest.mark.cluster

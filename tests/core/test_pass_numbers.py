@@ -482,7 +482,10 @@ def test_what_functions_draw_inside_is_drawn_alike_when_called_again(name, captu
     resumed = iter(stepped(captured)[name])
     resumed.load_state_dict(pickle.loads(state))
     assert flat(resumed) == flat(iterator)
-    # Elements get different numbers.
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_elements_get_different_numbers(captured):
     assert len(set(flat(stepped(captured)["map"]))) > 5
 
 
