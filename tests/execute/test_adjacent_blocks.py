@@ -49,7 +49,7 @@ def expected_of(numbers, batch_rows, num_replicas):
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
-@pytest.mark.parametrize("batch_rows", [1500, 4096, 7000])
+@pytest.mark.parametrize("batch_rows", [3000, 4096, 7000])
 def test_batches_of_several_blocks_are_views(num_replicas, batch_rows):
     dataset = rows().batch(batch_rows, drop_remainder=True)
     for step in mirrored(num_replicas).distribute_dataset(dataset):
@@ -105,3 +105,15 @@ def test_index_arrays_of_32_bits_count_more_bytes():
     (leaf,) = found.leaves
     assert leaf.shape == zeros.shape
     assert leaf.ctypes.data == zeros.ctypes.data
+
+
+@pytest.mark.parametrize(("num_left", "is_view"), [(1000, False), (NUM_ROWS // 2, True)])
+def test_few_rows_are_copied_as_a_view_would_keep_their_blocks(num_left, is_view):
+    half = NUM_ROWS // 2
+    blocks = [Block(LONE, [WIDE[:half]]), Block(LONE, [WIDE[half:]])]
+    first = half - num_left // 2
+    rest = np.array([0, half - first, num_left])
+    rows = RowIntervals(np.array([0, 1]), np.array([first, 0]), rest)
+    found = gather(blocks, Picks(rows, None, None, None)).leaves[0]
+    assert np.array_equal(found, WIDE[first : first + num_left])
+    assert np.shares_memory(found, WIDE) == is_view

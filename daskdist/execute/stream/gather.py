@@ -251,7 +251,9 @@ def _gather_columns(
     if isinstance(rows, RowIntervals):
         # As an int: the index arrays may have 32 bits.
         num_rows = int(rows.bounds[-1])
-        joined = _in_one_array(blocks, rows) if num_rows * row_bytes >= CHEAP_BYTES else None
+        # A view of few of their rows would keep the blocks.
+        is_worthy = num_rows * row_bytes >= CHEAP_BYTES and 2 * num_rows >= sum(map(len, blocks))
+        joined = _in_one_array(blocks, rows) if is_worthy else None
         if joined is not None and len(joined[1].starts) == 1:
             begin, stop = joined[1].starts[0], joined[1].starts[0] + num_rows
             return _block_like(first, [column[begin:stop] for column in joined[0]], label, empty)
