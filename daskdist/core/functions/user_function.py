@@ -198,7 +198,10 @@ class UserFunction:
         try:
             return Structure.flatten(result, narrow=self.narrow)
         except ArgumentError as error:
-            raise UserFunctionError(f"{self.operation}: {self.location} returned {error}, on {where()}") from None
+            advice = ". A function that changes a row has to return it" if result is None else ""
+            raise UserFunctionError(
+                f"{self.operation}: {self.location} returned no element: {error}, on {where()}{advice}"
+            ) from None
 
     def __repr__(self) -> str:
         return self.location
