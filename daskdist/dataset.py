@@ -801,7 +801,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         if not isinstance(columns, (str, list)):
             raise ArgumentError(
                 f"a dataset is indexed by the name of a column or a list of names, not by {columns!r:.80}; use take "
-                "and skip for elements by number, select for columns of tuples, and daskdist.torch_loader as a DataLoader"
+                "and skip for elements by number, select for columns of tuples, daskdist.torch_loader as a DataLoader"
             )
         return self.select(columns)
 
