@@ -438,6 +438,52 @@ def test_positions_of_a_cluster(on_cluster, read, name):
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("name", ["map", "scan", "filter"])
+def test_positions_of_datasets_on_workers(on_cluster, read, name):
+    make = PIPELINES[name]
+    ds = on_cluster.distribute_datasets_from_function(lambda context: make(read))
+
+    def steps(iterator):
+        """Return the values of each step, with errors in their places, and the positions before them and at the end."""
+        found, states = [], [iterator.state_dict()]
+        while len(found) < 30:
+            try:
+                values = on_cluster.local_results(next(iterator))
+                found.append([np.asarray(value).ravel().tolist() for value in values])
+            except StopIteration:
+                break
+            except errors.UserFunctionError:
+                found.append(ERROR)
+            states.append(iterator.state_dict())
+        return found, states
+
+    whole, states_of_whole = steps(iter(ds))
+    hide(read)
+    with_error, states = steps(iter(ds))
+    # Each worker has the element.
+    at = with_error.index(ERROR)
+    assert with_error.count(ERROR) == 2
+    numbers = (at, at + 1, at + 2, len(with_error))
+    for number in numbers:
+        assert steps(gone_on(ds, states[number]))[0] == with_error[number:]
+    late = states_of_whole[at + 1]
+    if name == "map":
+        assert steps(gone_on(ds, late))[0] == whole[at + 1 :]
+    elif name == "scan":
+        with pytest.raises(errors.ArgumentError, match="before the position was taken and that fails now"):
+            steps(gone_on(ds, late))
+    bring_back(read)
+    assert steps(gone_on(ds, states[at]))[0] == whole[at:]
+    for number in numbers[2:]:
+        if name == "map":
+            assert steps(gone_on(ds, states[number]))[0] == with_error[number:]
+        else:
+            # The stream runs from its start, and has other elements now.
+            with pytest.raises(errors.ArgumentError, match="failed before the position was taken"):
+                gone_on(ds, states[number])
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize(("name", "num_steps"), [("scan", 3), ("scan, shuffle", 2)])
 def test_a_sum_on_a_cluster_of_elements_that_fail_after_they_were_counted_is_an_error(
     on_cluster, read, name, num_steps
@@ -526,3 +572,19 @@ def test_an_element_that_fails_after_a_resume_does_not_move_those_of_later_calls
         assert rest is None or [x for x in rest if x != ERROR] == [x for x in range(30, 60) if x != number]
         path.unlink()
     assert taken(gone_on(ds, state)) == list(range(30, 60))
+
+
+@pytest.mark.cluster
+def test_what_streams_on_workers_left_out_is_not_among_their_rows(on_cluster, read):
+    ds = on_cluster.distribute_datasets_from_function(lambda context: numbers().map(read).ignore_errors())
+    hide(read)
+    iterator, found, states = iter(ds), [], []
+    for values in iterator:
+        found.append(np.asarray(on_cluster.local_results(values)).ravel().tolist())
+        states.append(iterator.state_dict())
+    assert found == [[x, x] for x in range(12) if x != MISSING]
+    for number in (MISSING - 1, MISSING, MISSING + 2):
+        again = [
+            np.asarray(on_cluster.local_results(values)).ravel().tolist() for values in gone_on(ds, states[number])
+        ]
+        assert again == found[number + 1 :]

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daskdist.core.block import Rows, merge
-from daskdist.core.failing.failed_elements import Carried, FailedBeforeError, LeftOut, TryEachCarried, failed_of
+from daskdist.core.failing.failed_elements import (
+    Carried,
+    FailedBeforeError,
+    FailedElement,
+    LeftOut,
+    TryEachCarried,
+    bundle,
+    failed_of,
+    raw_item,
+)
 from daskdist.core.primitive import Exhausted, NotReady, Split
 from daskdist.core.selection.runs import RunQueue
 from daskdist.errors import ArgumentError, ClusterError
@@ -205,6 +214,43 @@ def pulled(values: Sequence[Any], num_rows: int) -> Rows:
     """Return the next rows of a pass that runs on a worker; called after the call for the rows before."""
     rows: Rows = values[0].pull(num_rows)
     return rows
+
+
+@dataclass(frozen=True)
+class PulledAgain:
+    """A call that returns the rows of a pass on a worker that it returned before a position was taken.
+
+    Parameters
+    ----------
+    name
+        The name of the operation, for messages.
+    left_out, failed
+        The numbers of rows that failed, and are behind or not.
+    """
+
+    name: str
+    left_out: frozenset[int]
+    failed: frozenset[int]
+
+    def __call__(self, values: Sequence[Any], num_rows: int) -> Rows:
+        rows = pulled_exactly(values, num_rows)
+        failed_now = dict(failed_of(rows))
+        if values[0].carries_state:
+            # The pass runs from its start. Later elements depend on what failed in it.
+            for number in failed_now.keys() - self.left_out - self.failed:
+                raise fails_now(self.name, failed_now[number].error) from failed_now[number].error
+            if self.left_out - failed_now.keys():
+                raise ArgumentError(
+                    f"load_state_dict: an element of {self.name} failed before the position was taken and does not "
+                    "fail now; scan would count it in later results"
+                )
+        if not self.left_out:
+            return rows
+        items = [
+            FailedElement(FailedBeforeError(), "", (0, k)) if k in self.left_out else raw_item(rows, k)
+            for k in range(len(rows))
+        ]
+        return bundle(rows.structure, items, rows.label)
 
 
 def pulled_exactly(values: Sequence[Any], num_rows: int) -> Rows:

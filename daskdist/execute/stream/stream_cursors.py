@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from daskdist.core.block import Rows
-from daskdist.core.failing.failed_elements import FailedBeforeError
+from daskdist.core.failing.failed_elements import FailedBeforeError, FailedElement
 from daskdist.core.primitive import Epoch, Exhausted, NotReady, RowReader, Stream
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
 from daskdist.execute.resume.deferring import Deferred
 from daskdist.execute.resume.recorded_answers import Path, PathKey
-from daskdist.execute.stream.calls import pulled, pulled_exactly
+from daskdist.execute.stream.calls import PulledAgain, pulled
 from daskdist.execute.stream.cursors import BlockCursor
 from daskdist.execute.stream.element_puller import MOST_PULLED, ElementPuller
 from daskdist.execute.stream.element_reader import MOST_ROWS, PATIENCE_S, ElementReader
@@ -197,14 +198,36 @@ class WorkerStreamCursor(BlockCursor):
             # A block without rows was pulled at the end.
             num_rows = self.log.cuts[self.num_cut] or num_rows
         self._note_cut(num_rows)
-        function = pulled_exactly if is_recorded else pulled
+        function: Any = self._again(self.num_cut - 1) if is_recorded else pulled
         handle = caller.call(function, handles, num_rows, worker=self._worker, is_pinned=True, name=stream.name)
         self._latest = handle
         return self._refer(handle, None, int(num_rows * self.row_bytes), self._worker)
 
+    def _again(self, number: int) -> PulledAgain:
+        elements = self.log.elements_left_out(number)
+        # What was left out without an error is not among the rows.
+        left_out = frozenset([element.number for element in elements if element.is_raised])
+        return PulledAgain(self.stream.name, left_out, self.log.failed.get(number, frozenset()))
+
     def _count(self, ref: BlockRef) -> None:
         number = self.num_counted
-        super()._count(ref)
+        try:
+            super()._count(ref)
+        except NotReady:
+            raise
+        except Exception:
+            # The pass on the worker has ended.
+            self.is_over = True
+            self.pending.clear()
+            raise
+        # Failed elements are known by their number in the block, and not by that in a block of the worker's pass.
+        self.failed = deque(
+            [
+                (place, FailedElement(failed.error, failed.split, (0, place), failed.uncounted))
+                for place, failed in self.failed
+            ]
+        )
+        self.log.failed[number] = frozenset([place for place, _ in self.failed])
         self.log.cuts[number] = ref.num_rows
         self.num_taken += ref.num_rows
         self.row_bytes = ref.row_bytes

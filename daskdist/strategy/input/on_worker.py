@@ -11,7 +11,7 @@ from daskdist.core.dataset_base import element_spec_of, node_of, primitive_of
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import CountingNode, Facts, Source
-from daskdist.core.primitive import Epoch, Primitive, Stream
+from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Primitive, Stream
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE, Leaves, Structure
@@ -103,6 +103,8 @@ class WorkerPass:
         self._interpreter = _SkipCollector(caller, budget_bytes=dataset.options().memory_budget_bytes)
         self._rows = rows_by(self._interpreter, primitive_of(dataset), epoch, lambda: _without_rows(dataset))
         self._rest: Rows | None = None
+        # Whether later elements depend on the earlier ones.
+        self.carries_state = _has_chain(primitive_of(dataset))
         Finalizer(self, self._interpreter.close)
 
     def pull(self, num_rows: int) -> Rows:
@@ -114,6 +116,17 @@ class WorkerPass:
         rows = rows.slice(0, min(num_rows, len(rows)))
         rows.skipped = self._interpreter.take_notes()
         return rows
+
+
+def _has_chain(primitive: Primitive) -> bool:
+    match primitive:
+        case Chain():
+            return True
+        case Arrange():
+            return any(map(_has_chain, primitive.inputs))
+        case Compute() | Fact():
+            return _has_chain(primitive.source)
+    return False
 
 
 def _without_rows(dataset: Dataset) -> tuple[Structure, Leaves]:
