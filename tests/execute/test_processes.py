@@ -63,6 +63,7 @@ PIPELINES = [
     lambda: Dataset.range(90).map(lambda x: np.zeros(2, "i4" if x < 60 else "i8")).map(lambda x: x.dtype.itemsize),
     lambda: Dataset.range(90).map(lambda x: np.zeros(0)).ragged_batch(8),
     lambda: Dataset.range(12).scan(0, lambda state, x: (state + x, state)).map(lambda x: x + 1),
+    lambda: Dataset.range(12).scan(np.zeros(3), lambda state, x: (state + x, state)).filter(lambda x: x[0] % 2 == 0),
     lambda: Dataset.range(0).map(lambda x: x),
 ]
 

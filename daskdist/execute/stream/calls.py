@@ -120,9 +120,9 @@ class GetItem:
         return values[0][self.number]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Constant:
-    """A call that returns a constant."""
+    """A call that returns a constant, which may not be hashable."""
 
     value: Any
 
