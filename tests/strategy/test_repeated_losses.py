@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from conftest import eventually, new_cluster
 from distributed import Event, get_worker
+from distributed.scheduler import KilledWorker
 
 from daskdist import Dataset, MultiWorkerMirroredStrategy, errors
+from daskdist.execute.callers.submit import Submit
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -25,7 +27,7 @@ ALLOWED = "distributed.scheduler.allowed-failures"
 
 @pytest.fixture(scope="module")
 def client():
-    """Return the client of three workers that Dask starts again, of which a task may end one."""
+    """Return the client of three workers that Dask starts again; a task is not made again after it ended two."""
     with contextlib.ExitStack() as opened:
         with dask.config.set({"distributed.worker.memory.monitor-interval": "50ms", ALLOWED: 1}):
             started = opened.enter_context(new_cluster(3, memory_limit=300 * MIB))
@@ -68,14 +70,15 @@ def test_a_step_too_large_for_any_worker_is_made_twice(strategy):
     assert visit(strategy, Dataset.range(BAD), step) == [*range(BAD)]
 
 
-def test_a_task_too_large_for_any_worker(strategy):
-    def function(row):
-        if row == BAD:
-            fill_memory()
-        return row
-
-    with pytest.raises(errors.RepeatedLossError, match=r"map.* ran each of 2 times .*Dask ended .*\(memory_limit\)"):
-        visit(strategy, Dataset.range(ROWS).map(function))
+def test_the_error_of_a_task_too_large_for_any_worker_says_so(strategy, client):
+    submit = Submit(client, strategy.workers)
+    handle = submit.call(lambda _: fill_memory(), [], name="large")
+    assert isinstance(handle.exception(timeout=60), KilledWorker)
+    for look in (submit.result, lambda of: submit.see([of]), lambda of: submit.report(of, wait=True)):
+        with pytest.raises(
+            errors.RepeatedLossError, match=r"^large.* ran each of 2 times .*; Dask ended .*memory_limit"
+        ):
+            look(handle)
 
 
 def test_a_step_whose_results_nobody_looks_at_ends_workers(strategy):
