@@ -37,11 +37,16 @@ def cluster(started, number, port="0", *worker_options):
     started.dask("scheduler", *here, "--port", port, "--scheduler-file", str(file))
     scheduler = started.processes[-1]
     address = json.loads(started.wait_for(file, "}"))["address"]
-    options = ["--nthreads", "1", "--local-directory", str(folder), *(worker_options or ("--no-nanny",))]
-    environment = FORKED_WORKERS if "--nanny" in options else {}
-    for log in [started.dask("worker", address, *here, *options, **environment) for _ in range(2)]:
+    for log in start_workers(started, address, *(worker_options or ("--no-nanny",))):
         started.wait_for(log, "Registered to")
     return scheduler, address
+
+
+def start_workers(started, address, *worker_options):
+    """Start two workers; return the files of their messages."""
+    options = ["--host", "127.0.0.1", "--no-dashboard", "--nthreads", "1", "--local-directory", str(started.folder)]
+    environment = FORKED_WORKERS if "--nanny" in worker_options else {}
+    return [started.dask("worker", address, *options, *worker_options, **environment) for _ in range(2)]
 
 
 def rows_of(strategy, step):
@@ -80,8 +85,13 @@ def wait_for_ends(started):
     started.processes.clear()
 
 
-@pytest.mark.parametrize(("visit", "options"), [(in_a_pass, ("--no-nanny",)), (in_steps, ("--nanny",))])
-def test_another_scheduler_at_the_address_continues_from_the_checkpoint(started, tmp_path, visit, options):
+@pytest.mark.parametrize(
+    ("visit", "options", "workers_first"),
+    [(in_a_pass, ("--no-nanny",), False), (in_steps, ("--nanny",), False), (in_steps, ("--no-nanny",), True)],
+)
+def test_another_scheduler_at_the_address_continues_from_the_checkpoint(
+    started, tmp_path, visit, options, workers_first
+):
     scheduler, address = cluster(started, 0, "0", *options)
     dataset = Dataset.range(_ROWS).shuffle(100, seed=1).batch(_BATCH_ROWS)
     with Client(address, set_as_default=False) as client:
@@ -100,8 +110,13 @@ def test_another_scheduler_at_the_address_continues_from_the_checkpoint(started,
         strategy.close()
         wait_for_ends(started)
 
-        _, again = cluster(started, 1, address.rpartition(":")[2], *options)
-        assert again == address
+        port = address.rpartition(":")[2]
+        if workers_first:
+            # A supervisor starts workers again as soon as they end. The strategy waits for them and their scheduler.
+            start_workers(started, address, *options)
+            started.dask("scheduler", "--host", "127.0.0.1", "--no-dashboard", "--port", port)
+        else:
+            assert cluster(started, 1, port, *options)[1] == address
         with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
             batches = iter(strategy.distribute_dataset(dataset))
             manager.restore(daskdist.Checkpoint(batches=batches))
