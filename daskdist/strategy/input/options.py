@@ -94,7 +94,7 @@ class InputOptions:
     device_buffer_size
         The greatest number of copies to a replica's device ahead of use. A copy is one step's value, or several small
         ones of up to 4 MiB together. Beside them, two that the program released stay, of 256 MiB at most, while the
-        device may still compute with them.
+        device may still compute with them. The process keeps up to 64 MiB of page-locked memory for each device.
     device_buffer_bytes
         The most bytes of a device that copies ahead of use may take; unlimited if None. One copy is always made.
     pin_arrays
