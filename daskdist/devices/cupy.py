@@ -62,8 +62,8 @@ do {
 } while (number >= length);
 found = number;
 """
-# A kernel that adds up every `step`-th number of an array: neighbouring threads read neighbouring numbers, and each has
-# four on their way.
+# A kernel that adds up every `step`-th number of an array. Neighbouring threads read neighbouring numbers; each thread
+# adds up four sums, so that it does not wait for one read after the other.
 SUMMED: Final = """
 long long number = i;
 A first = 0, second = 0, third = 0, fourth = 0;

@@ -23,7 +23,8 @@ from daskdist.execute.transfer.layout import MIB, BufferLayout, PackedSpan, Pinn
 
 logger: Final = logging.getLogger("daskdist")
 
-# While steps are copied ahead, so much memory that consumers released is kept until they are done with it.
+# While steps are copied ahead, this many buffers that consumers released, and this many bytes of them, are kept at most
+# until the consumers' streams are done with them.
 _MOST_RETURNING: Final = 2
 _MOST_RETURNING_BYTES: Final = 256 * MIB
 # The largest number of consumer streams that copies to a device are ordered after.
@@ -74,7 +75,7 @@ class Channel:
         self._kept: list[tuple[int, DeviceStream, Any]] = []
         # Memory that consumers released, which may still compute with it.
         self._returning: deque[_Returning] = deque()
-        # The number of iterators that copy ahead, and how much such memory may stay.
+        # The number of iterators that copy ahead, and the most buffers in ``_returning``.
         self._num_ahead = self._most_returning = 0
         # Held while a tuple is replaced, so that no addition by another thread is lost.
         self._lock = RLock()

@@ -126,7 +126,7 @@ class PackedSpan:
     pieces: list[tuple[int, Any]]
 
     def pack(self, memory: Any) -> None:
-        """Copy the arrays to the beginning of pinned memory. Others hold the GIL meanwhile."""
+        """Copy the arrays to the beginning of pinned memory. The GIL is released meanwhile."""
         for offset, source in self.pieces:
             target = memory[offset : offset + source.nbytes]
             if source.dtype == np.uint8 and source.ndim == 1 and source.flags.c_contiguous:
