@@ -477,22 +477,3 @@ def test_a_pass_over_datasets_of_a_function_ends_with_an_error_that_names_the_lo
     # The next pass uses datasets of the remaining workers.
     rows = [part for batch in steps for part in strategy.local_results(batch)]
     assert sorted(np.concatenate(rows).tolist()) == list(range(1_800))
-
-
-def test_a_step_that_was_taken_is_not_left_out_if_its_function_cannot_be_called(strategy, monkeypatch):
-    steps = iter(strategy.distribute_dataset(Dataset.range(240).batch(24).map(abs, device=True)))
-    call_maps, rows = steps._call_maps, []
-
-    def lose_a_worker(value):
-        if not rows:
-            return call_maps(value)
-        os.kill(strategy.pids[0], signal.SIGKILL)
-        eventually(strategy.internals.backend.note_losses)
-        raise errors.ClusterError("the worker was lost")
-
-    monkeypatch.setattr(steps, "_call_maps", lose_a_worker)
-    rows += np.concatenate(strategy.local_results(next(steps))).tolist()
-    for _ in range(2):
-        with pytest.raises(errors.ClusterError, match="the worker was lost"):
-            next(steps)
-    assert rows == [*range(24)]

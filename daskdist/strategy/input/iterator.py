@@ -281,10 +281,8 @@ class DistributedIterator:
         if self._failure:
             # Raise the failure again instead of skipping it silently.
             raise self._failure[0](*self._failure[1])
-        is_taken = False
         try:
             value = self._step()
-            is_taken = True
             return value if self._call_maps is None else self._call_maps(value)
         except OutOfRangeError:
             if num_skipped := self._own_stats()["num_skipped"]:
@@ -302,8 +300,7 @@ class DistributedIterator:
                     raise
                 return self._next()
             replicas = self._replicas
-            # A step that was taken would be left out of the rest of the pass.
-            if isinstance(error, ClusterError) and not self._puts_on_devices and not is_taken:
+            if isinstance(error, ClusterError) and not self._puts_on_devices:
                 self._go_on_with_replicas()
             if self._replicas is not replicas:
                 # A worker was lost while its data was waited for.
