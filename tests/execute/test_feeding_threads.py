@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -18,7 +17,7 @@ import daskdist
 from daskdist import Dataset, InputOptions
 from daskdist.devices import device, on_host
 from daskdist.execute.transfer import gather_on_device, layout, prefetch
-from daskdist.execute.transfer.copier import Channel, channel_of
+from daskdist.execute.transfer.copier import Channel, Copier, channel_of
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 
 
@@ -152,26 +151,42 @@ def test_a_generator_that_waits_does_not_hold_up_closing(monkeypatch):
 # --- figures ---
 
 
-def test_figures_of_the_copies():
-    StrictStream.delay_s = 0.005
-    iterator = iter(device_gather_of(2).distribute_dataset(Dataset.range(4096).batch(512)))
-    assert iterator.stats()["device"]["num_bytes"] == 0
-    for step in iterator:
-        for value in step.values:
-            on_host(value)
-        time.sleep(0.03)
-    expected = pytest.approx(4096 * 8 / 1e9)
+def test_figures_of_the_copies(monkeypatch):
+    has_arrived = threading.Event()
+    record_arrival = Copier.record_arrival
 
-    def of_all_copies():
-        # On a busy machine the last copy may not have been timed yet.
+    def recorded(self):
+        events = record_arrival(self)
+        for event in events:
+            event.synchronize()
+        has_arrived.set()
+        return events
+
+    def numbers():
+        # The consumer waits for all of the first copy.
+        assert has_arrived.wait(20)
+        yield from range(4096)
+
+    def of_all_copies(num_bytes):
+        # A copy is timed only once it is over.
         figures = iterator.stats()["device"]
-        return figures if figures["gb_per_s"] * figures["copy_s"] == expected else None
+        return figures if figures["gb_per_s"] * figures["copy_s"] == pytest.approx(num_bytes / 1e9) else None
 
-    found = eventually(of_all_copies)
+    monkeypatch.setattr(Copier, "record_arrival", recorded)
+    StrictStream.delay_s = 0.005
+    dataset = Dataset.from_generator(numbers, output_signature=daskdist.TensorSpec((), np.int64)).batch(512)
+    iterator = iter(device_gather_of().distribute_dataset(dataset, InputOptions(device_buffer_size=8)))
+    assert iterator.stats()["device"]["num_bytes"] == 0
+    next(iterator)
+    first = eventually(lambda: of_all_copies(512 * 8))
+    # The thread ends once all other copies are over, before they are requested.
+    join(feed_threads())
+    assert sum(1 for _ in iterator) == 7
+    found = eventually(lambda: of_all_copies(4096 * 8))
     assert found["num_bytes"] == 4096 * 8
-    assert found["copy_s"] >= 0.03
-    # All steps but the first had been copied when they were requested.
-    assert 0.3 < found["overlap"] < 1
+    assert first["overlap"] == pytest.approx(0)
+    assert found["copy_s"] - first["copy_s"] >= 0.005
+    assert found["overlap"] == pytest.approx(1 - first["copy_s"] / found["copy_s"])
     assert (found["num_grown"], found["is_shrunk"]) == (0, False)
 
 
