@@ -96,13 +96,6 @@ def write_states(
 def read_states(path: str, storage: Storage) -> dict[str, Any]:
     """Read the states of a file.
 
-    Parameters
-    ----------
-    path
-        A local path or an fsspec URL.
-    storage
-        The storage that opens the file.
-
     Raises
     ------
     FileError

@@ -123,17 +123,7 @@ class Block:
 
 
 class Bundle:
-    """Elements whose shapes may differ, such as the chunks that one task builds: a tuple of leaves for each.
-
-    Parameters
-    ----------
-    structure, label
-        As in `Block`.
-    items
-        The leaves of each element.
-    is_exclusive
-        As in `Block`.
-    """
+    """Elements whose shapes may differ, such as the chunks that one task builds: a tuple of leaves for each."""
 
     __slots__ = ("__weakref__", "_items", "label", "skipped", "structure")
 

@@ -30,13 +30,7 @@ class FileShare:
 
 @dataclass(frozen=True, eq=False)
 class FileBackedSource(Source):
-    """A source that reads files, which can be divided among workers.
-
-    Parameters
-    ----------
-    paths
-        The files, in order.
-    """
+    """A source that reads files, which can be divided among workers."""
 
     paths: tuple[str, ...]
 

@@ -189,15 +189,7 @@ class Split:
 
 @dataclass(frozen=True)
 class LazySplits(Sequence[Split]):
-    """Splits that are created when they are accessed.
-
-    Parameters
-    ----------
-    number
-        The number of splits.
-    make
-        Returns the split with a number.
-    """
+    """Splits that are created when they are accessed."""
 
     number: int
     make: Callable[[int], Split]

@@ -63,13 +63,7 @@ _TEMPLATE: Final = """{% extends "simple.html" %}
 
 
 class DaskdistPage:
-    """The content of the page, for one browser.
-
-    Parameters
-    ----------
-    figures
-        The figures to show.
-    """
+    """The content of the page, for one browser."""
 
     def __init__(self, figures: DashboardFigures) -> None:
         from bokeh.layouts import column, gridplot

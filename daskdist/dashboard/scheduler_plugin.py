@@ -24,13 +24,7 @@ _OBSERVE_EVERY_S: Final = 1.0
 
 
 class DashboardOnScheduler(SchedulerPlugin):  # type: ignore[misc]
-    """A plugin that collects the figures of a scheduler's strategies and jobs.
-
-    Parameters
-    ----------
-    scheduler
-        The scheduler.
-    """
+    """A plugin that collects the figures of a scheduler's strategies and jobs."""
 
     name = NAME
 

@@ -72,17 +72,7 @@ def combined(how: str, arrays: Sequence[Any]) -> Any:
 
 
 class NcclConnection:
-    """A GPU's connection to GPUs of other processes, each of which has a rank.
-
-    Parameters
-    ----------
-    index
-        The number of the GPU.
-    new_id
-        The id of the connection.
-    num_ranks, rank
-        The number of processes, and that of this one.
-    """
+    """A GPU's connection to GPUs of other processes, each of which has a rank."""
 
     def __init__(self, index: int, new_id: bytes, num_ranks: int, rank: int) -> None:
         import cupy

@@ -21,15 +21,7 @@ _MOST_COLUMNS: Final = 40
 
 
 class Description:
-    """Statistics of the columns of a dataset, which print as a table.
-
-    Parameters
-    ----------
-    num_elements
-        The number of elements.
-    columns
-        The statistics of each leaf, by its name.
-    """
+    """Statistics of the columns of a dataset, which print as a table."""
 
     def __init__(self, num_elements: int, columns: dict[str, ColumnStatistics]) -> None:
         self.num_elements = num_elements

@@ -23,15 +23,7 @@ _MOST_OF_BATCH: Final = 4
 
 @dataclass(frozen=True)
 class Picture:
-    """An image for a page.
-
-    Parameters
-    ----------
-    source
-        The image, as a ``data:`` URL.
-    width
-        The width on the page, in pixels.
-    """
+    """An image for a page."""
 
     source: str
     width: int

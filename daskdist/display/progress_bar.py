@@ -38,19 +38,7 @@ def progress() -> Iterator[None]:
 def progress_bar(
     total: int | None, title: str, unit: str = "steps", stream: TextIO | None = None
 ) -> ProgressDisplay | None:
-    """Return a display on standard error; None unless that is a terminal or a notebook.
-
-    Parameters
-    ----------
-    total
-        The number of all, if it is known.
-    title
-        A label shown first.
-    unit
-        What is counted.
-    stream
-        The stream to write to instead.
-    """
+    """Return a display on standard error; None unless that is a terminal or a notebook."""
     stream = sys.stderr if stream is None else stream
     in_notebook = is_notebook()
     if not in_notebook and not stream.isatty():

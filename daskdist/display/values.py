@@ -136,19 +136,7 @@ def _first_and_last(values: Sequence[Any]) -> list[tuple[int, Any]]:
 
 
 def values_page(title: str, summaries: Sequence[Summary], workers: Sequence[str | None], note: str) -> str | None:
-    """Return a page with one row per replica.
-
-    Parameters
-    ----------
-    title
-        The name of the class.
-    summaries
-        The descriptions of the values.
-    workers
-        The worker of each value, if known.
-    note
-        A sentence below the table; empty for none.
-    """
+    """Return a page with one row per replica."""
     columns: dict[str, Sequence[str]] = {
         "replica": [str(number) for number in range(len(summaries))],
         "worker": [worker or "" for worker in workers],

@@ -52,13 +52,7 @@ class RecordRange:
 
 @dataclass(frozen=True)
 class FixedLengthRecords:
-    """The framing of fixed-length records.
-
-    Parameters
-    ----------
-    record_bytes
-        The length of a record in bytes.
-    """
+    """The framing of fixed-length records."""
 
     record_bytes: int
 

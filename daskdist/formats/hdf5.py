@@ -48,15 +48,7 @@ _REFERENCE: Final = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "
 
 @dataclass(frozen=True, slots=True)
 class MappedRange:
-    """The bytes of an uncompressed, contiguous array in its file.
-
-    Parameters
-    ----------
-    offset
-        The offset of its first byte.
-    dtype, shape
-        The dtype and shape of the array.
-    """
+    """The bytes of an uncompressed, contiguous array in its file."""
 
     offset: int
     dtype: np.dtype[Any]

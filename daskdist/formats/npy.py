@@ -91,19 +91,7 @@ class NpyMember:
 
 @dataclass(frozen=True, slots=True)
 class NpySplit:
-    """The rows of a file that a split reads.
-
-    Parameters
-    ----------
-    version
-        The file, as it was listed.
-    start, stop
-        The range of its rows.
-    arrays
-        The arrays as elements.
-    members
-        Their positions in the file, in the same order.
-    """
+    """The rows of a file that a split reads."""
 
     version: Version
     start: int

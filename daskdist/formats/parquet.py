@@ -343,15 +343,7 @@ def _check_text(column: Any, where: str) -> None:
 
 @dataclass(frozen=True)
 class Footer:
-    """The index of a file.
-
-    Parameters
-    ----------
-    metadata
-        pyarrow's metadata of its row groups.
-    schema
-        Its Arrow schema.
-    """
+    """The index of a file."""
 
     metadata: Any
     schema: Any

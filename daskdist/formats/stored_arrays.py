@@ -146,15 +146,7 @@ def leaves_of(rows: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class StoredArrays:
-    """Arrays whose k-th rows together are the k-th element.
-
-    Parameters
-    ----------
-    columns
-        The assignment of arrays to leaves.
-    stored
-        The arrays.
-    """
+    """Arrays whose k-th rows together are the k-th element."""
 
     columns: Columns
     stored: tuple[StoredArray, ...]
@@ -162,15 +154,6 @@ class StoredArrays:
     @classmethod
     def of(cls, columns: Columns, describe: Callable[[str], StoredArray], path: str) -> StoredArrays:
         """Return the arrays of a file.
-
-        Parameters
-        ----------
-        columns
-            The arrays to return.
-        describe
-            Returns the description of an array by its name.
-        path
-            The path of the file, for messages.
 
         Raises
         ------
@@ -450,17 +433,6 @@ def columns_of(rows: Rows) -> list[Any]:
 
 def check_writable(spec: ElementSpec, name: str, kinds: str, advice: str) -> list[str]:
     """Return the names of the arrays to write elements as: those of a dict, or ``""`` for a single leaf.
-
-    Parameters
-    ----------
-    spec
-        The spec of an element.
-    name
-        The name of the format, for messages.
-    kinds
-        The kinds of dtypes that can be written.
-    advice
-        A remedy for other dtypes.
 
     Raises
     ------

@@ -318,13 +318,6 @@ class UnfinishedStore:
     def write(self, number: int, rows: Rows) -> None:
         """Write the elements from ``number * chunk_rows`` on; several parts may be written at the same time.
 
-        Parameters
-        ----------
-        number
-            The number of the part.
-        rows
-            ``chunk_rows`` elements; fewer in the last part.
-
         Raises
         ------
         ArgumentError
@@ -345,13 +338,6 @@ class UnfinishedStore:
 
     def finish(self, num_rows: int, *, overwrite: bool = False) -> None:
         """Set the number of rows, and move the store to its final path.
-
-        Parameters
-        ----------
-        num_rows
-            The number of rows.
-        overwrite
-            Whether to replace an existing store.
 
         Raises
         ------

@@ -33,13 +33,7 @@ class CachedElements:
 
 @dataclass(frozen=True, eq=False)
 class Cache(Transformation):
-    """The same elements; after a first complete pass, that pass is replayed in its order.
-
-    Parameters
-    ----------
-    kept
-        The stored elements.
-    """
+    """The same elements; after a first complete pass, that pass is replayed in its order."""
 
     kept: CachedElements = field(default_factory=CachedElements, repr=False)
 

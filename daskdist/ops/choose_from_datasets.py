@@ -126,15 +126,7 @@ class NotedChoices:
 
 @dataclass
 class DirectedCursor:
-    """A cursor with the elements pulled but not yet chosen, and the choices not yet served.
-
-    Parameters
-    ----------
-    choices
-        ``pull()`` returns numbers of sources.
-    stop_on_empty
-        Whether all ends where the source chosen has.
-    """
+    """A cursor with the elements pulled but not yet chosen, and the choices not yet served."""
 
     sources: list[Cursor]
     choices: Any

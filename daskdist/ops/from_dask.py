@@ -194,15 +194,7 @@ class FromDask(Source):
 
 @dataclass(frozen=True)
 class Variables:
-    """The assignment of several arrays to the leaves of an element.
-
-    Parameters
-    ----------
-    columns
-        The arrays of each leaf.
-    spec
-        The spec of an element.
-    """
+    """The assignment of several arrays to the leaves of an element."""
 
     columns: Columns
     spec: ElementSpec

@@ -61,17 +61,7 @@ def _dtype_text(dtype: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class FromGenerator(Source):
-    """The elements of a generator, which is started again for each pass.
-
-    Parameters
-    ----------
-    generator
-        Called with ``args``; returns an iterable.
-    args
-        Its arguments.
-    signature
-        The spec that each element must have.
-    """
+    """The elements of a generator, which is started again for each pass."""
 
     generator: UserFunction
     args: tuple[Any, ...]

@@ -39,15 +39,7 @@ _MOST_SENT: Final = 2**16
 
 @dataclass(frozen=True, eq=False)
 class GlobalShuffle(CountingNode, Transformation):
-    """All elements, in an order drawn uniformly from all orders.
-
-    Parameters
-    ----------
-    seed
-        Determines the order, together with the number of elements.
-    reshuffle_each_iteration
-        Whether each pass has a different order.
-    """
+    """All elements, in an order drawn uniformly from all orders."""
 
     seed: int
     reshuffle_each_iteration: bool = True

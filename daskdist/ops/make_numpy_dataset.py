@@ -13,19 +13,7 @@ from daskdist.core.spec import ElementSpec
 
 @dataclass(frozen=True)
 class PlacedArray:
-    """A block of rows on a worker.
-
-    Parameters
-    ----------
-    key
-        Its key on the cluster.
-    future
-        The future that keeps it on the cluster.
-    num_rows
-        Its number of rows.
-    num_bytes
-        Its size in bytes.
-    """
+    """A block of rows on a worker."""
 
     key: Any
     future: Any = field(repr=False)
@@ -35,15 +23,7 @@ class PlacedArray:
 
 @dataclass(frozen=True)
 class Placing:
-    """All blocks of a dataset, in order.
-
-    Parameters
-    ----------
-    blocks
-        The blocks.
-    token
-        Identifies their contents, wherever they are stored.
-    """
+    """All blocks of a dataset, in order."""
 
     blocks: tuple[PlacedArray, ...]
     token: str
@@ -54,17 +34,7 @@ class Placing:
 
 @dataclass(frozen=True, eq=False)
 class MakeNumpyDataset(Source):
-    """Elements that are the rows of arrays on workers.
-
-    Parameters
-    ----------
-    num_rows
-        The number of elements.
-    known_spec
-        The spec of the elements.
-    placing
-        The blocks that hold them.
-    """
+    """Elements that are the rows of arrays on workers."""
 
     num_rows: int
     known_spec: ElementSpec = field(repr=False)

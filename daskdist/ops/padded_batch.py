@@ -141,13 +141,7 @@ def _value(operation: str, leaf: TensorSpec, path: str, fill_value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class PaddedBatch(Batch):
-    """Batches of ``batch_size`` elements, padded to one shape.
-
-    Parameters
-    ----------
-    padding
-        The shapes and values to pad to.
-    """
+    """Batches of ``batch_size`` elements, padded to one shape."""
 
     padding: Padding = field(repr=False, kw_only=True)
 

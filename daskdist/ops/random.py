@@ -24,15 +24,7 @@ _ROWS = 65_536
 
 @dataclass(frozen=True, eq=False)
 class Random(CountingNode, Source):
-    """Uniform integers from 0 up to 2**32, as int64 scalars.
-
-    Parameters
-    ----------
-    seed
-        Determines the numbers.
-    rerandomize_each_iteration
-        Whether each pass has different numbers.
-    """
+    """Uniform integers from 0 up to 2**32, as int64 scalars."""
 
     seed: int
     rerandomize_each_iteration: bool = False

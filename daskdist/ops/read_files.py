@@ -337,13 +337,7 @@ class Unlisted:
 
 @dataclass(frozen=True)
 class ReadValidRows:
-    """A function that reads the valid rows of a split and records the others as skipped.
-
-    Parameters
-    ----------
-    format
-        The format that reads it.
-    """
+    """A function that reads the valid rows of a split and records the others as skipped."""
 
     format: Format
 

@@ -12,13 +12,7 @@ from daskdist.ops.select import Regroup, RegroupedLeaves, by_column
 
 @dataclass(frozen=True, eq=False)
 class Rename(RegroupedLeaves):
-    """Elements as dicts, some of whose columns have another name.
-
-    Parameters
-    ----------
-    columns
-        Pairs of an old name and a new one.
-    """
+    """Elements as dicts, some of whose columns have another name."""
 
     columns: tuple[tuple[str | int, str], ...]
 

@@ -24,15 +24,7 @@ _NUM_STEPS_TRIED: Final = 3
 
 @dataclass(frozen=True, eq=False)
 class Scan(Transformation):
-    """The outputs of ``function(state, element) -> (state, output)``.
-
-    Parameters
-    ----------
-    structure, initial
-        The state before the first element, from `first_state`.
-    function
-        Returns the next state and the output.
-    """
+    """The outputs of ``function(state, element) -> (state, output)``."""
 
     structure: Structure
     initial: tuple[Any, ...] = field(repr=False)

@@ -118,15 +118,7 @@ def regrouped(structure: Structure, regroup: Regroup) -> tuple[tuple[int, ...], 
 
 
 def alike(nodes: Sequence[Node], primitives: Sequence[Primitive]) -> tuple[Primitive, ...]:
-    """Return streams that can be concatenated, with the dicts of all elements in the order of the first dataset's.
-
-    Parameters
-    ----------
-    nodes
-        The datasets to concatenate, of equal structures.
-    primitives
-        Their streams.
-    """
+    """Return streams that can be concatenated, with the dicts of all elements in the order of the first dataset's."""
     structures = [None if (spec := known_spec(node)) is None else spec.structure for node in nodes]
     first = next((structure for structure in structures if structure is not None), None)
     streams = list(primitives)

@@ -215,13 +215,7 @@ class SplitCursor:
 
 @dataclass(frozen=True, eq=False)
 class SplitByKey(SplitNode):
-    """A split by keys: elements of one key are in one part.
-
-    Parameters
-    ----------
-    keys
-        Gives each element's key.
-    """
+    """A split by keys: elements of one key are in one part."""
 
     keys: Callable[[Rows], Rows] = field(repr=False)
 
@@ -255,13 +249,7 @@ class KeepKeys:
 
 @dataclass(frozen=True, eq=False)
 class SplitByLabel(SplitNode):
-    """A split in which each label has the same share of each part.
-
-    Parameters
-    ----------
-    labels
-        Gives each element's label.
-    """
+    """A split in which each label has the same share of each part."""
 
     labels: Callable[[Rows], Rows] = field(repr=False)
 

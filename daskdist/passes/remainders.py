@@ -71,15 +71,7 @@ def _computes_groups(node: Node) -> bool:
 
 
 def remainder(whole: Node, shares: Sequence[Node]) -> Remainder | None:
-    """Return the rows dropped by operations with ``drop_remainder``; None if that depends on the data.
-
-    Parameters
-    ----------
-    whole
-        The pipeline.
-    shares
-        The pipelines of the workers' shares.
-    """
+    """Return the rows dropped by operations with ``drop_remainder``; None if that depends on the data."""
     try:
         units = {_unit(node) for node in _last_droppers(whole)}
         unit = units.pop() if len(units) == 1 else "elements"

@@ -98,13 +98,7 @@ class Leg:
 
 @dataclass(frozen=True)
 class RestOfStreams:
-    """Row arithmetic of what is left of some streams, in the order of the steps that they would have made.
-
-    Parameters
-    ----------
-    leg
-        The streams and their positions.
-    """
+    """Row arithmetic of what is left of some streams, in the order of the steps that they would have made."""
 
     leg: Leg
 

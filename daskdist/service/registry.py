@@ -42,17 +42,6 @@ def register(
 def registered(dataset_id: str, element_spec: Any, request: ServiceRequest, address: ServiceAddress) -> Node:
     """Return the node of a dataset that is registered.
 
-    Parameters
-    ----------
-    dataset_id
-        The id of the dataset.
-    element_spec
-        The expected spec; if None, the registered one.
-    request
-        The options of the reader.
-    address
-        The address of the service.
-
     Raises
     ------
     ArgumentError

@@ -28,13 +28,7 @@ _ANSWER_WITHIN_S: Final = 0.5
 
 
 class ServerThread:
-    """A server in an event loop in a separate thread.
-
-    Parameters
-    ----------
-    serve
-        The function that runs the server.
-    """
+    """A server in an event loop in a separate thread."""
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve

@@ -174,19 +174,7 @@ def file_objection(node: Node) -> str | None:
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """The facts of a dataset that the service sends to readers who know only its id.
-
-    Parameters
-    ----------
-    spec, cardinality
-        The spec and cardinality of the dataset.
-    fingerprint
-        The fingerprint of its pipeline.
-    file_objection
-        As in `Served`.
-    compression
-        As in `ServiceRequest`.
-    """
+    """The facts of a dataset that the service sends to readers who know only its id."""
 
     spec: ElementSpec
     cardinality: int

@@ -133,15 +133,7 @@ class _Zlib(io.RawIOBase):
 
 
 class Reopened(io.RawIOBase):
-    """A file that is open only during each read, so that it can be kept for long.
-
-    Parameters
-    ----------
-    storage
-        Opens the file.
-    path
-        Its path or URL.
-    """
+    """A file that is open only during each read, so that it can be kept for long."""
 
     def __init__(self, storage: Storage, path: str) -> None:
         self._storage = storage

@@ -478,15 +478,7 @@ def _local_state(path: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files that a path, glob or directory names, sorted.
-
-    Parameters
-    ----------
-    files
-        The files.
-    manifests
-        The write manifests in the same directories.
-    """
+    """The files that a path, glob or directory names, sorted."""
 
     files: list[str]
     manifests: list[str]

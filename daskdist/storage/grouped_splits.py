@@ -112,13 +112,7 @@ def _joined(parts: list[Split]) -> Split:
 
 @dataclass(frozen=True)
 class ReadGroup:
-    """A function that reads the splits of a group in order.
-
-    Parameters
-    ----------
-    function
-        Reads a single split.
-    """
+    """A function that reads the splits of a group in order."""
 
     function: Callable[[Split], Rows]
 

@@ -24,15 +24,6 @@ def is_http(path: str) -> bool:
 def open_http(fs: Any, url: str, info: Mapping[str, Any]) -> IO[bytes]:
     """Open a file, read by ranges if the server supports them and otherwise as a whole.
 
-    Parameters
-    ----------
-    fs
-        The file system.
-    url
-        The URL of the file.
-    info
-        The server's metadata of the file.
-
     Raises
     ------
     FileError

@@ -71,17 +71,6 @@ def is_store(fs: Any, path: str) -> bool:
 def replace_directory(fs: Any, new: str, path: str, put: Callable[[Any, str, bytes], None]) -> None:
     """Move a finished directory to a path beside it, in place of the existing directory.
 
-    Parameters
-    ----------
-    fs
-        The file system.
-    new
-        The finished directory, at a path from `temporary_beside`.
-    path
-        The path to replace.
-    put
-        Writes a small file in one step.
-
     Notes
     -----
     Leftovers of killed processes are removed, so only one process at a time may write to a path.

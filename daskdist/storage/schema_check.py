@@ -18,15 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FirstFile:
-    """The first file, whose spec the others must match.
-
-    Parameters
-    ----------
-    path
-        Its path.
-    spec
-        The spec of its elements.
-    """
+    """The first file, whose spec the others must match."""
 
     path: str
     spec: ElementSpec
@@ -34,13 +26,6 @@ class FirstFile:
 
 def readable(paths: Sequence[str], learn: Callable[[str], T]) -> Iterator[tuple[str, T]]:
     """Yield each readable file with the result of ``learn``; at least one.
-
-    Parameters
-    ----------
-    paths
-        The files.
-    learn
-        Returns information about the elements of one file.
 
     Raises
     ------

@@ -30,11 +30,6 @@ from daskdist.strategy.variables.variable import Variable
 class StrategyExtended:
     """The operations that TensorFlow has under ``strategy.extended``.
 
-    Parameters
-    ----------
-    strategy
-        The strategy.
-
     Notes
     -----
     The *destination* of a value is None or a `PerReplica` for every replica, or one replica, by its name in

@@ -45,21 +45,7 @@ ARGUMENT_LEAVES: Final = LEAVES | {PerReplica, AsyncValue, Variable}
 
 
 class StrategyInternals:
-    """The internal parts of a strategy.
-
-    Parameters
-    ----------
-    strategy
-        The strategy that owns this object, referenced weakly.
-    group
-        The replicas.
-    backend
-        The backend, which makes the calls.
-    input_backend
-        The backend that reads and places datasets.
-    merge_calls
-        The support for functions called by `ReplicaContext.merge_call`.
-    """
+    """The internal parts of a strategy."""
 
     def __init__(
         self,

@@ -33,13 +33,7 @@ _IN_ORDER: Final = Options(auto_shard_policy=AutoShardPolicy.DATA, deterministic
 
 
 class PredictRows:
-    """A user's function, whose results must have a row for each row of its batch.
-
-    Parameters
-    ----------
-    function
-        The function.
-    """
+    """A user's function, whose results must have a row for each row of its batch."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__wrapped__ = function
@@ -104,13 +98,7 @@ class Predictions(Source):
 
 
 class PredictedBatches:
-    """The predictions of one pass.
-
-    Parameters
-    ----------
-    generator
-        Returns the iterator over them.
-    """
+    """The predictions of one pass."""
 
     element_bytes = None
 

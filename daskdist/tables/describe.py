@@ -161,17 +161,7 @@ def _fewer(points: Array, weights: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class PartStatistics:
-    """Statistics of some elements: of each leaf, by its path.
-
-    Parameters
-    ----------
-    num_elements
-        The number of elements.
-    num_bytes
-        Their size.
-    columns
-        The statistics of each leaf.
-    """
+    """Statistics of some elements: of each leaf, by its path."""
 
     num_elements: int
     num_bytes: int

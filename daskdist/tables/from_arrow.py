@@ -48,17 +48,7 @@ _BYTES: Final = np.dtype(object)
 
 @dataclass(frozen=True)
 class TableReader:
-    """Options for converting tables to elements.
-
-    Parameters
-    ----------
-    columns
-        The columns and their structure; see `Columns.of`.
-    missing
-        The replacement of nulls, by column.
-    partitions
-        The columns encoded in the names of directories.
-    """
+    """Options for converting tables to elements."""
 
     columns: Any = None
     missing: Mapping[str, Any] | None = None
@@ -81,13 +71,6 @@ class TableReader:
 
     def spec(self, schema: Any, path: str) -> ElementSpec:
         """Return the spec of an element of a file.
-
-        Parameters
-        ----------
-        schema
-            Its Arrow schema.
-        path
-            Its path, for messages.
 
         Raises
         ------
@@ -189,15 +172,6 @@ def _try_out(missing: Any, kind: Any, where: str) -> None:
 
 def spec_of(kind: Any, where: str, missing: Any = None) -> ElementSpec:
     """Return the spec of a value of an Arrow type.
-
-    Parameters
-    ----------
-    kind
-        The type.
-    where
-        The name of the column in messages.
-    missing
-        The replacement of nulls.
 
     Raises
     ------
@@ -333,15 +307,6 @@ def _whole(column: Any) -> Any:
 
 def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
     """Convert an Arrow array to leaves, shape ``(num_rows, ...)``: an array or `Ragged`, one a field for structs.
-
-    Parameters
-    ----------
-    array
-        The array.
-    where
-        The name of the column in messages.
-    missing
-        The replacement of nulls.
 
     Raises
     ------

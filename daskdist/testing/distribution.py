@@ -99,17 +99,7 @@ def afresh(dataset: Dataset) -> Dataset:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a pass over a dataset on a strategy.
-
-    Parameters
-    ----------
-    what
-        Its name in messages.
-    distributed
-        The distributed dataset.
-    steps
-        For each step the value of each replica.
-    """
+    """The result of a pass over a dataset on a strategy."""
 
     what: str
     distributed: DistributedDataset

@@ -31,17 +31,7 @@ _MOST = 100
 
 @dataclass(frozen=True, eq=False)
 class Elements(Source):
-    """A source of fixed elements of any shapes, in blocks of a fixed length.
-
-    Parameters
-    ----------
-    known_spec
-        The spec of the elements.
-    elements
-        The elements.
-    num_rows
-        The number of elements per block.
-    """
+    """A source of fixed elements of any shapes, in blocks of a fixed length."""
 
     known_spec: ElementSpec
     elements: tuple[Any, ...] = field(repr=False)
@@ -81,17 +71,7 @@ class ReadElements:
 
 
 def elements_of(node: Node, *, optimised: bool = False, iteration: int = 0) -> list[Any]:
-    """Return the first elements of a pipeline, at most 100, computed in this thread.
-
-    Parameters
-    ----------
-    node
-        The pipeline.
-    optimised
-        Whether to apply the optimising passes first.
-    iteration
-        The number of the iteration.
-    """
+    """Return the first elements of a pipeline, at most 100, computed in this thread."""
     primitive = fuse(lower(simplify(node))) if optimised else lower(node)
     with using(Synchronous):
         return list(itertools.islice(iterate(local_caller(node), primitive, iteration), _MOST))

@@ -92,13 +92,7 @@ def origin_from(label: str, start: int, num_rows: int) -> SelectedOrigins:
 
 @dataclass(frozen=True, slots=True)
 class JoinedOrigin:
-    """The origin of rows that each combine one row of several sources.
-
-    Parameters
-    ----------
-    origins
-        The origin of each source.
-    """
+    """The origin of rows that each combine one row of several sources."""
 
     origins: Sequence[Origin | SelectedOrigins | JoinedOrigin]
 

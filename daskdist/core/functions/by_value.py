@@ -90,13 +90,7 @@ def by_value(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PickledWithCode:
-    """A function whose pickle has the code of local modules; unpickled, it is the plain function.
-
-    Parameters
-    ----------
-    function
-        The function.
-    """
+    """A function whose pickle has the code of local modules; unpickled, it is the plain function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

@@ -58,13 +58,7 @@ def is_plain(value: Any) -> bool:
 
 @dataclass
 class FixedValues:
-    """The values that a function referred to when it was passed to a dataset.
-
-    Parameters
-    ----------
-    original
-        The function.
-    """
+    """The values that a function referred to when it was passed to a dataset."""
 
     original: Callable[..., Any]
     # The values of global names, by namespace and name; those of cells, by identity, with the cell to keep it alive.

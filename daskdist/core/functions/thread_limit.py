@@ -168,13 +168,6 @@ class ThreadLimit:
         """Return an iterable of the arguments of the function, which waits until it is this thread's turn.
 
         Outside of a pool's threads, or if the pool has one thread, the elements are returned unchanged.
-
-        Parameters
-        ----------
-        elements
-            The elements.
-        num_rows
-            Their number.
         """
         call: _Call | None = getattr(_current, "call", None)
         if call is None or call.pool.num_threads < 2 or not num_rows:
@@ -287,13 +280,7 @@ class _Call:
 
 
 class LoopPool:
-    """The state that the threads of a pool share.
-
-    Parameters
-    ----------
-    num_threads
-        Their number.
-    """
+    """The state that the threads of a pool share."""
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads

@@ -19,11 +19,6 @@ from daskdist.core.randomness.seed import current_call
 class PassCounter:
     """A counter of the iterations over an operation.
 
-    Parameters
-    ----------
-    first
-        The first number.
-
     Notes
     -----
     All copies of the operation, in all datasets made from it, share one counter. A pickled copy counts separately, from

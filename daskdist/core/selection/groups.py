@@ -138,15 +138,7 @@ class Groups:
 
 
 class WindowGroups(Groups):
-    """Windows of a block, each of which is one element.
-
-    Parameters
-    ----------
-    ref
-        The block.
-    windows
-        The windows.
-    """
+    """Windows of a block, each of which is one element."""
 
     __slots__ = ("ref", "windows")
 

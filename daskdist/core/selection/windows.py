@@ -67,13 +67,7 @@ class BlockWindows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowWindows:
-    """Rows of blocks as windows.
-
-    Parameters
-    ----------
-    pieces
-        Windows of single blocks, in order.
-    """
+    """Rows of blocks as windows."""
 
     pieces: tuple[BlockWindows, ...]
 

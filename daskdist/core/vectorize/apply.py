@@ -72,11 +72,6 @@ class Vectorised:
     """A function of one element, applied to blocks.
 
     It is created for each pass, so that its memory is valid for that pass only.
-
-    Parameters
-    ----------
-    function
-        The function.
     """
 
     function: UserFunction
@@ -94,15 +89,7 @@ class Vectorised:
         return "Vectorised", self.function.__dask_tokenize__()
 
     def __call__(self, block: Block, by_row: Callable[[Block], Made]) -> Made | Block:
-        """Return the results of the function for the rows of a block.
-
-        Parameters
-        ----------
-        block
-            The elements.
-        by_row
-            Computes them row by row.
-        """
+        """Return the results of the function for the rows of a block."""
         if len(block) < _FEWEST_ROWS or not self.function.may_vectorize:
             return by_row(block)
         layout = block.structure, *[(leaf.dtype, leaf.shape[1:]) for leaf in block.leaves]

@@ -102,13 +102,7 @@ def _is_fixed(step: dis.Instruction, before: bool) -> bool:
 
 
 class Sandbox:
-    """The sandbox of one run of a function.
-
-    Parameters
-    ----------
-    trace
-        The trace of the function's tracers.
-    """
+    """The sandbox of one run of a function."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace

@@ -93,13 +93,7 @@ def workers_with_data(submit: Submit, futures: Mapping[Any, Future]) -> dict[Any
 
 
 class WorkerFetch:
-    """Fetching of a cluster's data on a worker: from its own memory, or from another worker.
-
-    Parameters
-    ----------
-    worker
-        The worker that this runs on.
-    """
+    """Fetching of a cluster's data on a worker: from its own memory, or from another worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

@@ -217,17 +217,7 @@ def _arrange_all(blocks: list[Rows], primitive: Primitive, iteration: int) -> li
 
 @dataclass(frozen=True, eq=False)
 class FromGraph(Source):
-    """A source of elements that keys of a graph hold; ``persist`` returns it.
-
-    Parameters
-    ----------
-    recorded
-        The graph and its keys.
-    known_spec
-        The spec of the elements.
-    known_cardinality
-        Their number.
-    """
+    """A source of elements that keys of a graph hold; ``persist`` returns it."""
 
     recorded: Recorded
     known_spec: ElementSpec

@@ -27,13 +27,7 @@ _OVER: Final = frozenset({"memory", "erred"})
 
 
 class LiveWorkers:
-    """The workers that take part, shared by all callers of one strategy.
-
-    Parameters
-    ----------
-    workers
-        Their addresses.
-    """
+    """The workers that take part, shared by all callers of one strategy."""
 
     def __init__(self, workers: Sequence[str]) -> None:
         # Present and lost workers, replaced together so that readers see a consistent pair.

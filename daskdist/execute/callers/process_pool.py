@@ -161,13 +161,7 @@ def _dismiss(connection: Connection) -> None:
 
 
 class ProcessPool:
-    """Local processes that make one call at a time each.
-
-    Parameters
-    ----------
-    num_processes
-        The number of processes.
-    """
+    """Local processes that make one call at a time each."""
 
     def __init__(self, num_processes: int) -> None:
         remove_abandoned_folders()

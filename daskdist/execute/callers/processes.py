@@ -31,15 +31,7 @@ _AHEAD_OF_PROCESS: Final = 6
 
 
 class Processes(Threads):
-    """A caller whose threads have reads and functions called in local processes, and gather batches themselves.
-
-    Parameters
-    ----------
-    num_processes
-        The number of processes.
-    fetch
-        As for `Threads`.
-    """
+    """A caller whose threads have reads and functions called in local processes, and gather batches themselves."""
 
     def __init__(self, num_processes: int, fetch: Fetch | None = None) -> None:
         # Enough that each process can work on a split of its own, with threads left that gather batches meanwhile.

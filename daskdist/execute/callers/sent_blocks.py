@@ -84,13 +84,7 @@ class _Kept:
 
 
 class SentBlocks:
-    """The data that the program keeps for as long as a task may need it again.
-
-    Parameters
-    ----------
-    client
-        The connection to the cluster.
-    """
+    """The data that the program keeps for as long as a task may need it again."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -10,13 +10,7 @@ class ByReference:
 
 
 class VariableKey(ByReference):
-    """The key of a variable on the workers.
-
-    Parameters
-    ----------
-    number
-        The number of the variable.
-    """
+    """The key of a variable on the workers."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -150,13 +150,7 @@ def _put_on_target(array: Any) -> Any:
 
 
 class ForDevices:
-    """A pickled value with device arrays, which is unpickled once for each device that uses it.
-
-    Parameters
-    ----------
-    pickled
-        A pickle by `pickle_for_devices`.
-    """
+    """A pickled value with device arrays, which is unpickled once for each device that uses it."""
 
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled

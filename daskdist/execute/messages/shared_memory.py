@@ -36,13 +36,7 @@ _MOST_MAPPED: Final = 256
 
 
 class Segment:
-    """A file of shared memory that is mapped to this process.
-
-    Parameters
-    ----------
-    path
-        The file.
-    """
+    """A file of shared memory that is mapped to this process."""
 
     def __init__(self, path: str) -> None:
         self.path = path

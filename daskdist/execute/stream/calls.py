@@ -49,15 +49,7 @@ class ReadKeptSplit:
 
 @dataclass(frozen=True)
 class CallWithCarry:
-    """A call of a function of rows and a carried value.
-
-    Parameters
-    ----------
-    function
-        The function.
-    name
-        The name of the operation, for messages.
-    """
+    """A call of a function of rows and a carried value."""
 
     function: TryEachCarried
     name: str
@@ -132,15 +124,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class OfLength:
-    """A call that returns rows, checked to be as many as before a position was taken.
-
-    Parameters
-    ----------
-    name
-        The name of the operation, for messages.
-    num_rows
-        The number of rows.
-    """
+    """A call that returns rows, checked to be as many as before a position was taken."""
 
     name: str
     num_rows: int
@@ -156,15 +140,7 @@ class OfLength:
 
 @dataclass(frozen=True)
 class RepeatedCall:
-    """A function of rows that did not fail for them before a position was taken.
-
-    Parameters
-    ----------
-    function
-        The function.
-    name
-        The name of the operation, for messages.
-    """
+    """A function of rows that did not fail for them before a position was taken."""
 
     function: Callable[[Rows], Any]
     name: str

@@ -106,17 +106,7 @@ def _narrow(index: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Joins:
-    """Elements that each consist of one element of every part.
-
-    Parameters
-    ----------
-    picks
-        The picks of each part.
-    num_blocks
-        The number of blocks of each part.
-    structure
-        The structure in which the parts' elements are nested.
-    """
+    """Elements that each consist of one element of every part."""
 
     picks: tuple[Picks, ...]
     num_blocks: tuple[int, ...]

@@ -21,15 +21,7 @@ AT_ITS_END: Final = "the iterator is at its end; iterate over the dataset again 
 
 
 class PipelineCursor:
-    """The elements of one pipeline, a step at a time.
-
-    Parameters
-    ----------
-    builder
-        Builds bundles of elements.
-    caller
-        Makes the calls.
-    """
+    """The elements of one pipeline, a step at a time."""
 
     def __init__(self, builder: BundleBuilder, caller: Caller) -> None:
         self.builder = builder

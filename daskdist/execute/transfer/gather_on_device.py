@@ -176,11 +176,6 @@ class DeviceGather:
     """A function that gathers on a device as `gather` does on the host; it may be called from any thread.
 
     It computes in a separate stream, which `RowsOnDevice.item` makes the current stream wait for.
-
-    Parameters
-    ----------
-    device
-        The device.
     """
 
     def __init__(self, device: Device) -> None:
@@ -435,13 +430,7 @@ class DeviceGather:
 
 
 class CompactOnDevices:
-    """A function that compacts blocks on the host, and their copies on devices.
-
-    Parameters
-    ----------
-    device_gathers
-        The gather functions of the devices.
-    """
+    """A function that compacts blocks on the host, and their copies on devices."""
 
     def __init__(self, device_gathers: Sequence[DeviceGather]) -> None:
         self._device_gathers = tuple(device_gathers)

@@ -240,13 +240,7 @@ def _address(array: Any) -> int:
 
 
 class PinnedSlot:
-    """A slot of pinned memory to copy from.
-
-    Parameters
-    ----------
-    memory
-        An array of bytes.
-    """
+    """A slot of pinned memory to copy from."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
@@ -289,15 +283,7 @@ class PinnedSlot:
 
 
 class PinnedRing:
-    """A ring of slots, for any number of threads: some are written to while others are copied from.
-
-    Parameters
-    ----------
-    device
-        The device that copies from them.
-    most
-        The largest number of slots.
-    """
+    """A ring of slots, for any number of threads: some are written to while others are copied from."""
 
     def __init__(self, device: Device, most: int) -> None:
         self._device = device

@@ -20,15 +20,7 @@ _NUM_SLOTS: Final = 4
 
 
 class Uploads:
-    """Copies to a device in a stream: from the host through pinned memory, and from other memory of devices.
-
-    Parameters
-    ----------
-    device
-        The device.
-    stream
-        The stream, which is current during calls.
-    """
+    """Copies to a device in a stream: from the host through pinned memory, and from other memory of devices."""
 
     def __init__(self, device: Device, stream: DeviceStream) -> None:
         self._device = device

@@ -57,19 +57,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class CsvSplit:
-    """The part of a file that a split reads.
-
-    Parameters
-    ----------
-    range
-        The byte range.
-    names
-        The columns of the file, in its order.
-    begin
-        The offset of the end of the header.
-    schema
-        The columns of all files.
-    """
+    """The part of a file that a split reads."""
 
     range: ByteRange
     names: tuple[str, ...]

@@ -183,17 +183,6 @@ class Sampled:
 def sampled(ranges: ByteRanges, dialect: Dialect, version: Version, sample_bytes: int) -> Sampled | None:
     """Infer the columns of a file from its first rows; None if it is empty and there are no names.
 
-    Parameters
-    ----------
-    ranges
-        Reads the files.
-    dialect
-        The options of the file; see `Dialect.of`.
-    version
-        The file.
-    sample_bytes
-        The number of bytes to sample.
-
     Raises
     ------
     FileError

@@ -98,15 +98,7 @@ def common(a: Kind, b: Kind) -> Kind:
 
 
 def schema_of(whole: Kind, dtypes: Mapping[str, Any] | None) -> Any:
-    """Return the Arrow schema of objects, from a sample's kind and the user's dtypes.
-
-    Parameters
-    ----------
-    whole
-        The common kind of a sample of the objects.
-    dtypes
-        The user's types of fields.
-    """
+    """Return the Arrow schema of objects, from a sample's kind and the user's dtypes."""
     import pyarrow as pa
 
     fields = {}

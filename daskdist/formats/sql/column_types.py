@@ -219,17 +219,6 @@ def _kind_of(array: Any) -> str | None:
 def array_of(values: Sequence[Any], column: Column, where: str, start: int) -> Any:
     """Convert the values that a driver returns for a column to an Arrow array of its type.
 
-    Parameters
-    ----------
-    values
-        The values.
-    column
-        The column.
-    where
-        The table and range, for messages.
-    start
-        The number of the first value in the range.
-
     Raises
     ------
     FileError

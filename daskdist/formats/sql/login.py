@@ -79,15 +79,6 @@ class Login:
 def connected(login: Login, path: str, label: str) -> Iterator[Any]:
     """Open an SQLAlchemy connection in a context; nothing is ever committed.
 
-    Parameters
-    ----------
-    login
-        The login of the database.
-    path
-        The path that stands for the database.
-    label
-        The name of the data being read, for messages.
-
     Raises
     ------
     FileError

@@ -31,13 +31,7 @@ _ONE, _TWO = 0x0A, 0x12
 
 
 class Malformed(Exception):  # noqa: N818 - a signal from the parser to the reader of the file
-    """A record is not an example, or does not match the features.
-
-    Parameters
-    ----------
-    reason
-        The problem, and the expectation.
-    """
+    """A record is not an example, or does not match the features."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

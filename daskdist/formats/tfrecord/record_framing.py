@@ -188,15 +188,7 @@ def _hint(data: bytes, at: int) -> str:
 
 
 def framed(data: Array, lengths: Array) -> bytes:
-    """Frame records as in a TFRecord file.
-
-    Parameters
-    ----------
-    data
-        The bytes of the records, in order.
-    lengths
-        The number of bytes of each.
-    """
+    """Frame records as in a TFRecord file."""
     raw = objects_at(data, np.cumsum(lengths) - lengths, lengths)
     pieces = RowPieces(len(lengths))
     pieces.each(lengths.astype("<u8").view(np.uint8).reshape(-1, 8))

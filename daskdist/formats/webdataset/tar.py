@@ -91,15 +91,7 @@ def is_text(name: str) -> bool:
 
 
 def steps(read: Read, at: int) -> Iterator[TarEntry]:
-    """Yield the members and other blocks from an offset on, up to the last one with complete headers.
-
-    Parameters
-    ----------
-    read
-        Returns the bytes between two offsets.
-    at
-        The offset of a header to start at.
-    """
+    """Yield the members and other blocks from an offset on, up to the last one with complete headers."""
     while True:
         step = _step(read, at)
         if step is None:

@@ -48,15 +48,7 @@ _GROWTH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class WebDatasetSplit:
-    """The part of an archive that a split reads.
-
-    Parameters
-    ----------
-    range
-        Of the file.
-    spec
-        The spec of the elements of all files.
-    """
+    """The part of an archive that a split reads."""
 
     range: ByteRange
     spec: ElementSpec

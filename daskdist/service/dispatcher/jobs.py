@@ -61,15 +61,7 @@ class Task:
 
 @dataclass
 class JobConsumer:
-    """A consumer of an iteration.
-
-    Parameters
-    ----------
-    join
-        The request of the consumer.
-    iteration
-        The iteration that it reads.
-    """
+    """A consumer of an iteration."""
 
     join: Join
     iteration: Iteration

@@ -22,11 +22,6 @@ class CoordinatedReads(Delivery):
     """Delivery for coordinated reads: of every ``num_consumers`` elements, each consumer gets that at its index.
 
     The elements that a lost consumer has not acknowledged wait for another consumer of the same index.
-
-    Parameters
-    ----------
-    num_consumers
-        The number of consumers.
     """
 
     def __init__(self, num_consumers: int, done: Pairs = ()) -> None:

@@ -10,13 +10,7 @@ from daskdist.core.node import Node
 
 
 class PickledDataset:
-    """A dataset that is unpickled once for all tasks of a worker, when the first task needs it.
-
-    Parameters
-    ----------
-    data
-        The dataset's node, pickled.
-    """
+    """A dataset that is unpickled once for all tasks of a worker, when the first task needs it."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

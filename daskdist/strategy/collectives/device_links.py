@@ -50,15 +50,7 @@ Tell = Callable[[str, Any], Sequence[Any]]
 
 
 class DeviceLinks:
-    """The connection of one worker's device to those of the other workers, made at the first reduction.
-
-    Parameters
-    ----------
-    num_workers
-        The number of workers.
-    number
-        The number of this one.
-    """
+    """The connection of one worker's device to those of the other workers, made at the first reduction."""
 
     def __init__(self, num_workers: int, number: int) -> None:
         self._num_workers = num_workers

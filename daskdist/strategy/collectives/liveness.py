@@ -49,13 +49,7 @@ class _Silence(NamedTuple):
 
 
 class PeerQueries:
-    """Repeated queries of other workers; a silence begins with the first query of any caller that gets no answer.
-
-    Parameters
-    ----------
-    worker
-        The worker that asks.
-    """
+    """Repeated queries of other workers; a silence begins with the first query of any caller that gets no answer."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker

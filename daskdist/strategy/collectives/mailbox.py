@@ -43,13 +43,7 @@ class ReplicaStore(Protocol):
 
 
 class Mailbox:
-    """A worker's state of collectives.
-
-    Parameters
-    ----------
-    worker
-        The worker.
-    """
+    """A worker's state of collectives."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker

@@ -224,13 +224,7 @@ class AllGather(OfEachReplica):
 
 @dataclass(frozen=True)
 class First:
-    """The value of the first replica for all; the others contribute None.
-
-    Parameters
-    ----------
-    name
-        The name of the operation in messages.
-    """
+    """The value of the first replica for all; the others contribute None."""
 
     name: str
 
@@ -249,28 +243,14 @@ class First:
 
 @dataclass(frozen=True)
 class Collect(OfEachReplica):
-    """The contributions of all replicas, of any type that pickles, in the order of the replicas.
-
-    Parameters
-    ----------
-    name
-        The name of the operation in messages.
-    """
+    """The contributions of all replicas, of any type that pickles, in the order of the replicas."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Agreed(OfEachReplica):
-    """The check that all replicas contribute the same leaves and structure; only digests are sent.
-
-    Parameters
-    ----------
-    name
-        The name of the operation in messages.
-    advice
-        The advice in the error message.
-    """
+    """The check that all replicas contribute the same leaves and structure; only digests are sent."""
 
     name: str
     advice: str

@@ -19,17 +19,7 @@ PipelineKey: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True)
 class RemotePipeline:
-    """An input pipeline whose steps only the worker that reads it knows.
-
-    Parameters
-    ----------
-    worker
-        The address of the worker.
-    number
-        The number of the input pipeline.
-    replicas
-        The numbers of the replicas that it feeds.
-    """
+    """An input pipeline whose steps only the worker that reads it knows."""
 
     worker: str
     number: int
@@ -118,19 +108,7 @@ AskSteps: TypeAlias = Callable[[RemotePipeline, PipelineKey, int, int], KnownSte
 
 @dataclass(frozen=True)
 class PeerPipelines:
-    """The exchange of step counts between the workers of one loop.
-
-    Parameters
-    ----------
-    token
-        The token of the call's distributed dataset.
-    number
-        The number of the input pipeline read here.
-    step_counts
-        The step counts of this worker.
-    ask
-        Asks other workers.
-    """
+    """The exchange of step counts between the workers of one loop."""
 
     token: str
     number: int

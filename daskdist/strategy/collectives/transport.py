@@ -65,17 +65,7 @@ class MailboxContract(Protocol):
 
 
 class Transport:
-    """The exchange between the workers of a rendezvous.
-
-    Parameters
-    ----------
-    mailbox
-        The mailbox of this worker.
-    group
-        All replicas.
-    step
-        The number of the call.
-    """
+    """The exchange between the workers of a rendezvous."""
 
     def __init__(self, mailbox: MailboxContract, group: ReplicaGroup, step: int) -> None:
         self._mailbox = mailbox

@@ -38,17 +38,7 @@ _MOST_TRANSFERS: Final = 10_000
 
 
 class ClusterInput:
-    """Datasets that are read on the workers of a cluster.
-
-    Parameters
-    ----------
-    submit
-        Submits Dask tasks.
-    backend
-        Runs the strategy's calls.
-    token
-        The token of the strategy.
-    """
+    """Datasets that are read on the workers of a cluster."""
 
     def __init__(self, submit: Submit, backend: Backend, token: str) -> None:
         self._submit = submit

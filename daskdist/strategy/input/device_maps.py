@@ -27,15 +27,7 @@ from daskdist.strategy.values.device_arrays import put_on
 
 @dataclass(frozen=True)
 class DeviceMaps:
-    """The functions at the end of a pipeline that its replicas call on their devices.
-
-    Parameters
-    ----------
-    functions
-        The functions, in the order of the calls.
-    lines
-        Their lines in plans.
-    """
+    """The functions at the end of a pipeline that its replicas call on their devices."""
 
     functions: tuple[UserFunction, ...] = ()
     lines: tuple[str, ...] = ()
@@ -88,13 +80,7 @@ def _as_element(function: UserFunction, result: Any, where: Callable[[], str]) -
 
 
 class MapsOnReplicas:
-    """All device functions as one function for `Strategy.run`.
-
-    Parameters
-    ----------
-    by_replica
-        The functions of each replica.
-    """
+    """All device functions as one function for `Strategy.run`."""
 
     def __init__(self, by_replica: Sequence[DeviceMaps]) -> None:
         self._by_replica = tuple(by_replica)
@@ -110,11 +96,6 @@ class MapsOnReplicas:
 
 class SuppliedDataset(Dataset):
     """A dataset without the functions at its end that replicas call on their devices, which `device_maps` holds.
-
-    Parameters
-    ----------
-    dataset
-        The dataset with these functions.
 
     Raises
     ------

@@ -30,15 +30,7 @@ _making: Final = threading.RLock()
 
 
 class StagedRows(NamedTuple):
-    """The elements of some rows, on a device.
-
-    Parameters
-    ----------
-    rows
-        The rows, on the host.
-    copies
-        Their copies on the device.
-    """
+    """The elements of some rows, on a device."""
 
     rows: Rows
     copies: _StagedCopies
@@ -162,13 +154,7 @@ class _CopyQueue:
 
 
 class DeviceStaging:
-    """Copies, on a replica's device, of the rows that it used last.
-
-    Parameters
-    ----------
-    device
-        The device.
-    """
+    """Copies, on a replica's device, of the rows that it used last."""
 
     def __init__(self, device: Device) -> None:
         self._queue = _CopyQueue(device)

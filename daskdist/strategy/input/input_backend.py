@@ -22,15 +22,7 @@ from daskdist.strategy.input.options import InputContext
 
 @dataclass(frozen=True)
 class PipelineDataset:
-    """The dataset of one input pipeline.
-
-    Parameters
-    ----------
-    node
-        The root of its operations.
-    summary
-        Its spec, cardinality and options.
-    """
+    """The dataset of one input pipeline."""
 
     node: Node
     summary: DatasetSummary

@@ -30,17 +30,7 @@ from daskdist.strategy.values.error_context import add_context
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """The spec, cardinality, options and plan of a dataset on a worker.
-
-    Parameters
-    ----------
-    spec, cardinality, options
-        The spec, cardinality and options of the dataset.
-    plan
-        Its operations, one per line.
-    device_maps
-        The functions that replicas call on their devices.
-    """
+    """The spec, cardinality, options and plan of a dataset on a worker."""
 
     spec: ElementSpec
     cardinality: int
@@ -135,13 +125,7 @@ def _without_rows(dataset: Dataset) -> tuple[Structure, Leaves]:
 
 @dataclass(frozen=True)
 class BeginWorkerPass:
-    """A function that begins passes over a dataset.
-
-    Parameters
-    ----------
-    passes
-        Counts the passes of all operations of the dataset.
-    """
+    """A function that begins passes over a dataset."""
 
     passes: PassNumber
 
@@ -165,17 +149,7 @@ class _SkipCollector(Interpreter):
 
 @dataclass(frozen=True, eq=False)
 class OnWorker(CountingNode, Source):
-    """A source of the elements of a dataset on a worker.
-
-    Parameters
-    ----------
-    held
-        The handle of the dataset.
-    worker
-        The address of the worker.
-    known
-        The summary of the dataset.
-    """
+    """A source of the elements of a dataset on a worker."""
 
     held: Handle = field(repr=False)
     worker: str

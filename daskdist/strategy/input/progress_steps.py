@@ -15,17 +15,7 @@ from daskdist.strategy.values.async_value import AsyncValue
 
 
 class ProgressSteps(Iterator[Any]):
-    """The steps of one pass, with progress shown on standard error; made by `DistributedDataset.progress`.
-
-    Parameters
-    ----------
-    steps
-        The pass.
-    total
-        The number of steps; None if it is unknown.
-    title
-        A label shown first.
-    """
+    """The steps of one pass, with progress shown on standard error; made by `DistributedDataset.progress`."""
 
     def __init__(self, steps: DistributedIterator, total: int | None, title: str) -> None:
         self._steps = steps

@@ -73,11 +73,6 @@ class DeviceAssignment:
     def on(self, workers: Sequence[Worker]) -> list[tuple[str, str]]:
         """Return the address of the worker and the device of each replica.
 
-        Parameters
-        ----------
-        workers
-            The workers of the cluster.
-
         Raises
         ------
         ArgumentError

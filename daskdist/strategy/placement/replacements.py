@@ -60,15 +60,7 @@ class Replacements:
         return any(place.worker not in present for place in self._places)
 
     def take(self, present: Sequence[str], connected: Mapping[str, Mapping[str, Any]]) -> list[Replica]:
-        """Give the places that are free to workers; return their replicas.
-
-        Parameters
-        ----------
-        present
-            The workers that take part.
-        connected
-            The scheduler's description of each connected worker, by address.
-        """
+        """Give the places that are free to workers; return their replicas."""
         # A worker at the address of a lost one would be taken for it.
         candidates = [
             worker for worker, what in connected.items() if worker not in self._known and what["status"] == "running"

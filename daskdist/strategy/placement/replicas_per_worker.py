@@ -22,17 +22,7 @@ _ARGUMENT = "num_replicas_per_worker"
 
 @dataclass(frozen=True)
 class Worker:
-    """The address, name and threads of a worker.
-
-    Parameters
-    ----------
-    address
-        The address that it listens on.
-    name
-        The name in the cluster.
-    num_threads
-        The number of its threads.
-    """
+    """The address, name and threads of a worker."""
 
     address: str
     name: str

@@ -15,15 +15,7 @@ logger: Final = logging.getLogger("daskdist")
 
 
 class CurrentGroup:
-    """The current replicas, and the numbers of replicas before any were lost.
-
-    Parameters
-    ----------
-    group
-        The initial replicas.
-    backend
-        Reports which replicas remain.
-    """
+    """The current replicas, and the numbers of replicas before any were lost."""
 
     def __init__(self, group: ReplicaGroup, backend: Backend) -> None:
         # Replaced as a whole if replicas are lost.

@@ -8,13 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StrategyView:
-    """The properties of a strategy at the time when the function was sent.
-
-    Parameters
-    ----------
-    num_replicas_in_sync
-        The number of replicas.
-    """
+    """The properties of a strategy at the time when the function was sent."""
 
     num_replicas_in_sync: int
 

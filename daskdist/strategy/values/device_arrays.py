@@ -19,15 +19,7 @@ from daskdist.devices import Device, Event, are_loaded, device_of, is_on_device,
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
-    """A partial result whose arrays are on a device.
-
-    Parameters
-    ----------
-    device
-        The device.
-    partial
-        An array, or a nest with arrays.
-    """
+    """A partial result whose arrays are on a device."""
 
     device: Device
     partial: Any

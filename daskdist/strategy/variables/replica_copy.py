@@ -31,15 +31,7 @@ _CHANGES: Final = {"assign_add": operator.add, "assign_sub": operator.sub}
 
 
 class ReplicaCopy:
-    """A replica's copy of a variable, in that replica's process.
-
-    Parameters
-    ----------
-    variable
-        The variable.
-    replica
-        The replica, whose function is running.
-    """
+    """A replica's copy of a variable, in that replica's process."""
 
     def __init__(self, variable: VariableRecord, replica: ReplicaContext) -> None:
         self.variable = variable

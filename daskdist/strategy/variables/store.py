@@ -11,13 +11,7 @@ from daskdist.strategy.variables.undo_log import MISSING, UNKNOWN, UndoLog
 
 
 class VariableStore:
-    """The states of the variables of one strategy, for the replicas of one process.
-
-    Parameters
-    ----------
-    token
-        The token of the strategy.
-    """
+    """The states of the variables of one strategy, for the replicas of one process."""
 
     def __init__(self, token: str) -> None:
         self.token = token
