@@ -114,7 +114,12 @@ class StrategyInternals:
     def raise_unseen(self) -> None:
         """Raise a known error that can no longer be seen otherwise; make calls again that need lost workers."""
         self.recover_soon()
-        self.backend.raise_unseen()
+        while True:
+            self.backend.raise_unseen()
+            group = self.group.now
+            self.recover_soon()
+            if self.group.now is group:
+                return
 
     def finish(self) -> None:
         """Wait for all calls; those that failed because of a lost worker are made again."""

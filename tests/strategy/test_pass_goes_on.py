@@ -21,7 +21,9 @@ from distributed import Client, LocalCluster, WorkerPlugin
 
 import daskdist
 from daskdist import Dataset, Options, errors
+from daskdist.execute.messages.outbox import Outbox
 from daskdist.strategy.steps.sending import worker_recovery
+from daskdist.strategy.steps.stream import StepStream
 
 pytestmark = pytest.mark.cluster
 NUM_ROWS = 2_400
@@ -477,3 +479,82 @@ def test_a_pass_over_datasets_of_a_function_ends_with_an_error_that_names_the_lo
     # The next pass uses datasets of the remaining workers.
     rows = [part for batch in steps for part in strategy.local_results(batch)]
     assert sorted(np.concatenate(rows).tolist()) == list(range(1_800))
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_step_that_was_taken_is_not_left_out_if_its_function_cannot_be_called(strategy, monkeypatch, is_lost):
+    steps = iter(strategy.distribute_dataset(Dataset.range(240).batch(24).map(lambda x: x + 1, device=True)))
+    call_maps, rows = steps._call_maps, []
+
+    def fail_after_a_step(value):
+        if not rows:
+            return call_maps(value)
+        if is_lost:
+            kill(strategy, 0)
+            eventually(strategy.internals.backend.note_losses)
+        raise errors.ClusterError("it cannot be called")
+
+    monkeypatch.setattr(steps, "_call_maps", fail_after_a_step)
+    rows += strategy.local_results(next(steps))
+    if is_lost:
+        rows += [part for step in steps for part in strategy.local_results(step)]
+        assert strategy.num_replicas_in_sync == 2
+    else:
+        for _ in range(2):
+            with pytest.raises(errors.ClusterError, match="it cannot be called"):
+                next(steps)
+    assert np.concatenate(rows).tolist() == [*range(1, 241 if is_lost else 25)]
+
+
+def test_another_worker_tells_of_a_loss_first(killable_workers, monkeypatch):
+    failures = []
+
+    def is_read_late(method):
+        async def read(self):
+            try:
+                await method(self)
+            except OSError:
+                until = time.monotonic() + 10
+                while not failures[0] and time.monotonic() < until:
+                    await asyncio.sleep(0.01)
+                # Leave the program time to raise the failure.
+                await asyncio.sleep(0.3)
+                raise
+
+        return read
+
+    monkeypatch.setattr(StepStream, "_read", is_read_late(StepStream._read))
+    monkeypatch.setattr(Outbox, "write_all", is_read_late(Outbox.write_all))
+    client = killable_workers.wait()
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=1) as strategy:
+        failures.append(strategy.internals.backend.streams.failures)
+        with strategy.scope():
+            count = daskdist.Variable(0, aggregation="SUM")
+        first = client.run(os.getpid, workers=strategy.workers[:1])
+        for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(600).batch(12))):
+            strategy.run(lambda x: count.assign_add(np.int64(len(x))), args=(batch,))
+            if number == 10:
+                os.kill(*first.values(), signal.SIGKILL)
+                eventually(lambda: failures[0])
+        assert int(count) == 600
+        assert strategy.num_replicas_in_sync == 2
+
+
+def test_an_error_that_nobody_saw_is_raised_after_a_worker_is_lost(strategy):
+    def fail_at(x):
+        if 300 in x:
+            raise ValueError("the function's own")
+        return len(x)
+
+    def train():
+        streams = strategy.internals.backend.streams
+        for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(600).batch(6))):
+            strategy.run(fail_at, args=(batch,))
+            if number == 60:
+                streams.wait(lambda: not streams.is_busy)
+                kill(strategy, 0)
+                eventually(streams.lost)
+
+    with pytest.raises(ValueError, match="the function's own"):
+        train()
+    assert strategy.num_replicas_in_sync == 2

@@ -281,9 +281,11 @@ class DistributedIterator:
         if self._failure:
             # Raise the failure again instead of skipping it silently.
             raise self._failure[0](*self._failure[1])
+        is_taken = False
         try:
             value = self._step()
-            return value if self._call_maps is None else self._call_maps(value)
+            is_taken = True
+            return self._mapped(value)
         except OutOfRangeError:
             if num_skipped := self._own_stats()["num_skipped"]:
                 logger.warning("left out %d elements in all", num_skipped)
@@ -300,7 +302,8 @@ class DistributedIterator:
                     raise
                 return self._next()
             replicas = self._replicas
-            if isinstance(error, ClusterError) and not self._puts_on_devices:
+            # The rest of the pass is without a step that was taken.
+            if isinstance(error, ClusterError) and not self._puts_on_devices and not is_taken:
                 self._go_on_with_replicas()
             if self._replicas is not replicas:
                 # A worker was lost while its data was waited for.
@@ -309,6 +312,18 @@ class DistributedIterator:
             self._failure = type_and_arguments(error)
             self._close()
             raise
+
+    def _mapped(self, value: Any) -> Any:
+        # Have the replicas call their functions with a step; if some are lost, it is divided among the others.
+        while self._call_maps is not None:
+            replicas = self._replicas
+            try:
+                return self._call_maps(value)
+            except ClusterError:
+                self._go_on_with_replicas()
+                if self._replicas is replicas:
+                    raise
+        return value
 
     def get_next_as_optional(self) -> Optional:
         """Return the values of the next step in an `Optional`, which is empty at the end."""

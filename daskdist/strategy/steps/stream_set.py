@@ -78,7 +78,7 @@ class StreamSet:
         # Request number -> fetched value.
         self._fetched: dict[int, Any] = {}
         self._requests: set[int] = set()
-        self._failures = UnseenFailures()
+        self.failures = UnseenFailures()
         self.replicated = ReplicatedKinds()
         self._changed = threading.Condition()
         self._waiting: list[Callable[[], bool]] = []
@@ -147,8 +147,8 @@ class StreamSet:
         """Tell the workers that are left which replicas there are now, once what was sent before is over."""
         self.finish()
         with self.lock:
-            # Failures because of the loss have been reported.
-            self._failures.forget_before(next(self._numbers))
+            # The loss has been reported.
+            self.failures.forget_lost(next(self._numbers))
             for address in group.workers:
                 self._streams[address].append("group", group)
         self.kick()
@@ -300,7 +300,7 @@ class StreamSet:
             while self._dropped:
                 record = self._dropped.popleft()
                 record.is_dropped = True
-                self._failures.drop(record)
+                self.failures.drop(record)
                 self.replicated.note_dropped(record)
                 for address in record.holders:
                     numbers.setdefault(address, []).append(record.number)
@@ -386,7 +386,7 @@ class StreamSet:
         outcomes[place] = structure, payload
         record.num_left -= 1
         if is_new:
-            self._failures.add(record, payload)
+            self.failures.add(record, payload)
         if not record.num_left:
             record.needs, record.outcomes = None, tuple(outcomes)
             if self._under_way.pop(record.number, None) is not None and record.is_step:
@@ -415,10 +415,6 @@ class StreamSet:
             for place, worker in enumerate(record.workers):
                 if worker == address:
                     self._record_outcome(record, place, None, why)
-
-    def is_seen(self, failed: Failed) -> bool:
-        """Return whether a failure was raised."""
-        return self._failures.is_seen(failed)
 
     def _wake(self) -> None:
         if any(is_over() for is_over in list(self._waiting)):
@@ -497,7 +493,7 @@ class StreamSet:
         """Wait until fewer calls of `run` are under way than ``daskdist.max-steps-in-flight``, and few bytes unsent."""
         most = max(setting("max-steps-in-flight"), 1)
         while self.num_steps >= most:
-            self.wait(lambda: self.num_steps <= most // 2 or bool(self._failures))
+            self.wait(lambda: self.num_steps <= most // 2 or (bool(self.failures) and not self.lost()))
             self.raise_unseen()
         unsent = max([stream.outbox.num_bytes for stream in self._streams.values()], default=0)
         if unsent and unsent > (most_bytes := in_bytes("step-bytes")):
@@ -565,27 +561,32 @@ class StreamSet:
     def raise_first(self, failures: Sequence[Failed]) -> None:
         """Raise the first of the failures that were looked at together; none of them is raised by itself later."""
         for failure in failures:
-            self._failures.mark_seen(failure)
+            self.failures.mark_seen(failure)
         if failures:
-            # A lost worker may be the cause.
-            self.live_workers.in_doubt = True
-            raise root_cause(self.client, failures[0].failure.error())
+            raise self._cause_of(failures[0].failure.error())
+
+    def _cause_of(self, error: BaseException) -> BaseException:
+        # A lost worker may be the cause. Another worker may tell of it before its stream breaks.
+        self.live_workers.in_doubt = True
+        if told := [worker for worker in self._streams if self.is_open(worker) and f"lost {worker}," in str(error)]:
+            self.wait(lambda: True not in map(self.is_open, told), 5 * _LOOK_EVERY_S)
+        return root_cause(self.client, error)
 
     def raise_unseen(self) -> None:
         """Raise the first failure that nobody can look at any more, if there is one."""
+        self._send_drops()
+        if error := self.failures.first_error():
+            self._cause_of(error)
         if self.lost():
             # Failures because of the loss are not reported, since the calls are made again.
-            self._send_drops()
-            self._failures.forget()
-            return
-        if error := self.take_unseen():
-            self.live_workers.in_doubt = True
+            self.failures.forget_lost()
+        elif error := self.take_unseen():
             raise root_cause(self.client, error)
 
     def take_unseen(self) -> BaseException | None:
         """Forget the failures that nobody has looked at, nor can; return the error of the first, if there is one."""
         self._send_drops()
-        return self._failures.take_error()
+        return self.failures.take_error()
 
 
 async def _beat(reference: weakref.ref[StreamSet]) -> None:

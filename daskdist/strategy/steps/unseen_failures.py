@@ -7,6 +7,7 @@ from typing import Final
 
 from daskdist.strategy.steps.calls import Record, records_in
 from daskdist.strategy.steps.outcomes import Failed
+from daskdist.strategy.steps.sending.call_log import LOST
 
 # The number of raised failures to remember.
 _NUM_SEEN: Final = 1024
@@ -24,20 +25,18 @@ class UnseenFailures:
         self._num_failed: Counter[int] = Counter()
         self._unseen: dict[int, Failed] = {}
         self._seen: deque[int] = deque(maxlen=_NUM_SEEN)
-        # Failures of calls before this one have been reported.
+        # Failures of calls before this one because of lost workers have been reported.
         self._first_told = 0
 
     def __bool__(self) -> bool:
         return bool(self._unseen)
 
-    def forget(self) -> None:
-        """Forget all failures, since their cause was reported otherwise."""
-        self._unseen.clear()
-
-    def forget_before(self, number: int) -> None:
-        """Forget the failures of all calls before one, also those still to come."""
-        self._unseen.clear()
-        self._first_told = number
+    def forget_lost(self, before: int = 0) -> None:
+        """Forget the failures because of lost workers, also those still to come of calls before one."""
+        self._first_told = max(before, self._first_told)
+        for origin, failed in list(self._unseen.items()):
+            if _is_lost(failed):
+                self._unseen.pop(origin, None)
 
     def add(self, record: Record, failed: Failed) -> None:
         """Record that a call failed."""
@@ -71,7 +70,7 @@ class UnseenFailures:
 
     def _count(self, failed: Failed, change: int) -> None:
         origin = failed.origin
-        if origin is None or origin < self._first_told or origin in self._seen:
+        if origin is None or origin in self._seen or (origin < self._first_told and _is_lost(failed)):
             return
         self._num_failed[origin] += change
         if self._num_failed[origin] > 0:
@@ -79,6 +78,12 @@ class UnseenFailures:
         else:
             del self._num_failed[origin]
             self._unseen.setdefault(origin, failed)
+
+    def first_error(self) -> BaseException | None:
+        """Return the error of the first failure in the order of the calls, if there is one."""
+        # Another thread may remove some at the same time.
+        unseen = self._unseen.copy()
+        return unseen[min(unseen)].failure.error() if unseen else None
 
     def take_error(self) -> BaseException | None:
         """Forget all failures; return the error of the first in the order of the calls, if there is one."""
@@ -93,3 +98,7 @@ class UnseenFailures:
         if len(failures) > 1:
             error.add_note(f"{len(failures) - 1} more calls failed by then, and nobody looked at their results")
         return error
+
+
+def _is_lost(failed: Failed) -> bool:
+    return isinstance(failed.failure.error(), LOST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Final
 
 import dask.config
@@ -61,6 +62,8 @@ class RepeatsCalls(RecoversWorkers):
                 self._fail(records, error)
                 return
             logger.warning("making %d calls again that the loss cut short", len(calls))
+            for failed in chain.from_iterable(record.failures() for record in records):
+                self.streams.failures.mark_seen(failed)
         for number, logged in enumerate(calls):
             try:
                 self._log.make_again(logged, group)
@@ -104,7 +107,8 @@ class RepeatsCalls(RecoversWorkers):
     def raise_not_made_again(self) -> None:
         """Raise the error of calls that were not made again, unless somebody has looked at one of their results."""
         failed, self._failed = self._failed, None
-        if failed is not None and not self.streams.is_seen(failed):
+        if failed is not None and not self.streams.failures.is_seen(failed):
+            self.streams.failures.mark_seen(failed)
             raise failed.failure.error()
 
 
