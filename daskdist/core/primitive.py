@@ -326,8 +326,11 @@ class Stream:
     held
         The handle of a source that stays on a worker; ``start`` is then unused.
     begin
-        Starts a pass of ``held`` on its worker: ``begin([value], epoch)`` returns an object with the method
-        ``pull(num_rows)``.
+        Starts a pass of ``held`` on its worker: ``begin([value], epoch, position)`` returns an object with the
+        methods ``pull(num_rows, first_needed)`` and ``pull_from(first, num_rows)``.
+    position
+        Returns positions of such a pass, on its worker: ``position([value], first)`` is what another pass needs to have
+        the same rows from ``first`` on. None if that needs nothing, as errors move no rows.
     read
         Starts a pass of elements as rows, in place of ``start``.
     """
@@ -335,7 +338,8 @@ class Stream:
     start: Callable[[], ElementStream]
     name: str
     held: Any = None
-    begin: Callable[[Sequence[Any], Epoch], Any] | None = None
+    begin: Callable[[Sequence[Any], Epoch, bytes | None], Any] | None = None
+    position: Callable[[Sequence[Any], int], bytes | None] | None = None
     read: Callable[[Epoch], RowReader] | None = None
     grouped = 0
 

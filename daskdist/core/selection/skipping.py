@@ -46,7 +46,7 @@ def advance(cursor: Any, num_elements: int, num_errors: int) -> None:
         try:
             run = cursor.pull()
         except Exhausted:
-            raise _shorter(num_skipped, num_elements) from None
+            raise shorter(num_elements, num_skipped) from None
         except FailedBeforeError:
             continue
         except Exception:
@@ -59,11 +59,13 @@ def advance(cursor: Any, num_elements: int, num_errors: int) -> None:
             )
     num_skipped += cursor.skip(num_elements - num_skipped)
     if num_skipped < num_elements:
-        raise _shorter(num_skipped, num_elements)
+        raise shorter(num_elements, num_skipped)
 
 
-def _shorter(num_skipped: int, num_elements: int) -> ArgumentError:
+def shorter(num_elements: int, num_now: int | None = None) -> ArgumentError:
+    """Return the error for a stream of fewer elements than before a position was taken."""
+    now = "fewer" if num_now is None else num_now
     return ArgumentError(
-        f"load_state_dict: the position is behind element {num_elements}, and there are {num_skipped}; the data or a "
-        "function of the pipeline gives other elements than before"
+        f"load_state_dict: the position is behind element {num_elements}, and there are {now}; the data or a function "
+        "of the pipeline gives other elements than before"
     )

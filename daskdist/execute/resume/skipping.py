@@ -7,6 +7,7 @@ from typing import Any
 
 from daskdist.core.failing.failed_elements import FailedBeforeError
 from daskdist.core.primitive import Cursor, Exhausted, NotingBehind, SkippingByArithmetic
+from daskdist.core.selection.skipping import shorter
 
 
 class SkippingCursor:
@@ -40,11 +41,20 @@ class SkippingCursor:
         return run
 
     def skip(self, num_elements: int) -> int:
-        """Skip elements; return how many there were: fewer than ``num_elements`` only at the end of the stream."""
+        """Skip elements; return how many there were: fewer than ``num_elements`` only at the end of the stream.
+
+        Raises
+        ------
+        ArgumentError
+            An element that is needed again is behind the end of the stream.
+        """
         may_skip, self._may_skip = self._may_skip and num_elements > 0, False
         num_skipped = num_left = 0
         if may_skip and isinstance(self.cursor, SkippingByArithmetic):
-            num_skipped = self._num_pulled = self.cursor.skip(num_elements)
+            try:
+                num_skipped = self._num_pulled = self.cursor.skip(num_elements)
+            except Exhausted:
+                raise shorter(num_elements) from None
         while num_skipped < num_elements:
             try:
                 run = self.pull()

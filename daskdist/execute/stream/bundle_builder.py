@@ -206,6 +206,7 @@ class BundleBuilder:
             bundle = self.ready.popleft()
             self._num_used += len(bundle)
             self._num_behind, self._num_last = self._num_behind + self._num_last, bundle.num_elements
+            self.interpreter.num_behind = self._num_behind
             if self.interpreter.chain_failures:
                 self._note_handed_out(bundle)
             if len(self.interpreter.answers.logs) > self._most_logs:

@@ -186,9 +186,9 @@ def fails_now(name: str, error: Exception) -> ArgumentError:
     )
 
 
-def pulled(values: Sequence[Any], num_rows: int) -> Rows:
+def pulled(values: Sequence[Any], num_rows: int, first_needed: int | None = None) -> Rows:
     """Return the next rows of a pass that runs on a worker; called after the call for the rows before."""
-    rows: Rows = values[0].pull(num_rows)
+    rows: Rows = values[0].pull(num_rows, first_needed)
     return rows
 
 
@@ -202,14 +202,17 @@ class PulledAgain:
         The name of the operation, for messages.
     left_out, failed
         The numbers of rows that failed, and are behind or not.
+    first
+        The number of rows of the calls before; None if these are made, too.
     """
 
     name: str
     left_out: frozenset[int]
     failed: frozenset[int]
+    first: int | None = None
 
     def __call__(self, values: Sequence[Any], num_rows: int) -> Rows:
-        rows = pulled_exactly(values, num_rows)
+        rows = pulled_exactly(values, num_rows) if self.first is None else values[0].pull_from(self.first, num_rows)
         failed_now = dict(failed_of(rows))
         if values[0].carries_state:
             # The pass runs from its start. Later elements depend on what failed in it.
@@ -229,11 +232,11 @@ class PulledAgain:
         return bundle(rows.structure, items, rows.label)
 
 
-def pulled_exactly(values: Sequence[Any], num_rows: int) -> Rows:
+def pulled_exactly(values: Sequence[Any], num_rows: int, first_needed: int | None = None) -> Rows:
     """Return so many rows of a pass that runs on a worker; fewer at its end."""
     parts: list[Rows] = []
     while num_rows > 0:
-        parts.append(pulled(values, num_rows))
+        parts.append(pulled(values, num_rows, first_needed))
         if not len(parts[-1]):
             break
         num_rows -= len(parts[-1])

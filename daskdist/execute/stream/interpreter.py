@@ -138,6 +138,8 @@ class Interpreter(StreamRuntime):
         num_elements, num_errors
             The number of elements, and of all errors, that are behind.
         """
+        for cursor in list(self.worker_streams):
+            cursor.note_position(num_elements)
         self.chain_failures.look(self.caller, wait=True)
         answers, num_others = self.answers.at(num_elements, num_errors)
         if self._stream is None or num_others or not any(log.facts for log in answers.logs.values()):

@@ -26,6 +26,7 @@ from daskdist.errors import ArgumentError, StackError, UserFunctionError
 from daskdist.execute.caller import Caller, LocalCaller
 from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
+from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, StepBundle
 from daskdist.execute.stream.interpreter import Interpreter, stats_of
 from daskdist.execute.stream.synchronized import synchronized
@@ -411,6 +412,7 @@ def rows_by(
     primitive: Primitive,
     epoch: Epoch,
     empty: Callable[[], tuple[Structure, Leaves]] | None = None,
+    start: tuple[Answers, int] | None = None,
 ) -> Iterator[Rows]:
     """Yield the elements of a pass as rows; the interpreter is closed at the end.
 
@@ -420,10 +422,15 @@ def rows_by(
         The interpreter, the primitive that it runs, and the pass.
     empty
         Creates an element without rows, if the pipeline can have such elements; if None they are left out.
+    start
+        The answers of a position and its number of elements, after which the pass continues.
     """
-    caller = interpreter.caller
     try:
-        for bundle in BundleBuilder(interpreter, primitive, epoch):
+        builder = BundleBuilder(interpreter, primitive, None if start else epoch)
+        if start is not None:
+            builder.move_to(primitive, epoch, *start, 0)
+        caller = interpreter.caller
+        for bundle in builder:
             (lane,) = bundle.lanes
             places = [place for place in lane.places if place >= 0]
             rows: Rows | None = None

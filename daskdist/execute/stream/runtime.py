@@ -147,6 +147,9 @@ class StreamRuntime:
         self.chain_failures = ChainFailures()
         self._turns = cycle(workers)
         self._readers: WeakSet[RowReader] = WeakSet()
+        # Cursors over streams on workers, which have positions there, and the number of elements that are behind.
+        self.worker_streams: WeakSet[Any] = WeakSet()
+        self.num_behind = 0
 
     def note_reader(self, reader: RowReader) -> None:
         """Register a reader to be closed with the pipeline."""

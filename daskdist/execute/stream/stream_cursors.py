@@ -6,6 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate, takewhile
 from time import perf_counter
 from typing import Any
 
@@ -182,6 +183,8 @@ class WorkerStreamCursor(BlockCursor):
         self._latest: Handle | None = None
         # The handle of the pass.
         self._pass: Handle | None = None
+        if stream.position is not None:
+            runtime.worker_streams.add(self)
 
     def _ask(self) -> BlockRef:
         if len(self.pending) >= _BLOCKS_AHEAD:
@@ -190,16 +193,22 @@ class WorkerStreamCursor(BlockCursor):
         if self._pass is None:
             begin: Any = stream.begin
             name, worker = f"{stream.name}-begin", self._worker
-            self._pass = caller.call(begin, [stream.held], self.epoch, worker=worker, is_pinned=True, name=name)
+            where = self.epoch, self.log.values[0] if self.log.values else None
+            self._pass = caller.call(begin, [stream.held], *where, worker=worker, is_pinned=True, name=name)
         num_rows = max(min(self.num_taken, int(caller.bundle_bytes // max(self.row_bytes, 1))), 1)
-        handles = [self._pass] if self._latest is None else [self._pass, self._latest]
         is_recorded = self.num_cut < len(self.log.rows)
+        # What was pulled before the position is not pulled again if the pass has a position, too.
+        follows = self._latest is not None and not (is_recorded and self.log.values)
+        handles = [self._pass, self._latest] if follows else [self._pass]
         if is_recorded:
             # A block without rows was pulled at the end.
             num_rows = self.log.cuts[self.num_cut] or num_rows
         self._note_cut(num_rows)
         function: Any = self._again(self.num_cut - 1) if is_recorded else pulled
-        handle = caller.call(function, handles, num_rows, worker=self._worker, is_pinned=True, name=stream.name)
+        # What positions do not need any more is told with the rows to be pulled.
+        behind = () if is_recorded or stream.position is None else (self._first_needed(self.runtime.num_behind),)
+        what = num_rows, *behind
+        handle = caller.call(function, handles, *what, worker=self._worker, is_pinned=True, name=stream.name)
         self._latest = handle
         return self._refer(handle, None, int(num_rows * self.row_bytes), self._worker)
 
@@ -207,7 +216,22 @@ class WorkerStreamCursor(BlockCursor):
         elements = self.log.elements_left_out(number)
         # What was left out without an error is not among the rows.
         left_out = frozenset([element.number for element in elements if element.is_raised])
-        return PulledAgain(self.stream.name, left_out, self.log.failed.get(number, frozenset()))
+        first = sum(self.log.cuts[:number]) if self.log.values else None
+        return PulledAgain(self.stream.name, left_out, self.log.failed.get(number, frozenset()), first)
+
+    def _first_needed(self, num_behind: int) -> int:
+        # Return the number of the first element of the first block that is not behind as a whole.
+        firsts = accumulate(self.log.cuts[: self.num_counted], initial=0)
+        return max(takewhile(lambda first: first <= (0 if self.path else num_behind), firsts))
+
+    def note_position(self, num_behind: int) -> None:
+        """Record the position of the pass on the worker when so many elements of the whole stream are behind."""
+        if self._pass is None or not self.num_counted:
+            return
+        caller, name, first = self.runtime.caller, f"{self.stream.name}-position", self._first_needed(num_behind)
+        position: Any = self.stream.position
+        handle = caller.call(position, [self._pass], first, worker=self._worker, is_pinned=True, name=name)
+        self.log.values[:] = [caller.result(handle)]
 
     def _count(self, ref: BlockRef) -> None:
         number = self.num_counted

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 from daskdist.core.block import Bundle, Rows
 from daskdist.core.dataset_base import element_spec_of, node_of, primitive_of
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.node import CountingNode, Facts, Source
+from daskdist.core.node import CountingNode, Facts, Source, walk
 from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Primitive, Stream
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec
@@ -20,6 +21,10 @@ from daskdist.display.plan import tree
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
 from daskdist.execute.callers.choose import local_caller
+from daskdist.execute.resume.packing import pack, unpack
+from daskdist.execute.resume.position import PipelineIdentity, StreamPosition
+from daskdist.execute.resume.recorded_answers import Answers
+from daskdist.execute.stream.calls import pulled_exactly
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.local_iterator import rows_by
 from daskdist.ops.with_options import Options
@@ -30,13 +35,14 @@ from daskdist.strategy.values.error_context import add_context
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """The spec, cardinality, options and plan of a dataset on a worker."""
+    """The spec, cardinality, options and plan of a dataset on a worker, and whether it leaves out what fails."""
 
     spec: ElementSpec
     cardinality: int
     options: Options
     plan: str
     device_maps: DeviceMaps
+    leaves_out: bool
 
 
 def summary_of(dataset: SuppliedDataset) -> DatasetSummary:
@@ -46,7 +52,9 @@ def summary_of(dataset: SuppliedDataset) -> DatasetSummary:
         return local_caller(node_of(dataset), dataset.options().num_threads)
 
     spec, options = spec_by(dataset, caller), dataset.options()
-    return DatasetSummary(spec, dataset.cardinality(), options, tree(node_of(dataset)), dataset.device_maps)
+    node = node_of(dataset)
+    leaves_out = options.on_error == "skip" or any(part.facts.leaves_out_failed for part in walk(node))
+    return DatasetSummary(spec, dataset.cardinality(), options, tree(node), dataset.device_maps, leaves_out)
 
 
 def make_dataset(
@@ -86,26 +94,87 @@ def summary_on_worker(values: Sequence[SuppliedDataset]) -> DatasetSummary:
 
 
 class WorkerPass:
-    """One pass over a dataset, in this process."""
+    """One pass over a dataset, in this process.
 
-    def __init__(self, dataset: Dataset, epoch: Epoch) -> None:
-        caller = local_caller(node_of(dataset), dataset.options().num_threads)
-        self._interpreter = _SkipCollector(caller, budget_bytes=dataset.options().memory_budget_bytes)
-        self._rows = rows_by(self._interpreter, primitive_of(dataset), epoch, lambda: _without_rows(dataset))
-        self._rest: Rows | None = None
+    Parameters
+    ----------
+    dataset, epoch
+        The dataset and the pass.
+    position
+        What `position` returned for an earlier run of the pass, or None.
+    """
+
+    def __init__(self, dataset: Dataset, epoch: Epoch, position: bytes | None = None) -> None:
+        self._dataset, self._epoch, self._position = dataset, epoch, position
+        self._primitive = primitive_of(dataset)
+        self._identity = PipelineIdentity.of(node_of(dataset), "", self._primitive)
+        self._lock = RLock()
+        self._interpreter: _SkipCollector | None = None
+        # The number of the next element.
+        self._number = 0
         # Whether later elements depend on the earlier ones.
-        self.carries_state = _has_chain(primitive_of(dataset))
-        Finalizer(self, self._interpreter.close)
+        self.carries_state = _has_chain(self._primitive)
+        self._finalizer: Finalizer | None = None
 
-    def pull(self, num_rows: int) -> Rows:
-        """Return the next elements, at most ``num_rows``; none at the end."""
-        rows = next(self._rows, None) if self._rest is None else self._rest
-        if rows is None:
-            return Bundle(LONE, [])
-        self._rest = rows.slice(num_rows, len(rows)) if len(rows) > num_rows else None
-        rows = rows.slice(0, min(num_rows, len(rows)))
-        rows.skipped = self._interpreter.take_notes()
-        return rows
+    def _open(self, first: int) -> _SkipCollector:
+        dataset, start = self._dataset, None
+        if self._finalizer is not None:
+            self._finalizer()
+        caller = local_caller(node_of(dataset), dataset.options().num_threads)
+        interpreter = _SkipCollector(caller, budget_bytes=dataset.options().memory_budget_bytes)
+        if self._position is not None:
+            content = unpack(self._position)
+            self._identity.check(content)
+            start = Answers.of_plain(content["answers"]), first
+        self._rows = rows_by(interpreter, self._primitive, self._epoch, lambda: _without_rows(dataset), start)
+        self._rest: Rows | None = None
+        self._interpreter, self._number = interpreter, first
+        self._finalizer = Finalizer(self, interpreter.close)
+        return interpreter
+
+    def pull(self, num_rows: int, first_needed: int | None = None) -> Rows:
+        """Return the next elements, at most ``num_rows``; none at the end.
+
+        No position before the element ``first_needed`` will be asked for; None if there will be no positions.
+        """
+        with self._lock:
+            interpreter = self._interpreter or self._open(0)
+            interpreter.first_needed = first_needed
+            rows = next(self._rows, None) if self._rest is None else self._rest
+            if rows is None:
+                return Bundle(LONE, [])
+            self._rest = rows.slice(num_rows, len(rows)) if len(rows) > num_rows else None
+            rows = rows.slice(0, min(num_rows, len(rows)))
+            rows.skipped = interpreter.take_notes()
+            self._number += len(rows)
+            return rows
+
+    def pull_from(self, first: int, num_rows: int) -> Rows:
+        """Return elements from a number on that were pulled before the answers were taken."""
+        with self._lock:
+            if self._interpreter is not None and first < self._number:
+                # The call before can come later in another thread.
+                return WorkerPass(self._dataset, self._epoch, self._position).pull_from(first, num_rows)
+            if self._interpreter is None or first > self._number:
+                self._open(first)
+            return pulled_exactly([self], num_rows, first)
+
+    def position(self, first: int) -> bytes | None:
+        """Return a position with which another run has the same elements from a number on."""
+        with self._lock:
+            interpreter = self._interpreter
+            if interpreter is None:
+                return self._position
+            interpreter.first_needed = first
+            interpreter.drop_answers_behind(self._primitive, self._epoch, first)
+            answers, _ = interpreter.answers_at(first, 0)
+            plain = StreamPosition(self._epoch, [], first, 0, answers).as_plain(interpreter.caller)
+            return pack({"fingerprint": "", "order": self._identity.order, "answers": plain[-1]})
+
+
+def position_on_worker(values: Sequence[WorkerPass], first: int) -> Any:
+    """Return the position of a pass, on the worker that has it."""
+    return values[0].position(first)
 
 
 def _has_chain(primitive: Primitive) -> bool:
@@ -129,8 +198,8 @@ class BeginWorkerPass:
 
     passes: PassNumber
 
-    def __call__(self, values: Sequence[Dataset], epoch: Epoch) -> WorkerPass:
-        return WorkerPass(values[0], self.passes.of(epoch))
+    def __call__(self, values: Sequence[Dataset], epoch: Epoch, position: bytes | None) -> WorkerPass:
+        return WorkerPass(values[0], self.passes.of(epoch), position)
 
 
 class _SkipCollector(Interpreter):
@@ -138,6 +207,12 @@ class _SkipCollector(Interpreter):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._notes: list[Skipped] = []
+        self.first_needed: int | None = None
+
+    def drop_answers_behind(self, primitive: Primitive, epoch: Epoch, num_elements: int) -> None:
+        # The program pulls ahead of the positions that it takes.
+        number = num_elements if self.first_needed is None else min(num_elements, self.first_needed)
+        super().drop_answers_behind(primitive, epoch, number)
 
     def note_skipped(self, notes: Sequence[Skipped]) -> None:
         self._notes += notes
@@ -169,7 +244,8 @@ class OnWorker(CountingNode, Source):
         return self.known.cardinality
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Stream(_nothing_here, self.name, self.held, BeginWorkerPass(self.passes))
+        position = position_on_worker if self.known.leaves_out else None
+        return Stream(_nothing_here, self.name, self.held, BeginWorkerPass(self.passes), position)
 
     def __str__(self) -> str:
         return f"dataset_fn on {self.worker}:\n" + "\n".join(f"  {line}" for line in self.known.plan.splitlines())
