@@ -23,7 +23,6 @@ import dask
 import fsspec
 import pyarrow.dataset
 import pyarrow.parquet  # noqa: F401
-import zarr  # noqa: F401
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
@@ -202,6 +201,9 @@ def check(place: str, is_fresh: bool, method: str) -> None:
 
 def import_what_is_used(folder: Path, method: str) -> None:
     """Import all modules that a write and a read import, as each of the processes that are killed would do it again."""
+    if method in ("to_zarr", CONVERT):
+        # This takes so long that it is done here, not by the other process too.
+        importlib.import_module("zarr")
     noted, home = folder / "modules", folder / "first"
     home.mkdir()
 
