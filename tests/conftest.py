@@ -186,7 +186,8 @@ _FRUGAL_CLUSTERS = {
     "distributed.worker.memory.monitor-interval": "5s",
     "distributed.worker.multiprocessing-method": "forkserver",
     "distributed.admin.system-monitor.interval": "5s",
-    "distributed.admin.tick.interval": "500 ms",
+    "distributed.admin.tick.interval": "5s",
+    "distributed.admin.tick.limit": "30s",
     "distributed.admin.tick.cycle": "10s",
     # After this time (15 s by default) since a worker ended, Dask gives the worker up if it is not running at that
     # moment, even if it was started again meanwhile and killed once more.

@@ -221,23 +221,23 @@ def test_tiny_datasets_are_not_repeated_by_thousands_before_the_first_batch(on_c
 
 
 PIPELINES = {
-    "batch": lambda ds: ds.batch(100),
+    "batch": lambda ds: ds.batch(300),
     "batch, dropped rest": lambda ds: ds.batch(100, drop_remainder=True).repeat(3),
-    "repeat": lambda ds: ds.repeat(3).batch(100),
-    "shuffle": lambda ds: ds.shuffle(NUM_ROWS, seed=3).batch(100).repeat(3),
-    "shuffle of few": lambda ds: ds.shuffle(50, seed=3).repeat(3).batch(100),
-    "shuffled batches": lambda ds: ds.batch(100).shuffle(5, seed=3).repeat(3),
-    "map": lambda ds: ds.map(lambda x: x * 2).repeat(2).batch(100),
-    "filter": lambda ds: ds.filter(lambda x: x[0] > 0.5).repeat(2).batch(100),
-    "map of batches": lambda ds: ds.repeat(2).batch(100).map(lambda x: x + 1),
-    "zip with itself": lambda ds: Dataset.zip((ds, ds.shuffle(NUM_ROWS, seed=1))).repeat(2).batch(64),
-    "cache": lambda ds: ds.shuffle(NUM_ROWS, seed=2).cache().repeat(3).batch(100),
-    "parts": lambda ds: ds.skip(7).take(1000).shard(3, 1).repeat(4).batch(100),
-    "interleave": lambda ds: Dataset.range(3).interleave(lambda i: ds.skip(i).take(200), cycle_length=2).batch(50),
+    "repeat": lambda ds: ds.repeat(3).batch(300),
+    "shuffle": lambda ds: ds.shuffle(NUM_ROWS, seed=3).batch(300).repeat(3),
+    "shuffle of few": lambda ds: ds.shuffle(50, seed=3).repeat(3).batch(300),
+    "shuffled batches": lambda ds: ds.batch(300).shuffle(5, seed=3).repeat(3),
+    "map": lambda ds: ds.map(lambda x: x * 2).repeat(2).batch(300),
+    "filter": lambda ds: ds.filter(lambda x: x[0] > 0.5).repeat(2).batch(300),
+    "map of batches": lambda ds: ds.repeat(2).batch(300).map(lambda x: x + 1),
+    "zip with itself": lambda ds: Dataset.zip((ds, ds.shuffle(NUM_ROWS, seed=1))).repeat(2).batch(200),
+    "cache": lambda ds: ds.shuffle(NUM_ROWS, seed=2).cache().repeat(3).batch(300),
+    "parts": lambda ds: ds.skip(7).take(1000).shard(3, 1).repeat(4).batch(300),
+    "interleave": lambda ds: Dataset.range(3).interleave(lambda i: ds.skip(i).take(200), cycle_length=2).batch(100),
     "windows": lambda ds: ds.take(90).window(30).flat_map(lambda each: each.batch(10)).repeat(2),
-    "concatenate": lambda ds: ds.take(300).concatenate(ds.map(lambda x: -x)).repeat(2).batch(100),
-    "errors left out": lambda ds: ds.take(200).map(_or_fail).ignore_errors().repeat(2).batch(100),
-    "not in order": lambda ds: ds.batch(100).repeat(2).with_options(_any_order()),
+    "concatenate": lambda ds: ds.take(300).concatenate(ds.map(lambda x: -x)).repeat(2).batch(300),
+    "errors left out": lambda ds: ds.take(60).map(_or_fail).ignore_errors().repeat(2).batch(30),
+    "not in order": lambda ds: ds.batch(300).repeat(2).with_options(_any_order()),
 }
 
 

@@ -174,7 +174,7 @@ def test_what_was_raised_is_behind_and_the_rest_is_tried_again(read, name, where
     # Threads and replicas change what is read ahead of the error, and nothing far from it. Behind it, positions are as
     # those of any pass, of which other tests take all.
     at = with_error.index(ERROR)
-    near = range(at + 4) if where == "plain" else (0, at, at + 1, at + 2)
+    near = (0, 1, at - 1, at, at + 1, at + 3) if where == "plain" else (0, at, at + 1)
     numbers = sorted({*near, len(with_error)} & {*range(len(states))})
     for number in numbers:
         assert taken(gone_on(ds, states[number])) == with_error[number:], f"the error stays, from {number}"
@@ -195,7 +195,9 @@ def test_an_element_that_fails_only_after_a_resume_is_missing_alone_or_ends_the_
     hide(read)
     with_error = taken(iter(ds))
     at = with_error.index(ERROR)
-    for number in range(len(states)) if where == "plain" else range(max(at - 1, 0), at + 2):
+    # Far from the error, what was read before is the same for many positions.
+    near = range(at - 1, at + 2) if where == "threads" else (0, 1, *range(at - 2, at + 4), len(whole) - 1, len(whole))
+    for number in sorted({*near} & {*range(len(states))}):
         try:
             rest = taken(gone_on(ds, states[number]))
         except (errors.ArgumentError, errors.UserFunctionError):
