@@ -24,7 +24,6 @@ _FEW: Final = 24
 _LENGTH_BYTES: Final = 5
 _TOO_LONG: Final = 2**62
 _VARINT_BYTES: Final = 10
-_WORD_BYTES: Final = 8
 
 # The tags of length-delimited fields 1 and 2.
 _ONE, _TWO = 0x0A, 0x12
@@ -121,61 +120,14 @@ class _Lists:
 def _find(
     data: Array, starts: Array, stops: Array, keys: Sequence[bytes], lists: Sequence[_Lists], is_odd: Array
 ) -> None:
-    rows = np.arange(len(starts))
-    size, stride = int(stops[0] - starts[0]), int(starts[1] - starts[0])
-    if size >= _WORD_BYTES and (stops - starts == size).all() and (np.diff(starts) == stride).all():
-        rows = rows[~_find_alike(data, len(rows), int(starts[0]), size, stride, keys, lists)]
-        for places in lists:
-            places.start += starts
-            places.stop += starts
-    _find_each(data, rows, starts, stops, keys, lists, is_odd, few=_FEW)
-
-
-def _find_alike(
-    data: Array, num_rows: int, at: int, size: int, stride: int, keys: Sequence[bytes], lists: Sequence[_Lists]
-) -> Array:
-    # Records of one length mostly have the layout of the first: the same bytes except for values. Return a mask of
-    # them; the positions of their lists are relative to the beginning of each record.
-    first = np.concatenate([data[at : at + size], np.zeros(PADDING, np.uint8)])
-    probes, is_odd = [_Lists(1) for _ in keys], np.zeros(1, bool)
-    _find_each(first, np.arange(1), np.array([0]), np.array([size]), keys, probes, is_odd, few=0)
-    if is_odd[0]:
-        return np.zeros(num_rows, bool)
-    mask = np.full(size, 255, np.uint8)
-    for probe in probes:
-        mask[probe.start[0] : probe.stop[0]] = 0
-    # Compare eight bytes at a time; the last eight may overlap.
-    is_alike = np.ones(num_rows, bool)
-    for begin, num_words in ((0, size // _WORD_BYTES), (size - _WORD_BYTES, 1)):
-        words = np.ndarray((num_rows, num_words), "<u8", data, at + begin, (stride, _WORD_BYTES))
-        stop = begin + num_words * _WORD_BYTES
-        is_alike &= ~((words ^ first[begin:stop].view("<u8")) & mask[begin:stop].view("<u8")).any(axis=1)
-    which: Any = slice(None) if is_alike.all() else is_alike
-    for probe, places in zip(probes, lists, strict=True):
-        places.field[which], places.start[which], places.stop[which] = probe.field, probe.start, probe.stop
-    return is_alike
-
-
-def _find_each(
-    data: Array,
-    rows: Array,
-    starts: Array,
-    stops: Array,
-    keys: Sequence[bytes],
-    lists: Sequence[_Lists],
-    is_odd: Array,
-    *,
-    few: int,
-) -> None:
     # An example is a field of features, these are entries of a key and a feature, and a feature is one list.
-    length, at = _lengths(data, starts[rows] + 1)
-    stop = stops[rows]
-    is_good = (_byte(data, starts[rows]) == _ONE) & (at + length == stop)
-    is_odd[rows[~is_good]] = True
-    is_good &= at < stop
-    rows, at, stop = rows[is_good], at[is_good], stop[is_good]
+    length, at = _lengths(data, starts + 1)
+    is_good = (_byte(data, starts) == _ONE) & (at + length == stops)
+    is_odd[~is_good] = True
+    rows = np.flatnonzero(is_good & (at < stops))
+    at, stop = at[rows], stops[rows]
     while len(rows):
-        if len(rows) < few:
+        if len(rows) < _FEW:
             is_odd[rows] = True
             return
         length, key_tag = _lengths(data, at + 1)
