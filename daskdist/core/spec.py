@@ -20,6 +20,7 @@ Shape = tuple[int | None, ...]
 MadeUp = tuple[int, float | None]
 # Creates a dataset from rows and the spec of its elements.
 MakeDataset = Callable[[Block | Bundle, "ElementSpec | None"], Any]
+_TEXT: Final = np.dtype(np.dtypes.StringDType())
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class TensorSpec:
         object.__setattr__(self, "shape", shape)
         dtype = np.dtype(self.dtype)
         # Elements have text of any length, and bytes as objects.
-        like: Any = {"<U0": np.dtypes.StringDType(), "|S0": object}.get(dtype.str, dtype)
+        like: Any = {"<U0": _TEXT, "|S0": object}.get(dtype.str, dtype)
         object.__setattr__(self, "dtype", np.dtype(like))
 
     @classmethod
@@ -60,10 +61,14 @@ class TensorSpec:
             return spec_of_nested(value)  # type: ignore[no-any-return]
         if isinstance(value, Ragged):
             return RaggedTensorSpec(value.shape, value.dtype)
-        return cls(np.shape(value), value.dtype)
+        shape = np.shape(value)
+        # The dtype of a single text of NumPy tells the width of this text only.
+        return cls(shape, _TEXT if not shape and value.dtype.kind == "U" else value.dtype)
 
     def is_compatible_with(self, other: Any) -> bool:
         """Return whether an array, or every array of another spec, conforms to this spec.
+
+        NumPy's text of any width is of one kind with its ``StringDType``.
 
         >>> TensorSpec((None, 3)).is_compatible_with(np.zeros((5, 3), "float32"))
         True
@@ -76,7 +81,7 @@ class TensorSpec:
             other = TensorSpec.of(as_array(other))
         return (
             _common_kind(self, other) is not None
-            and other.dtype == self.dtype
+            and (other.dtype == self.dtype or (other.dtype.kind in "TU" and self.dtype.kind in "TU"))
             and len(other.shape) == len(self.shape)
             and all(a is None or b is None or a == b for a, b in zip(self.shape, other.shape, strict=True))
         )
@@ -111,7 +116,7 @@ class TensorSpec:
         kind = self.dtype.kind
         if kind in "biufc":
             array[...] = _numbers_like(array, value)
-        elif kind == "O" or self.dtype == np.dtypes.StringDType():
+        elif kind == "O" or self.dtype == _TEXT:
             text = "a 1 b" if value is None else "" if value in _WITHOUT_TEXT else str(value)
             array[...] = text.encode() if kind == "O" else text
         return array[()]
@@ -312,7 +317,7 @@ class ElementSpec:
             element_leaves = self.structure.leaves_of(element)
         except (ValueError, TypeError):
             _, structure = Structure.of(element)
-            raise ArgumentError(f"the structure {structure}, where {self.structure} is expected") from None
+            raise self._other_structure(structure) from None
         leaves = []
         for path, spec, value in zip(self.structure.paths, self.leaves, element_leaves, strict=True):
             try:
@@ -332,11 +337,20 @@ class ElementSpec:
                         "which cannot hold that number"
                     ) from None
             if not spec.is_compatible_with(leaf):
-                raise ArgumentError(
-                    f"{TensorSpec.of(leaf)} for leaf {path or '(the element)'}, where {spec} is expected"
-                )
+                raise ArgumentError(_other_spec(path, TensorSpec.of(leaf), spec))
             leaves.append(leaf)
         return tuple(leaves)
+
+    def check(self, other: ElementSpec) -> None:
+        """Raise an `ArgumentError` that names the leaf unless all elements of another spec conform to this one."""
+        if other.structure != self.structure:
+            raise self._other_structure(other.structure)
+        for path, spec, leaf in zip(self.structure.paths, self.leaves, other.leaves, strict=True):
+            if not spec.is_compatible_with(leaf):
+                raise ArgumentError(_other_spec(path, leaf, spec))
+
+    def _other_structure(self, structure: Structure) -> ArgumentError:
+        return ArgumentError(f"the structure {structure}, where {self.structure} is expected")
 
     def with_leaves(self, leaves: Sequence[TensorSpec]) -> ElementSpec:
         """Return the spec with other leaves."""
@@ -370,6 +384,10 @@ class ElementSpec:
             return None
         leaves = [a.most_general_common_spec(b) for a, b in zip(self.leaves, other.leaves, strict=True)]
         return None if None in leaves else self.with_leaves([leaf for leaf in leaves if leaf is not None])
+
+
+def _other_spec(path: str, leaf: TensorSpec, spec: TensorSpec) -> str:
+    return f"{leaf} for leaf {path or '(the element)'}, where {spec} is expected"
 
 
 def _spec_of_rows(column: Any) -> TensorSpec:

@@ -394,7 +394,10 @@ class UnfinishedStore:
 def _fitting(leaf: Any, array: Any, label: str, name: str) -> Any:
     # Check rows before they are written: Zarr would silently cast or truncate other dtypes, and broadcast other shapes.
     what = f"{label}: array {name!r}" if name else f"{label}: its array"
-    leaf_dtype, held = leaf.dtype, array.dtype
+    held = array.dtype
+    if held == _TEXT and leaf.dtype.kind == "U":
+        leaf = leaf.astype(held)
+    leaf_dtype = leaf.dtype
     fits = leaf_dtype == held or (leaf_dtype.kind in "biufcSUT" and np.can_cast(leaf_dtype, held, "safe"))
     if leaf_dtype.kind == held.kind and leaf_dtype.kind in "SU":
         # Text may fit although its dtype allows for longer text.

@@ -106,7 +106,14 @@ def _arrays(operation: str, tensors: object, narrow: bool) -> tuple[Leaves, Stru
         raise ArgumentError(f"{operation}: {error}") from None
     if not leaves:
         raise ArgumentError(f"{operation}: {tensors!r} has no leaves; give at least one array")
-    return leaves, structure
+    return tuple(map(_with_text, leaves)), structure
+
+
+def _with_text(leaf: Any) -> Any:
+    # An array of Python strings, as pandas returns it for a column, is text.
+    if isinstance(leaf, np.ndarray) and leaf.dtype == object and set(map(type, leaf.flat)) == {str}:
+        return leaf.astype(np.dtypes.StringDType())
+    return leaf
 
 
 def _divide(split: Split, start: int, stop: int) -> Split:

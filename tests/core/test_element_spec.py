@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 
 import dask
+import dask.array
 import numpy as np
 import pytest
 
-from daskdist import Dataset, MirroredStrategy, PerReplicaSpec, Ragged, TensorSpec, errors
+from daskdist import Dataset, MirroredStrategy, PerReplicaSpec, Ragged, TensorSpec, errors, read_npy
 from daskdist.core.functions.user_function import numbers_in
 from daskdist.core.structure import Structure
 
@@ -309,3 +310,57 @@ def test_an_element_of_another_spec_than_was_told_is_an_error(build, split_bytes
     assert len(found) == num_elements - 20
     # A dataset whose spec was not read raises no error.
     assert len(list(ds.take(-1))) == num_elements
+
+
+def in_memory(path):
+    return Dataset.from_tensor_slices(np.load(path))
+
+
+def of_objects(path):
+    return Dataset.from_tensor_slices(np.load(path).astype(object))
+
+
+def of_dask(path):
+    return Dataset.from_dask(dask.array.from_array(np.load(path), chunks=2))
+
+
+OF_TEXT = {
+    "as it is": lambda ds: ds,
+    "map": lambda ds: ds.map(lambda text: {"text": text, "longer": text + "x"}),
+    "map by NumPy": lambda ds: ds.map(lambda text: np.strings.upper(text)),
+    "map to batches": lambda ds: ds.map(lambda text: {"text": text}).batch(2),
+    "filter": lambda ds: ds.filter(lambda text: text != "b"),
+    "shuffle": lambda ds: ds.shuffle(4, seed=1).batch(2),
+    "interleave": lambda ds: ds.interleave(Dataset.from_tensors, cycle_length=2),
+    "cache": lambda ds: ds.cache().unique(),
+}
+
+
+@pytest.mark.parametrize("source", [in_memory, of_objects, of_dask, read_npy])
+@pytest.mark.parametrize("operation", list(OF_TEXT))
+def test_texts_of_several_lengths_are_as_their_spec_says(tmp_path, source, operation):
+    path = tmp_path / "texts.npy"
+    np.save(path, np.array(["a", "ccc", "b", "", "dd", "b"]))
+
+    def elements(*, asks):
+        ds = OF_TEXT[operation](source(path))
+        if asks:
+            assert ds.element_spec
+        return [str(list(map(np.ndarray.tolist, map(np.asarray, Structure.of(element)[0])))) for element in ds]
+
+    assert elements(asks=True) == elements(asks=False)
+
+
+def test_objects_of_several_types_are_as_their_spec_says():
+    values = [1, "a", None, b"x", {"a": 1}]
+    array = np.array(values, object)
+    ds = Dataset.from_tensor_slices(array)
+    assert ds.element_spec == TensorSpec((), object)
+    assert list(ds) == values
+
+
+def test_an_array_of_python_strings_is_text():
+    texts = ["a", "", "é"]
+    ds = Dataset.from_tensor_slices({"text": np.array(texts, object)})
+    assert ds.element_spec == {"text": TensorSpec((), np.dtypes.StringDType())}
+    assert ds.filter(lambda row: row["text"] != "").to_pandas()["text"].tolist() == ["a", "é"]

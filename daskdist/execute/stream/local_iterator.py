@@ -349,26 +349,29 @@ class _Current:
         elements = _elements(lane, places, caller, empty)
         if spec is None or any(isinstance(leaf, DatasetSpec) for leaf in spec.leaves):
             return elements
-        is_alike = _is_contiguous(lane, places) and _is_alike(caller.result(lane.ref.handle))  # type: ignore[union-attr]
-        return _checked(spec, elements, is_alike=is_alike)
+        rows = caller.result(lane.ref.handle) if _is_contiguous(lane, places) else None  # type: ignore[union-attr]
+        return _checked(spec, elements, rows)
 
 
-def _is_alike(rows: Rows) -> bool:
-    # Return whether all elements have the same shapes and dtypes.
-    return isinstance(rows, Block) and not any(isinstance(leaf, Ragged) for leaf in rows.leaves)
-
-
-def _checked(spec: ElementSpec, elements: Iterator[Any], *, is_alike: bool) -> Iterator[Any]:
-    for number, element in enumerate(elements):
-        if number == 0 or not is_alike:
-            try:
-                spec.conform(element)
-            except ArgumentError as error:
-                raise ArgumentError(
-                    f"element_spec is {spec.packed}, as inferred by trying functions on sample elements, and an "
-                    f"element is {error}. Make elements alike with map, or do not ask for element_spec"
-                ) from None
+def _checked(spec: ElementSpec, elements: Iterator[Any], rows: Rows | None) -> Iterator[Any]:
+    if isinstance(rows, Block) and not any(isinstance(leaf, Ragged) for leaf in rows.leaves):
+        # All rows are alike. Those of objects, and of text of a fixed width, do not have the array's dtype themselves.
+        _check(spec, spec.check, ElementSpec.of_rows(rows.structure, rows.leaves))
+        yield from elements
+        return
+    for element in elements:
+        _check(spec, spec.conform, element)
         yield element
+
+
+def _check(spec: ElementSpec, check: Callable[[Any], object], value: Any) -> None:
+    try:
+        check(value)
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"element_spec is {spec.packed}, as inferred by trying functions on sample elements, and an "
+            f"element is {error}. Make elements alike with map, or do not ask for element_spec"
+        ) from None
 
 
 def _elements(lane: Lane, places: Sequence[int], caller: Caller, empty: Callable[[], Any] | None) -> Iterator[Any]:
