@@ -152,7 +152,7 @@ DRAWING = {
     "global_shuffle": lambda seed: Dataset.range(20).global_shuffle(seed=seed),
     "global_shuffle of mapped": lambda seed: Dataset.range(20).map(lambda x: x).global_shuffle(seed=seed),
     "rejection_resample": lambda seed: (
-        Dataset.range(60).rejection_resample(lambda x: x % 2, [0.9, 0.1], seed=seed).map(lambda k, x: x)
+        Dataset.range(600).rejection_resample(lambda x: x % 2, [0.9, 0.1], seed=seed).map(lambda k, x: x)
     ),
 }
 
