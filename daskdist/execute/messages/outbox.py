@@ -285,9 +285,9 @@ async def flush(comm: Comm) -> None:
         await _write(comm, b"")
 
 
-def pack_messages(batch: Sequence[Any], comm: Comm | None = None) -> _Packed:
+def pack_messages(batch: Sequence[Any]) -> _Packed:
     """Return messages packed as one message of a comm."""
-    return _packed(*_pickled(batch, is_shared=comm is not None and _is_shared(comm)))
+    return _packed(*_pickled(batch, is_shared=False))
 
 
 def _is_shared(comm: Comm) -> bool:
