@@ -17,7 +17,7 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec, RaggedRowSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
-from daskdist.core.structure import as_array
+from daskdist.core.structure import Leaves, as_array
 from daskdist.errors import ArgumentError, StackError
 
 
@@ -121,19 +121,28 @@ class UngroupCursor:
 
 def unbatch_rows(rows: Rows) -> Block | Bundle:
     """Return the rows of each element of a block or bundle."""
-    if isinstance(rows, Block):
+    if isinstance(rows, Block) and all(len(leaf.shape) > 1 for leaf in rows.leaves):
         block = _reshaped(rows)
         if block is not None:
             return block
     items: list[tuple[Any, ...]] = []
     for index in range(len(rows)):
         leaves = rows.item(index)
+        _check_rows(rows, leaves, index)
         lengths = {path or "(the element)": len(leaf) for path, leaf in zip(rows.structure.paths, leaves, strict=True)}
         if len(set(lengths.values())) > 1:
             raise StackError(f"unbatch: leaves of {rows.where(index)} differ in their number of rows: {lengths}")
         # Items of arrays of strings are Python strings, and become arrays again.
         items += zip(*[map(as_array, leaf) for leaf in leaves], strict=True)
     return from_items(rows.structure, items, rows.label)
+
+
+def _check_rows(rows: Rows, leaves: Leaves, index: int) -> None:
+    for path, leaf in zip(rows.structure.paths, leaves, strict=True):
+        if not np.ndim(leaf):
+            raise StackError(
+                f"unbatch: leaf {path or '(the element)'} of {rows.where(index)} is a single value and has no rows"
+            )
 
 
 def _reshaped(block: Block) -> Block | None:
