@@ -14,12 +14,14 @@ from daskdist.errors import WaitTimeoutError
 logger: Final = logging.getLogger("daskdist")
 
 # Seconds until a wait is logged for the first time, and the most until the next time.
-_TOLD_AFTER_S: Final = 30.0
-_TOLD_EVERY_S: Final = 600.0
+_LOGGED_AFTER_S: Final = 30.0
+_LOGGED_EVERY_S: Final = 600.0
 
 
-def stretches(what: str | Callable[[], str], setting: str | None, most_s: float = _TOLD_EVERY_S) -> Iterator[float]:
-    """Yield the seconds of each stretch of a wait, which the caller waits before it asks for the next one.
+def wait_intervals(
+    what: str | Callable[[], str], setting: str | None, most_s: float = _LOGGED_EVERY_S
+) -> Iterator[float]:
+    """Yield the seconds of each part of a wait, which the caller waits before it asks for the next one.
 
     Parameters
     ----------
@@ -28,27 +30,27 @@ def stretches(what: str | Callable[[], str], setting: str | None, most_s: float 
     setting
         The name of the setting that limits the wait; None for a user's function that may take any time.
     most_s
-        The longest stretch.
+        The longest part.
 
     Raises
     ------
     WaitTimeoutError
         The limit is over.
 
-    >>> next(stretches("an element", "timeouts.data", most_s=2.0))
+    >>> next(wait_intervals("an element", "timeouts.data", most_s=2.0))
     2.0
     """
     begun_at = time.monotonic()
     limit_s = math.inf if setting is None else seconds(setting)
-    told_at = min(_TOLD_AFTER_S, limit_s / 2)
+    log_at = min(_LOGGED_AFTER_S, limit_s / 2)
     while True:
         waited_s = time.monotonic() - begun_at
         if waited_s >= limit_s:
             name = what if isinstance(what, str) else what()
             raise WaitTimeoutError(f"waited {waited_s:.0f} s for {name}, which is longer than daskdist.{setting}")
-        if waited_s >= told_at:
+        if waited_s >= log_at:
             name = what if isinstance(what, str) else what()
             most = "" if setting is None else f", up to {limit_s:g} s (daskdist.{setting})"
             logger.warning("waiting for %s for %.0f s%s", name, waited_s, most)
-            told_at = waited_s + min(waited_s, _TOLD_EVERY_S)
-        yield min(most_s, max(told_at - waited_s, 0.001), limit_s - waited_s)
+            log_at = waited_s + min(waited_s, _LOGGED_EVERY_S)
+        yield min(most_s, max(log_at - waited_s, 0.001), limit_s - waited_s)

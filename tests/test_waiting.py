@@ -12,7 +12,7 @@ from conftest import mirrored
 from daskdist import CheckpointManager, Dataset, TensorSpec, errors, get_replica_context, waiting
 from daskdist.execute.callers.threads import Threads
 from daskdist.execute.transfer.deferred_release import DeferredRelease
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 
 def test_a_wait_is_logged_and_ends(caplog):
@@ -20,13 +20,13 @@ def test_a_wait_is_logged_and_ends(caplog):
         dask.config.set({"daskdist.timeouts.data": 0.05}),
         pytest.raises(errors.WaitTimeoutError, match=r"waited 0 s for a thing, .* longer than daskdist.timeouts.data"),
     ):
-        all(threading.Event().wait(within_s) is False for within_s in stretches("a thing", "timeouts.data"))
+        all(threading.Event().wait(within_s) is False for within_s in wait_intervals("a thing", "timeouts.data"))
     assert "waiting for a thing for 0 s, up to 0.05 s (daskdist.timeouts.data)" in caplog.text
 
 
 def test_a_wait_without_limit_goes_on():
     with dask.config.set({"daskdist.timeouts.data": float("inf")}):
-        assert all(0 < within_s <= 30 for within_s in itertools.islice(stretches("it", "timeouts.data"), 3))
+        assert all(0 < within_s <= 30 for within_s in itertools.islice(wait_intervals("it", "timeouts.data"), 3))
 
 
 def test_data_that_does_not_come_is_an_error():
@@ -62,8 +62,8 @@ def test_a_replica_that_does_not_end_is_an_error():
 
 
 def test_a_wait_without_setting_is_logged(caplog, monkeypatch):
-    monkeypatch.setattr(waiting, "_TOLD_AFTER_S", 0.0)
-    assert next(stretches("a loop", None)) > 0
+    monkeypatch.setattr(waiting, "_LOGGED_AFTER_S", 0.0)
+    assert next(wait_intervals("a loop", None)) > 0
     assert "waiting for a loop for 0 s" in caplog.text
 
 

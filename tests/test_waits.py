@@ -115,7 +115,9 @@ def test_waits_have_limits():
                 if receiver not in ("self", "logger"):
                     waits[str(path.relative_to(PACKAGE)), f"{receiver}.{call.func.attr}"] = call.lineno
     unlisted = {place: line for place, line in waits.items() if place not in listed}
-    assert not unlisted, "give these a limit and a name with daskdist.waiting.stretches, or list them with a reason"
+    assert not unlisted, (
+        "give these a limit and a name with daskdist.waiting.wait_intervals, or list them with a reason"
+    )
     assert not listed - set(waits), "remove these from the list, as they wait no longer"
 
 

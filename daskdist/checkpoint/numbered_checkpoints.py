@@ -19,7 +19,7 @@ from daskdist.display.pages import state_page
 from daskdist.errors import ArgumentError, FileError, without_passwords
 from daskdist.storage.atomic_file import put
 from daskdist.storage.filesystem import Storage, failures
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -243,7 +243,7 @@ class CheckpointManager:
         writing = self._writing
         if writing is None:
             return
-        for within_s in stretches(f"the save of a checkpoint to {self.directory}", "timeouts.data"):
+        for within_s in wait_intervals(f"the save of a checkpoint to {self.directory}", "timeouts.data"):
             if futures_wait([writing], within_s).done:
                 break
         self._writing = None

@@ -59,7 +59,7 @@ class NotingBehind(Protocol):
     """A cursor whose later elements depend on the earlier ones, or which knows it of its input."""
 
     def note_num_behind(self, num_elements: int, /) -> None:
-        """Note that no more than the first elements are behind the position, of all that were pulled."""
+        """Note that the position is after this many elements, though more may have been pulled."""
         ...
 
 

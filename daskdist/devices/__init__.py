@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from daskdist.core.selection.permutation import Permutation
+from daskdist.devices.device_names import kind_and_index
 from daskdist.errors import ArgumentError, UnknownDeviceError
 
 # Kind -> import path, and the library of its arrays.
@@ -308,10 +308,7 @@ def device(name: str) -> Device:
     UnknownDeviceError
         The kind is unknown, or the name is malformed.
     """
-    match = re.fullmatch(r"(?:/?(?:job|replica|task):[^/]*)*/?(?:device:)?([A-Za-z]+):(\d+)", str(name))
-    if match is None:
-        raise UnknownDeviceError(f"{name!r} is not the name of a device; write a kind and a number, such as 'CPU:0'")
-    kind, index = match[1].upper(), int(match[2])
+    kind, index = kind_and_index(name)
     if kind not in KINDS:
         raise UnknownDeviceError(f"{name!r}: the kind {kind} is unknown; there are {', '.join(KINDS)}")
     return _class_of(kind)(index)  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ from daskdist.core.primitive import Split
 from daskdist.errors import FileError
 from daskdist.storage.compression import Reopened, decompressed, inferred
 from daskdist.storage.filesystem import Storage, Version, failures
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 # Bytes first read beyond a range for the end of its last record.
 _MARGIN: Final = 2**16
@@ -492,7 +492,7 @@ class _Streams:
 
     def taken(self, key: Any, index: int) -> _Stream | RangeRecords | None:
         """Take the part, or the stream closest before it; wait for a stream that will reach it."""
-        waiting = stretches("an earlier part of a compressed file, which another thread reads", "timeouts.data")
+        waiting = wait_intervals("an earlier part of a compressed file, which another thread reads", "timeouts.data")
         with self._changed:
             while True:
                 if (key, index) in self._passed:

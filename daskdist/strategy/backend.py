@@ -178,7 +178,7 @@ class Backend(ResultSource, Protocol):
         ...
 
     def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
-        """Set what returns the function that continues with the remaining replicas; None if nobody uses them."""
+        """Set a function that returns what to call to continue with the remaining replicas, or None if unused."""
         ...
 
     def note_losses(self) -> bool:
@@ -206,7 +206,7 @@ class Backend(ResultSource, Protocol):
         ...
 
     def give_up(self, why: str) -> None:
-        """Leave the calls failed that failed because of a lost worker, and log the reason."""
+        """Do not make the calls again that failed because of a lost worker, and log the reason."""
         ...
 
     def lost_workers(self, within_s: float) -> list[str]:

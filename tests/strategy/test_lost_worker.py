@@ -105,7 +105,7 @@ def test_a_wait_for_paused_workers_says_so(own_client):
 
         dask_worker.daskdist_messages = []
         logging.getLogger("daskdist").addHandler(Noted())
-        waiting._TOLD_AFTER_S = 0.1
+        waiting._LOGGED_AFTER_S = 0.1
 
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
         strategy.local_results(strategy.run(np.sum, args=(np.ones(2, int),)))

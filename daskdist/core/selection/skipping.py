@@ -18,7 +18,7 @@ def whole_parts(lengths: Iterable[tuple[int, int]], num_elements: int) -> tuple[
     lengths
         The lengths of parts, each with how often it follows.
     num_elements
-        The number of elements. Parts without elements that begin behind them count, too.
+        The number of elements. Empty parts that follow these elements count, too.
 
     >>> whole_parts([(5, 3), (0, 1), (4, 1)], 16)
     (4, 15)

@@ -11,7 +11,7 @@ from typing import Any
 
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Graph
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 
 def compute_key(graph: Graph, key: Any, fetch: Fetch | None = None) -> Any:
@@ -68,7 +68,7 @@ class FutureResult:
         gathering = client.gather(self.future, direct=direct, asynchronous=True)
         task = asyncio.run_coroutine_threadsafe(gathering, client.loop.asyncio_loop)
         try:
-            for within_s in stretches(str(self.future.key), "timeouts.data"):
+            for within_s in wait_intervals(str(self.future.key), "timeouts.data"):
                 if futures_wait([task], within_s).done:
                     break
             return task.result()

@@ -125,7 +125,7 @@ class LiveWorkers:
         return ClusterError(f"lost {', '.join(self.lost)}, which {what} needs; create it again")
 
     def note_leaving(self, address: str, *values: Any) -> None:
-        """Record that a worker is going to end, and completes the calls that were sent to it; and its values then."""
+        """Record that a worker is going to end once it has completed the calls that were sent to it, and its values."""
         self._leaving.setdefault(address, []).extend(values)
 
     def num_handed_over(self, address: str) -> int:

@@ -29,7 +29,7 @@ from daskdist.errors import ClusterError, WaitTimeoutError
 from daskdist.execute.callers.kept_rows import function_of
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.shared_memory import MEMORY, Forks, Lease, PackedArrays, Segments, mapped
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 _PREFIX: Final = "daskdist-processes-"
 # The most names of data that the processes which used it are remembered for.
@@ -229,7 +229,7 @@ class ProcessPool:
             try:
                 connection.send_bytes(settings)
                 connection.send_bytes(call)
-                for within_s in stretches("a call in a local process", "timeouts.data"):
+                for within_s in wait_intervals("a call in a local process", "timeouts.data"):
                     if connection.poll(within_s):
                         break
                 answer = connection.recv_bytes()
@@ -265,7 +265,7 @@ class ProcessPool:
         with self._lock:
             self._waiting.append(waiting)
             self._assign()
-        num_begun, waits = self._num_begun, self._stretches()
+        num_begun, waits = self._num_begun, self._wait_intervals()
         try:
             while True:
                 with self._lock:
@@ -276,7 +276,7 @@ class ProcessPool:
                     if is_over():
                         raise CancelledError
                 if num_begun != self._num_begun:
-                    num_begun, waits = self._num_begun, self._stretches()
+                    num_begun, waits = self._num_begun, self._wait_intervals()
                 waiting.changed.wait(next(waits))
                 waiting.changed.clear()
         except BaseException:
@@ -291,8 +291,8 @@ class ProcessPool:
         if waiting.taken is not None:
             self._give_back(*waiting.taken)
 
-    def _stretches(self) -> Iterator[float]:
-        return stretches("a local process that is free", "timeouts.data")
+    def _wait_intervals(self) -> Iterator[float]:
+        return wait_intervals("a local process that is free", "timeouts.data")
 
     def _assign(self) -> None:
         # Give calls to processes; called with the lock held. Calls that no process has the data of come first, such as

@@ -43,7 +43,7 @@ from daskdist.execute.callers.sent_blocks import SentBlock, SentBlocks
 from daskdist.execute.messages.pickling import dumps_on_host, load_sent
 from daskdist.execute.paused_workers import ended_for_memory, error_of_task
 from daskdist.execute.task_times import task_times
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -409,25 +409,25 @@ class Submit:
             return
         with self.waiting(handles, "FIRST_COMPLETED" if is_one_enough else "ALL_COMPLETED") as are_over:
             try:
-                num_done, waiting = -1, self._stretches(handles)
+                num_done, waiting = -1, self._wait_intervals(handles)
                 while not are_over(next(waiting)):
                     self.live_workers.paused_workers.check(self.client, self._check_workers())
                     before, num_done = num_done, sum(handle.done() for handle in handles)
                     if num_done != before:
                         # Another call has ended: the time limit starts again for the rest.
-                        waiting = self._stretches(handles)
+                        waiting = self._wait_intervals(handles)
             except FuturesCancelledError as error:
                 self._check_workers()
                 raise self.live_workers.lost_error(error.error_groups[0].errors[0].key) from error
 
-    def _stretches(self, handles: Sequence[Future]) -> Iterator[float]:
+    def _wait_intervals(self, handles: Sequence[Future]) -> Iterator[float]:
         def name() -> str:
             keys = [str(handle.key) for handle in handles if not handle.done()]
             paused = [address for address, its in workers_of(self.client).items() if its["status"] == "paused"]
             why = f"; paused, as their memory is nearly full: {', '.join(paused)}" if paused else ""
             return f"{len(keys)} tasks ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''}{why})"
 
-        return stretches(name, "timeouts.data", LOOK_EVERY_S)
+        return wait_intervals(name, "timeouts.data", LOOK_EVERY_S)
 
     def see(self, step: Sequence[Future]) -> None:
         """Wait for calls; raise the error of the first one in order that failed."""

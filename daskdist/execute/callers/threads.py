@@ -16,7 +16,7 @@ from daskdist.core.functions.thread_limit import LoopPool
 from daskdist.errors import WaitTimeoutError
 from daskdist.execute.caller import Graph, Handle, LocalCaller, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch, compute_key
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 _WHAT: Final = "a call that reads or computes data in a thread of this process"
 
@@ -115,7 +115,7 @@ class Threads(LocalCaller):
 
     def _wait(self, handles: Sequence[Future[Any]], return_when: str) -> None:
         try:
-            for within_s in stretches(_WHAT, "timeouts.data"):
+            for within_s in wait_intervals(_WHAT, "timeouts.data"):
                 if futures.wait(handles, within_s, return_when).done:
                     return
         except WaitTimeoutError:

@@ -14,8 +14,8 @@ from daskdist.execute.resume.recorded_answers import AnswerLog
 
 
 class _HandedOut(NamedTuple):
-    # A block whose elements were handed out: its handle, the place of each element in it, or -1, the number of
-    # elements that are behind with the first of them, and how many more are with each later one.
+    # A block whose elements were handed out: its handle, the place of each element in it, or -1, and the
+    # number of elements of the chain's input that had been used after the first of them, and by each later one.
     handle: Handle
     places: Sequence[int]
     first: int
@@ -60,7 +60,8 @@ class ChainFailures:
         places
             The place of each element in it; -1 for one without rows.
         first, step
-            The number of elements that are behind with the first of them, and how many more are with each later one.
+            The number of elements of the chain's input that had been used after the first of them, and by each later
+            one.
         """
         self._unknown.append(_HandedOut(handle, places, first, step))
 

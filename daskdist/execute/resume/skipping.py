@@ -73,6 +73,6 @@ class SkippingCursor:
         return num_skipped
 
     def note_num_behind(self, num_elements: int) -> None:
-        """Note that no more than the first elements are behind the position."""
+        """Note that the position is after this many elements."""
         if isinstance(self.cursor, NotingBehind):
             self.cursor.note_num_behind(num_elements)

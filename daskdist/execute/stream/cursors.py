@@ -372,7 +372,7 @@ class ComputeCursor(BlockCursor):
         return self._refer(handle, len(run), int(run_bytes(run)), worker)
 
     def note_num_behind(self, num_elements: int) -> None:
-        """Note that no more than the first elements are behind the position."""
+        """Note that the position is after this many elements."""
         if not (self.in_order and isinstance(self.source, NotingBehind)):
             return
         if self.factor is None:
@@ -445,7 +445,7 @@ class ChainCursor(BlockCursor):
         return self._refer(rows, len(run), int(run_bytes(run)), worker)
 
     def note_num_behind(self, num_elements: int) -> None:
-        """Note that no more than the first elements are behind the position."""
+        """Note that the position is after this many elements."""
         if self.chain.factor == 1:
             self._behind.number = num_elements
             if isinstance(self.source, NotingBehind):

@@ -14,7 +14,7 @@ from daskdist.core.block import Rows
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import ElementStream, Exhausted, NotReady
 from daskdist.core.structure import Leaves
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 # Seconds after which the available elements are handed out, though more were requested.
 PATIENCE_S: Final = 0.01
@@ -179,7 +179,7 @@ class ElementReader:
                 if buffer.changed.wait_for(lambda: self._has_enough(num_rows), PATIENCE_S):
                     return
                 buffer.num_wanted = 1
-                for within_s in stretches("an element of a generator", "timeouts.data"):
+                for within_s in wait_intervals("an element of a generator", "timeouts.data"):
                     if buffer.changed.wait_for(lambda: self._has_enough(1), within_s):
                         return
             finally:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 # The number of buffers to hold before new memory has to wait: each is as large as one copied unit.
 _MOST_HELD: Final = 3
@@ -50,7 +50,9 @@ class DeferredRelease:
         """
         held = self._held
         with held.changed:
-            for within_s in stretches("computations of a framework that use memory of earlier steps", "timeouts.step"):
+            for within_s in wait_intervals(
+                "computations of a framework that use memory of earlier steps", "timeouts.step"
+            ):
                 if held.changed.wait_for(lambda: len(held.memory) <= most, within_s):
                     return
 

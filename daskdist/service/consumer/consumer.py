@@ -29,7 +29,7 @@ from daskdist.service.consumer.pace import Pace
 from daskdist.service.consumer.reading import Arrived, Reading
 from daskdist.service.dispatcher.commands import DatasetEntry, Join
 from daskdist.service.messages import receive, send
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -116,7 +116,7 @@ class ServiceReader:
             raise NotReady
         with arrived.changed:
             if wait:
-                for within_s in stretches("an element from the data service", "timeouts.data"):
+                for within_s in wait_intervals("an element from the data service", "timeouts.data"):
                     if arrived.changed.wait_for(lambda: arrived.place() is not None or arrived.is_over, within_s):
                         break
             place = arrived.place()

@@ -47,7 +47,7 @@ from daskdist.strategy.input.shared_reader import SharedPass, SharedReader, Shar
 from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.replica.context import current_replica
 from daskdist.strategy.replica.replica_times import ReplicaTimes
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 _OVER: Final = object()
 
@@ -243,7 +243,7 @@ class ReplicaIterator(Iterator[Any]):
         if not self.lock.acquire(blocking=False):
             # Another thread is taking a step, and may wait for other replicas.
             self._readers.wake()
-            for within_s in stretches("a step of this iterator in another thread", "timeouts.data"):
+            for within_s in wait_intervals("a step of this iterator in another thread", "timeouts.data"):
                 if self.lock.acquire(timeout=within_s):
                     break
         try:

@@ -28,7 +28,7 @@ from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers.cluster_requests import address_in_file
 from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.placement.replicas_per_worker import Worker
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 # How often the status of a client is checked.
 _LOOK_EVERY_S: Final = 0.1
@@ -137,7 +137,7 @@ def connect(
         if client.status == "connecting":
             # It lost its scheduler, and looks for another at the address.
             what = f"the scheduler at {client.scheduler.address}"
-            for within_s in stretches(what, "timeouts.scheduler", _LOOK_EVERY_S):
+            for within_s in wait_intervals(what, "timeouts.scheduler", _LOOK_EVERY_S):
                 if client.status != "connecting":
                     break
                 time.sleep(within_s)

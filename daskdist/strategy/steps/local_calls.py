@@ -25,7 +25,7 @@ from daskdist.strategy.steps.remote.call_function import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
 from daskdist.strategy.values.flat import unflattened_call
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 if TYPE_CHECKING:
     from daskdist.strategy.replica.contract import StrategyContract
@@ -148,7 +148,7 @@ class Calls:
         # A loop over a distributed dataset may take any time; what it waits for has a limit.
         is_loop = any(type(leaf) is PerReplica and type(leaf.values[number]) is ReplicaPlan for leaf in self._leaves)
         name = f"replica {number} in {getattr(self._fn, '__qualname__', self._fn)}"
-        for within_s in stretches(name, None if is_loop else "timeouts.step"):
+        for within_s in wait_intervals(name, None if is_loop else "timeouts.step"):
             thread.join(within_s)
             if not thread.is_alive():
                 return

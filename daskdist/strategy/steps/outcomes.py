@@ -69,7 +69,7 @@ class Packed(NamedTuple):
     buffers
         Its buffers, apart.
     are_writable
-        For each buffer whether the array that it is of may be written into.
+        For each buffer whether its array may be written into.
     """
 
     pickled: bytes

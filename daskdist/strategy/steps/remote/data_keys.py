@@ -13,7 +13,7 @@ from distributed.utils_comm import gather_from_workers
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import ask_from_worker
 from daskdist.execute.callers.compute_key import lost_data_error
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 # The time to wait for a task of another worker before the first question; later questions are less frequent.
 _FIRST_LOOK_S: Final = 0.02
@@ -68,7 +68,7 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
         worker, look_s = self._worker, _FIRST_LOOK_S
         last_seen = time.monotonic()
         # The program, which waits for the call, has the limit.
-        waiting = stretches(lambda: self._name_of(key), None, _MOST_LOOK_S)
+        waiting = wait_intervals(lambda: self._name_of(key), None, _MOST_LOOK_S)
         while True:
             event.clear()
             if key in worker.data:

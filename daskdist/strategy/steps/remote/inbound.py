@@ -27,7 +27,7 @@ from tornado.iostream import StreamClosedError
 
 from daskdist.execute.messages.outbox import BatchReader, framed
 from daskdist.strategy.steps.remote.promises import Promise
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -191,7 +191,7 @@ class Inbound:
             return
         gate: SimpleQueue[None] = SimpleQueue()
         promise.when_set(partial(self._when_set, threading.get_ident(), gate))
-        for within_s in stretches(f"a result of {promise.origin or 'an earlier call'}", None):
+        for within_s in wait_intervals(f"a result of {promise.origin or 'an earlier call'}", None):
             if promise.is_set:
                 return
             self._waiting.append(gate)

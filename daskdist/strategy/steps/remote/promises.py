@@ -12,7 +12,7 @@ from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.steps.outcomes import Failed
-from daskdist.waiting import stretches
+from daskdist.waiting import wait_intervals
 
 _lock: Final = threading.Lock()
 UNSET: Final = object()
@@ -80,7 +80,7 @@ class Promise:
             gate = threading.Lock()
             gate.acquire()
             self.when_set(gate.release)
-            for within_s in stretches(f"a result of {self.origin or 'an earlier call'}", None):
+            for within_s in wait_intervals(f"a result of {self.origin or 'an earlier call'}", None):
                 if gate.acquire(timeout=within_s):
                     break
         return self.value

@@ -1,4 +1,4 @@
-"""One worker's end of a stream of steps: what the program sends is called here, in order, and told back."""
+"""One worker's end of a stream of steps: makes the calls that the program sends, in order, and sends the outcomes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from daskdist.strategy.variables.store import VariableStore
 # for it, the second if further calls wait here.
 _SOON_S: Final = 0.002
 _LATER_S: Final = 0.008
-# Types of what has an input of a call; others are the input.
+# An input of a call of one of these types holds the value; an input of another type is the value.
 _INPUTS: Final = frozenset({Promise, SentValue, TaskData})
 
 

@@ -19,7 +19,7 @@ from daskdist.strategy.steps.sending.worker_recovery import RecoversWorkers
 
 logger: Final = logging.getLogger("daskdist")
 
-# The number of losses that one counts for where Dask ended the worker for its memory: the next one may have no more.
+# A loss counts so often if Dask ended the worker for its memory: the next worker may have no more memory.
 _FOR_MEMORY: Final = 2
 
 
@@ -32,7 +32,7 @@ class RepeatsCalls(RecoversWorkers):
     _recover: Callable[[], Callable[[], None] | None]
 
     def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
-        """Set what gives the function that continues with the remaining replicas; None if nobody uses them."""
+        """Set a function that returns what to call to continue with the remaining replicas, or None if unused."""
         self._recover = recover
 
     def note_losses(self) -> bool:
