@@ -6,7 +6,7 @@ A record consists of its length in eight bytes, the checksum of the length, its 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -49,22 +49,9 @@ class Headers:
     broken: str | None = None
 
 
-def headers_of(data: Any, *, check: bool, begins: Array | None = None) -> Headers:
-    """Find the records in bytes whose headers are complete and, if ``check``, correct.
-
-    Parameters
-    ----------
-    data
-        The bytes.
-    check
-        Whether to verify the checksums of lengths.
-    begins
-        The presumed offsets of the records.
-    """
-    if begins is not None and _is_chain(data, begins):
-        offsets, stop = begins, len(data)
-    else:
-        offsets, stop = _offsets(data)
+def headers_of(data: Any, *, check: bool) -> Headers:
+    """Find the records in bytes whose headers are complete and, if ``check``, whose lengths have their checksum."""
+    offsets, stop = _offsets(data)
     headers = rows_at(data, offsets, HEADER_BYTES)
     lengths = _lengths(headers)
     broken = None
@@ -81,14 +68,6 @@ def headers_of(data: Any, *, check: bool, begins: Array | None = None) -> Header
 def _lengths(headers: Array) -> Array:
     lengths: Array = np.ascontiguousarray(headers[:, :8]).view("<u8").reshape(-1)
     return lengths
-
-
-def _is_chain(data: Any, begins: Array) -> bool:
-    # Return whether records begin exactly at `begins`, and the data ends with the last.
-    if not len(begins) or begins[0] or begins[-1] + AROUND_BYTES > len(data):
-        return False
-    steps = _lengths(rows_at(data, begins, 8)) + np.uint64(AROUND_BYTES)
-    return bool((np.diff(begins, append=len(data)).astype(np.uint64) == steps).all())
 
 
 def _offsets(data: Any) -> tuple[Array, int]:
@@ -136,12 +115,9 @@ class Records:
     ----------
     check
         Whether to verify the checksums of lengths.
-    begins
-        Receives the offsets of the last records that were found, for their reader.
     """
 
     check: bool = True
-    begins: list[Array] = field(default_factory=list, compare=False, repr=False)
 
     is_local = False
 
@@ -150,7 +126,6 @@ class Records:
             return 0
         headers = headers_of(data, check=self.check)
         begins = headers.starts - HEADER_BYTES
-        self.begins[:] = [begins]
         place = int(np.searchsorted(begins, at_least))
         if place < len(begins):
             return int(begins[place])

@@ -93,15 +93,15 @@ class TFRecord:
         return [_counted(split, self.storage, self.check_crc) for split in splits]
 
     def read(self, split: Split) -> Block:
-        block, refused = self._block(split, *self._piece(split))
+        block, refused = self._block(split, self._piece(split))
         for where, reason in refused:
             raise FileError(f"{where}: {reason}")
         return block
 
     def read_valid_rows(self, split: Split) -> Block:
-        piece, begins = self._piece(split, is_lenient=True)
+        piece = self._piece(split, is_lenient=True)
         notes = [] if piece.broken is None or piece.is_after else [Skipped(split.label, piece.broken)]
-        block, refused = self._block(split, piece, begins)
+        block, refused = self._block(split, piece)
         block.skipped = (*notes, *(Skipped(where, reason) for where, reason in refused))
         return block
 
@@ -115,16 +115,12 @@ class TFRecord:
     def _ranges(self, path: str) -> ByteRanges:
         return ByteRanges(Records(self.check_crc), self.storage, self._compression_of(path))
 
-    def _piece(self, split: Split, *, is_lenient: bool = False) -> tuple[RangeRecords, Array | None]:
-        # Return the records of a split, and their offsets as far as known.
-        framing = Records(self.check_crc)
-        piece = ByteRanges(framing, self.storage).read(split, is_lenient=is_lenient)
-        begins = framing.begins.pop() if framing.begins else None
-        return piece, None if begins is None else begins[: np.searchsorted(begins, len(piece.data))]
+    def _piece(self, split: Split, *, is_lenient: bool = False) -> RangeRecords:
+        return ByteRanges(Records(self.check_crc), self.storage).read(split, is_lenient=is_lenient)
 
-    def _block(self, split: Split, piece: RangeRecords, begins: Array | None) -> tuple[Block, list[tuple[str, str]]]:
+    def _block(self, split: Split, piece: RangeRecords) -> tuple[Block, list[tuple[str, str]]]:
         # Return the valid records of a piece, and the positions and problems of the others.
-        headers = headers_of(piece.data, check=False, begins=begins)
+        headers = headers_of(piece.data, check=False)
         starts, lengths = headers.starts, headers.lengths.astype(np.int64)
         rows, refused = np.arange(len(starts)), []
         raw = objects_at(piece.data, starts, lengths) if self.check_crc or self.features is None else None
