@@ -590,3 +590,11 @@ def test_what_streams_on_workers_left_out_is_not_among_their_rows(on_cluster, re
             np.asarray(on_cluster.local_results(values)).ravel().tolist() for values in gone_on(ds, states[number])
         ]
         assert again == found[number + 1 :]
+
+
+def test_what_was_left_out_before_a_filter_that_keeps_all_stays_left_out(read):
+    ds = numbers().map(read).ignore_errors().flat_map(lambda x: pair(int, x)).filter(lambda x: x >= 0)
+    hide(read)
+    whole, states = elements_and_positions(iter(ds))
+    bring_back(read)
+    assert taken(gone_on(ds, states[9])) == whole[9:]

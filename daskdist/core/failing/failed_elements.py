@@ -313,21 +313,23 @@ class TryEach:
         error = None
         if not (_has_failed(rows) or self.left_out):
             try:
-                return _with_places(self.function(rows), self.stage)
+                return _called(self.function, rows, self.stage)
             except Exception as failure:
                 error = failure
         factor = 1 if self.factor is None else self.factor
         return _of_each(rows, self.function, error, factor, self.stage, self.left_out)
 
 
-def _with_places(rows: Rows, stage: int, index: int | None = None) -> Rows:
+def _called(function: Callable[[Rows], Rows], rows: Rows, stage: int, index: int | None = None) -> Rows:
     # Let the notes of elements that were left out say by which computation, and the number of its input.
-    if rows.skipped:
-        rows.skipped = tuple(
+    result = function(rows)
+    # A filter that keeps all rows returns them with the notes of the computation before.
+    if result.skipped and result is not rows:
+        result.skipped = tuple(
             note if note.place is None else replace(note, place=(stage, note.place[1] if index is None else index))
-            for note in rows.skipped
+            for note in result.skipped
         )
-    return rows
+    return result
 
 
 def _of_each(
@@ -367,7 +369,7 @@ def _of_each(
         failed = _failed_at(rows, index)
         if failed is None:
             try:
-                results.add(_with_places(function(rows.slice(index, index + 1)), stage, index))
+                results.add(_called(function, rows.slice(index, index + 1), stage, index))
             except _OtherStructureError as other:
                 failed = FailedElement(error or other)
             except Exception as failure:
@@ -382,7 +384,7 @@ def _of_each(
             results.items += [failed] * factor
     if error is not None and is_pure and not results.has_failed:
         # The function fails only for several elements together, or the error was there only for a moment.
-        return _with_places(function(rows), stage)
+        return _called(function, rows, stage)
     return results.rows(rows)
 
 
