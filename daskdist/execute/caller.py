@@ -190,6 +190,10 @@ class Caller(Protocol):
         """Wait until one of several results is available."""
         ...
 
+    def raise_given_up(self) -> None:
+        """Raise the error of a call that is not made again, since workers were lost each time that it was made."""
+        ...
+
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
         """Return the report on a result; None if it is not available yet and ``wait`` is False."""
         ...
@@ -242,6 +246,9 @@ class LocalCaller:
 
     def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         return None
+
+    def raise_given_up(self) -> None:
+        pass
 
 
 class WritingStrategy(Protocol):

@@ -118,3 +118,22 @@ def test_workers_that_are_lost_together_are_one_loss(strategy, tmp_path):
         rows = [part for values in rows for part in strategy.local_results(values)]
     assert np.concatenate(rows).tolist() == [*range(ROWS)]
     assert len(strategy.workers) == 1
+
+
+def test_a_pass_ends_where_each_attempt_of_a_task_ended_a_worker(strategy):
+    def read(row):
+        with contextlib.suppress(ValueError):
+            get_worker()
+            if row == 30:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return row
+
+    streams = strategy.internals.backend.streams
+    steps = iter(strategy.distribute_dataset(Dataset.range(ROWS).map(read).batch(24)))
+    next(steps)
+    # It is read ahead.
+    eventually(lambda: len(streams.lost()) == 2)
+    for _ in range(2):
+        with pytest.raises(errors.RepeatedLossError, match=r"map.* ran each of 2 times that a worker was lost"):
+            next(steps)
+    assert len(strategy.workers) == 1

@@ -27,7 +27,7 @@ from daskdist.core.array_pool import limit_pool
 from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Read, Split, payload_itself, same, value_itself
 from daskdist.devices import are_loaded
-from daskdist.errors import ClusterError
+from daskdist.errors import ClusterError, RepeatedLossError
 from daskdist.execute.caller import Graph, Handle, Report, SplitLocations, report_of
 from daskdist.execute.callers.cluster_requests import ask_scheduler, closed_error, run_on_scheduler
 from daskdist.execute.callers.data_locations import DataLocations
@@ -530,6 +530,17 @@ class Submit:
     def close(self) -> None:
         # Results that a consumer still references stay; Dask has released the others already.
         self._reports.clear()
+
+    def raise_given_up(self) -> None:
+        for future in list(self.futures):
+            if future.status == "error" and f"-{self.token}-" in str(future.key):
+                try:
+                    self._result_of(future)
+                except RepeatedLossError:
+                    raise
+                except Exception:
+                    # It is raised where the result is used.
+                    continue
 
     def release(self) -> None:
         """Release every result, including those still referenced, for example by a traceback."""

@@ -262,11 +262,16 @@ class DistributedIterator:
             finally:
                 self.times.note(begun_at, perf_counter())
 
+    def _has_changed(self) -> bool:
+        return self._replicas_left is not None and self._replicas_left() is not self._replicas
+
     def _go_on_with_replicas(self) -> None:
         # Share out the rest of the pass over the replicas that are left, if some were lost.
-        if self._replicas_left is None or (replicas := self._replicas_left()) is self._replicas:
+        if not self._has_changed():
             return
-        self._replicas = replicas
+        # To Dask, which counts how often each task ended a worker, those of the rest are new ones.
+        self._caller.raise_given_up()
+        self._replicas = self._replicas_left()  # type: ignore[misc]
         source, call_maps, element_spec = self._follow()  # type: ignore[misc]
         # Datasets of a function are on their workers: there each step is cut again.
         if source.share_out is not None:
@@ -276,13 +281,13 @@ class DistributedIterator:
             self._go_on(state)
 
     def _next(self) -> Any:
-        if not self._is_over:
-            self._go_on_with_replicas()
         if self._failure:
             # Raise the failure again instead of skipping it silently.
             raise self._failure[0](*self._failure[1])
         is_taken = False
         try:
+            if not self._is_over:
+                self._go_on_with_replicas()
             value = self._step()
             is_taken = True
             return self._mapped(value)
@@ -301,11 +306,8 @@ class DistributedIterator:
                 if self._reported.is_new(error):
                     raise
                 return self._next()
-            replicas = self._replicas
             # The rest of the pass is without a step that was taken.
-            if isinstance(error, ClusterError) and not self._puts_on_devices and not is_taken:
-                self._go_on_with_replicas()
-            if self._replicas is not replicas:
+            if isinstance(error, ClusterError) and not self._puts_on_devices and not is_taken and self._has_changed():
                 # A worker was lost while its data was waited for.
                 return self._next()
             # Keep no reference to the error: its traceback refers to this iterator.
