@@ -35,6 +35,20 @@ def strict():
 # --- the thread ---
 
 
+def test_a_thread_that_cannot_be_started_is_started_by_a_later_call(monkeypatch):
+    def fail(thread):
+        raise RuntimeError("can't start new thread")
+
+    ahead = DevicePrefetch(iter(arrays((3,), (3,))), [device("STRICT:0")])
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                next(ahead)
+    next(ahead)
+    ahead.close()
+
+
 def test_the_source_is_used_and_closed_by_one_thread():
     threads = set()
 

@@ -228,8 +228,10 @@ class _PrefetchState:
         self.copiers = [None if device.is_host else Copier(device, num_sources) for device in self.devices]
         # The thread runs in the consumer's context, which holds the current caller, seed and replica.
         run = functools.partial(contextvars.copy_context().run, self.run)
-        self.thread = Thread(target=run, name="daskdist-feed", daemon=True)
-        self.thread.start()
+        thread = Thread(target=run, name="daskdist-feed", daemon=True)
+        # If the system has no thread to spare, a later call may begin.
+        thread.start()
+        self.thread = thread
 
     def take(self) -> CopyUnit:
         """Return the next unit.
