@@ -46,6 +46,7 @@ from daskdist.core.structure import Structure
 from daskdist.display import plan as display
 from daskdist.display.description import Description, Head, columns_table
 from daskdist.display.drawing import known_cardinality
+from daskdist.display.missing_arguments import advises
 from daskdist.display.missing_methods import OF_DATASETS, DatasetType, missing_attribute
 from daskdist.display.pages import dataset_page
 from daskdist.display.plain_text import PlainText
@@ -546,6 +547,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
 
     # --- elements: one by one ---
 
+    @advises("Dataset.map")
     def map(
         self,
         map_func: Callable[..., Any],
@@ -1138,6 +1140,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
 
     # --- batches ---
 
+    @advises("Dataset.batch")
     def batch(
         self,
         batch_size: int,
@@ -1601,6 +1604,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
 
     # --- writing files ---
 
+    @advises("Dataset.to_parquet")
     def to_parquet(
         self,
         path: str | os.PathLike[str],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import daskdist.tpu.experimental
 from daskdist import AutoShardPolicy, Dataset, InputOptions, InputReplicationMode, Options, PerReplica, errors
 from daskdist.core.dataset_base import node_of
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
-from daskdist.display import missing_methods
+from daskdist.display import missing_arguments, missing_methods
 from daskdist.tensorflow import missing_names
 
 # Every name on the pages, as they write it after `tf.`.
@@ -300,6 +301,58 @@ def test_advice_for_names_of_other_libraries_is_of_names_that_exist():
     assert len(used) > 15
     assert not [name for name in used if not hasattr(Dataset, name)]
     assert not [name for name in re.findall(r"daskdist\.(\w+)", text) if not hasattr(daskdist, name)]
+
+
+FUNCTIONS = {
+    "CheckpointManager": daskdist.CheckpointManager,
+    "Dataset.batch": Dataset.batch,
+    "Dataset.map": Dataset.map,
+    "Dataset.to_parquet": Dataset.to_parquet,
+    "read_csv": daskdist.read_csv,
+    "torch_loader": daskdist.torch_loader,
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [(name, argument) for name, advice in missing_arguments.OF_FUNCTIONS.items() for argument in advice],
+)
+def test_functions_say_what_to_use_for_arguments_of_other_libraries(function, argument):
+    # An argument that the function accepts would not reach it.
+    assert argument not in inspect.signature(FUNCTIONS[function]).parameters
+    advice = missing_arguments.OF_FUNCTIONS[function][argument]
+    text = re.escape(f"{function}() got an unexpected keyword argument '{argument}'; use {advice}")
+    with pytest.raises(TypeError, match=f"^{text}$"):
+        FUNCTIONS[function](**{argument: 3})
+
+
+def test_arguments_that_no_library_has_are_errors_of_python():
+    with pytest.raises(TypeError, match=r"batch\(\) got an unexpected keyword argument 'drop_reminder'"):
+        Dataset.range(3).batch(2, drop_reminder=True)
+
+
+# Dask calls pandas so.
+@pytest.mark.filterwarnings("ignore:The inplace keyword")
+def test_partitioned_files_are_written_as_the_advice_says(tmp_path):
+    ds = Dataset.from_tensor_slices({"x": [0, 1, 0], "y": [1.0, 2.0, 3.0]})
+    ds.to_dask_dataframe().to_parquet(tmp_path / "rows", partition_on=["x"])
+    assert sorted(path.name for path in (tmp_path / "rows").glob("x=*")) == ["x=0", "x=1"]
+    assert sorted(row["y"] for row in daskdist.read_parquet(str(tmp_path / "rows"))) == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("name", ["map", "shuffle", "take", "head"])
+def test_distributed_datasets_say_where_methods_of_datasets_belong(name):
+    distributed = mirrored(2).distribute_dataset(Dataset.range(8).batch(4))
+    text = rf"^'DistributedDataset' object has no attribute '{name}'; use dataset\.{name} before distribute_dataset$"
+    with pytest.raises(AttributeError, match=text):
+        getattr(distributed, name)
+
+
+@pytest.mark.parametrize("name", ["fit", "_repr_png_"])
+def test_attributes_that_distributed_datasets_lack(name):
+    distributed = mirrored(2).distribute_dataset(Dataset.range(8).batch(4))
+    with pytest.raises(AttributeError, match=rf"^'DistributedDataset' object has no attribute '{name}'$"):
+        getattr(distributed, name)
 
 
 def test_attributes_that_datasets_lack():

@@ -15,6 +15,7 @@ from typing import Any, Final
 from daskdist.checkpoint.checkpoint import Checkpoint, write
 from daskdist.checkpoint.state_file import read_states
 from daskdist.core.arguments import whole_number
+from daskdist.display.missing_arguments import advises
 from daskdist.display.pages import state_page
 from daskdist.errors import ArgumentError, FileError, without_passwords
 from daskdist.storage.atomic_file import put
@@ -62,6 +63,7 @@ class CheckpointManager:
     (3, 3)
     """
 
+    @advises("CheckpointManager")
     def __init__(
         self,
         directory: str | os.PathLike[str],

@@ -20,6 +20,7 @@ import numpy as np
 
 from daskdist.devices import Device, device_of, name_of
 from daskdist.devices.cuda_streams import torch_stream
+from daskdist.display.missing_arguments import advises
 from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.stream.local_iterator import ConvertedIterator
 from daskdist.execute.transfer.copier import channel_of
@@ -111,6 +112,7 @@ def _mind_torch_on(device: Device) -> None:
         channel_of(name_of(device)).add_consumer(stream)
 
 
+@advises("torch_loader")
 def torch_loader(dataset: Any) -> Any:
     """Load a dataset as PyTorch tensors: iterate over it like over a ``torch.utils.data.DataLoader``.
 

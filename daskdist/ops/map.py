@@ -31,6 +31,8 @@ _MOST_COMPARED: Final = 4096
 # Results of at most so many bytes, or so many times the bytes of the arguments, are not large.
 _FEW_BYTES: Final = 1024
 _FEW_TIMES: Final = 4
+# Lists, such as the numbers of the words of a line, are often meant as arrays.
+_LISTS: Final = ". A returned list is a tuple of its items; for one array, return numpy.asarray(items, dtype)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,6 +258,7 @@ class MapRows:
                     raise UserFunctionError(
                         f"map: {user} returned the structure {nesting} on {where()}, "
                         f"but {structure} before; every element needs the same"
+                        + (_LISTS if type(result) is list else "")
                     )
             values.extend(leaves)
             index += 1

@@ -10,6 +10,7 @@ import numpy as np
 
 from daskdist.core.structure import as_array
 from daskdist.dataset import Dataset, TensorFlowDataset
+from daskdist.display.missing_arguments import advises
 from daskdist.errors import ArgumentError
 from daskdist.formats.csv.csv_format import Csv
 from daskdist.formats.csv.dialect import Dialect
@@ -20,6 +21,7 @@ from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 from daskdist.storage.hive_partitions import Partitions
 
 
+@advises("read_csv")
 def read_csv(
     paths: Paths,
     columns: Any = None,

@@ -585,3 +585,15 @@ def test_get_next_past_the_end_raises_again_and_again(request, strategy_name):
     assert not missing.has_value()
     with pytest.raises(errors.ArgumentError, match="no value"):
         missing.get_value()
+
+
+def test_lists_of_several_lengths_are_refused_with_the_way_to_return_arrays():
+    words = Dataset.from_tensor_slices(["a b", "", "c"])
+    with pytest.raises(
+        errors.UserFunctionError, match=r"list is a tuple of its items.*numpy\.asarray\(items, dtype\)$"
+    ):
+        list(words.map(lambda line: [ord(word) for word in line.split()]))
+    with pytest.raises(errors.UserFunctionError, match=r"every element needs the same$"):
+        list(words.map(lambda line: tuple(ord(word) for word in line.split())))
+    arrays = words.map(lambda line: np.asarray([ord(word) for word in line.split()], np.int64))
+    assert [row.tolist() for row in arrays] == [[97, 98], [], [99]]

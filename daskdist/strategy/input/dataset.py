@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from daskdist.core.cardinality import UNKNOWN, counted
 from daskdist.core.dataset_base import node_of
@@ -26,6 +26,7 @@ from daskdist.core.spec import (
 from daskdist.dataset import Dataset, spec_by
 from daskdist.devices import Device, named
 from daskdist.display.drawing import cardinality_in_words, is_at_hand
+from daskdist.display.missing_methods import missing_attribute
 from daskdist.display.pages import distributed_page
 from daskdist.display.plain_text import PlainText
 from daskdist.display.plan import shares_table, tree
@@ -336,6 +337,17 @@ class DistributedDataset:
     def __repr__(self) -> str:
         replicas = counted(self.strategy.num_replicas_in_sync, "replica")
         return f"<DistributedDataset over {replicas}: {self.known_element_spec}>"
+
+    # For type checkers, `__getattr__` would make all names valid.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if hasattr(type(self), name):
+                # A property raised an AttributeError.
+                object.__getattribute__(self, name)
+            is_of_datasets = not name.startswith("_") and hasattr(Dataset, name)
+            advice = f"dataset.{name} before distribute_dataset" if is_of_datasets else None
+            raise missing_attribute(self, f"{type(self).__name__!r} object", name, advice)
 
 
 def _lacking(leaf: TensorSpec, devices: Sequence[Device]) -> str:
