@@ -2017,6 +2017,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
 
     # --- options ---
 
+    @advises("Dataset.with_options")
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
         """Set options for later parts of the pipeline and for strategies.
 

@@ -308,6 +308,7 @@ FUNCTIONS = {
     "Dataset.batch": Dataset.batch,
     "Dataset.map": Dataset.map,
     "Dataset.to_parquet": Dataset.to_parquet,
+    "Dataset.with_options": Dataset.with_options,
     "read_csv": daskdist.read_csv,
     "torch_loader": daskdist.torch_loader,
 }

@@ -77,10 +77,10 @@ def like(present: Any, saved: Any, *, owner: Any = None, copied: bool = True) ->
 
     Notes
     -----
-    Below the top level, None and empty mappings or lists stand for state that does not exist yet, such as that of an
-    optimizer before its first step: None may take the place of anything, and an empty container that of any of its
-    kind. Arrays without a counterpart become arrays of the framework of other arrays in ``present``, or of the owner's
-    class; NumPy arrays if neither is of a framework.
+    None and empty mappings or lists stand for state that does not exist yet, such as that of an optimizer before its
+    first step. Below the top level, None may take the place of anything; there, and at the top level of values without
+    an owner, an empty container may take the place of any of its kind. Arrays without a counterpart become arrays of
+    the framework of other arrays in ``present``, or of the owner's class; NumPy arrays if neither is of a framework.
 
     >>> like((np.zeros(2), 0), [np.ones(2), 5])
     (array([1., 1.]), 5)
@@ -202,7 +202,8 @@ class _Like:
 
     def converted(self, nest: Any, state: Any, path: tuple[Any, ...]) -> Any:
         check_depth(path)
-        if path and _one_does_not_exist_yet(nest, state):
+        is_inside_or_a_value = path or (self._owner is None and nest is not None)
+        if is_inside_or_a_value and _one_does_not_exist_yet(nest, state):
             return self._new(nest, state, path)
         saved_items, state_items = items_of(nest), items_of(state)
         if saved_items is None and state_items is None:

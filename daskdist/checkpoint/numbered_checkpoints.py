@@ -160,6 +160,7 @@ class CheckpointManager:
         It takes as long as copying the states, and waits for the save before it if that is still being written. Once
         the file is written, later checkpoints that `restore` went back behind are deleted.
         """
+        _check_type("save", checkpoint)
         return self.save_states(checkpoint.states(), step)
 
     def save_states(
@@ -204,6 +205,7 @@ class CheckpointManager:
         FileError
             There are checkpoints, but all of them are damaged; or the one of the given step is, or is missing.
         """
+        _check_type("restore", checkpoint)
         number, states = self.newest_states(step)
         if number is not None:
             checkpoint.set_states(states, self.path(number))
@@ -326,3 +328,11 @@ class CheckpointManager:
         for number in [number for number in steps if number > step] + earlier[: -self.keep]:
             fs, path = self._storage.located(self.path(number))
             fs.rm_file(path)
+
+
+def _check_type(operation: str, checkpoint: Any) -> None:
+    if not isinstance(checkpoint, Checkpoint):
+        raise ArgumentError(
+            f"{operation}: expected a Checkpoint of the objects, such as Checkpoint(weights=variable), got "
+            f"{type(checkpoint).__name__}"
+        )

@@ -36,6 +36,10 @@ OF_FUNCTIONS: Final = {
         "num_proc": _PROCESSES,
         "num_workers": _PROCESSES,
     },
+    "Dataset.with_options": {
+        name: f"ds.with_options(daskdist.Options({name}=...))"
+        for name in ("deterministic", "num_processes", "num_threads")
+    },
     "Dataset.to_parquet": {
         "partition_by": _PARTITIONS,
         "partition_cols": _PARTITIONS,

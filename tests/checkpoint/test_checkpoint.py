@@ -838,3 +838,24 @@ def test_an_object_inside_of_a_nest_is_refused():
         variable = daskdist.Variable([1.0, 2.0])
     with pytest.raises(ArgumentError, match=r"Checkpoint: 'x' is dict.*Variable inside; give objects .* by names"):
         Checkpoint(x={"weights": [variable]})
+
+
+def test_lists_and_dicts_of_values_may_begin_empty(tmp_path):
+    path = str(tmp_path / "a.ckpt")
+    Checkpoint(losses=[0.5, 0.25], best={"epoch": 1}, names=()).save(path)
+    for losses, best, names in (([], {}, ()), ([1.0, 2.0], {"epoch": 0}, ("a",))):
+        checkpoint = Checkpoint(losses=losses, best=best, names=names)
+        checkpoint.restore(path)
+        assert (checkpoint.losses, checkpoint.best, checkpoint.names) == ([0.5, 0.25], {"epoch": 1}, ())
+    for losses in ({}, [1.0]):
+        with pytest.raises(ArgumentError, match=r"^restore: 'losses': the state"):
+            Checkpoint(losses=losses, best={}, names=()).restore(path)
+
+
+@pytest.mark.parametrize("value", ["run", {"epoch": 1}, None])
+@pytest.mark.parametrize("operation", ["save", "restore"])
+def test_managers_say_what_to_save(tmp_path, operation, value):
+    with daskdist.CheckpointManager(tmp_path / "run") as manager:
+        text = rf"^{operation}: expected a Checkpoint of the objects, .*, got {type(value).__name__}$"
+        with pytest.raises(ArgumentError, match=text):
+            getattr(manager, operation)(value)
