@@ -25,40 +25,30 @@ Each is also a subclass of a builtin error, so that code that does not know dask
 from __future__ import annotations
 
 import logging
-import re
-from typing import Any, Final
+from typing import Any
 
-_PASSWORD_IN_URL: Final = re.compile(r"(?<=://)([^\s/:@'\"]*):[^\s/@'\"]+@")
-
-
-def without_passwords(text: str) -> str:
-    """Return a text with the passwords in URLs replaced.
-
-    >>> without_passwords("no file at ftp://me:secret@host/x")
-    'no file at ftp://me:***@host/x'
-    """
-    return _PASSWORD_IN_URL.sub(r"\1:***@", text) if "://" in text else text
+from daskdist.url_secrets import without_secrets
 
 
 class DaskdistError(Exception):
-    """The base class of all errors of daskdist, whose messages omit the passwords in URLs."""
+    """The base class of all errors of daskdist, whose messages omit the secrets in URLs."""
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*(without_passwords(value) if isinstance(value, str) else value for value in args))
+        super().__init__(*(without_secrets(value) if isinstance(value, str) else value for value in args))
 
 
-class _PasswordFilter(logging.Filter):
-    # Removes passwords in URLs from log records.
+class _SecretsFilter(logging.Filter):
+    # Removes the secrets in URLs from log records.
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        shown = without_passwords(message)
+        shown = without_secrets(message)
         if shown != message:
             record.msg, record.args = shown, None
         return True
 
 
-logging.getLogger("daskdist").addFilter(_PasswordFilter())
+logging.getLogger("daskdist").addFilter(_SecretsFilter())
 
 
 class ArgumentError(DaskdistError, ValueError):

@@ -17,9 +17,10 @@ from daskdist.checkpoint.state_file import read_states
 from daskdist.core.arguments import whole_number
 from daskdist.display.missing_arguments import advises
 from daskdist.display.pages import state_page
-from daskdist.errors import ArgumentError, FileError, without_passwords
+from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.atomic_file import put
 from daskdist.storage.filesystem import Storage, failures
+from daskdist.url_secrets import without_secrets
 from daskdist.waiting import wait_intervals
 
 logger: Final = logging.getLogger("daskdist")
@@ -82,13 +83,13 @@ class CheckpointManager:
         self._claim: tuple[int, bytes] | None = None
 
     def __repr__(self) -> str:
-        return without_passwords(f"CheckpointManager({self.directory!r}, keep={self.keep})")
+        return without_secrets(f"CheckpointManager({self.directory!r}, keep={self.keep})")
 
     def _repr_html_(self) -> str | None:
         # The directory is not listed: it may be far away.
         last = "no step saved or restored here" if self._step is None else f"last step here: {self._step:,}"
         return state_page(
-            "CheckpointManager", [without_passwords(self.directory), f"keeps the newest {self.keep:,}", last], (), ()
+            "CheckpointManager", [without_secrets(self.directory), f"keeps the newest {self.keep:,}", last], (), ()
         )
 
     def __getstate__(self) -> dict[str, Any]:

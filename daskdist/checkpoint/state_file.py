@@ -41,6 +41,7 @@ from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.npy import header_of
 from daskdist.storage.atomic_file import atomic_file, remove_temporaries
 from daskdist.storage.filesystem import Storage, failures
+from daskdist.url_secrets import shown_cause
 
 FORMAT: Final = "daskdist checkpoint"
 VERSION: Final = 1
@@ -122,7 +123,7 @@ def _opened(path: str, storage: Storage) -> Iterator[IO[bytes]]:
     except FileNotFoundError:
         raise FileError(f"{path}: there is no such file, on a disk that this process sees") from None
     except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error}") from error
+        raise FileError(f"{path}: cannot be read: {error}") from shown_cause(error)
     with failures(path, "cannot be read", (OSError,)), file:
         yield file
 

@@ -14,6 +14,7 @@ from daskdist.display.progress_bar import progress
 from daskdist.errors import DaskdistError
 from daskdist.readers.files import read_files
 from daskdist.strategy.strategy import Strategy
+from daskdist.url_secrets import without_secrets
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -51,12 +52,12 @@ def short_errors() -> Iterator[None]:
     except (DaskdistError, OSError) as error:
         # Messages name the options of methods.
         text = " ".join(str(error).split()).replace("overwrite=True", "--overwrite")
-        raise click.ClickException(text) from error
+        raise click.ClickException(without_secrets(text)) from error
 
 
 def write(report: dict[str, Any], text: str, *, as_json: bool) -> None:
-    """Print a report as text or JSON."""
-    click.echo(json.dumps(report) if as_json else text)
+    """Print a report as text or JSON, without the secrets of URLs."""
+    click.echo(without_secrets(json.dumps(report) if as_json else text))
 
 
 @contextlib.contextmanager

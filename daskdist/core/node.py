@@ -18,7 +18,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import without_passwords
+from daskdist.url_secrets import without_secrets
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -235,7 +235,7 @@ class Node:
         arguments = [f"{key}={_brief(value)}" for key, value in self._arguments()]
         if self.label is not None:
             arguments.append(f"name={self.label!r}")
-        return without_passwords(f"{self.name}({', '.join(arguments)})")
+        return without_secrets(f"{self.name}({', '.join(arguments)})")
 
     def _arguments(self) -> Iterator[tuple[str, Any]]:
         for attribute in dataclasses.fields(self):
@@ -402,5 +402,5 @@ def lower(node: Node) -> Primitive:
 def _brief(value: Any) -> str:
     if callable(value) and hasattr(value, "__qualname__"):
         return str(value.__qualname__)
-    text = without_passwords(repr(value))
+    text = without_secrets(repr(value))
     return text if len(text) <= 60 else text[:57] + "..."

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Node
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Split, Stream
-from daskdist.errors import without_passwords
+from daskdist.url_secrets import without_secrets
 
 
 def tree(node: Node, *, with_notes: bool = False) -> str:
@@ -33,7 +33,7 @@ def _lines(node: Node, indent: int) -> Iterator[tuple[str, Node]]:
 
 def operation_text(node: Node) -> str:
     """Return the text of an operation: without passwords, and paths in the current directory as relative ones."""
-    text, here = without_passwords(str(node)), os.getcwd()
+    text, here = without_secrets(str(node)), os.getcwd()
     # A path does not begin in the middle of another one, or of a URL.
     return text if here == os.sep else re.sub(rf"(?<![\w/:.-]){re.escape(here)}/(?=\S)", "", text)
 

@@ -24,6 +24,7 @@ from daskdist.storage.compression import decompressed, without_suffix
 from daskdist.storage.filesystem import Storage, Version, failures
 from daskdist.storage.schema_check import FirstFile
 from daskdist.tables.byte_rows import objects_at
+from daskdist.url_secrets import shown_cause
 
 _BYTES: Final = np.dtype(object)
 # The kinds of numbers for which any bytes are valid.
@@ -176,7 +177,9 @@ class FixedLength:
                 data = decompressed(file, rows.compression).read()
             # Libraries raise many errors for damaged files; zlib.error and LZMAError share only Exception as a base.
             except Exception as error:
-                raise FileError(f"{split.label}: damaged or cut short: {error or type(error).__name__}") from error
+                raise FileError(
+                    f"{split.label}: damaged or cut short: {error or type(error).__name__}"
+                ) from shown_cause(error)
         self._check(len(data) - self.header_bytes - self.footer_bytes, split.label)
         return data[self.header_bytes : len(data) - self.footer_bytes]
 

@@ -21,6 +21,7 @@ from daskdist.errors import FileError
 from daskdist.formats.image_codec import IMAGES, ImageOptions
 from daskdist.storage.filesystem import Storage, is_remote, local
 from daskdist.storage.schema_check import FirstFile
+from daskdist.url_secrets import shown_cause
 
 _MAGIC: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 _PAIR: Final = Structure.of((0, 0))[1]
@@ -90,7 +91,7 @@ class Images:
         except Exception as error:
             raise FileError(
                 f"{path}: not an image that Pillow can decode, of {len(data)} bytes: {type(error).__name__}: {error}"
-            ) from error
+            ) from shown_cause(error)
         if self.class_names is None:
             return Block(LONE, [image[None]], split.label)
         return Block(_PAIR, [image[None], np.array([self._label(path)])], split.label)

@@ -25,6 +25,7 @@ from daskdist.storage.hive_partitions import Partitions
 from daskdist.storage.schema_check import FirstFile, unlike
 from daskdist.tables.from_arrow import TableReader
 from daskdist.tables.to_arrow import check_columns, table_of
+from daskdist.url_secrets import shown_cause
 
 # The compressions for writing.
 CODECS: Final = (None, "snappy", "zstd", "lz4", "gzip", "brotli")
@@ -117,7 +118,9 @@ class Parquet:
                 continue
             notes.append(Skipped(f"row {row} of {split.label}", str(error)))
             if len(notes) > _MOST_LEFT_OUT:
-                raise FileError(f"{split.label}: more than {_MOST_LEFT_OUT} of its rows are invalid") from error
+                raise FileError(f"{split.label}: more than {_MOST_LEFT_OUT} of its rows are invalid") from shown_cause(
+                    error
+                )
         block = Block.concat(kept, split.label) if kept else self._block(table.slice(0, 0), split)
         block.skipped = tuple(notes)
         return block

@@ -28,9 +28,11 @@ from daskdist.storage.atomic_file import put, remove_temporaries, rename
 from daskdist.storage.compression import compression_of, without_suffix
 from daskdist.storage.filesystem import DAMAGE, Storage, is_remote
 from daskdist.storage.hidden_files import is_hidden
+from daskdist.storage.http_files import check_writable
 from daskdist.storage.replace_directory import current, is_store, pointer_to, temporary_beside
 from daskdist.storage.write_manifest import WriteManifest, manifest_name
 from daskdist.tables.to_arrow import no_rows
+from daskdist.url_secrets import shown_cause
 
 # The number of attempts to remove a directory to which abandoned calls may still write, and the seconds between them.
 _TRIES: Final = 5
@@ -120,9 +122,9 @@ def unwritable(path: str) -> Iterator[None]:
         raise FileError(
             f"{path}: cannot be written: there is no such directory; if workers write, give one that all of them "
             "and this process share"
-        ) from error
+        ) from shown_cause(error)
     except DAMAGE as error:
-        raise FileError(f"{path}: cannot be written: {error or type(error).__name__}") from error
+        raise FileError(f"{path}: cannot be written: {error or type(error).__name__}") from shown_cause(error)
 
 
 def done_name(number: int, num_rows: int, num_bytes: int) -> str:
@@ -204,6 +206,7 @@ class DirectoryWriter:
         """
         with _errors_of(self.operation):
             self.form.check(spec)
+        check_writable(self.path)
         old, before = self._there()
         fs, root = self._located
         is_new = not fs.isdir(root)
@@ -405,6 +408,7 @@ class ZarrWriter:
         """Write the dataset; parameters, results and errors are those of `DirectoryWriter.write`."""
         with _errors_of(self.operation):
             check_store(spec)
+        check_writable(self.path)
         fs, root = self.storage.located(self.path)
         root = root.rstrip("/")
         with unwritable(self.path):

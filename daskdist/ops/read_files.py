@@ -29,6 +29,7 @@ from daskdist.storage.compression import SUFFIXES
 from daskdist.storage.filesystem import Storage, is_remote
 from daskdist.storage.grouped_splits import GroupSplits, ReadGroup
 from daskdist.storage.schema_check import FirstFile, readable
+from daskdist.url_secrets import without_secrets
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +249,7 @@ class ReadFiles(FileBackedSource):
         elif self.shard is not None:
             shard = f", {'splits' if self.by_split else 'files'} {self.shard[0]} mod {self.shard[1]}"
         first = self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files: {self.paths[0]} ..."
-        return f"{self.name}({first}{shard})"
+        return without_secrets(f"{self.name}({first}{shard})")
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         reader = ReadValidRows(self.format)

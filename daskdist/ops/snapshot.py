@@ -33,6 +33,7 @@ from daskdist.formats.saved.saved_format import Saved
 from daskdist.formats.saved.store import write_part
 from daskdist.ops.read_files import ReadFiles
 from daskdist.storage.atomic_file import located
+from daskdist.storage.http_files import check_writable
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -75,6 +76,7 @@ class Snapshot(Transformation):
     def __post_init__(self) -> None:
         # Refuse elements that cannot be written before anything is written.
         spec_to_json(self.element_spec)
+        check_writable(self.directory)
 
     @property
     def spec(self) -> ElementSpec:

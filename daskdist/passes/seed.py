@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dask.base import tokenize
+from dask.base import normalize_token, tokenize
 
 from daskdist.core.functions.user_function import code_of
 from daskdist.core.node import CountingNode, Node, Source, walk
 from daskdist.core.randomness.seed import generator
+from daskdist.url_secrets import without_signatures
 
 
 def with_seed(node: Node, seed: int) -> Node:
@@ -62,10 +63,23 @@ def _is_seeded(node: Any) -> bool:
 def fingerprint(node: Node) -> str:
     """Return a token that equal pipelines share in every process, and that changes with the files they read.
 
-    Drawn seeds are not part of it.
+    Drawn seeds are not part of it, nor are the secrets of URLs: another signature names the same file.
     """
     states = [source.state() for source in walk(node) if isinstance(source, Source)]
-    return str(tokenize(with_seed(node, 0), states))
+    seeded = with_seed(node, 0)
+    if any(map(_has_urls, walk(node))):
+        content = normalize_token([seeded, states])
+        unsigned = without_signatures(content)
+        if unsigned != content:
+            return str(tokenize(unsigned))
+    return str(tokenize(seeded, states))
+
+
+def _has_urls(node: Node) -> bool:
+    for value in vars(node).values():
+        if any(isinstance(text, str) and "://" in text for text in (value if isinstance(value, tuple) else (value,))):
+            return True
+    return False
 
 
 def with_new_fingerprints(node: Node) -> Node:

@@ -11,7 +11,7 @@ from distributed.client import _get_global_client
 from distributed.deploy import Cluster
 
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.callers.cluster_requests import address_in_file
+from daskdist.execute.callers.cluster_requests import address_in_file, check_address
 
 # The scheme in addresses of TensorFlow's data service; taken as tcp.
 _PROTOCOLS: Final = {"grpc": "tcp", "grpc+local": "tcp"}
@@ -112,6 +112,7 @@ def _of_text(text: str) -> ServiceAddress:
     protocol, separator, rest = text.partition("://")
     if not separator:
         protocol, rest = "tcp", text
+    check_address("service", rest)
     if not rest or not protocol or "://" in rest:
         raise ArgumentError(f"service is {text!r}; give an address such as 'tcp://host:8786'")
     if ":" not in rest.rpartition("]")[2] and protocol in ("tcp", "tls", *_PROTOCOLS):

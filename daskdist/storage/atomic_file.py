@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from daskdist.errors import FileError
+from daskdist.url_secrets import shown_cause
 
 TEMPORARY: Final = re.compile(r"\.(.*)\.[0-9a-f]{32}\.tmp")
 
@@ -64,7 +65,7 @@ def atomic_file(fs: Any, path: str, check: Callable[[], None] = lambda: None) ->
         with suppress(Exception):
             fs.rm_file(temporary)
         if isinstance(error, OSError):
-            raise FileError(f"{path}: cannot be written: {error}") from error
+            raise FileError(f"{path}: cannot be written: {error}") from shown_cause(error)
         raise
 
 

@@ -12,6 +12,7 @@ from typing import IO, Any, Final
 
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.filesystem import Storage, is_remote
+from daskdist.storage.http_files import without_query
 
 # Compression -> the suffixes of names, and the first bytes of content (zlib has too many different ones).
 _ENDS: Final[dict[str, tuple[str, ...]]] = {
@@ -52,7 +53,7 @@ def inferred(path: str, head: bytes) -> str | None:
         The content is not compressed as the name says.
     """
     by_head = next((name for name, magic in _MAGIC.items() if head.startswith(magic)), None)
-    by_name = next((name for name, ends in _ENDS.items() if path.endswith(ends)), None)
+    by_name = next((name for name, ends in _ENDS.items() if without_query(path).endswith(ends)), None)
     if by_head is None and by_name in _MAGIC and head:
         raise FileError(
             f"{path}: its name says {by_name}, but its content does not begin like that; "
@@ -63,7 +64,8 @@ def inferred(path: str, head: bytes) -> str | None:
 
 
 def without_suffix(path: str) -> str:
-    """Return the name of a file without the suffix of its compression."""
+    """Return the name of a file without the suffix of its compression, and without the query of a URL."""
+    path = without_query(path)
     end = next((end for end in SUFFIXES if path.endswith(end)), "")
     return path.removesuffix(end)
 

@@ -16,8 +16,9 @@ from typing import IO, Any, Final
 
 from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.storage.hidden_files import is_hidden, is_hidden_below, is_hidden_from
-from daskdist.storage.http_files import is_http, num_bytes, open_http
+from daskdist.storage.http_files import is_http, num_bytes, open_http, without_query
 from daskdist.storage.write_manifest import PATTERN, WriteManifest, is_manifest_name
+from daskdist.url_secrets import shown_cause
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 StorageOptions = Mapping[str, Any] | None
@@ -110,7 +111,7 @@ class Storage:
                 f"no file matches: the directory {path!r} has none whose name ends in {ends}; names that begin with "
                 "'_' or '.', and the contents of such directories, are skipped"
             )
-        kind = "no file matches" if glob.has_magic(path) else "no such file:"
+        kind = "no file matches" if has_wildcards(path) else "no such file:"
         where = "" if is_remote(path) else f" (looked in {Path(local(path)).parent})"
         raise FileError(f"{kind} {path!r}{where}")
 
@@ -123,10 +124,11 @@ class Storage:
         _, chained, outer = path.partition("::")
         manifests: list[str] = []
         try:
-            if glob.has_magic(inner):
+            if has_wildcards(inner):
                 names = [name for name in self._matches(fs, inner) if not fs.isdir(name)]
                 manifests = self._matches(fs, _manifests_beside(inner))
-            elif fs.isdir(inner):
+            # A query names one file, and asking whether that is a directory would download it.
+            elif not (is_http(inner) and "?" in inner) and fs.isdir(inner):
                 root = str(fs._strip_protocol(inner))
                 names = [name for name in fs.find(inner) if not is_hidden_below(os.path.dirname(name), root)]
                 manifests = [name for name in names if is_manifest_name(os.path.basename(name))]
@@ -139,12 +141,12 @@ class Storage:
         except FileNotFoundError:
             return Listing([], [])
         except PermissionError as error:
-            raise FileError(f"{path!r} cannot be looked up: {error}; {_CREDENTIALS}") from error
+            raise FileError(f"{path!r} cannot be looked up: {error}; {_CREDENTIALS}") from shown_cause(error)
         except Exception as error:
             advice = _advice(error)
             if advice is None and not isinstance(error, (OSError, ValueError)):
                 raise
-            raise FileError(f"{path!r} cannot be looked up: {error}{advice or ''}") from error
+            raise FileError(f"{path!r} cannot be looked up: {error}{advice or ''}") from shown_cause(error)
 
         def urls(inner_paths: Sequence[str]) -> list[str]:
             return sorted(fs.unstrip_protocol(name) + chained + outer for name in inner_paths)
@@ -160,7 +162,7 @@ class Storage:
         ignored, listed = set(), dict[str, int]()
 
         def is_wanted(name: str) -> bool:
-            if not glob.has_magic(pattern):
+            if not has_wildcards(pattern):
                 return name.endswith(suffixes)
             last = pattern.partition("::")[0].rpartition("/")[2]
             return "**" in last or fnmatch(name, last)
@@ -200,8 +202,8 @@ class Storage:
 
         try:
             fs, inner = fsspec.core.url_to_fs(path, **(self.options or {}))
-        # TypeError: the file system does not know an option.
-        except (ValueError, ImportError, TypeError, OSError) as error:
+        # The file systems of archives also raise errors of their libraries.
+        except Exception as error:
             raise FileError(f"{path!r} cannot be opened: {error}") from None
         return fs, inner
 
@@ -397,15 +399,15 @@ def failures(
     except FileNotFoundError as error:
         raise FileError(
             f"{label}: not found: deleted since it was listed, or on a disk that this machine cannot access"
-        ) from error
+        ) from shown_cause(error)
     except PermissionError as error:
         remote = f"; {_CREDENTIALS}" if is_remote(label) else ""
-        raise FileError(f"{label}: access denied: {error}{remote}") from error
+        raise FileError(f"{label}: access denied: {error}{remote}") from shown_cause(error)
     except Exception as error:
         advice = _advice(error)
         if advice is None and not isinstance(error, kinds):
             raise
-        raise FileError(f"{label}: {what}: {error or type(error).__name__}{advice or ''}") from error
+        raise FileError(f"{label}: {what}: {error or type(error).__name__}{advice or ''}") from shown_cause(error)
 
 
 # Libraries of file systems whose errors derive from Exception only.
@@ -519,6 +521,11 @@ def _manifests_beside(pattern: str) -> str:
 def local(path: str) -> str:
     """Return a local path as an absolute one: a worker's working directory differs from the program's."""
     return os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
+
+
+def has_wildcards(path: str) -> bool:
+    """Return whether a path is a glob. In a URL of an HTTP server, ? is no wildcard but begins the query."""
+    return any(glob.has_magic(without_query(link)) for link in path.split("::"))
 
 
 def is_remote(path: str) -> bool:

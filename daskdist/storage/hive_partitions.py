@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
+from daskdist.storage.http_files import without_query
+
 _PART: Final = re.compile(r"(?<=/)([^/=]+)=([^/]*)(?=/)")
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -36,7 +38,7 @@ class Partitions:
         """Return the partition columns that all paths have."""
         values: dict[str, set[str]] = {}
         for number, path in enumerate(paths):
-            pairs = dict(_PART.findall(path))
+            pairs = dict(_PART.findall(without_query(path)))
             if number == 0:
                 values = {name: set() for name in pairs}
             values = {name: known | {pairs[name]} for name, known in values.items() if name in pairs}
@@ -52,7 +54,7 @@ class Partitions:
 
     def value(self, name: str, path: str) -> Any:
         """Return the value of a partition column in a path; None for a null."""
-        value = dict(_PART.findall(path))[name]
+        value = dict(_PART.findall(without_query(path)))[name]
         if value == _NULL:
             return None
         return int(value) if name in self.integers else unquote(value)

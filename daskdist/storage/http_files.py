@@ -21,6 +21,26 @@ def is_http(path: str) -> bool:
     return path.startswith(("http://", "https://"))
 
 
+def check_writable(path: str) -> None:
+    """Check that a path can be written, before anything is read or listed.
+
+    Raises
+    ------
+    FileError
+        It is on an HTTP server.
+    """
+    if is_http(path.rpartition("::")[2]):
+        raise FileError(
+            f"{path}: cannot be written: files of HTTP servers are only read; give a local path, or a URL of a file "
+            "system such as s3://"
+        )
+
+
+def without_query(url: str) -> str:
+    """Return a path or URL without the query of an HTTP server, so that it ends with the name of the file."""
+    return url.partition("?")[0] if is_http(url.rpartition("::")[2]) else url
+
+
 def open_http(fs: Any, url: str, info: Mapping[str, Any]) -> IO[bytes]:
     """Open a file, read by ranges if the server supports them and otherwise as a whole.
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from daskdist.errors import FileError
+from daskdist.url_secrets import shown_cause
 
 # The manifests of all formats.
 PATTERN: Final = "_daskdist_*.json"
@@ -83,7 +84,7 @@ class WriteManifest:
             raise FileError(
                 f"{path}: the manifest is damaged: {error or type(error).__name__}; delete it "
                 "to read all files of the directory"
-            ) from error
+            ) from shown_cause(error)
         raise FileError(
             f"{path}: version {version!r} is unknown, only version {_VERSION} is supported; update daskdist"
         )

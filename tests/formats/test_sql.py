@@ -474,7 +474,7 @@ def test_an_unreachable_server_is_an_error_without_passwords():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(errors.FileError, match=rf"me:\*\*\*@127.0.0.1:{port}/db: cannot be read: .*refused") as caught:
+    with pytest.raises(errors.FileError, match=rf"//\*\*\*@127.0.0.1:{port}/db: cannot be read: .*refused") as caught:
         read_sql("t", f"postgresql+psycopg://me:opensesame@127.0.0.1:{port}/db")
     assert "opensesame" not in f"{caught.value} {caught.value.__cause__}"
 
@@ -697,7 +697,7 @@ def test_postgresql_passwords_are_not_shown(rows):
     ds = read_sql("rows", rows.url, num_splits=3).batch(2)
     shown = f"{ds!r} {node_of(ds)} {node_of(ds).source!r} {ds.explain()}"
     assert "sesame" not in shown
-    assert "me:***@/postgres" in f"{node_of(ds).source}"
+    assert "://***@/postgres" in f"{node_of(ds).source}"
     assert all("sesame" not in split.label + split.path for split in node_of(ds).source.splits())
     with pytest.raises(errors.FileError, match="password authentication failed") as caught:
         read_sql("rows", rows.url.replace("open%20sesame", "shut%20sesame"))

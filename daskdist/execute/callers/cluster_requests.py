@@ -12,7 +12,22 @@ from distributed import Status
 from distributed.comm import CommClosedError
 
 from daskdist.config import seconds
-from daskdist.errors import ClusterError, CollectiveError
+from daskdist.errors import ArgumentError, ClusterError, CollectiveError
+
+
+def check_address(operation: str, address: str) -> None:
+    """Check that the address of a scheduler has no user or password, which nobody would use.
+
+    Raises
+    ------
+    ArgumentError
+        It has; the message does not show it.
+    """
+    if "@" in address:
+        raise ArgumentError(
+            f"{operation}: the address of the scheduler at {address.rpartition('@')[2]!r} has a user or a password "
+            "before its @, which Dask does not use; leave it out, and see security for certificates"
+        )
 
 
 def address_in_file(path: str) -> str:

@@ -19,6 +19,7 @@ from daskdist.execute.caller import Caller
 from daskdist.execute.resume.deferring import Deferred
 from daskdist.execute.resume.packing import pack, unpack
 from daskdist.execute.resume.recorded_answers import Answers, Known
+from daskdist.url_secrets import without_secrets
 
 VERSION: Final = 8
 
@@ -139,7 +140,7 @@ def _names(primitive: Primitive) -> Iterator[str]:
 def _lines(node: Node) -> Iterator[str]:
     for source in node.inputs:
         yield from _lines(source)
-    yield str(node).splitlines()[0]
+    yield without_secrets(str(node)).splitlines()[0]
 
 
 def state_of(

@@ -31,6 +31,7 @@ from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.formats.saved.manifest import KEY, SavedPart, codec
 from daskdist.storage.atomic_file import located, writing
 from daskdist.tables.to_arrow import columns_of
+from daskdist.url_secrets import shown_cause
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 
@@ -349,13 +350,13 @@ def _opened(directory: str, name: str) -> Iterator[tuple[str, Any]]:
     except FileNotFoundError as error:
         raise FileError(
             f"{path}: not found: deleted since it was saved, or on a disk that this machine cannot access"
-        ) from error
+        ) from shown_cause(error)
     except FileError:
         raise
     except PermissionError as error:
-        raise FileError(f"{path}: access denied: {error}") from error
+        raise FileError(f"{path}: access denied: {error}") from shown_cause(error)
     except (DaskdistError, *_DAMAGE) as error:
-        raise FileError(f"{path}: damaged or cut short: {error}") from error
+        raise FileError(f"{path}: damaged or cut short: {error}") from shown_cause(error)
 
 
 def _columns(reader: Any, layouts: Sequence[_Layout], num_rows: int) -> list[Any]:

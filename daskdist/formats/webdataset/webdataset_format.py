@@ -35,6 +35,7 @@ from daskdist.storage.filesystem import Storage
 from daskdist.storage.schema_check import FirstFile
 from daskdist.tables.columns import Columns
 from daskdist.tables.from_arrow import leaves_of, spec_of
+from daskdist.url_secrets import shown_cause
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 # The spec is inferred from the first file: bytes read at first (more until there is a sample), and the most samples.
@@ -241,7 +242,7 @@ class WebDataset:
                 try:
                     values.append(decoding.decode(name, data[member.start : member.stop]))
                 except Exception as error:
-                    raise _unreadable(path, sample.key, member.name, member.begin, error) from error
+                    raise _unreadable(path, sample.key, member.name, member.begin, error) from shown_cause(error)
         if decoding.kind(name) == "json":
             return _spec_of_json(values, f"{path}: field {name!r}", name)
         kinds = {(array.dtype, array.ndim) for array in values}
@@ -324,7 +325,7 @@ class _Reading:
         # Errors of libraries for damaged data share no base class but Exception: Pillow alone raises six.
         except Exception as error:
             begin = self._piece.offset + member.begin
-            raise _unreadable(self.label, sample.key, member.name, begin, error) from error
+            raise _unreadable(self.label, sample.key, member.name, begin, error) from shown_cause(error)
         if self._kinds[name] == "npy":
             spec = self._specs[name].leaves[0]
             if value.dtype != spec.dtype or value.ndim != len(spec.shape):
@@ -375,7 +376,7 @@ class _Reading:
                     raise FileError(
                         f"{self.label}: the field {name!r} of sample {number} is {value!r:.200}, which does not match "
                         f"those of the first samples, {spec.packed}: {error}; {_as_text(name)}"
-                    ) from error
+                    ) from shown_cause(error)
             raise FileError(f"{self.label}: the field {name!r}: {whole}; {_as_text(name)}") from whole
 
 
@@ -408,7 +409,7 @@ def _encoded(decoding: Decoding, name: str, value: Any, number: int) -> bytes:
     try:
         return decoding.encode(name, value)
     except (ValueError, TypeError, OSError, OverflowError) as error:
-        raise ArgumentError(f"row {number}: the field {name!r} cannot be written: {error}") from error
+        raise ArgumentError(f"row {number}: the field {name!r} cannot be written: {error}") from shown_cause(error)
 
 
 def _key_of(number: int, members: Mapping[str, bytes]) -> str:
@@ -429,7 +430,7 @@ def _spec_of_json(values: Sequence[Any], where: str, name: str) -> ElementSpec:
         return spec_of(pa.array(values).type, where)
     except (FileError, ValueError, TypeError, OverflowError, RecursionError) as error:
         reason = str(error).removeprefix(f"{where} ")
-        raise FileError(f"{where} cannot be converted to arrays: {reason}; {_as_text(name)}") from error
+        raise FileError(f"{where} cannot be converted to arrays: {reason}; {_as_text(name)}") from shown_cause(error)
 
 
 def _leaves_of_json(values: Sequence[Any], spec: ElementSpec) -> list[Any]:

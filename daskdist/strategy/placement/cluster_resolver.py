@@ -25,7 +25,7 @@ from distributed.utils import import_term
 from daskdist.config import setting
 from daskdist.core.arguments import whole_number
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.callers.cluster_requests import address_in_file
+from daskdist.execute.callers.cluster_requests import address_in_file, check_address
 from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.placement.replicas_per_worker import Worker
 from daskdist.waiting import wait_intervals
@@ -82,6 +82,8 @@ class ClusterResolver:
                 f"{_OPERATION}: {type(cluster).__name__} is not a Dask client, a cluster, an address or the path of a "
                 "scheduler file"
             )
+        if isinstance(cluster, str) and not _is_file(cluster):
+            check_address(_OPERATION, cluster)
         if getattr(cluster, "asynchronous", False):
             raise ArgumentError(
                 f"{_OPERATION}: the {type(cluster).__name__} is asynchronous; create it with asynchronous=False and "
@@ -184,6 +186,7 @@ def _client_of(cluster: Any, security: Security | None, said_by: str) -> Client:
         cluster = address_in_file(os.fspath(cluster))
     address = cluster if isinstance(cluster, str) else cluster.scheduler_address
     if isinstance(cluster, str):
+        check_address(f"{_OPERATION}{said_by}", address)
         try:
             # Check the address first: creating a client with an unreadable one would leave it partly open.
             scheme, location = parse_address(address)
