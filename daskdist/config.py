@@ -54,7 +54,9 @@ DEFAULTS: Final[dict[str, Any]] = {
     "steps": {"relay": "auto"},
     # Whether `all_reduce` combines large device arrays of several workers from device to device, by NCCL, instead of
     # through the hosts. The order of additions then depends on NCCL, so that sums of floats may differ in the last bits
-    # from those of the tree; replicas have the same bits in any case. Set it on all workers, or on none.
+    # from those of the tree; replicas have the same bits in any case. Set it on all workers, or on none. NCCL opens
+    # connections of its own, which are neither encrypted nor authenticated: on a cluster with TLS, true is an error,
+    # and "insecure" allows them.
     "nccl": False,
     # Seconds to wait. `connect`: for a scheduler to answer a new connection; `workers`: for its first worker;
     # `scheduler`: for a scheduler to answer a request; `collective`: for all replicas to join a collective call.

@@ -22,6 +22,7 @@ from daskdist.devices import Device, device_of, name_of
 from daskdist.devices.cuda_streams import torch_stream
 from daskdist.display.missing_arguments import advises
 from daskdist.errors import ArgumentError, CollectiveError
+from daskdist.execute.callers.cluster_requests import is_encrypted
 from daskdist.execute.stream.local_iterator import ConvertedIterator
 from daskdist.execute.transfer.copier import channel_of
 from daskdist.frameworks.convert import (
@@ -37,7 +38,6 @@ from daskdist.frameworks.convert import (
 from daskdist.strategy.current import get_replica_context, has_strategy
 
 # Protocols of Dask's that encrypt.
-_ENCRYPTED: Final = frozenset({"tls", "wss"})
 # The interfaces on which gloo and NCCL listen.
 _INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # Held while this process has a group.
@@ -193,7 +193,7 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0, inse
             "torch_process_group: called outside a replica; call it in a function that strategy.run runs"
         )
     workers = [replica.worker or "" for replica in strategy.replicas]
-    if not insecure and any(urlsplit(worker).scheme in _ENCRYPTED for worker in workers):
+    if not insecure and any(map(is_encrypted, workers)):
         raise ArgumentError(
             "torch_process_group: this cluster encrypts its connections, and those of PyTorch are neither encrypted "
             "nor authenticated: anyone who reaches its ports can take part. If the network between the workers is "

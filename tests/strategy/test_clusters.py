@@ -358,6 +358,56 @@ def test_everything_works_on_tls(on_tls, security, parquet_files):
         assert {each.partition("://")[0] for each in spoken} == {"tls"}
 
 
+def listening_ports() -> set[tuple[str, int]]:
+    """Return the addresses and ports at which sockets of this process listen."""
+    connections = psutil.Process().net_connections("inet")
+    return {each.laddr[:2] for each in connections if each.status == psutil.CONN_LISTEN or not each.raddr}
+
+
+def ports_of(client: Client) -> dict[str, set[tuple[str, int]]]:
+    """Return the listening ports of the program, the scheduler and each worker."""
+    ports = {"program": listening_ports(), "scheduler": client.run_on_scheduler(listening_ports)}
+    return ports | client.run(listening_ports)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["tcp", "tls"])
+def test_nothing_listens_but_dask(is_encrypted, security, parquet_files):
+    paths = parquet_files([9, 4, 7, 5])
+    options: dict[str, Any] = {"protocol": "tls", "security": security} if is_encrypted else {"protocol": "tcp"}
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address="127.0.0.1:0", **options) as cluster,
+        Client(cluster, security=options.get("security")) as client,
+    ):
+        before = ports_of(client)
+        assert len(before) == 4
+        assert all(before.values())
+        assert {host for ports in before.values() for host, _ in ports} == {"127.0.0.1"}
+        with MultiWorkerMirroredStrategy(client) as strategy:
+            dataset = daskdist.read_parquet(paths, "id").shuffle(8, seed=1).batch(2)
+            distributed = strategy.distribute_dataset(dataset)
+            steps = [strategy.run(lambda ids: ids.sum(), args=(step,)) for step in distributed]
+            assert sum(int(strategy.reduce("SUM", each, axis=None)) for each in steps) == sum(range(25))
+
+            def loop(batches: Any) -> tuple[float, float, set[tuple[str, int]]]:
+                context = daskdist.get_replica_context()
+                large = context.all_reduce("SUM", np.ones(2**17))
+                total = context.all_reduce("SUM", float(sum(ids.sum() for ids in batches)))
+                return total, float(large[0]), listening_ports()
+
+            looped = strategy.local_results(strategy.run(loop, args=(distributed,)))
+            assert [result[:2] for result in looped] == [(300, 2), (300, 2)]
+            serve = daskdist.data.experimental.service.distribute("distributed_epoch", client)
+            served = serve(daskdist.read_parquet(paths, "id"))
+            iterator = iter(served)
+            ids = [int(next(iterator))]
+            during = ports_of(client)
+            ids += map(int, iterator)
+            assert sorted(ids) == list(range(25))
+            assert [result[2] for result in looped] == [before[worker] for worker in strategy.workers]
+            assert during == before
+            assert ports_of(client) == before
+
+
 def test_the_address_of_another_protocol(soon, on_tls, start_cluster, security):
     of_tls, of_tcp = on_tls.client.scheduler.address, start_cluster(2, 2).scheduler.address
     other = Security.temporary()

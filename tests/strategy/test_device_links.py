@@ -10,13 +10,13 @@ import dask
 import numpy as np
 import pytest
 import strict_device
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Security
 from strict_device import StrictDevice
 
 import daskdist
 from daskdist import DeviceAssignment, MultiWorkerMirroredStrategy, get_replica_context
 from daskdist.devices import device_of, on_host
-from daskdist.errors import CollectiveError
+from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.strategy.collectives import transport
 
 pytestmark = pytest.mark.cluster
@@ -201,6 +201,37 @@ def test_a_device_that_does_not_take_part_is_an_error_within_the_limit(strategy:
     for one in reduced(strategy, "SUM", "f4"):
         np.testing.assert_array_equal(one, np.sum([values(number) for number in range(3)], axis=0))
     assert not links.num_reduced
+
+
+@pytest.mark.parametrize(("setting", "is_linked"), [(True, False), ("insecure", True)])
+def test_links_beside_encrypted_connections_have_to_be_allowed(
+    setting: Any, is_linked: bool, links: StrictLinks
+) -> None:
+    security = Security.temporary()
+    with (
+        dask.config.set({"daskdist.nccl": setting, "distributed.comm.tls": {}}),
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=2,
+            processes=False,
+            protocol="tls",
+            security=security,
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
+        Client(cluster, security=security) as client,
+    ):
+        names = list(client.scheduler_info(n_workers=-1)["workers"])
+        assert all(name.startswith("tls://") for name in names)
+        assignment = DeviceAssignment([(worker, f"STRICT:{number}") for number, worker in enumerate(names)])
+        with MultiWorkerMirroredStrategy(client, assignment) as strategy:
+            if is_linked:
+                assert len(reduced(strategy, "SUM", "f4")) == 2
+            else:
+                message = r"all_reduce\(SUM\): .*NCCL are neither encrypted nor authenticated.*'insecure'"
+                with pytest.raises(ArgumentError, match=message):
+                    reduced(strategy, "SUM", "f4")
+            assert links.num_reduced == 2 * is_linked
+            assert bool(links.meetings) == is_linked
 
 
 def test_workers_without_the_setting_are_told(strategy: Any, links: StrictLinks, monkeypatch: Any) -> None:

@@ -15,6 +15,11 @@ from daskdist.config import seconds
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 
 
+def is_encrypted(address: str) -> bool:
+    """Return whether connections to an address are encrypted."""
+    return address.startswith(("tls://", "wss://"))
+
+
 def check_address(operation: str, address: str) -> None:
     """Check that the address of a scheduler has no user or password, which nobody would use.
 

@@ -14,6 +14,7 @@ from distributed.protocol import to_serialize
 
 from daskdist.config import collective_s, setting
 from daskdist.errors import ArgumentError, CollectiveError
+from daskdist.execute.callers.cluster_requests import is_encrypted
 from daskdist.execute.messages.failure import Failure, pickle_with_buffers
 from daskdist.strategy.collectives.device_links import DeviceLinks
 from daskdist.strategy.collectives.liveness import PeerQueries, StepStatusQuery
@@ -75,7 +76,8 @@ class Transport:
 
     def __call__(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
         """Return the result of the operation from the partial results of all workers."""
-        if isinstance(collective, AllReduce) and setting("nccl") and collective.is_large(partial):
+        if isinstance(collective, AllReduce) and (nccl := setting("nccl")) and collective.is_large(partial):
+            self._check_links(signature, nccl)
             reduced = self._by_links(turn, collective, signature, partial)
             if reduced is not None:
                 return collective.final(reduced)
@@ -105,6 +107,14 @@ class Transport:
             return [values[number] for number in range(num_workers)]
 
         return links.reduced(signature.name, collective.op, partial, tell)
+
+    def _check_links(self, signature: CallSignature, nccl: Any) -> None:
+        if nccl != "insecure" and any(map(is_encrypted, self._group.workers)):
+            raise ArgumentError(
+                f"{signature.name}: this cluster encrypts its connections, and those of NCCL are neither encrypted nor "
+                "authenticated. Set daskdist.nccl to false on all workers, or, if the network between them is trusted, "
+                "to 'insecure'"
+            )
 
     def absent(self, turn: int, name: str) -> Callable[[float], list[int] | None]:
         """Return a getter of the missing replicas of other workers; see `StepStatusQuery.absent`."""

@@ -25,7 +25,7 @@ from distributed.utils import import_term
 from daskdist.config import setting
 from daskdist.core.arguments import whole_number
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.callers.cluster_requests import address_in_file, check_address
+from daskdist.execute.callers.cluster_requests import address_in_file, check_address, is_encrypted
 from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.placement.replicas_per_worker import Worker
 from daskdist.waiting import wait_intervals
@@ -232,17 +232,17 @@ def _loaded(address: str) -> Security:
 
 
 def _check_encryption(address: str, said_by: str, scheme: str, security: Security) -> None:
-    is_encrypted = scheme in ("tls", "wss")
+    encrypts = is_encrypted(address)
     try:
         context = security.get_connection_args("client")["ssl_context"]
     except OSError as error:
         raise ClusterError(f"{address!r}{said_by}: the certificates of {security} cannot be used: {error}") from error
-    if is_encrypted and context is None:
+    if encrypts and context is None:
         raise ClusterError(
             f"{address!r}{said_by}: {scheme}:// needs certificates, but there are none; give ClusterResolver(address, "
             "security=distributed.Security(...)), or set distributed.comm.tls in Dask's configuration"
         )
-    if security.require_encryption and not is_encrypted:
+    if security.require_encryption and not encrypts:
         raise ClusterError(
             f"{address!r}{said_by}: security requires encryption, which {scheme}:// does not have; write 'tls://...', "
             "or give security that does not require it"
