@@ -95,7 +95,7 @@ class Outcomes:
     def figures(self, name: str) -> Iterator[Figure]:
         """Return the share of complete passes, and text about lost rows."""
         num_passes = len(self.reports) + self.num_hangs
-        gaps = [each.longest_gap_s or each.seconds for each in self.reports if each.error is None]
+        gaps = [each.longest_gap_s for each in self.reports if each.error is None]
         told = {each.error for each in self.reports if each.error is not None}
         note = (
             f"{num_passes} passes: {sum(len(each.lost) for each in self.reports)} rows lost, "
@@ -104,6 +104,9 @@ class Outcomes:
         )
         if gaps:
             note += f"; longest gap {median(gaps):.1f} s in the median, {max(gaps):.1f} s at most"
+        missed = {each for report in self.reports for each in report.missed_faults}
+        if missed:
+            note += f"; faults that did not come: {'; '.join(sorted(missed))[:300]}"
         if told:
             note += f"; ended by {'; '.join(sorted(told))[:300]}"
         num_complete = sum(each.error is None for each in self.reports)
@@ -174,9 +177,11 @@ def workers(size: Size) -> Iterator[Figure]:
     for (num_workers, policy, loop), outcome in outcomes.items():
         if outcome.reports or outcome.num_hangs:
             yield from outcome.figures(f"{num_workers} workers, {policy}, {loop}")
-    gaps = [each.longest_gap_s for each in reports if each.longest_gap_s]
+    gaps = [each.longest_gap_s for each in reports]
     num_hangs = sum(outcome.num_hangs for outcome in outcomes.values())
-    yield Figure("passes with a killed worker", len(reports) + num_hangs, "passes")
+    yield Figure("passes with a killed worker", sum(bool(each.faults) for each in reports), "passes")
+    num_missed = sum(len(each.missed_faults) for each in reports)
+    yield Figure("faults that did not come", num_missed, "faults", target=0, bound="most")
     yield Figure("rows lost", sum(len(each.lost) for each in reports), "rows", target=0, bound="most")
     yield Figure("rows doubled", sum(len(each.doubled) for each in reports), "rows", target=0, bound="most")
     yield Figure("hangs", num_hangs, "passes", target=0, bound="most")

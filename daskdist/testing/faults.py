@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
-from daskdist.errors import ArgumentError
+import psutil
+
+from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers.cluster_requests import run_on_workers
 
-# Shell commands for a process, after a delay. A slowed process runs for a tenth of the time.
+# Shell commands for a process, after a delay. A slowed process runs for a tenth of the time. Each prints the state of
+# the process, T, when it is stopped.
+_SEEN: Final = "(cat /proc/{pid}/stat || ps -o stat= -p {pid}) 2>/dev/null | sed 's/.*) //' | grep '^[Tt]'"
+_STOP: Final = f"kill -STOP {{pid}}; for j in 1 2 3 4 5; do {_SEEN} && break; sleep .01; done"
 _COMMANDS: Final = {
-    "pause": "kill -STOP {pid}; sleep {seconds}; kill -CONT {pid}",
-    "slow": "for i in $(seq {tenths}); do kill -STOP {pid}; sleep .09; kill -CONT {pid} || exit; sleep .01; done",
+    "pause": f"{_STOP}; sleep {{seconds}}; kill -CONT {{pid}}",
+    "slow": f"for i in $(seq {{tenths}}); do {_STOP}; sleep .09; kill -CONT {{pid}} || exit; sleep .01; done",
 }
 # The delay, in which the request to the worker is answered.
 _MOMENT_S: Final = 0.05
@@ -61,22 +68,62 @@ class Fault:
         lasting = "" if self.kind == "kill" else f" for {self.seconds:g} s"
         return f"{self.kind} worker {self.worker} at step {self.step}{lasting}"
 
-    def inflict(self, client: Any, address: str) -> None:
-        """Inflict the fault on the process of a worker."""
+    def inflict(self, client: Any, address: str, record: str) -> None:
+        """Inflict the fault on the process of a worker. See `suffer`."""
         # A worker that is killed does not answer.
-        run_on_workers(client, self.suffer, workers=[address], on_error="ignore")
+        run_on_workers(client, self.suffer, record, workers=[address], on_error="ignore")
 
-    def suffer(self) -> None:
-        """Inflict the fault on this process: kill it now, or stop it in a moment."""
+    def suffer(self, record: str) -> None:
+        """Inflict the fault on this process: kill it now, or stop it in a moment.
+
+        Parameters
+        ----------
+        record
+            A file to which a line is added each time that the process is seen stopped, in the directory of temporary
+            files if it has no other.
+        """
         seconds, pid = self.seconds, os.getpid()
         if self.kind == "kill":
             os.kill(pid, signal.SIGKILL)
         command = _COMMANDS[self.kind].format(pid=pid, seconds=seconds, tenths=round(10 * seconds))
         # The shell is no part of this process, and so continues while that is stopped.
-        subprocess.Popen(
-            ["/bin/sh", "-c", f"sleep {_MOMENT_S}; {command}"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with _file(record).open("a") as file:
+            subprocess.Popen(
+                ["/bin/sh", "-c", f"sleep {_MOMENT_S}; {command}"],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+
+def worker_process(client: Any, address: str) -> tuple[int, float] | None:
+    """Return the number of a worker's process and when it was started; None if no worker answers at the address."""
+    try:
+        processes = run_on_workers(client, _process, workers=[address], on_error="ignore")
+    except (ClusterError, OSError, ValueError):
+        return None
+    process: tuple[int, float] | None = processes.get(address)
+    return process
+
+
+def num_stops(client: Any, record: str) -> int:
+    """Return how often a process has been seen stopped by a fault with a record; the record is removed."""
+    return max(run_on_workers(client, _num_lines, record, workers=None, on_error="ignore").values(), default=0)
+
+
+def _process() -> tuple[int, float]:
+    return os.getpid(), psutil.Process().create_time()
+
+
+def _file(record: str) -> Path:
+    return Path(tempfile.gettempdir(), record)
+
+
+def _num_lines(record: str) -> int:
+    try:
+        text = _file(record).read_text()
+        _file(record).unlink()
+    except FileNotFoundError:
+        return 0
+    return text.count("\n")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -20,7 +22,7 @@ from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.strategy.current import get_replica_context
 from daskdist.strategy.function import function
 from daskdist.strategy.values.device_arrays import host_nest
-from daskdist.testing.faults import Fault
+from daskdist.testing.faults import Fault, num_stops, worker_process
 
 # Longer texts of rows are replaced by a digest.
 _MOST_CHARS: Final = 60
@@ -47,11 +49,14 @@ class VisitationReport:
     num_steps
         The completed steps.
     faults
-        The faults that were inflicted.
+        The faults that came, as text: the process of a killed worker is gone, and one to be stopped or slowed was seen
+        stopped.
+    missed_faults
+        The faults that did not come during the pass, as text with the reason.
     failed_steps
         The errors of steps that are not complete.
     longest_gap_s
-        The longest time between two completed steps; 0 in a `daskdist.function`, whose steps are seen together.
+        The longest time between two completed steps: by the program's clock in a plain loop, else by those of workers.
     seconds
         The time of the pass with faults.
     error
@@ -63,7 +68,8 @@ class VisitationReport:
     lost: tuple[str, ...]
     doubled: tuple[str, ...]
     num_steps: int
-    faults: tuple[Fault, ...]
+    faults: tuple[str, ...]
+    missed_faults: tuple[str, ...]
     failed_steps: tuple[str, ...]
     longest_gap_s: float
     seconds: float
@@ -71,8 +77,8 @@ class VisitationReport:
 
     @property
     def holds(self) -> bool:
-        """Return whether the pass was complete and visited every row as often as without faults."""
-        return self.error is None and not self.lost and not self.doubled
+        """Return whether all faults came, and the pass was complete and visited every row as often as without them."""
+        return self.error is None and not (self.lost or self.doubled or self.missed_faults)
 
     def __str__(self) -> str:
         lines = {
@@ -83,7 +89,8 @@ class VisitationReport:
             "completed steps": f"{self.num_steps:,}",
             "failed steps": _listed(self.failed_steps),
             "longest gap": f"{self.longest_gap_s:.1f} s",
-            "faults": "; ".join(map(str, self.faults)) or "none",
+            "faults": "; ".join(self.faults) or "none",
+            "missed faults": "; ".join(self.missed_faults) or "none",
             "ended by": self.error or "the end of the pass",
         }
         return "\n".join(f"{name:<16} {text}" for name, text in lines.items())
@@ -157,8 +164,8 @@ def verify_visitation(
     error: str | None = None
     visits: list[_Visit] = []
     begun_at = time.monotonic()
+    faults = _Faults(strategy, workers, chaos)
     with tempfile.TemporaryDirectory() as temporary:
-        faults = _Faults(strategy, workers, chaos)
         passes = {
             "plain": lambda: _visits(strategy, distributed, visit, failures, faults),
             "function": lambda: _visits_of_function(strategy, distributed, visit, faults),
@@ -170,31 +177,34 @@ def verify_visitation(
             visits.extend(passes[loop]())
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
+        seconds = time.monotonic() - begun_at
+        came, missed = faults.outcomes()
     visited = Counter(row for _, rows in visits for row in rows)
-    times = [at for at, _ in visits]
+    times = sorted(at for at, _ in visits)
     return VisitationReport(
         expected.total(),
         visited.total(),
         tuple((expected - visited).elements()),
         tuple((visited - expected).elements()),
         len(visits),
-        tuple(chaos),
+        came,
+        missed,
         tuple(failures),
         max((after - before for before, after in pairwise(times)), default=0.0),
-        time.monotonic() - begun_at,
+        seconds,
         error,
     )
 
 
 @dataclass(frozen=True)
 class _Visitor:
-    # The step: it returns the rows of its batch as text, one leaf.
+    # The step: it returns the time and the rows of its batch as text, one leaf.
     keys: Callable[[Any], Sequence[str]] | None
 
     __name__ = "visit"
 
     def __call__(self, batch: Any) -> str:
-        return json.dumps(list((self.keys or row_keys)(batch)))
+        return json.dumps([time.time(), list((self.keys or row_keys)(batch))])
 
 
 def row_keys(batch: Any) -> list[str]:
@@ -211,23 +221,48 @@ def row_keys(batch: Any) -> list[str]:
     ]
 
 
-@dataclass
 class _Faults:
-    # Faults that come at their steps, each once.
-    strategy: Any
-    workers: Sequence[str]
-    chaos: Sequence[Fault]
-    inflicted: set[Fault] = field(default_factory=set)
+    # Faults that come at their steps, each once. A file is their record; a name for each on its worker's machine, or a
+    # path in a directory that all share.
+    def __init__(self, strategy: Any, workers: Sequence[str], chaos: Sequence[Fault]) -> None:
+        self._strategy, self.chaos = strategy, chaos
+        self.workers = [workers[fault.worker] for fault in chaos]
+        self.records = [f"daskdist-fault-{uuid.uuid4().hex}" for _ in chaos]
+        self._processes = {address: worker_process(strategy.client, address) for address in dict.fromkeys(self.workers)}
+        self.reached: set[int] = set()
 
     def at(self, step: int) -> None:
-        for fault in self.chaos:
-            if fault.step == step and fault not in self.inflicted:
-                self.inflicted.add(fault)
-                fault.inflict(self.strategy.client, self.workers[fault.worker])
+        for number, fault in enumerate(self.chaos):
+            if fault.step == step and number not in self.reached:
+                self.reached.add(number)
+                fault.inflict(self._strategy.client, self.workers[number], self.records[number])
+
+    def outcomes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        # The faults that came, and those that did not.
+        came: list[str] = []
+        missed: list[str] = []
+        for number, (fault, address) in enumerate(zip(self.chaos, self.workers, strict=True)):
+            reason = self._missed(number, fault, address)
+            if reason is None:
+                came.append(f"{fault} ({address})")
+            else:
+                missed.append(f"{fault} ({address}): {reason}")
+        return tuple(came), tuple(missed)
+
+    def _missed(self, number: int, fault: Fault, address: str) -> str | None:
+        # The reason why a fault did not come; None if it came.
+        if number not in self.reached:
+            return "the pass did not come to this step on this worker"
+        client = self._strategy.client
+        if fault.kind == "kill":
+            process = worker_process(client, address)
+            return f"process {process[0]} still runs" if process and process == self._processes[address] else None
+        return None if num_stops(client, self.records[number]) else "the process was not seen stopped during the pass"
 
 
-def _rows_of(texts: Sequence[str | None]) -> list[str]:
-    return [row for text in texts if text is not None for row in json.loads(text)]
+def _visit_of(texts: Sequence[str | None]) -> _Visit:
+    parts = [json.loads(text) for text in texts if text is not None]
+    return max((at for at, _ in parts), default=0.0), [row for _, rows in parts for row in rows]
 
 
 def _visits(
@@ -241,7 +276,7 @@ def _visits(
         except (ClusterError, CollectiveError) as error:
             failures.append(f"step {step}: {error}")
             continue
-        yield time.monotonic(), _rows_of(texts)
+        yield time.monotonic(), _visit_of(texts)[1]
 
 
 def _visits_of_function(strategy: Any, distributed: Any, visit: _Visitor, faults: _Faults) -> Iterator[_Visit]:
@@ -253,12 +288,8 @@ def _visits_of_function(strategy: Any, distributed: Any, visit: _Visitor, faults
             steps.append(strategy.run(visit, args=(batch,)))
         return steps
 
-    for rows in [_rows_of(strategy.local_results(texts)) for texts in iterate(distributed)]:
-        yield 0.0, rows
-
-
-# The faults that this process has suffered in loops on replicas, by the directory of the loop.
-_suffered: Final[set[tuple[str, Fault]]] = set()
+    for texts in iterate(distributed):
+        yield _visit_of(strategy.local_results(texts))
 
 
 def _iterate(
@@ -267,13 +298,14 @@ def _iterate(
     manager: CheckpointManager,
     directory: str,
     checkpoint_every: int,
-    faults: Sequence[tuple[str, Fault]],
+    faults: Sequence[tuple[str, Fault, str]],
 ) -> int:
     # The loop on a replica. Each attempt records the rows of its steps in a separate file for each replica.
     context: Any = get_replica_context()
     number = context.replica_id_in_sync_group
     step = int(context.restore(manager, iterator=batches, step=0)["step"])
-    own_faults = [fault for address, fault in faults if address == context.strategy.replicas[number].worker]
+    worker = context.strategy.replicas[number].worker
+    own_faults = [(fault, record) for address, fault, record in faults if address == worker]
     attempts = list(Path(directory).glob("attempt-*-replica-0"))
     attempt = int(context.all_reduce("MAX", len(attempts)))
     with open(f"{directory}/attempt-{attempt:04d}-replica-{number}", "w") as notes:
@@ -284,12 +316,15 @@ def _iterate(
             manager.wait()
             context.all_reduce("SUM", 0)
         for batch in batches:
-            for fault in own_faults:
-                if fault.step == step and (directory, fault) not in _suffered:
-                    _suffered.add((directory, fault))
-                    fault.suffer()
+            for fault, record in own_faults:
+                begun = Path(f"{record}-begun")
+                # Several replicas may have this worker.
+                if fault.step == step and not begun.exists():
+                    with contextlib.suppress(FileExistsError):
+                        begun.touch(exist_ok=False)
+                        fault.suffer(record)
             step += 1
-            print(json.dumps([step, time.time(), json.loads(visit(batch))]), file=notes, flush=True)
+            print(json.dumps([step, *json.loads(visit(batch))]), file=notes, flush=True)
             # All replicas are in this step, or none is.
             context.all_reduce("SUM", 1)
             if step % checkpoint_every == 0:
@@ -300,11 +335,16 @@ def _iterate(
 def _visits_of_loop(
     strategy: Any, distributed: Any, visit: _Visitor, faults: _Faults, directory: Path, checkpoint_every: int
 ) -> Iterator[_Visit]:
-    addressed = [(faults.workers[fault.worker], fault) for fault in faults.chaos]
+    chaos = faults.chaos
+    faults.records = [str(directory / record) for record in faults.records]
+    addressed = list(zip(faults.workers, chaos, faults.records, strict=True))
     manager = CheckpointManager(str(directory / "checkpoints"))
     args = distributed, visit, manager, str(directory), checkpoint_every, addressed
-    num_kills = sum(fault.kind == "kill" for fault in faults.chaos)
-    strategy.local_results(strategy.run(_iterate, args=args, restart=num_kills))
+    num_kills = sum(fault.kind == "kill" for fault in chaos)
+    try:
+        strategy.local_results(strategy.run(_iterate, args=args, restart=num_kills))
+    finally:
+        faults.reached |= {number for number, record in enumerate(faults.records) if Path(f"{record}-begun").exists()}
     # An attempt counts up to the step from which the next one continued.
     attempts: dict[str, list[list[list[Any]]]] = {}
     for path in sorted(directory.glob("attempt-*-replica-*")):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -69,14 +71,56 @@ def test_what_cannot_be_verified_is_refused():
         Fault("kill", -1)
 
 
+def process(dask_worker):
+    return os.getpid(), dask_worker.id
+
+
+def slept(row):
+    time.sleep(0.001)
+    return row
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_row_is_visited_once_though_a_worker_is_killed(own_client, loop):
     eventually(lambda: len(own_client.scheduler_info(n_workers=-1)["workers"]) == 2, 60)
+    before = own_client.run(process)
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
+        killed = strategy.replicas[0].worker
         report = verify_visitation(Dataset.range(2_000).map(np.abs).batch(40), strategy, [Fault("kill", 13)], loop=loop)
     assert report.holds, report
     assert report.num_visited == 2_000
+    assert report.faults == (f"kill worker 0 at step 13 ({killed})",)
+    assert 0 < report.longest_gap_s < report.seconds
+    after = own_client.run(process)
+    assert before[killed] not in after.values()
+    assert set(before.values()) - {before[killed]} <= set(after.values())
+
+
+class Harmless(Fault):
+    def suffer(self, record):
+        pass
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("loop", LOOPS)
+def test_faults_that_do_not_come_are_reported(own_client, loop):
+    eventually(lambda: len(own_client.scheduler_info(n_workers=-1)["workers"]) == 2, 60)
+    before = own_client.run(process)
+    chaos = [Fault("kill", 99), Harmless("kill", 2), Harmless("pause", 3, worker=1)]
+    with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
+        first, second = [replica.worker for replica in strategy.replicas]
+        report = verify_visitation(Dataset.range(400).batch(40), strategy, chaos, loop=loop)
+    assert not report.holds
+    assert (report.num_visited, report.lost, report.doubled, report.error) == (400, (), (), None)
+    assert report.faults == ()
+    assert report.missed_faults == (
+        f"kill worker 0 at step 99 ({first}): the pass did not come to this step on this worker",
+        f"kill worker 0 at step 2 ({first}): process {before[first][0]} still runs",
+        f"pause worker 1 at step 3 for 5 s ({second}): the process was not seen stopped during the pass",
+    )
+    assert all(line in str(report) for line in report.missed_faults)
+    assert own_client.run(process) == before
 
 
 @pytest.mark.cluster
@@ -94,9 +138,14 @@ def test_the_rows_of_both_replicas_are_visited_though_one_is_lost_at_the_beginni
 @pytest.mark.parametrize("loop", LOOPS)
 def test_workers_that_are_paused_and_slowed_are_waited_for(own_client, loop):
     eventually(lambda: len(own_client.scheduler_info(n_workers=-1)["workers"]) == 2, 60)
-    dataset = Dataset.range(2_000).map(np.abs).shuffle(100).batch(40)
+    dataset = Dataset.range(2_000).map(slept).shuffle(100).batch(40)
     chaos = [Fault("pause", 10, worker=0, seconds=0.5), Fault("slow", 20, worker=1, seconds=1)]
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
+        addresses = [replica.worker for replica in strategy.replicas]
         report = verify_visitation(dataset, strategy, chaos, loop=loop)
     assert report.holds, report
     assert report.num_visited == 2_000
+    assert report.faults == (
+        f"pause worker 0 at step 10 for 0.5 s ({addresses[0]})",
+        f"slow worker 1 at step 20 for 1 s ({addresses[1]})",
+    )
