@@ -22,12 +22,15 @@ _LOCAL: Final = ("file", "local")
 _WITHOUT_USERS: Final = frozenset({"abfs", "abfss", "adl", "az", "gist", "git", "github", "wasb", "wasbs"})
 # Names in queries, in lower case and without - and _, whose values differ between signed URLs of one file.
 _SIGNATURES: Final = re.compile(
-    "access(key|keyid|token)|apikey|auth(orization|token)|(aws|oss)accesskeyid|expires|expiry|googleaccessid|keypairid|"
-    "passwd|password|policy|pwd|sastoken|secret|secretkey|securitytoken|sig|signature|token|"
+    "access(key|keyid|token)|apikey|auth(orization|token)|(aws|oss)accesskeyid|googleaccessid|passwd|password|pwd|"
+    "sastoken|secret|secretkey|securitytoken|sig|signature|token|"
     "x(amz|goog|oss)(algorithm|credential|date|expires|securitytoken|signature|signatureversion|signedheaders)"
 )
-# Names that belong to the signature if there is a ``sig``, as in the shared access signatures of Azure.
-_BESIDE_SIG: Final = re.compile("s[eiprsvtr]|srt|spr|sip|sdd|ske|sk[stv]|skoid|sktid|saoid|scid")
+# Names that belong to a signature if there is one: of Azure, and of others.
+_BESIDE: Final = {
+    "sig": re.compile("s[eiprsvtr]|srt|spr|sip|sdd|ske|sk[stv]|skoid|sktid|saoid|scid"),
+    "signature": re.compile("expires|expiry|hashalgorithm|keypairid|policy"),
+}
 
 
 def without_secrets(text: str) -> str:
@@ -119,12 +122,8 @@ def _unsigned(url: _Parts) -> str:
     query = url.query
     if url.scheme in _HTTP and query:
         pairs = {pair: _plain(pair.partition("=")[0]) for pair in re.split("[&;]", query[1:])}
-        has_sig = "sig" in pairs.values()
-        kept = [
-            pair
-            for pair, name in pairs.items()
-            if not (_SIGNATURES.fullmatch(name) or (has_sig and _BESIDE_SIG.fullmatch(name)))
-        ]
+        left_out = [_SIGNATURES, *(beside for name, beside in _BESIDE.items() if name in pairs.values())]
+        kept = [pair for pair, name in pairs.items() if not any(names.fullmatch(name) for names in left_out)]
         query = query if len(kept) == len(pairs) else "&".join(kept) and query[0] + "&".join(kept)
     return _joined(url.scheme, user, url.place, query)
 

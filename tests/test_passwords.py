@@ -127,7 +127,9 @@ def test_only_secrets_are_replaced(text, shown):
         (["https://h/x?sv=1&sr=b&sig=a&se=2", "https://h/x?sig=b&sp=r"], "https://h/x"),
         (["https://h/x?X-Amz-Date=1&X-Amz-Signature=2&versionId=3"], "https://h/x?versionId=3"),
         (["zip://a::https://u:p@h/x?sig=1", "zip://a::https://u:q@h/x?sig=2"], "zip://a::https://u@h/x"),
+        (["https://h/x?Expires=1&Signature=2&Key-Pair-Id=3&se=4", "https://h/x?se=4"], "https://h/x?se=4"),
         # What differs between files is kept.
+        (["http://h/x?policy=1&expires=2&se=3"], "http://h/x?policy=1&expires=2&se=3"),
         (["ftp://anna:p@h/x", "ftp://anna:q@h/x"], "ftp://anna@h/x"),
         (["abfs://files@account.host/x"], "abfs://files@account.host/x"),
         (["http://h/x?st=1&page_token=2&author=3"], "http://h/x?st=1&page_token=2&author=3"),
