@@ -349,26 +349,44 @@ def test_random_orders_continue_without_a_seed():
     same_elements(list(again), list(iterator), "with the seeds drawn at first")
 
 
-def test_rows_before_a_position_are_not_read(tmp_path):
-    paths = []
-    for number in range(6):
-        paths.append(str(tmp_path / f"{number}.parquet"))
-        pq.write_table(pa.table({"a": np.arange(10) + 10 * number}), paths[-1])
+def destroy_rows(path):
+    """Overwrite the rows of a Parquet file, and keep its metadata, which is at its end."""
+    content = bytearray(path.read_bytes())
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    content[4:footer] = bytes(footer - 4)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
+@pytest.mark.parametrize("shuffle_size", [None, 4, 25])
+def test_rows_behind_a_position_are_not_read(tmp_path, shuffle_size, caller):
+    num_files, file_rows, place = 40, 10, 60
+    paths = [tmp_path / f"{number:02}.parquet" for number in range(num_files)]
+    for number, path in enumerate(paths):
+        pq.write_table(pa.table({"a": np.arange(file_rows) + file_rows * number}), path)
 
     def make():
-        return daskdist.read_parquet(paths).batch(5).map(lambda d: d["a"])
+        rows = daskdist.read_parquet(list(map(str, paths))).map(lambda row: row["a"])
+        return (rows.shuffle(shuffle_size, seed=3) if shuffle_size else rows).batch(5)
 
     whole = list(make())
-    state = begun(make, 7, Synchronous).state_dict()
-    for path in paths[:3]:
-        pq.write_table(pa.table({"a": np.zeros(10, np.int64) - 1}), path)
-    again = begun(make, 0, Synchronous)
+    state = begun(make, place, caller).state_dict()
+    needed = {int(row) // file_rows for batch in whole[place:] for row in batch}
+    behind = [path for number, path in enumerate(paths) if number not in needed]
+    assert len(behind) >= 10
+    # A shuffle buffer has rows of files before the one that is read next.
+    assert shuffle_size is None or min(needed) < place * 5 // file_rows
+    for path in behind:
+        destroy_rows(path)
+    with pytest.raises(errors.FileError):
+        list(make())
+    again = begun(make, 0, caller)
     # The files were changed, so the position is refused. Use the fingerprint of the new files to load it nevertheless.
     with pytest.raises(errors.ArgumentError, match="another pipeline"):
         again.load_state_dict(state)
     state["fingerprint"] = again.state_dict()["fingerprint"]
     again.load_state_dict(state)
-    same_elements(list(again), whole[7:], "after the first files were replaced")
+    same_elements(list(again), whole[place:], "without the rows that are behind")
 
 
 def test_a_position_needs_the_splits_that_it_was_taken_with():

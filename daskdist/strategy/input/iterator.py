@@ -422,8 +422,8 @@ class DistributedIterator:
         Returns
         -------
         dict
-            A few hundred bytes of plain types that `Checkpoint` can save. Steps that were copied to devices ahead of
-            use, and not handed out, are part of the remaining rows.
+            Plain types for `Checkpoint`: some hundred bytes, and what ``unique`` and ``scan`` have to keep. Steps that
+            were copied to devices ahead of use, and not handed out, are part of the remaining rows.
 
         Raises
         ------
