@@ -209,7 +209,7 @@ class TestEmbedded:
         strategy = MirroredStrategy(["STRICT:1"])
         rows = {"x": np.arange(4.0), "half": np.ones(4, np.float16), "word": np.array(list("abcd"), object)}
         ds = Dataset.from_tensor_slices(rows).batch(2).map(lambda row: row["x"] * row["half"], device=True)
-        left = r"replica 0 \(STRICT:1\), where \['half'\] \(float16\), \['word'\] \(object\) stays on the host"
+        left = r"replica 0 \(STRICT:1\), where \['half'\] \(float16\), \['word'\] \(StringDType\(\)\) stays on the host"
         with pytest.raises(UserFunctionError, match=left):
             next(iter(strategy.distribute_dataset(ds)))
 
