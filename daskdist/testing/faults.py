@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import psutil
 
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.callers.cluster_requests import run_on_workers
+from daskdist.execute.callers.cluster_requests import ask_scheduler, run_on_workers
 
 # Shell commands for a process, after a delay. A slowed process runs for a tenth of the time. Each prints the state of
 # the process, T, when it is stopped.
@@ -100,6 +100,9 @@ class Fault:
 def worker_process(client: Any, address: str) -> tuple[int, float] | None:
     """Return the number of a worker's process and when it was started; None if no worker answers at the address."""
     try:
+        # Dask tries for 30 seconds to reach a worker that is gone.
+        if address not in ask_scheduler(client, client.scheduler.identity, n_workers=-1)["workers"]:
+            return None
         processes = run_on_workers(client, _process, workers=[address], on_error="ignore")
     except (ClusterError, OSError, ValueError):
         return None

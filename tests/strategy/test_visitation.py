@@ -84,10 +84,12 @@ def slept(row):
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_row_is_visited_once_though_a_worker_is_killed(own_client, loop):
     eventually(lambda: len(own_client.scheduler_info(n_workers=-1)["workers"]) == 2, 60)
-    before = own_client.run(process)
+    before, begun_at = own_client.run(process), time.monotonic()
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
         killed = strategy.replicas[0].worker
         report = verify_visitation(Dataset.range(2_000).map(np.abs).batch(40), strategy, [Fault("kill", 13)], loop=loop)
+    # Nothing waits until Dask no longer tries to reach the killed worker, 30 seconds.
+    assert time.monotonic() < begun_at + 25
     assert report.holds, report
     assert report.num_visited == 2_000
     assert report.faults == (f"kill worker 0 at step 13 ({killed})",)
