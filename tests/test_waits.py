@@ -33,7 +33,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "execute/callers/compute_key.py": {"task.result"},
         "execute/callers/fetch.py": {"future.result", "task.result"},
         "execute/callers/sent_blocks.py": {"done.exception"},
-        "execute/callers/submit.py": {"handle.result", "task.result"},
+        "execute/callers/submit.py": {"task.result"},
         "execute/callers/threads.py": {"handle.exception", "handle.result"},
         "service/consumer/consumer.py": {"sending.exception"},
         "strategy/collectives/liveness.py": {"ended.exception", "self._asked.result", "task.result"},

@@ -36,6 +36,14 @@ class HasState(Protocol):
 
 
 @runtime_checkable
+class HasSteps(Protocol):
+    """An object whose state counts steps that may still be under way."""
+
+    finish_steps: Callable[[], None]
+    """Waits until all steps have ended, and raises the error of one that nobody has seen."""
+
+
+@runtime_checkable
 class Stateful(HasState, Protocol):
     """An object whose state can be saved and restored."""
 
@@ -72,6 +80,9 @@ class Checkpoint:
     The program reads and writes the file, and replicas do not: workers need no access to it, and a state that was saved
     with some number of replicas can be restored with another. The file has NumPy's format ``.npz``, with the structure
     stored beside the arrays. Nothing in it is pickled, so that files from untrusted sources are safe to read.
+
+    With an iterator over a distributed dataset, saving first waits for all calls of `Strategy.run`: its position counts
+    complete steps only. It raises the error of a call that failed if nobody has seen it.
 
     >>> import daskdist
     >>> strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -163,6 +174,10 @@ class Checkpoint:
             A replica calls it, in a function that `Strategy.run` calls.
         """
         refuse_replicas("Checkpoint", _IN_PROGRAM)
+        for value in self._objects.values():
+            # Otherwise a program that was killed now would continue after steps that were never complete.
+            if isinstance(value, HasSteps):
+                value.finish_steps()
         states = {}
         for name, value in self._objects.items():
             state = value.state_dict() if isinstance(value, Stateful) else value

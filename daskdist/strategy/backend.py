@@ -149,8 +149,8 @@ class Backend(ResultSource, Protocol):
         """Wait until calls have finished or failed."""
         ...
 
-    def finish(self) -> None:
-        """Wait until all calls have finished; raise an error that has not been seen."""
+    def finish(self, *, raises_all: bool = False) -> None:
+        """Wait until all calls have finished; raise an error that nobody can see any more, or has not seen yet."""
         ...
 
     def raise_unseen(self) -> None:

@@ -121,10 +121,10 @@ class StrategyInternals:
             if self.group.now is group:
                 return
 
-    def finish(self) -> None:
-        """Wait for all calls; those that failed because of a lost worker are made again."""
+    def finish(self, *, raises_all: bool = False) -> None:
+        """Wait for all calls, making those again that a lost worker cut short; raise errors like `Backend.finish`."""
         while True:
-            self.backend.finish()
+            self.backend.finish(raises_all=raises_all)
             group = self.group.now
             self.recover_soon()
             if self.group.now is group:

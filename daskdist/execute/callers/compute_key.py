@@ -72,8 +72,10 @@ class FutureResult:
                 if futures_wait([task], within_s).done:
                     break
             return task.result()
-        finally:
+        except Exception:
+            # Not if it is interrupted: the client's later requests may wait for one that was cancelled.
             task.cancel()
+            raise
 
 
 def is_future(task: Any) -> bool:

@@ -391,8 +391,11 @@ class Submit:
                 if not all(handle.done() for handle in handles):
                     self._check_workers()
             return list(task.result())
-        finally:
+        except Exception:
             task.cancel()
+            # An interrupt leaves it running: the client joins several that begin together, and all later ones would
+            # wait for one that was cancelled before it began.
+            raise
 
     def wait(self, handles: Sequence[Future], *, is_one_enough: bool = False) -> None:
         """Wait until all calls are over, or one of them if ``is_one_enough``, whether they succeed or fail.
@@ -438,7 +441,8 @@ class Submit:
 
     def _result_of(self, handle: Future) -> Any:
         try:
-            return handle.result()
+            # Dask cancels what `Future.result` waits for when it is interrupted.
+            return self._gathered([handle])[0]
         except KilledWorker as error:
             raise error_of_task(self.client, error) from error
 

@@ -100,6 +100,7 @@ class ElementIterator(Iterator[Any]):
         work: LongWork | None = None,
         node: Node | None = None,
     ) -> None:
+        self._budget_bytes = budget_bytes
         self._interpreter = Interpreter(caller, budget_bytes=budget_bytes)
         self._primitive = primitive
         self._epoch = epoch
@@ -118,6 +119,8 @@ class ElementIterator(Iterator[Any]):
         # The number of elements in the bundles before the current one, with those that failed.
         self._num_behind = 0
         self._is_over = False
+        # The position before an element whose request was interrupted: the numbers of `_state_at`, or its result.
+        self._interrupted_at: tuple[int, int, int] | dict[str, Any] | None = None
         self.lock = RLock()
         # The caller is closed even if iteration never began.
         Finalizer(self, self._interpreter.close)
@@ -125,12 +128,21 @@ class ElementIterator(Iterator[Any]):
     def __next__(self) -> Any:
         begun_at = perf_counter()
         with self.lock:
+            if self._interrupted_at is not None:
+                self._begin_anew()
+            before = self._numbers()
             try:
                 element = self._next()
                 self._number += 1
                 self.times.num_steps += 1
             except UserFunctionError as error:
                 raise shortened(error) from error.__cause__
+            except Exception:
+                raise
+            except BaseException:
+                # Elements may be lost that were taken from a queue.
+                self._interrupted_at = before
+                raise
             finally:
                 self.times.note(begun_at, perf_counter())
         return writable_element(element) if self._is_writable else element
@@ -158,6 +170,21 @@ class ElementIterator(Iterator[Any]):
                 self._close()
                 break
         raise StopIteration
+
+    def _numbers(self) -> tuple[int, int, int]:
+        num_errors = 0 if self._builder is None else self._builder.num_errors
+        return self._num_behind + self._current.place, num_errors, self._number
+
+    def _begin_anew(self) -> None:
+        # Open the pipeline again at the position before an interrupt. Another interrupt may end this.
+        if self._builder is not None:
+            if isinstance(self._interrupted_at, tuple):
+                self._interrupted_at = self._state_at(*self._interrupted_at)
+            self._interpreter = Interpreter(self.caller, budget_bytes=self._budget_bytes)
+            self._builder = BundleBuilder(self._interpreter, self._primitive, None, empty=pooled_empty)
+            self._current = _Current()
+            self._go_on(self._builder, self._interrupted_at)  # type: ignore[arg-type]
+        self._interrupted_at = None
 
     def _repr_html_(self) -> str | None:
         return times_page(type(self).__name__, self.stats(), "element")
@@ -233,11 +260,15 @@ class ElementIterator(Iterator[Any]):
         and so it does for what ``filter``, ``flat_map``, ``interleave`` and others need again to find their place; but
         an element that is surely not behind fails by itself.
         """
-        builder = self._open_builder("state_dict")
-        num_elements, num_errors = self._num_behind + self._current.place, builder.num_errors
+        self._open_builder("state_dict")
+        if isinstance(self._interrupted_at, dict):
+            return self._interrupted_at
+        return self._state_at(*(self._interrupted_at or self._numbers()))
+
+    def _state_at(self, num_elements: int, num_errors: int, number: int) -> dict[str, Any]:
         answers, num_others = self._interpreter.answers_at(num_elements, num_errors)
         position = StreamPosition(self._epoch, self._identity.seeds, num_elements, num_others, answers)
-        return state_of(self._identity.pipeline(), self._number, [position.as_plain(self._interpreter.caller)])
+        return state_of(self._identity.pipeline(), number, [position.as_plain(self._interpreter.caller)])
 
     @synchronized
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -251,6 +282,9 @@ class ElementIterator(Iterator[Any]):
         builder = self._open_builder("load_state_dict")
         if self._number or self._num_behind or self._current.bundle is not None:
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
+        self._go_on(builder, state)
+
+    def _go_on(self, builder: BundleBuilder, state: dict[str, Any]) -> None:
         (position,) = content_of(state, self._identity.pipeline())["positions"]
         if position.seeds != self._identity.seeds:
             # Operations without a given seed drew their own, which the position replaces.

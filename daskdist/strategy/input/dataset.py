@@ -188,6 +188,7 @@ class DistributedDataset:
             copy_stats=partial(_copy_stats, self.strategy),
             worker_times=self.strategy.internals.input.worker_times,
             raise_unseen=self.strategy.internals.raise_unseen,
+            finish_steps=partial(self.strategy.internals.finish, raises_all=True),
             wait_while=backend.wait_while,
             source=feed.source,
         )

@@ -8,14 +8,21 @@ import gc
 import logging
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from daskdist.core.block import Rows
 from daskdist.devices import Device, name_of, named
+from daskdist.errors import OutOfRangeError
+from daskdist.execute.caller import Caller
+from daskdist.execute.stream.step_cursors import HandedOut, JointCursor
 from daskdist.execute.transfer.copier import Copier, NoRoomError, ReplicaPart, UnitLifetime
 from daskdist.execute.transfer.copy_stats import CopyStats, CopyTimer
 from daskdist.execute.transfer.layout import MIB, copied_bytes, layout_of
+from daskdist.execute.transfer.prefetch import DevicePrefetch
+from daskdist.strategy.input.options import InputOptions
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -196,3 +203,48 @@ def _arrivals_of(name: str) -> DeviceStaging:
 def copy_stats_on_worker(names: dict[str, list[str]], dask_worker: Any) -> CopyStats:
     """Return statistics of the copies to this worker's devices; ``names`` are the devices by worker address."""
     return CopyStats.of(staging_of(name).stats() for name in names[dask_worker.address])
+
+
+class HostSteps(Iterator[Any]):
+    """The steps of a pass in this process, as each replica's leaves on the host; keeps no reference to its iterator."""
+
+    def __init__(self, feeds: JointCursor, caller: Caller, empty: Sequence[Any]) -> None:
+        self._feeds = feeds
+        self._caller = caller
+        self._empty = empty
+        # Held while a step is read, and by `state_dict` while it copies positions.
+        self.reading = Lock()
+        # The numbers handed out after each step that was read but not handed out yet.
+        self.handed_out: deque[HandedOut] = deque()
+
+    def __next__(self) -> list[Sequence[Any]]:
+        with self.reading:
+            try:
+                places, _ = self._feeds.next()
+            except OutOfRangeError:
+                raise StopIteration from None
+            self.handed_out.append(self._feeds.handed_out())
+        return [
+            self._empty if place < 0 else self._caller.result(lane.ref.handle).item(place)  # type: ignore[union-attr]
+            for lane, place in places
+        ]
+
+    def close(self) -> None:
+        """Stop reading ahead, and drop the data that was read."""
+        self._feeds.close()
+        self._caller.close()
+
+
+def ahead_of(
+    source: Iterator[Any], devices: Sequence[Device], options: InputOptions, unit_bytes: int, **when: Any
+) -> DevicePrefetch:
+    """Return an iterator that copies steps to devices ahead of use, according to the options."""
+    return DevicePrefetch(
+        source,
+        devices,
+        num_units=options.device_buffer_size,
+        num_bytes=options.device_buffer_bytes,
+        locks=options.pin_arrays,
+        unit_bytes=unit_bytes,
+        **when,
+    )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from threading import Lock, RLock
+from collections.abc import Callable, Sequence
+from threading import RLock
 from time import perf_counter
 from typing import Any, Final
 
@@ -39,6 +38,7 @@ from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.rest_of_pass import Leg
 from daskdist.strategy.group import Replica
+from daskdist.strategy.input.device_staging import HostSteps, ahead_of
 from daskdist.strategy.input.optional import Optional
 from daskdist.strategy.input.options import InputOptions
 from daskdist.strategy.input.pipeline import PassSource, Pipeline, seeds_of
@@ -51,51 +51,6 @@ from daskdist.strategy.values.per_replica import PerReplica
 
 # The part of a worker's memory for batches of steps under way, after which further steps wait.
 _STEPS_OF_MEMORY: Final = 4
-
-
-class _HostSteps(Iterator[Any]):
-    """The steps of a pass in this process, as each replica's leaves on the host; keeps no reference to its iterator."""
-
-    def __init__(self, feeds: JointCursor, caller: Caller, empty: Sequence[Any]) -> None:
-        self._feeds = feeds
-        self._caller = caller
-        self._empty = empty
-        # Held while a step is read, and by `state_dict` while it copies positions.
-        self.reading = Lock()
-        # The numbers handed out after each step that was read but not handed out yet.
-        self.handed_out: deque[HandedOut] = deque()
-
-    def __next__(self) -> list[Sequence[Any]]:
-        with self.reading:
-            try:
-                places, _ = self._feeds.next()
-            except OutOfRangeError:
-                raise StopIteration from None
-            self.handed_out.append(self._feeds.handed_out())
-        return [
-            self._empty if place < 0 else self._caller.result(lane.ref.handle).item(place)  # type: ignore[union-attr]
-            for lane, place in places
-        ]
-
-    def close(self) -> None:
-        """Stop reading ahead, and drop the data that was read."""
-        self._feeds.close()
-        self._caller.close()
-
-
-def ahead_of(
-    source: Iterator[Any], devices: Sequence[Device], options: InputOptions, unit_bytes: int, **when: Any
-) -> DevicePrefetch:
-    """Return an iterator that copies steps to devices ahead of use, according to the options."""
-    return DevicePrefetch(
-        source,
-        devices,
-        num_units=options.device_buffer_size,
-        num_bytes=options.device_buffer_bytes,
-        locks=options.pin_arrays,
-        unit_bytes=unit_bytes,
-        **when,
-    )
 
 
 class DistributedIterator:
@@ -122,6 +77,7 @@ class DistributedIterator:
         copy_stats: Callable[[], CopyStats | None] | None = None,
         worker_times: Callable[[Caller], WorkerTimes | None] = lambda caller: None,
         raise_unseen: Callable[[], None],
+        finish_steps: Callable[[], None],
         wait_while: Callable[[Callable[[], bool]], None],
         source: PassSource,
     ) -> None:
@@ -138,6 +94,8 @@ class DistributedIterator:
         self._call_maps = call_maps
         # Raises the failures of calls whose results were never looked at.
         self._raise_unseen = raise_unseen
+        # Waits until all calls of `run` have ended, and raises the error of one that nobody has seen.
+        self.finish_steps = finish_steps
         # Waits while a condition holds and calls are under way.
         self._wait_while = wait_while
         self._caller = caller
@@ -162,11 +120,13 @@ class DistributedIterator:
         self._open(pipelines, epochs)
         self._skips_empty = any(merged_options(pipeline.node).last_batch == "skip_empty" for pipeline in pipelines)
         # The steps that are read ahead for copies to devices, from the first step on.
-        self._host_steps: _HostSteps | None = None
+        self._host_steps: HostSteps | None = None
         self._ahead: DevicePrefetch | None = None
         # The numbers handed out after the last step that left `_ahead`.
         self._handed_out: HandedOut = []
         self._is_over = self._is_closed = False
+        # The position before a step whose request was interrupted: the arguments of `_state`, or its result.
+        self._interrupted_at: tuple[HandedOut, int] | dict[str, Any] | None = None
         # The bytes of the bundles on each worker that were handed out and are still referenced, mostly by steps under
         # way; None without a limit of memory.
         memory_bytes = None if self.is_here else caller.memory_bytes
@@ -253,17 +213,43 @@ class DistributedIterator:
         check_in_program("next")
         begun_at = perf_counter()
         with self.lock:
+            if self._interrupted_at is not None:
+                self._begin_anew()
+            before = self._numbers()
             try:
                 value = self._next()
                 self.times.num_steps += 1
                 return value
             except UserFunctionError as error:
                 raise shortened(error) from error.__cause__
+            except Exception:
+                raise
+            except BaseException:
+                # A step may be lost that was taken from a queue.
+                self._interrupted_at = before
+                raise
             finally:
                 self.times.note(begun_at, perf_counter())
 
     def _has_changed(self) -> bool:
         return self._replicas_left is not None and self._replicas_left() is not self._replicas
+
+    def _numbers(self) -> tuple[HandedOut, int]:
+        return self._feeds.handed_out() if self._host_steps is None else self._handed_out, self._num_steps
+
+    def _begin_anew(self) -> None:
+        # Open the pipelines again at the position before an interrupt. Another interrupt may end this.
+        if isinstance(self._interrupted_at, tuple):
+            self._interrupted_at = self._state(*self._interrupted_at)
+        state = self._interrupted_at
+        if self._ahead is not None:
+            self._close()
+            why = "the pass was interrupted while a step was on its way to devices; go on with a new iterator and "
+            self._failure = ArgumentError, (f"{why}load_state_dict of this one's state_dict()",)
+        elif state is not None and not self._is_over and not self._failure and not self._is_closed:
+            self._feeds.close()
+            self._go_on(state)
+        self._interrupted_at = None
 
     def _go_on_with_replicas(self) -> None:
         # Share out the rest of the pass over the replicas that are left, if some were lost.
@@ -275,7 +261,7 @@ class DistributedIterator:
         source, call_maps, element_spec = self._follow()  # type: ignore[misc]
         # Datasets of a function are on their workers: there each step is cut again.
         if source.share_out is not None:
-            state = self._state(self._feeds.handed_out())
+            state = self._state(*self._numbers())
             self._feeds.close()
             self._source, self._call_maps, self.element_spec = source, call_maps, element_spec
             self._go_on(state)
@@ -423,7 +409,8 @@ class DistributedIterator:
         -------
         dict
             Plain types for `Checkpoint`: some hundred bytes, and what ``unique`` and ``scan`` have to keep. Steps that
-            were copied to devices ahead of use, and not handed out, are part of the remaining rows.
+            were copied to devices ahead of use, and not handed out, are part of the remaining rows. Steps that were
+            handed out are not, though calls with them may be under way or have failed: `Checkpoint` waits for these.
 
         Raises
         ------
@@ -432,12 +419,15 @@ class DistributedIterator:
         """
         if self._is_closed:
             raise ArgumentError("state_dict: this iterator is closed; take the position of one before it is closed")
+        if isinstance(self._interrupted_at, dict):
+            return self._interrupted_at
+        numbers = self._interrupted_at or self._numbers()
         if self._host_steps is None:
-            return self._state(self._feeds.handed_out())
+            return self._state(*numbers)
         with self._host_steps.reading:
-            return self._state(self._handed_out)
+            return self._state(*numbers)
 
-    def _state(self, handed_out: HandedOut) -> dict[str, Any]:
+    def _state(self, handed_out: HandedOut, num_steps: int) -> dict[str, Any]:
         positions = []
         for epoch, seeds, (num_elements, num_errors), interpreter in zip(
             self._epochs, seeds_of(self.pipelines), handed_out, self._interpreters, strict=True
@@ -446,7 +436,7 @@ class DistributedIterator:
             positions.append(StreamPosition(epoch, seeds, num_elements, num_others, answers))
         caller = self._interpreters[0].caller
         plain = [position.as_plain(caller) for position in positions]
-        return self._source.state(plain, self._legs, self._num_steps, is_over=self._is_over)
+        return self._source.state(plain, self._legs, num_steps, is_over=self._is_over)
 
     @synchronized
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -483,7 +473,7 @@ class DistributedIterator:
 
     def _step(self) -> Any:
         if self._puts_on_devices and self._ahead is None and not self._is_over:
-            self._host_steps = _HostSteps(self._feeds, self._caller, self._empty)
+            self._host_steps = HostSteps(self._feeds, self._caller, self._empty)
             self._ahead = ahead_of(self._host_steps, self._devices, self._options, self._caller.bundle_bytes)
         if self._ahead is not None:
             rows = self._on_devices(self._ahead)

@@ -31,7 +31,7 @@ from daskdist.ops.with_options import merged_options
 from daskdist.strategy.collectives.operations import Collect
 from daskdist.strategy.collectives.step_counts import AskSteps, PeerPipelines, StepCounts
 from daskdist.strategy.group import Replica
-from daskdist.strategy.input.iterator import ahead_of
+from daskdist.strategy.input.device_staging import ahead_of
 from daskdist.strategy.input.optional import Optional
 from daskdist.strategy.input.pipeline import seeds_of
 from daskdist.strategy.input.replica_plans import (

@@ -39,6 +39,10 @@ class Internals(Protocol):
         """Return the replicas, without those that are known to be lost."""
         ...
 
+    def finish(self, *, raises_all: bool = False) -> None:
+        """Wait for all calls; raise errors like `Backend.finish`."""
+        ...
+
     def take_replacements(self) -> None:
         """Give replicas to workers that can take the places of lost ones, before a pass."""
         ...

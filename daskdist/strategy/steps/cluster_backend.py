@@ -530,10 +530,12 @@ class ClusterBackend(RepeatsCalls):
         """Return the status of each worker, lost ones included; if not ``asks``, as far as the program knows it."""
         return self.streams.status(group, asks=asks)
 
-    def finish(self) -> None:
-        """Send the pending calls, and wait until all calls have ended."""
+    def finish(self, *, raises_all: bool = False) -> None:
+        """Send the pending calls, and wait until all calls have ended; see `Backend`."""
         self.streams.finish()
         self.raise_unseen()
+        if raises_all:
+            self.streams.raise_first(self.streams.failures.visible())
 
     def raise_unseen(self) -> None:
         """Raise a known error that was not read and can no longer be read."""

@@ -146,8 +146,8 @@ class LocalBackend:
     def wait(self, handles: Sequence[Handle]) -> None:
         """Return immediately."""
 
-    def finish(self) -> None:
-        """Return immediately."""
+    def finish(self, *, raises_all: bool = False) -> None:
+        """Return immediately: errors are raised by the call itself."""
 
     def raise_unseen(self) -> None:
         """Return immediately: errors are raised by the call itself."""

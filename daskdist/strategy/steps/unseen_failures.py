@@ -24,6 +24,8 @@ class UnseenFailures:
         # call that raised -> the number of calls failed by it whose results can still be read.
         self._num_failed: Counter[int] = Counter()
         self._unseen: dict[int, Failed] = {}
+        # The failures that can still be seen.
+        self._visible: dict[int, Failed] = {}
         self._seen: deque[int] = deque(maxlen=_NUM_SEEN)
         # Failures of calls before this one because of lost workers have been reported.
         self._first_told = 0
@@ -63,6 +65,7 @@ class UnseenFailures:
         if failed.origin is not None:
             self._seen.append(failed.origin)
             self._unseen.pop(failed.origin, None)
+            self._visible.pop(failed.origin, None)
 
     def is_seen(self, failed: Failed) -> bool:
         """Return whether a failure was raised."""
@@ -75,8 +78,10 @@ class UnseenFailures:
         self._num_failed[origin] += change
         if self._num_failed[origin] > 0:
             self._unseen.pop(origin, None)
+            self._visible[origin] = failed
         else:
             del self._num_failed[origin]
+            self._visible.pop(origin, None)
             self._unseen.setdefault(origin, failed)
 
     def first_error(self) -> BaseException | None:
@@ -84,6 +89,11 @@ class UnseenFailures:
         # Another thread may remove some at the same time.
         unseen = self._unseen.copy()
         return unseen[min(unseen)].failure.error() if unseen else None
+
+    def visible(self) -> list[Failed]:
+        """Return the failures that can still be seen and were not, in the order of the calls."""
+        visible = self._visible.copy()
+        return [visible[origin] for origin in sorted(visible)]
 
     def take_error(self) -> BaseException | None:
         """Forget all failures; return the error of the first in the order of the calls, if there is one."""

@@ -1,0 +1,107 @@
+"""Passes go on after Ctrl-C: each element comes once, and positions taken later are right."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from daskdist import Dataset
+
+# Python ignores an interrupt, with a warning, where an object is being deleted.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+# An alarm interrupts the program this many seconds after an element is requested, at most.
+SOON_S = 0.003
+
+
+def slow(x):
+    time.sleep(0.001)
+    return x
+
+
+PIPELINES = {
+    "map": lambda: Dataset.range(300).batch(6).map(slow),
+    "rows": lambda: Dataset.range(300).map(slow).batch(6),
+    "shuffle": lambda: Dataset.range(300).map(slow).shuffle(40, seed=1).batch(6),
+    "scan": lambda: Dataset.range(300).scan(0, lambda total, n: (total + slow(n), n)).batch(6),
+    "interleave": lambda: (
+        Dataset.range(30).interleave(lambda n: Dataset.range(10).map(lambda m: slow(n * 10 + m)), 2).batch(6)
+    ),
+    "unique": lambda: Dataset.range(300).map(slow).unique().batch(6),
+}
+
+
+@pytest.fixture
+def interrupt_soon():
+    """Return a context in which Ctrl-C is pressed at a random time soon."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupted)
+    randomly = random.Random(3)
+
+    @contextlib.contextmanager
+    def soon():
+        signal.setitimer(signal.ITIMER_REAL, 1e-5 + SOON_S * randomly.random())
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    yield soon
+    signal.signal(signal.SIGALRM, before)
+
+
+def rows_of(iterator, values_of, interrupt_soon, most_interrupts):
+    """Return the rows of a pass in which requests are interrupted, the rows at a position after that, and its state."""
+    rows, num_interrupts, position = [], 0, None
+    while True:
+        interrupt = interrupt_soon() if num_interrupts < most_interrupts else contextlib.nullcontext()
+        step = None
+        try:
+            with interrupt:
+                step = next(iterator)
+        except KeyboardInterrupt:
+            num_interrupts += 1
+        except StopIteration:
+            break
+        if step is not None:
+            rows += values_of(step)
+        if num_interrupts and position is None and len(rows) > 150:
+            position = list(rows), iterator.state_dict()
+    assert num_interrupts
+    assert position is not None
+    return rows, *position
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_local_pass_goes_on_after_interrupts(name, interrupt_soon):
+    ds = PIPELINES[name]()
+    expected = np.concatenate(list(ds)).tolist()
+    for _ in range(2):
+        rows, behind, state = rows_of(iter(PIPELINES[name]()), np.ndarray.tolist, interrupt_soon, 8)
+        assert rows == expected
+        resumed = iter(PIPELINES[name]())
+        resumed.load_state_dict(state)
+        assert behind + np.concatenate(list(resumed)).tolist() == expected
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["map", "shuffle"])
+def test_a_distributed_pass_goes_on_after_interrupts(on_cluster, name, interrupt_soon):
+    def values_of(step):
+        return np.concatenate(on_cluster.local_results(step)).tolist()
+
+    distributed = on_cluster.distribute_dataset(PIPELINES[name]())
+    for _ in range(2):
+        rows, behind, state = rows_of(iter(distributed), values_of, interrupt_soon, 3)
+        assert sorted(rows) == list(range(300))
+        resumed = iter(distributed)
+        resumed.load_state_dict(state)
+        rest = [row for step in resumed for row in values_of(step)]
+        assert sorted(behind + rest) == list(range(300))
