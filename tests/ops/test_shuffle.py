@@ -18,7 +18,7 @@ from daskdist.core.dataset_base import node_of
 from daskdist.core.node import lower
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.rows import Selection
-from daskdist.core.selection.shuffle_buffer import Draws, buffer_of_numbers
+from daskdist.core.selection.shuffle_buffer import Draws, buffer_of_numbers, in_ascending_order
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.synchronous import Synchronous
@@ -292,6 +292,15 @@ def test_order_on_a_cluster(client):
     with dask.config.set({"daskdist.split-bytes": 160}):
         steps = [np.concatenate(strategy.local_results(step)) for step in strategy.distribute_dataset(ds)]
     assert np.concatenate(steps).tolist() == shuffled(list(range(200)), 64, 9, epoch=(0,))
+
+
+@pytest.mark.parametrize("distances", [1, 3, 50])
+def test_numbers_are_brought_into_ascending_order(distances):
+    rng = np.random.default_rng(distances)
+    numbers = rng.permutation(np.cumsum(rng.integers(1, distances + 1, size=1000)) + 7)
+    ascending, places = in_ascending_order(numbers)
+    np.testing.assert_array_equal(ascending, np.sort(numbers))
+    np.testing.assert_array_equal(numbers[places], ascending)
 
 
 @pytest.mark.parametrize("lengths", [[1000], [64, 256, 70_000, 200_000], [1, 1, 1, 300_000, 2, 1, 90_000], [40] * 400])

@@ -16,6 +16,10 @@ from daskdist.core.selection.runs import Run
 
 # The number of rows to process together when a buffer is tidied.
 _AT_ONCE = 65_536
+# The table of `_parts_of` has at most so many entries, as a power of 2.
+_TABLE_BITS = 16
+# The size of the table of `in_ascending_order` for each number, which bounds its memory.
+_NUMBERS_PER_ITEM = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ class RowBuffer:
         """
         if not all(rows.is_range and len(rows.blocks) == 1 for _, rows in parts):
             return None
-        part_of_number = np.searchsorted(np.array([first for first, _ in parts]), numbers, side="right") - 1
+        part_of_number = _parts_of(numbers, np.array([first for first, _ in parts]))
         buffer = cls(parts[0][1])
         before = [(buffer._place(rows.blocks[0]) << 32) + rows.rows[0] - first for first, rows in parts]
         buffer._rows, buffer._codes = None, np.array(before, np.int64).take(part_of_number)
@@ -206,11 +210,46 @@ def buffer_of_numbers(parts: Sequence[tuple[int, Any]], numbers: Index) -> RowBu
         buffer = RowBuffer.of_numbers(parts, numbers)
         if buffer is not None:
             return buffer
-    slots = np.argsort(numbers)
-    numbers = numbers.take(slots)
+    numbers, slots = in_ascending_order(numbers)
     chosen = []
     for first, run in parts:
         start, stop = np.searchsorted(numbers, [first, first + len(run)])
         if start < stop:
             chosen.append((run.take(numbers[start:stop] - first), slots[start:stop]))
     return BatchBuffer.of_parts(chosen) if isinstance(parts[0][1], Groups) else RowBuffer.of_parts(chosen)
+
+
+def _parts_of(numbers: Index, firsts: Index) -> Index:
+    # Return for each number the last part that begins at it or before. Most are found by a table of the parts at the
+    # ends of intervals, which takes a fifth of the time of a search.
+    start, stop = int(numbers.min()), int(numbers.max()) + 1
+    shift = max((stop - start).bit_length() - _TABLE_BITS, 0)
+    ends = start + (np.arange(1, ((stop - start) >> shift) + 2) << shift)
+    at_ends = np.searchsorted(firsts, np.append(start, ends - 1), side="right") - 1
+    if (np.diff(at_ends) > 1).any():
+        return np.searchsorted(firsts, numbers, side="right") - 1
+    parts = at_ends[1:].astype(np.int32).take((numbers - start) >> shift)
+    parts -= numbers < firsts.take(parts)
+    return parts
+
+
+def in_ascending_order(numbers: Index) -> tuple[Index, Index]:
+    """Return distinct non-negative integers in ascending order, and the place of each in ``numbers``.
+
+    >>> in_ascending_order(np.array([7, 2, 5]))
+    (array([2, 5, 7]), array([1, 2, 0], dtype=int32))
+    """
+    # The numbers are dense, so that entering their places into a table takes a fifth of the time of a sort.
+    start, stop = int(numbers.min()), int(numbers.max()) + 1
+    ascending, places = [], []
+    for first in range(start, stop, _NUMBERS_PER_ITEM * len(numbers)):
+        last = min(first + _NUMBERS_PER_ITEM * len(numbers), stop)
+        at: Index = np.arange(len(numbers), dtype=np.int32 if len(numbers) < 2**31 else np.int64)
+        if (first, last) != (start, stop):
+            at = at[(numbers >= first) & (numbers < last)]
+        table: Index = np.full(last - first, -1, at.dtype)
+        table[numbers.take(at) - first] = at
+        within = np.flatnonzero(table >= 0)
+        ascending.append(within + first)
+        places.append(table.take(within))
+    return np.concatenate(ascending), np.concatenate(places)
