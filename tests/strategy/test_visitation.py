@@ -14,6 +14,7 @@ from distributed import Client
 import daskdist
 from daskdist import Dataset, Options, TensorSpec, errors
 from daskdist.testing import Fault, verify_visitation
+from daskdist.testing.visitation import row_keys
 
 NUMBER = TensorSpec((), "int64")
 LOOPS = ["plain", "function", "replicas"]
@@ -75,9 +76,10 @@ def process(dask_worker):
     return os.getpid(), dask_worker.id
 
 
-def slept(row):
-    time.sleep(0.001)
-    return row
+def slow_keys(batch):
+    """Return the rows, after a time in which faults can come: a process is stopped in a moment only."""
+    time.sleep(0.03)
+    return row_keys(batch)
 
 
 @pytest.mark.cluster
@@ -140,14 +142,14 @@ def test_the_rows_of_both_replicas_are_visited_though_one_is_lost_at_the_beginni
 @pytest.mark.parametrize("loop", LOOPS)
 def test_workers_that_are_paused_and_slowed_are_waited_for(own_client, loop):
     eventually(lambda: len(own_client.scheduler_info(n_workers=-1)["workers"]) == 2, 60)
-    dataset = Dataset.range(2_000).map(slept).shuffle(100).batch(40)
-    chaos = [Fault("pause", 10, worker=0, seconds=0.5), Fault("slow", 20, worker=1, seconds=1)]
+    dataset = Dataset.range(2_000).map(np.abs).shuffle(100).batch(40)
+    chaos = [Fault("pause", 10, worker=0, seconds=0.5), Fault("slow", 15, worker=1, seconds=1)]
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
         addresses = [replica.worker for replica in strategy.replicas]
-        report = verify_visitation(dataset, strategy, chaos, loop=loop)
+        report = verify_visitation(dataset, strategy, chaos, loop=loop, keys=slow_keys)
     assert report.holds, report
     assert report.num_visited == 2_000
     assert report.faults == (
         f"pause worker 0 at step 10 for 0.5 s ({addresses[0]})",
-        f"slow worker 1 at step 20 for 1 s ({addresses[1]})",
+        f"slow worker 1 at step 15 for 1 s ({addresses[1]})",
     )
