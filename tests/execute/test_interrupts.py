@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from daskdist import Dataset
+from daskdist import Dataset, TensorSpec, errors
 
 # Python ignores an interrupt, with a warning, where an object is being deleted.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -105,3 +105,16 @@ def test_a_distributed_pass_goes_on_after_interrupts(on_cluster, name, interrupt
         resumed.load_state_dict(state)
         rest = [row for step in resumed for row in values_of(step)]
         assert sorted(behind + rest) == list(range(300))
+
+
+def test_a_pass_over_a_generator_does_not_go_on_without_the_elements_it_lost(interrupt_soon):
+    numbers = iter(range(300))
+    ds = Dataset.from_generator(lambda: map(slow, numbers), output_signature=TensorSpec((), "int64")).batch(6)
+    iterator = iter(ds)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - each request may be the interrupted one
+        while True:
+            with interrupt_soon():
+                next(iterator)
+    for _ in range(2):
+        with pytest.raises(errors.ArgumentError, match="interrupted while it took an element from a generator"):
+            next(iterator)

@@ -38,6 +38,12 @@ from daskdist.execute.stream.read_cursor import ReadCursor
 from daskdist.execute.stream.runtime import StreamRuntime
 from daskdist.execute.stream.stream_cursors import StreamCursor, WorkerStreamCursor
 
+# The error of a pass that an interrupt ended.
+INTERRUPTED: Final = (
+    "this pass was interrupted while it took an element from a generator, or copied a step to devices, and cannot go "
+    "on; begin another pass, or take a new iterator and give its load_state_dict this one's state_dict(), which runs a "
+    "generator again from its start"
+)
 logger: Final = logging.getLogger("daskdist")
 
 
@@ -182,6 +188,7 @@ class Interpreter(StreamRuntime):
             case Read():
                 return lambda epoch: ReadCursor(self, primitive, path, epoch)
             case Stream():
+                self.runs_generators |= primitive.begin is None
                 cursor = StreamCursor if primitive.begin is None else WorkerStreamCursor
                 return lambda epoch: cursor(self, primitive, path, epoch)
             case Compute() | Chain() | Fact():

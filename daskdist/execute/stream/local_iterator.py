@@ -28,7 +28,7 @@ from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
 from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, StepBundle
-from daskdist.execute.stream.interpreter import Interpreter, stats_of
+from daskdist.execute.stream.interpreter import INTERRUPTED, Interpreter, stats_of
 from daskdist.execute.stream.synchronized import synchronized
 from daskdist.long_work import LongWork
 
@@ -178,6 +178,8 @@ class ElementIterator(Iterator[Any]):
     def _begin_anew(self) -> None:
         # Open the pipeline again at the position before an interrupt. Another interrupt may end this.
         if self._builder is not None:
+            if self._interpreter.runs_generators:
+                raise ArgumentError(INTERRUPTED)
             if isinstance(self._interrupted_at, tuple):
                 self._interrupted_at = self._state_at(*self._interrupted_at)
             self._interpreter = Interpreter(self.caller, budget_bytes=self._budget_bytes)

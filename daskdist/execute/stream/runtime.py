@@ -119,6 +119,8 @@ class StreamRuntime:
         self.most_bytes = halves[0] // 4
         # True if no call is made, and the answers are those of another stream.
         self.is_trial = False
+        # Whether elements come from generators that run here, which cannot go back.
+        self.runs_generators = False
         # True if cursors may wait for row counts: not while elements are ready to be handed out.
         self.waits = True
         # If cursors may not wait: True if they may still run generators that have been fast so far.

@@ -27,7 +27,7 @@ from daskdist.errors import ArgumentError, ClusterError, OutOfRangeError, UserFu
 from daskdist.execute.caller import Caller, Handle, LocalCaller
 from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
-from daskdist.execute.stream.interpreter import Interpreter, logger, stats_of
+from daskdist.execute.stream.interpreter import INTERRUPTED, Interpreter, logger, stats_of
 from daskdist.execute.stream.step_cursors import AT_ITS_END, HandedOut, JointCursor, PipelineCursor
 from daskdist.execute.stream.synchronized import synchronized
 from daskdist.execute.stream.window import Windows
@@ -239,16 +239,13 @@ class DistributedIterator:
 
     def _begin_anew(self) -> None:
         # Open the pipelines again at the position before an interrupt. Another interrupt may end this.
-        if isinstance(self._interrupted_at, tuple):
-            self._interrupted_at = self._state(*self._interrupted_at)
-        state = self._interrupted_at
-        if self._ahead is not None:
-            self._close()
-            why = "the pass was interrupted while a step was on its way to devices; go on with a new iterator and "
-            self._failure = ArgumentError, (f"{why}load_state_dict of this one's state_dict()",)
-        elif state is not None and not self._is_over and not self._failure and not self._is_closed:
+        if not (self._is_over or self._failure or self._is_closed):
+            if self._ahead is not None or any(interpreter.runs_generators for interpreter in self._interpreters):
+                raise ArgumentError(INTERRUPTED)
+            if isinstance(self._interrupted_at, tuple):
+                self._interrupted_at = self._state(*self._interrupted_at)
             self._feeds.close()
-            self._go_on(state)
+            self._go_on(self._interrupted_at)  # type: ignore[arg-type]
         self._interrupted_at = None
 
     def _go_on_with_replicas(self) -> None:
