@@ -120,8 +120,9 @@ class ElementReader:
         self._num_taken = 0
         context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(buffer.run,), name="daskdist-generator", daemon=True)
-        thread.start()
+        # An interrupt may come while the thread starts.
         self.close = Finalizer(self, _stop, buffer, thread)
+        thread.start()
 
     def take(self, num_rows: int, *, wait: bool) -> Rows:
         """Return the next ``num_rows`` elements, or fewer if the generator is slow or at its end.
@@ -216,5 +217,5 @@ def _stop(buffer: _ElementBuffer, thread: threading.Thread) -> None:
     with buffer.changed:
         buffer.changed.notify_all()
         is_waiting = buffer.is_waiting
-    if thread is not threading.current_thread():
+    if thread.ident is not None and thread is not threading.current_thread():
         thread.join(_END_S if is_waiting else 0.01)
