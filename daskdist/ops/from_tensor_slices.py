@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -112,7 +113,9 @@ def _arrays(operation: str, tensors: object, narrow: bool) -> tuple[Leaves, Stru
 def _with_text(leaf: Any) -> Any:
     # An array of Python strings, as pandas returns it for a column, is text.
     if isinstance(leaf, np.ndarray) and leaf.dtype == object and set(map(type, leaf.flat)) == {str}:
-        return leaf.astype(np.dtypes.StringDType())
+        # Text with half of a pair of surrogates stays as it is.
+        with contextlib.suppress(TypeError, ValueError):
+            return leaf.astype(np.dtypes.StringDType())
     return leaf
 
 

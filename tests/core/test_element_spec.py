@@ -359,6 +359,11 @@ def test_objects_of_several_types_are_as_their_spec_says():
     assert list(ds) == values
 
 
+def test_python_strings_that_are_no_unicode_text_stay_objects():
+    texts = ["a", "\ud800"]
+    assert list(Dataset.from_tensor_slices(np.array(texts, object))) == texts
+
+
 def test_an_array_of_python_strings_is_text():
     texts = ["a", "", "é"]
     ds = Dataset.from_tensor_slices({"text": np.array(texts, object)})

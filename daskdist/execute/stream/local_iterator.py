@@ -177,7 +177,7 @@ class ElementIterator(Iterator[Any]):
 
     def _begin_anew(self) -> None:
         # Open the pipeline again at the position before an interrupt. Another interrupt may end this.
-        if self._builder is not None:
+        if self._builder is not None and not self._is_over:
             if self._interpreter.runs_generators:
                 raise ArgumentError(INTERRUPTED)
             if isinstance(self._interrupted_at, tuple):
