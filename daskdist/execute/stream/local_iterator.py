@@ -130,7 +130,9 @@ class ElementIterator(Iterator[Any]):
         with self.lock:
             if self._interrupted_at is not None:
                 self._begin_anew()
-            before = self._numbers()
+            # As in `_numbers`, without a call for each element.
+            num_behind, builder, number = self._num_behind + self._current.place, self._builder, self._number
+            num_errors = 0 if builder is None else builder.num_errors
             try:
                 element = self._next()
                 self._number += 1
@@ -141,7 +143,7 @@ class ElementIterator(Iterator[Any]):
                 raise
             except BaseException:
                 # Elements may be lost that were taken from a queue.
-                self._interrupted_at = before
+                self._interrupted_at = num_behind, num_errors, number
                 raise
             finally:
                 self.times.note(begun_at, perf_counter())
