@@ -62,7 +62,7 @@ class Size:
     chunk_bytes, num_chunks
         The chunks that are fed.
     num_steps, step_ms
-        The steps behind which copies are hidden, and the time that each takes on the device.
+        The steps during which data is copied, and the time that each takes on the device.
     shuffled_rows, batch_rows
         The rows that are shuffled on the device, and those of a batch.
     reduced_bytes
@@ -254,8 +254,8 @@ def small_chunks(size: Size) -> Iterator[Figure]:
     yield Figure("chunks of 128 rows", per_s["ours"], "chunks/s", per_s["naive"], "cupy.asarray(batch)", 1.0, "ratio")
 
 
-def behind_steps(size: Size) -> Iterator[Figure]:
-    """Measure the share of the copies that is hidden behind steps of known duration."""
+def during_steps(size: Size) -> Iterator[Figure]:
+    """Measure the share of the copies that is hidden by steps of known duration."""
     strategy = daskdist.MirroredStrategy([_DEVICE])
     array = rows(size)
     chunk_rows = size.chunk_bytes // _ROW_BYTES
@@ -291,7 +291,7 @@ def behind_steps(size: Size) -> Iterator[Figure]:
     what = f"a step of {size.step_ms:g} ms and the next chunk of {size.chunk_bytes // MIB} MiB"
     yield Figure(what, ours * 1e3, "ms", alone * 1e3, "the step alone", note=note)
     hidden = 1 - max(ours - alone, 0) / copy_s
-    yield Figure(f"share of copies hidden behind steps of {size.step_ms:g} ms", hidden, "", target=0.95)
+    yield Figure(f"share of copies hidden by steps of {size.step_ms:g} ms", hidden, "", target=0.95)
 
 
 def shuffling(size: Size) -> Iterator[Figure]:
@@ -393,7 +393,7 @@ def peaks() -> Iterator[list[Figure]]:
 BENCHMARKS: Final[dict[str, Callable[[Size], Iterable[Figure]]]] = {
     "feeding": feeding,
     "small-chunks": small_chunks,
-    "behind-steps": behind_steps,
+    "during-steps": during_steps,
     "shuffling": shuffling,
     "reducing": reducing,
 }

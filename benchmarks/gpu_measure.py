@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 HERE: Final = Path(__file__).resolve().parent
-BENCHMARKS: Final = ("feeding", "small-chunks", "behind-steps", "shuffling", "reducing")
+BENCHMARKS: Final = ("feeding", "small-chunks", "during-steps", "shuffling", "reducing")
 
 
 @dataclass(frozen=True)

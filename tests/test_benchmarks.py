@@ -238,7 +238,7 @@ def test_without_cupy_it_says_what_it_needs(tmp_path: Path) -> None:
 @pytest.mark.skipif(WHY_NO_GPU is not None, reason=f"no GPU: {WHY_NO_GPU}")
 @pytest.mark.parametrize(
     ("name", "num_figures"),
-    [("feeding", 4), ("small-chunks", 3), ("behind-steps", 4), ("shuffling", 6), ("reducing", 6)],
+    [("feeding", 4), ("small-chunks", 3), ("during-steps", 4), ("shuffling", 6), ("reducing", 6)],
 )
 def test_a_gpu_gives_figures(run, name: str, num_figures: int) -> None:
     figures = run(GPU, "--only", name)

@@ -46,7 +46,7 @@ def test_writing_to_a_full_disk_is_an_error(tmp_path, write):
     path = str(tmp_path / "written")
     with files_of_at_most(100_000), pytest.raises(errors.FileError, match=r"written.*: cannot be written: .*too large"):
         write(path)
-    # Files that the failed write left behind do not count as a complete dataset, so a second write is not refused.
+    # The files of the failed write do not count as a complete dataset, so a second write is not refused.
     write(path)
 
 

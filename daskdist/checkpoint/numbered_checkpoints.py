@@ -149,8 +149,8 @@ class CheckpointManager:
         Raises
         ------
         ArgumentError
-            The directory has a checkpoint of this or a later step, and `restore` did not go back behind it; or a state
-            cannot be saved.
+            The directory has a checkpoint of this or a later step, and `restore` did not go back to an earlier one; or
+            a state cannot be saved.
         FileError
             The save before this one failed.
         RuntimeError
@@ -159,7 +159,7 @@ class CheckpointManager:
         Notes
         -----
         It takes as long as copying the states, and waits for the save before it if that is still being written. Once
-        the file is written, later checkpoints that `restore` went back behind are deleted.
+        the file is written, checkpoints later than the restored one are deleted.
         """
         _check_type("save", checkpoint)
         return self.save_states(checkpoint.states(), step)

@@ -55,10 +55,10 @@ class SkippingByArithmetic(Protocol):
 
 
 @runtime_checkable
-class NotingBehind(Protocol):
+class NotingPosition(Protocol):
     """A cursor whose later elements depend on the earlier ones, or which knows it of its input."""
 
-    def note_num_behind(self, num_elements: int, /) -> None:
+    def note_num_passed(self, num_elements: int, /) -> None:
         """Note that the position is after this many elements, though more may have been pulled."""
         ...
 
@@ -121,8 +121,8 @@ class Context(Protocol):
         """
         ...
 
-    def note_behind(self, num_passes: int) -> None:
-        """Note that the first passes of a repetition are behind the position that it continues from."""
+    def note_passes_over(self, num_passes: int) -> None:
+        """Note that the first passes of a repetition are over at the position that it continues from."""
         ...
 
     def note_point(self, place: int, state: Any) -> None:
@@ -450,7 +450,8 @@ class Fact:
     is_strict
         Whether its failure raises even if failing elements are left out, for example because it writes the elements.
     is_of_pass
-        Whether the fact is of use in its own pass only. In a pass that was resumed, what is behind has None.
+        Whether the fact is of use in its own pass only. In a pass that was resumed, calls before the position have
+        None.
     """
 
     source: Primitive

@@ -133,7 +133,7 @@ class InterleaveCursor:
     num_opened: int = 0
     # The number of elements that were returned.
     num_elements: int = 0
-    # An error that was raised behind elements that are returned first.
+    # An error to raise after elements that are returned first.
     failure: Exception | None = None
 
     def pull(self) -> Run:

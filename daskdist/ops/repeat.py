@@ -70,7 +70,7 @@ class RepeatCursor:
         """Skip passes that were over, whatever is in them, and elements of the next one."""
         self.passes, num_skipped = whole_parts(self.context.lengths(), num_elements)
         self.is_empty = not num_skipped
-        self.context.note_behind(self.passes)
+        self.context.note_passes_over(self.passes)
         if num_skipped < num_elements:
             self.current = self.opener((*self.epoch, self.passes))
             self.num_elements = self.current.skip(num_elements - num_skipped)  # type: ignore[attr-defined]

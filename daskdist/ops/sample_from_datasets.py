@@ -71,7 +71,7 @@ class SampleFromDatasets(CountingNode):
 
     @property
     def cardinality(self) -> int:
-        # A finite source ends all, or is left behind by endless ones.
+        # A finite source ends all, or endless ones continue without it.
         is_endless = all if self.stop_on_empty_dataset else any
         return INFINITE if is_endless(source.cardinality == INFINITE for source in self.sources) else UNKNOWN
 

@@ -109,7 +109,7 @@ class ShuffleCursor:
     # recorded next.
     num_elements: int = 0
     num_draws: int = 0
-    # An error of the input, behind the elements that wait.
+    # An error of the input, to raise after the elements that wait.
     failure: Exception | None = None
     next_point: int = field(default_factory=lambda: 2 * _DRAWS)
 

@@ -1,4 +1,4 @@
-"""The figures behind the dashboard's page: from reports of workers and programs, and on a real scheduler."""
+"""The figures on the dashboard's page: from reports of workers and programs, and on a real scheduler."""
 
 from __future__ import annotations
 

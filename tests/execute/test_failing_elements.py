@@ -1,4 +1,4 @@
-"""Elements before one that fails are delivered, then its error is raised, and the iterator goes on behind it."""
+"""Elements before one that fails are delivered, then its error is raised, and the iterator continues after it."""
 
 from __future__ import annotations
 

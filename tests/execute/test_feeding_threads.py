@@ -319,7 +319,7 @@ def test_large_arrays_that_steps_are_views_of_are_pinned_if_asked_for(locks, mon
 # --- while the device computes ---
 
 
-def test_copies_go_on_while_the_device_is_behind_the_host():
+def test_copies_go_on_while_the_host_is_ahead_of_the_device():
     may_compute, found = threading.Event(), []
     stream = channel_of("STRICT:0").stream
     ahead = DevicePrefetch(iter(arrays((2**12,), num_steps=5)), [device("STRICT:0")], num_units=1, unit_bytes=2**10)

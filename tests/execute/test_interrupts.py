@@ -84,11 +84,11 @@ def test_a_local_pass_goes_on_after_interrupts(name, interrupt_soon):
     ds = PIPELINES[name]()
     expected = np.concatenate(list(ds)).tolist()
     for _ in range(2):
-        rows, behind, state = rows_of(iter(PIPELINES[name]()), np.ndarray.tolist, interrupt_soon, 8)
+        rows, before, state = rows_of(iter(PIPELINES[name]()), np.ndarray.tolist, interrupt_soon, 8)
         assert rows == expected
         resumed = iter(PIPELINES[name]())
         resumed.load_state_dict(state)
-        assert behind + np.concatenate(list(resumed)).tolist() == expected
+        assert before + np.concatenate(list(resumed)).tolist() == expected
 
 
 @pytest.mark.cluster
@@ -99,12 +99,12 @@ def test_a_distributed_pass_goes_on_after_interrupts(on_cluster, name, interrupt
 
     distributed = on_cluster.distribute_dataset(PIPELINES[name]())
     for _ in range(2):
-        rows, behind, state = rows_of(iter(distributed), values_of, interrupt_soon, 3)
+        rows, before, state = rows_of(iter(distributed), values_of, interrupt_soon, 3)
         assert sorted(rows) == list(range(300))
         resumed = iter(distributed)
         resumed.load_state_dict(state)
         rest = [row for step in resumed for row in values_of(step)]
-        assert sorted(behind + rest) == list(range(300))
+        assert sorted(before + rest) == list(range(300))
 
 
 def test_a_pass_over_a_generator_does_not_go_on_without_the_elements_it_lost(interrupt_soon):

@@ -39,7 +39,7 @@ SMALL = {"daskdist.split-bytes": 24, "daskdist.window-bytes": 100}
 
 LARGE_TESTS = {
     "test_positions_are_small_and_plain",
-    "test_from_positions_behind_resume_points_the_rest",
+    "test_from_positions_after_resume_points_the_rest",
     "test_positions_in_endless_repetitions_stay_small",
 }
 
@@ -280,7 +280,7 @@ def test_caches_become_complete_or_are_removed(name, is_complete, caller, tmp_pa
                 assert [x.tolist() for x in again] == expected
                 assert list(again) == []
         assert [x.tolist() for x in ds] == begun + rest
-        # Resumed passes must not leave parts behind.
+        # Resumed passes must not leave parts.
         num_files = sum(len(files) for _, _, files in os.walk(tmp_path))
         shutil.rmtree(tmp_path / "kept", ignore_errors=True)
         again = iter(make())
@@ -359,7 +359,7 @@ def destroy_rows(path):
 
 @pytest.mark.parametrize("caller", [Synchronous, Threads])
 @pytest.mark.parametrize("shuffle_size", [None, 4, 25])
-def test_rows_behind_a_position_are_not_read(tmp_path, shuffle_size, caller):
+def test_rows_before_a_position_are_not_read(tmp_path, shuffle_size, caller):
     num_files, file_rows, place = 40, 10, 60
     paths = [tmp_path / f"{number:02}.parquet" for number in range(num_files)]
     for number, path in enumerate(paths):
@@ -372,11 +372,11 @@ def test_rows_behind_a_position_are_not_read(tmp_path, shuffle_size, caller):
     whole = list(make())
     state = begun(make, place, caller).state_dict()
     needed = {int(row) // file_rows for batch in whole[place:] for row in batch}
-    behind = [path for number, path in enumerate(paths) if number not in needed]
-    assert len(behind) >= 10
+    not_needed = [path for number, path in enumerate(paths) if number not in needed]
+    assert len(not_needed) >= 10
     # A shuffle buffer has rows of files before the one that is read next.
     assert shuffle_size is None or min(needed) < place * 5 // file_rows
-    for path in behind:
+    for path in not_needed:
         destroy_rows(path)
     with pytest.raises(errors.FileError):
         list(make())
@@ -386,7 +386,7 @@ def test_rows_behind_a_position_are_not_read(tmp_path, shuffle_size, caller):
         again.load_state_dict(state)
     state["fingerprint"] = again.state_dict()["fingerprint"]
     again.load_state_dict(state)
-    same_elements(list(again), whole[place:], "without the rows that are behind")
+    same_elements(list(again), whole[place:], "without the rows before the position")
 
 
 def test_a_position_needs_the_splits_that_it_was_taken_with():
@@ -496,7 +496,7 @@ LARGE_STATES = [name for name, (_, most_bytes) in SIZES.items() if most_bytes ==
 
 
 @pytest.mark.parametrize("name", LARGE_STATES)
-def test_from_positions_behind_resume_points_the_rest(name):
+def test_from_positions_after_resume_points_the_rest(name):
     make, _ = SIZES[name]
     whole = list(make())
     callers = cycle([Synchronous, Threads] if LARGE_STATES.index(name) % 2 else [Threads, Synchronous])

@@ -409,7 +409,7 @@ def test_files_with_fast_functions_are_computed_whole_once_that_is_known(on_clus
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("kind", "keep"), [("npy", None), ("text", lambda row: row % 3 > 0)], ids=["npy", "text"])
-def test_a_pass_over_parts_of_files_goes_on_behind_what_was_computed(on_cluster, files_of, kind, keep):
+def test_a_pass_over_parts_of_files_goes_on_after_what_was_computed(on_cluster, files_of, kind, keep):
     def number(row):
         time.sleep(0.001)
         return np.int64(row)
@@ -582,7 +582,7 @@ def test_batches_of_steps_under_way_leave_most_of_the_workers_memory_free(small_
     name = f"sums of {way}"
     gate = Event(name, client=client)
 
-    def sum_behind_gate(rows):
+    def sum_after_gate(rows):
         Event(name).wait(60)
         return rows.sum()
 
@@ -590,7 +590,7 @@ def test_batches_of_steps_under_way_leave_most_of_the_workers_memory_free(small_
         # A step has 4 rows of 4 MB. Those of an eighth to a quarter of 800 MB may be in use on each worker.
         batches = Dataset.range(1_000).map(lambda x: np.full(500_000, float(x))).batch(4)
         for batch in itertools.islice(strategy.distribute_dataset(batches), num_steps):
-            found = strategy.reduce("SUM", strategy.run(sum_behind_gate, args=(batch,)), axis=None)
+            found = strategy.reduce("SUM", strategy.run(sum_after_gate, args=(batch,)), axis=None)
         return found
 
     def waits_for_steps():

@@ -1,4 +1,4 @@
-"""Errors that are there only for a moment: after a resume what was raised is behind, and the rest is tried again."""
+"""Transient errors: after a resume, those that were raised are not raised again, and the rest is tried again."""
 
 from __future__ import annotations
 
@@ -165,13 +165,13 @@ def gone_on(ds, state):
 
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", PIPELINES)
-def test_what_was_raised_is_behind_and_the_rest_is_tried_again(read, name, where):
+def test_what_was_raised_is_over_and_the_rest_is_tried_again(read, name, where):
     ds = PLACES[where](PIPELINES[name](read))
     whole = taken(iter(ds))
     hide(read)
     with_error, states = elements_and_positions(iter(ds))
     assert with_error.count(ERROR) == 1
-    # Threads and replicas change what is read ahead of the error, and nothing far from it. Behind it, positions are as
+    # Threads and replicas change what is read ahead of the error, and nothing far from it. After it, positions are as
     # those of any pass, of which other tests take all.
     at = with_error.index(ERROR)
     near = (0, 1, at - 1, at, at + 1, at + 3) if where == "plain" else (0, at, at + 1)
@@ -359,7 +359,7 @@ def test_an_error_of_one_call_for_many_elements_is_none(tmp_path, name, where):
 @pytest.mark.parametrize("where", ["plain", "threads"])
 @pytest.mark.parametrize("cycle_length", [1, 3])
 @pytest.mark.parametrize("failing_at", [None, 0, 2])
-def test_elements_before_an_error_behind_many_datasets_are_there(where, cycle_length, failing_at):
+def test_elements_before_an_error_after_many_datasets_are_there(where, cycle_length, failing_at):
     def nested(x):
         def checked():
             if x == 400:

@@ -1,4 +1,4 @@
-"""The byte budget limits how far reading runs ahead, and iterators that are left leave nothing behind."""
+"""The byte budget limits how far reading runs ahead, and iterators that are left keep nothing."""
 
 from __future__ import annotations
 

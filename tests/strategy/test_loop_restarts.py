@@ -83,7 +83,7 @@ def test_a_loop_begins_again_from_its_last_checkpoint(own_client, tmp_path):
 
 
 @pytest.mark.cluster
-def test_a_loop_behind_steps_under_way_begins_again(own_client, tmp_path):
+def test_a_loop_during_steps_under_way_begins_again(own_client, tmp_path):
     def step(batch):
         Event("gate").wait(60)
         return len(batch)

@@ -1,4 +1,4 @@
-"""Objects that many passes over a dataset leave behind."""
+"""Objects that remain after many passes over a dataset."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def loop(batches):
 
 
 @pytest.mark.parametrize("in_loops", [False, True])
-def test_many_passes_leave_no_objects_behind(client, on_cluster, in_loops):
+def test_many_passes_leave_no_objects(client, on_cluster, in_loops):
     dataset = on_cluster.distribute_dataset(Dataset.range(16).map(abs).shuffle(12, seed=1).batch(8))
 
     def tasks():

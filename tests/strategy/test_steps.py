@@ -1,4 +1,4 @@
-"""Streams of steps: their messages, the order of calls, and that nothing is left behind."""
+"""Streams of steps: their messages, the order of calls, and that nothing remains."""
 
 from __future__ import annotations
 

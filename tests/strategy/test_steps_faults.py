@@ -121,7 +121,7 @@ def test_results_for_other_workers_do_not_wait_for_the_next_call(on_cluster, cli
     on_cluster.local_results((on_cluster.run(float, args=(1,)), on_cluster.run(wait, args=("before many calls",))))
     first.clear()
     try:
-        # The calls queue up behind the first one, so that workers send several of their results together.
+        # The calls queue up after the first one, so that workers send several of their results together.
         opened = on_cluster.run(wait, args=("before many calls",))
         totals = [on_cluster.reduce("SUM", on_cluster.run(float, args=(k,)), axis=None) for k in range(num_calls)]
         blocked = on_cluster.run(wait, args=("after many calls",))

@@ -1,4 +1,4 @@
-"""Strategies: results of run and reduce, embedded and on a cluster, and that nothing is left behind."""
+"""Strategies: results of run and reduce, embedded and on a cluster, and that nothing remains."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ def tasks_of(client) -> set[str]:
     return {key for key in keys if not key.startswith("value-")}
 
 
-def left_behind(client, before: set[str], within_s: float = 4) -> set[str]:
+def remaining_tasks(client, before: set[str], within_s: float = 4) -> set[str]:
     """Return new tasks that are still there when the time is up; return at once when there are none."""
     deadline = time.monotonic() + within_s
     while (found := tasks_of(client) - before) and time.monotonic() < deadline:
@@ -448,7 +448,7 @@ def test_a_loop_left_half_way_leaves_nothing_on_the_cluster(on_cluster, client, 
     ds = read_parquet(parquet_files(30, files=4, row_group=5), "id").shuffle(20).batch(6)
     ds = ds.with_options(daskdist.Options(auto_shard_policy=policy))
     part_of_a_loop(on_cluster, ds, num_steps, use)
-    assert left_behind(client, before) == set()
+    assert remaining_tasks(client, before) == set()
 
 
 @pytest.mark.cluster
@@ -468,7 +468,7 @@ def test_a_loop_that_waits_for_long_leaves_nothing_to_the_garbage_collector(clie
         try:
             part_of_a_loop(strategy, Dataset.range(60).map(slow).batch(6), 2, step)
             part_of_a_loop(strategy, Dataset.range(60).map(slow).batch(6), 2, look)
-            assert left_behind(client, before) == set()
+            assert remaining_tasks(client, before) == set()
         finally:
             gc.enable()
 
@@ -480,7 +480,7 @@ def test_an_error_leaves_nothing_on_the_cluster(client, parquet_files):
         ds = read_parquet(parquet_files(30, row_group=5), "id").map(lambda x: x + 1 // int(x != 17)).batch(6)
         with pytest.raises(daskdist.errors.UserFunctionError):
             part_of_a_loop(strategy, ds, 1000, look)
-    assert left_behind(client, before) == set()
+    assert remaining_tasks(client, before) == set()
 
 
 def test_a_loop_left_half_way_leaves_no_threads(parquet_files):

@@ -26,7 +26,7 @@ _NOT_READ: Final = (0, 0)
 
 
 class FailedBeforeError(DaskdistError):
-    """An element failed before a position was taken, and its error was raised then: it is behind."""
+    """An element failed before a position was taken, and its error was raised then."""
 
     def __init__(self, message: str = "an element failed before the position was taken") -> None:
         super().__init__(message)

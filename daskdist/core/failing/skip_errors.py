@@ -231,7 +231,7 @@ class SkipErrorsFact:
 
 @dataclass(frozen=True)
 class WithoutInputs:
-    """A function that computes facts, without some elements, by their numbers: they failed before, and are behind."""
+    """A function that computes facts without some elements, given by number, which failed before the position."""
 
     function: Callable[[Rows], tuple[Rows, Any]]
     left_out: frozenset[int]

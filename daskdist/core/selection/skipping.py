@@ -1,4 +1,4 @@
-"""Elements of streams that are skipped because they are behind a position."""
+"""Elements of streams that are skipped because they are before a position."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ def shorter(num_elements: int, num_now: int | None = None) -> ArgumentError:
     """Return the error for a stream of fewer elements than before a position was taken."""
     now = "fewer" if num_now is None else num_now
     return ArgumentError(
-        f"load_state_dict: the position is behind element {num_elements}, and there are {now}; the data or a function "
+        f"load_state_dict: the position is after element {num_elements}, and there are {now}; the data or a function "
         "of the pipeline gives other elements than before"
     )

@@ -164,7 +164,7 @@ class Trace:
         if type(value) not in (Tracer, TracedText):
             return np.broadcast_to(value, (self.num_rows, *value.shape))
         if value._trace is not self:
-            raise self.fail("it uses a value that an earlier call left behind")
+            raise self.fail("it uses a value that an earlier call stored")
         return value._column
 
     def operand(self, value: Any) -> Any:

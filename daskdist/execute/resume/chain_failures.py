@@ -1,4 +1,4 @@
-"""Elements that failed in chains: once they are behind, a stream that continues must not count them again."""
+"""Elements that failed in chains: a stream that continues after them must not count them again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ChainFailures:
         return key
 
     def note(self, elements: Iterable[Uncounted], *, num_errors: int = 0, num_elements: int = 0) -> None:
-        """Record that elements are behind after so many errors and elements."""
+        """Record failed elements, which are before any position after so many errors and elements."""
         for chain, call, number in elements:
             log = self._logs.get(chain)
             if log is not None:
@@ -68,7 +68,7 @@ class ChainFailures:
     def look(self, caller: Caller, *, wait: bool) -> None:
         """Look which elements that were handed out have failed: of all blocks if ``wait``, or of those that are there.
 
-        A block that cannot be computed has no elements that are behind.
+        A block that cannot be computed has no elements that were handed out.
         """
         unknown, self._unknown = self._unknown, []
         for block in unknown:

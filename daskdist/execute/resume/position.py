@@ -122,7 +122,7 @@ class PipelineIdentity:
         if order != self.order:
             raise ArgumentError(
                 f"load_state_dict: the position was taken where the operations run in the order {order}; here they run "
-                f"in the order {self.order}. A function stays behind a shuffle if its results may be large, which "
+                f"in the order {self.order}. A function stays after a shuffle if its results may be large, which "
                 "another version of Python or of a library can decide otherwise. Continue where the position was "
                 "taken, or begin the pass again"
             )

@@ -47,9 +47,9 @@ class PathKey(NamedTuple):
 
 
 class _FailedInput(NamedTuple):
-    # An element that failed, and the numbers of errors that were raised and of elements that were handed out when it
-    # was behind: 0 if it was before this stream was opened, or if it was only logged. An element of a chain is behind
-    # with the element that was made of it, which another log may have, too.
+    # An element that failed, and the numbers of errors that were raised and of elements that were handed out
+    # before any position that needs to know it: 0 if it failed before this stream was opened, or was only logged. For
+    # an element of a chain they are those of the element that was made of it, which another log may have, too.
     element: LeftOut
     num_errors: int = 0
     num_elements: int = 0
@@ -76,11 +76,12 @@ class AnswerLog:
     points
         States of an arrangement, each with its place.
     left_out
-        For some calls, by number, the elements that failed and are behind; instead of a computation, `INPUTS_BEFORE`
-        with a number of inputs. What failed and was not raised yet is not among them: it is tried again.
+        For some calls, by number, the elements that failed before the position; instead of a computation,
+        `INPUTS_BEFORE` with a number of inputs. What failed and was not raised yet is not among them: it is tried
+        again.
     num_done, failed
         The number of first calls of a chain that were over when the position was taken, and of these the elements that
-        failed and are not behind, by call. All others were counted in the value that the chain carries.
+        failed and are not in `left_out`, by call. All others were counted in the value that the chain carries.
     outputs
         For some calls of a chain a handle of the value after it, with the number of calls so far.
     """
@@ -142,7 +143,7 @@ class AnswerLog:
         self.left_out.setdefault(number, []).append(_FailedInput(LeftOut(*place, is_raised=True), num_errors))
 
     def note_uncounted(self, call: int, number: int, *, num_errors: int, num_elements: int) -> None:
-        """Record that an element of a call of a chain failed, and is behind after so many errors and elements."""
+        """Record that an element of a call of a chain failed; it counts once so many errors and elements came."""
         element = LeftOut(0, number, is_raised=True)
         self.left_out.setdefault(call, []).append(_FailedInput(element, num_errors, num_elements, is_of_chain=True))
 
@@ -153,7 +154,7 @@ class AnswerLog:
                 self.left_out.setdefault(number, []).append(_FailedInput(LeftOut(*note.place, is_raised=False)))
 
     def elements_left_out(self, number: int) -> tuple[LeftOut, ...]:
-        """Return the elements of a call that failed and are behind."""
+        """Return the elements of a call that failed before the position."""
         return tuple([failed.element for failed in self.left_out.get(number, ())])
 
     @property
@@ -162,17 +163,17 @@ class AnswerLog:
         return any(failed.element.is_raised for elements in self.left_out.values() for failed in elements)
 
     def at(self, num_elements: int, num_errors: int) -> AnswerLog:
-        """Return the log with only those elements left out that are behind after so many elements and errors."""
+        """Return the log with only those elements left out that failed within so many elements and errors."""
         log = copy.copy(self)
         log.left_out = {}
         for number, elements in self.left_out.items():
-            behind = [
+            before = [
                 _FailedInput(failed.element)
                 for failed in elements
                 if failed.num_errors <= num_errors and failed.num_elements <= num_elements
             ]
-            if behind:
-                log.left_out[number] = behind
+            if before:
+                log.left_out[number] = before
         return log
 
     def num_left_out(self, number: int) -> int:
@@ -207,17 +208,17 @@ class AnswerLog:
         for num_calls, handle in reversed(self.outputs):
             value = result(handle)
             if value is not None:
-                # These calls were made again, and those before and behind them were not.
+                # These calls were made again, and those before and after them were not.
                 others = [element for element in failed if not value.first_call <= element[0] < num_calls]
                 failed, num_done = [*others, *value.failed], max(self.num_done, num_calls)
                 break
         else:
             num_done = self.num_done
-        behind = {(call, failed.element.number) for call, elements in self.left_out.items() for failed in elements}
-        return num_done, [list(element) for element in sorted(failed) if element not in behind]
+        left_out = {(call, failed.element.number) for call, elements in self.left_out.items() for failed in elements}
+        return num_done, [list(element) for element in sorted(failed) if element not in left_out]
 
     def note_point(self, place: int, state: Any) -> None:
-        """Record a state at a place, if it is behind the last one; where there are many, earlier ones get sparser."""
+        """Record a state at a place after the last one; where there are many, earlier ones get sparser."""
         if not self.points or self.points[-1][0] < place:
             self.points.append((place, state))
             if len(self.points) > _MOST_POINTS:
@@ -228,7 +229,7 @@ class AnswerLog:
         return next((point for point in reversed(self.points) if point[0] <= place), None)
 
     def with_facts(self, calls: range) -> AnswerLog:
-        """Return the log with the facts of some calls only, and nothing of calls behind them and behind failures."""
+        """Return the log with the facts of some calls only, and nothing of calls after them and after failures."""
         log = copy.copy(self)
         calls = range(calls.start, max(calls.stop, *[number + 1 for number in self.left_out], 0))
         log.cuts, log.rows = self.cuts[: calls.stop], self.rows[: calls.stop]
@@ -335,7 +336,7 @@ class Answers:
         If a log is needed after all, to fill a cache again, its calls are made again.
         """
 
-        def is_behind(key: LogKey) -> bool:
+        def is_over(key: LogKey) -> bool:
             its_path, its_epoch, _ = key
             if its_path[: len(path)] != path or len(its_path) <= len(path) or self.logs[key].order:
                 # The log has the order in which blocks finished, which another pass would not repeat.
@@ -344,7 +345,7 @@ class Answers:
             inner = next((step.epoch for step in its_path[len(path) :] if isinstance(step, PathKey)), its_epoch)
             return inner[: len(epoch)] == epoch and len(inner) > len(epoch) and inner[len(epoch)] < num_passes
 
-        for key in [key for key in self.logs if is_behind(key)]:
+        for key in [key for key in self.logs if is_over(key)]:
             del self.logs[key]
 
     def as_plain(self, result: Callable[[Any], Any]) -> list[Any]:

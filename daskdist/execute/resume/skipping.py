@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from daskdist.core.failing.failed_elements import FailedBeforeError
-from daskdist.core.primitive import Cursor, Exhausted, NotingBehind, SkippingByArithmetic
+from daskdist.core.primitive import Cursor, Exhausted, NotingPosition, SkippingByArithmetic
 from daskdist.core.selection.skipping import shorter
 
 
@@ -37,7 +37,7 @@ class SkippingCursor:
         run = self.cursor.pull() if rest is None else rest
         if self._is_advancing():
             self._num_pulled += len(run)
-            self.note_num_behind(self._num_pulled)
+            self.note_num_passed(self._num_pulled)
         return run
 
     def skip(self, num_elements: int) -> int:
@@ -46,7 +46,7 @@ class SkippingCursor:
         Raises
         ------
         ArgumentError
-            An element that is needed again is behind the end of the stream.
+            The stream ends before an element that is needed again.
         """
         may_skip, self._may_skip = self._may_skip and num_elements > 0, False
         num_skipped = num_left = 0
@@ -69,10 +69,10 @@ class SkippingCursor:
                 num_left = len(run) - num_taken
         if self._is_advancing():
             self._num_pulled -= num_left
-            self.note_num_behind(self._num_pulled)
+            self.note_num_passed(self._num_pulled)
         return num_skipped
 
-    def note_num_behind(self, num_elements: int) -> None:
+    def note_num_passed(self, num_elements: int) -> None:
         """Note that the position is after this many elements."""
-        if isinstance(self.cursor, NotingBehind):
-            self.cursor.note_num_behind(num_elements)
+        if isinstance(self.cursor, NotingPosition):
+            self.cursor.note_num_passed(num_elements)

@@ -166,7 +166,7 @@ class BundleBuilder:
         if epoch is not None:
             interpreter.note_stream(primitive, epoch)
         # The number of elements in the bundles before the last one that was handed out, and in that one.
-        self._num_behind = self._num_last = 0
+        self._num_passed = self._num_last = 0
         self._most_logs = _MOST_LOGS
 
     def move_to(
@@ -181,7 +181,7 @@ class BundleBuilder:
     ) -> None:
         """Go on from a position; the parameters are those of `Interpreter.open_at`."""
         self._primitive, self._epoch = primitive, epoch
-        self._num_behind, self.num_errors = num_elements, num_errors
+        self._num_passed, self.num_errors = num_elements, num_errors
         self.interpreter.note_stream(primitive, epoch, is_exact=is_exact)
         open_at = self.interpreter.open_at
         self.source = open_at(primitive, epoch, answers, num_elements, num_errors, is_exact=is_exact)
@@ -205,12 +205,12 @@ class BundleBuilder:
         if self.ready:
             bundle = self.ready.popleft()
             self._num_used += len(bundle)
-            self._num_behind, self._num_last = self._num_behind + self._num_last, bundle.num_elements
-            self.interpreter.num_behind = self._num_behind
+            self._num_passed, self._num_last = self._num_passed + self._num_last, bundle.num_elements
+            self.interpreter.num_passed = self._num_passed
             if self.interpreter.chain_failures:
                 self._note_handed_out(bundle)
             if len(self.interpreter.answers.logs) > self._most_logs:
-                self._drop_answers_behind()
+                self._drop_old_answers()
             return bundle
         failure, self.failure = self.failure, None
         if failure is None:
@@ -226,12 +226,12 @@ class BundleBuilder:
         failures, num_lanes = self.interpreter.chain_failures, len(bundle.lanes)
         for number, lane in enumerate(bundle.lanes, 1):
             if lane.ref is not None:
-                failures.note_handed_out(lane.ref.handle, lane.places, self._num_behind + number, num_lanes)
+                failures.note_handed_out(lane.ref.handle, lane.places, self._num_passed + number, num_lanes)
         failures.look(self.interpreter.caller, wait=False)
 
-    def _drop_answers_behind(self) -> None:
+    def _drop_old_answers(self) -> None:
         if self._epoch is not None and not self.num_errors:
-            self.interpreter.drop_answers_behind(self._primitive, self._epoch, self._num_behind)
+            self.interpreter.drop_answers_before(self._primitive, self._epoch, self._num_passed)
         self._most_logs = max(_MOST_LOGS, 2 * len(self.interpreter.answers.logs))
 
     def _build_ahead(self) -> None:

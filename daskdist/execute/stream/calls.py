@@ -61,7 +61,7 @@ class CallWithCarry:
         call: int,
         left_out: tuple[LeftOut, ...],
         failed_before: frozenset[int] | None,
-        behind: NumBehind,
+        num_passed: NumPassed,
         num_before: int,
         num_rows: int | None,
     ) -> tuple[Rows, Carried]:
@@ -75,8 +75,8 @@ class CallWithCarry:
             As in `TryEachCarried`.
         failed_before
             The numbers of other elements that failed when the position was taken; None if the call was not over then.
-        behind
-            The number of the chain's first elements that may be behind the position.
+        num_passed
+            The number of the chain's first elements that may be before the position.
         num_before
             The number of its elements before those of this call.
         num_rows
@@ -90,14 +90,14 @@ class CallWithCarry:
             return rows, carried
         may_fail = failed_before | {element.number for element in left_out}
         for number, failed in failed_of(rows):
-            if number < behind.number - num_before and number not in may_fail:
+            if number < num_passed.number - num_before and number not in may_fail:
                 raise fails_now(self.name, failed.error) from failed.error
         return rows, carried
 
 
 @dataclass
-class NumBehind:
-    """The number of a chain's first elements that may be behind the position from which it continues."""
+class NumPassed:
+    """The number of a chain's first elements that may be before the position from which it continues."""
 
     number: int = 0
 
@@ -201,7 +201,7 @@ class PulledAgain:
     name
         The name of the operation, for messages.
     left_out, failed
-        The numbers of rows that failed, and are behind or not.
+        The numbers of rows that failed: before the position, and after it.
     first
         The number of rows of the calls before; None if these are made, too.
     """

@@ -25,7 +25,7 @@ from daskdist.core.primitive import (
     Cursor,
     Epoch,
     Exhausted,
-    NotingBehind,
+    NotingPosition,
     NotReady,
     same,
 )
@@ -36,7 +36,7 @@ from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.execute.caller import Handle
 from daskdist.execute.resume.deferring import Deferred, real
 from daskdist.execute.resume.recorded_answers import HAS_FAILED, AnswerLog, Known, Path, PathKey
-from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem, NumBehind, OfLength, fill_again
+from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem, NumPassed, OfLength, fill_again
 from daskdist.execute.stream.gather import bundle_size, run_bytes
 from daskdist.execute.stream.runtime import Sizes, StreamRuntime
 
@@ -343,8 +343,8 @@ class ComputeCursor(BlockCursor):
         self.in_order = compute.in_order
         self.source = source
         self.waiting = RunQueue()
-        # The number of blocks that may be behind the position, and of their inputs.
-        self._inputs_behind = 0, 0
+        # The number of blocks that may be before the position, and of their inputs.
+        self._inputs_passed = 0, 0
 
     def _ask(self) -> BlockRef:
         is_recorded = not self._is_known
@@ -371,17 +371,17 @@ class ComputeCursor(BlockCursor):
         )
         return self._refer(handle, len(run), int(run_bytes(run)), worker)
 
-    def note_num_behind(self, num_elements: int) -> None:
+    def note_num_passed(self, num_elements: int) -> None:
         """Note that the position is after this many elements."""
-        if not (self.in_order and isinstance(self.source, NotingBehind)):
+        if not (self.in_order and isinstance(self.source, NotingPosition)):
             return
         if self.factor is None:
-            num_blocks, num_inputs = self._inputs_behind
+            num_blocks, num_inputs = self._inputs_passed
             num_inputs += sum(self.log.cuts[num_blocks : self.num_counted])
-            self._inputs_behind = self.num_counted, num_inputs
-            self.source.note_num_behind(num_inputs)
+            self._inputs_passed = self.num_counted, num_inputs
+            self.source.note_num_passed(num_inputs)
         elif self.factor:
-            self.source.note_num_behind(-(-num_elements // self.factor))
+            self.source.note_num_passed(-(-num_elements // self.factor))
 
     @property
     def _is_known(self) -> bool:
@@ -410,10 +410,10 @@ class ChainCursor(BlockCursor):
         self.source = source
         self.waiting = RunQueue()
         self._carried: Handle | None = None
-        # The number of elements of all calls, and of those that may be behind the position: all, if results are left
+        # The number of elements of all calls, and of those that may be before the position: all, if results are left
         # out, since these are not numbered as the elements are.
         self._num_asked = 0
-        self._behind = NumBehind(0 if chain.factor == 1 else sys.maxsize)
+        self._num_passed = NumPassed(0 if chain.factor == 1 else sys.maxsize)
         # The last call, and a function that returns the handle of its rows, or None if nothing needs them.
         self._last_call: Handle | None = None
         self._last_rows: Callable[[], Handle | None] = lambda: None
@@ -444,12 +444,12 @@ class ChainCursor(BlockCursor):
         self._last_call, self._last_rows = both, weakref.ref(rows) if isinstance(rows, Deferred) else lambda: None
         return self._refer(rows, len(run), int(run_bytes(run)), worker)
 
-    def note_num_behind(self, num_elements: int) -> None:
+    def note_num_passed(self, num_elements: int) -> None:
         """Note that the position is after this many elements."""
         if self.chain.factor == 1:
-            self._behind.number = num_elements
-            if isinstance(self.source, NotingBehind):
-                self.source.note_num_behind(num_elements)
+            self._num_passed.number = num_elements
+            if isinstance(self.source, NotingPosition):
+                self.source.note_num_passed(num_elements)
 
     def _is_done(self, handle: Handle) -> bool:
         if isinstance(handle, Deferred):
@@ -482,7 +482,7 @@ class ChainCursor(BlockCursor):
         failed_before = self.log.failed.get(number, frozenset()) if number < self.log.num_done else None
         left_out, num_before = self.log.elements_left_out(number), self._num_asked
         self._num_asked += len(run)
-        args = self._key, number, left_out, failed_before, self._behind, num_before, num_rows
+        args = self._key, number, left_out, failed_before, self._num_passed, num_before, num_rows
         return runtime.caller.call(function, [rows, carried], *args, worker=worker, name=chain.name)
 
 

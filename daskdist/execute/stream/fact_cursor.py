@@ -174,7 +174,7 @@ class FactCursor:
             self._ask(inputs, number)
 
     def _bisect(self, call: _FactCall, error: Exception) -> None:
-        # Find the failing element by bisection: those before it are handed out first, those behind it later.
+        # Find the failing element by bisection: those before it are handed out first, those after it later.
         inputs = call.inputs
         if call.number is not None:
             # Elements that were there before the position was taken. Later answers are of no use without them.
@@ -212,7 +212,7 @@ class FactCursor:
         raise error
 
     def _drop(self, number: int) -> None:
-        # Drop the inputs before those of a call that failed and are behind.
+        # Drop the inputs before those of a call that failed before the position.
         num_inputs = sum(element.number for element in self.log.elements_left_out(number) if element.is_raised)
         if num_inputs and number not in self._dropped:
             self.waiting.fill(self.source.pull, num_inputs)

@@ -93,7 +93,7 @@ class Interpreter(StreamRuntime):
         is_exact: bool = False,
         is_trial: bool = False,
     ) -> Cursor:
-        """Return a cursor over the rest of a stream, of which nothing behind is read.
+        """Return a cursor over the rest of a stream; nothing before the position is read.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ class Interpreter(StreamRuntime):
         answers
             The answers that it got until the position was taken.
         num_elements, num_errors
-            The number of elements that are behind, and of errors that are not among the answers.
+            The number of elements before the position, and of errors that are not among the answers.
         is_exact
             Whether errors were raised in parts of the stream.
         is_trial
@@ -126,8 +126,8 @@ class Interpreter(StreamRuntime):
                 advance(cursor, num_elements, num_errors)
         finally:
             self._advance, self.waits = None, before
-        for behind in advance_now.behind:
-            answers.drop(*behind)
+        for passes in advance_now.finished_passes:
+            answers.drop(*passes)
         return cursor  # type: ignore[no-any-return]
 
     def note_stream(self, primitive: Primitive, epoch: Epoch, *, is_exact: bool = False) -> None:
@@ -142,7 +142,7 @@ class Interpreter(StreamRuntime):
         Parameters
         ----------
         num_elements, num_errors
-            The number of elements, and of all errors, that are behind.
+            The number of elements, and of all errors, before the position.
         """
         for cursor in list(self.worker_streams):
             cursor.note_position(num_elements)
@@ -156,12 +156,12 @@ class Interpreter(StreamRuntime):
             return answers, num_others
         return answers.only(used), num_others
 
-    def note_behind(self, path: Path, epoch: Epoch, num_passes: int) -> None:
-        """Note that the first passes of a repetition are behind the position to which the stream is advanced."""
+    def note_passes_over(self, path: Path, epoch: Epoch, num_passes: int) -> None:
+        """Note that the first passes of a repetition are over at the position to which the stream is advanced."""
         if self._advance is not None:
             self._advance.note(path, epoch, num_passes)
 
-    def drop_answers_behind(self, primitive: Primitive, epoch: Epoch, num_elements: int) -> None:
+    def drop_answers_before(self, primitive: Primitive, epoch: Epoch, num_elements: int) -> None:
         """Drop the answers that no position after some elements needs: those of repetitions that are over."""
         self._advance_trial(self.answers, primitive, epoch, num_elements)
 
@@ -207,11 +207,11 @@ class _Advance:
     is_exact: bool
     is_half_way: bool
     is_trial: bool
-    behind: list[tuple[Path, Epoch, int]] = field(default_factory=list)
+    finished_passes: list[tuple[Path, Epoch, int]] = field(default_factory=list)
 
     def note(self, path: Path, epoch: Epoch, num_passes: int) -> None:
-        """Note that the first passes of a repetition are behind."""
-        self.behind.append((path, epoch, num_passes))
+        """Note that the first passes of a repetition are over."""
+        self.finished_passes.append((path, epoch, num_passes))
 
 
 def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str, Any]:
@@ -270,9 +270,9 @@ class ArrangementContext:
         """Record a length; see `daskdist.core.primitive.Context.note_length`."""
         self._log.note_length(number, length)
 
-    def note_behind(self, num_passes: int) -> None:
-        """Note passes that are behind; see `daskdist.core.primitive.Context.note_behind`."""
-        self._interpreter.note_behind(self._path, self._epoch, num_passes)
+    def note_passes_over(self, num_passes: int) -> None:
+        """Note passes that are over; see `daskdist.core.primitive.Context.note_passes_over`."""
+        self._interpreter.note_passes_over(self._path, self._epoch, num_passes)
 
     def note_point(self, place: int, state: Any) -> None:
         """Record the state at a place; see `daskdist.core.primitive.Context.note_point`."""

@@ -117,7 +117,7 @@ class ElementIterator(Iterator[Any]):
         self.times = StepTimes()
         self._number = 0
         # The number of elements in the bundles before the current one, with those that failed.
-        self._num_behind = 0
+        self._num_passed = 0
         self._is_over = False
         # The position before an element whose request was interrupted: the numbers of `_state_at`, or its result.
         self._interrupted_at: tuple[int, int, int] | dict[str, Any] | None = None
@@ -131,7 +131,7 @@ class ElementIterator(Iterator[Any]):
             if self._interrupted_at is not None:
                 self._begin_anew()
             # As in `_numbers`, without a call for each element.
-            num_behind, builder, number = self._num_behind + self._current.place, self._builder, self._number
+            num_passed, builder, number = self._num_passed + self._current.place, self._builder, self._number
             num_errors = 0 if builder is None else builder.num_errors
             try:
                 element = self._next()
@@ -143,7 +143,7 @@ class ElementIterator(Iterator[Any]):
                 raise
             except BaseException:
                 # Elements may be lost that were taken from a queue.
-                self._interrupted_at = num_behind, num_errors, number
+                self._interrupted_at = num_passed, num_errors, number
                 raise
             finally:
                 self.times.note(begun_at, perf_counter())
@@ -157,7 +157,7 @@ class ElementIterator(Iterator[Any]):
                     return current.take(interpreter.caller, self._empty, self._told_spec)
                 except StopIteration:
                     pass
-            self._num_behind += current.place
+            self._num_passed += current.place
             if self._work is not None:
                 self._work.add(current.place)
             current.end()
@@ -166,7 +166,7 @@ class ElementIterator(Iterator[Any]):
             except Exhausted:
                 if interpreter.num_skipped and not self._is_over:
                     logger.warning("left out %d elements in all", interpreter.num_skipped)
-                elif not (self._num_behind or self._is_over):
+                elif not (self._num_passed or self._is_over):
                     warn_if_empty(self.nodes)
                 self._is_over = True
                 self._close()
@@ -175,7 +175,7 @@ class ElementIterator(Iterator[Any]):
 
     def _numbers(self) -> tuple[int, int, int]:
         num_errors = 0 if self._builder is None else self._builder.num_errors
-        return self._num_behind + self._current.place, num_errors, self._number
+        return self._num_passed + self._current.place, num_errors, self._number
 
     def _begin_anew(self) -> None:
         # Open the pipeline again at the position before an interrupt. Another interrupt may end this.
@@ -258,11 +258,11 @@ class ElementIterator(Iterator[Any]):
         Notes
         -----
         Resuming reads only splits whose rows are still needed; a generator is run again from its start. An element
-        whose error was raised is behind. One that failed and whose error was not raised yet is tried again, and one
+        whose error was raised is not tried again. One that failed and whose error was not raised yet is, and one
         that `Dataset.ignore_errors` left out stays left out. ``scan`` does not count an element whose error was
         raised. If it counted one that it has to compute again, and that fails now, iterating raises `ArgumentError`,
         and so it does for what ``filter``, ``flat_map``, ``interleave`` and others need again to find their place; but
-        an element that is surely not behind fails by itself.
+        an element that is surely after the position fails by itself.
         """
         self._open_builder("state_dict")
         if isinstance(self._interrupted_at, dict):
@@ -284,7 +284,7 @@ class ElementIterator(Iterator[Any]):
             The position is of another pipeline or version, or this iterator has begun or is closed.
         """
         builder = self._open_builder("load_state_dict")
-        if self._number or self._num_behind or self._current.bundle is not None:
+        if self._number or self._num_passed or self._current.bundle is not None:
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
         self._go_on(builder, state)
 
@@ -295,7 +295,7 @@ class ElementIterator(Iterator[Any]):
             self._identity = replace(self._identity, seeds=position.seeds)
             self._primitive = self._identity.planned(position.seeds)
         builder.move_to(self._primitive, position.epoch, position.answers, position.num_elements, position.num_errors)
-        self._epoch, self._number, self._num_behind = position.epoch, state["number"], position.num_elements
+        self._epoch, self._number, self._num_passed = position.epoch, state["number"], position.num_elements
         self._identity.note_pass(self._epoch)
 
     def _open_builder(self, operation: str) -> BundleBuilder:

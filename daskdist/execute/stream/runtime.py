@@ -149,9 +149,10 @@ class StreamRuntime:
         self.chain_failures = ChainFailures()
         self._turns = cycle(workers)
         self._readers: WeakSet[RowReader] = WeakSet()
-        # Cursors over streams on workers, which have positions there, and the number of elements that are behind.
+        # Cursors over streams on workers, which have positions there, and the number of elements before the last
+        # bundle.
         self.worker_streams: WeakSet[Any] = WeakSet()
-        self.num_behind = 0
+        self.num_passed = 0
 
     def note_reader(self, reader: RowReader) -> None:
         """Register a reader to be closed with the pipeline."""
@@ -170,7 +171,7 @@ class StreamRuntime:
         self._failures[failure] = log, number, place
 
     def note_raised(self, error: Exception, num_errors: int) -> None:
-        """Record that the element of an error is behind, now that it is raised as the ``num_errors``-th."""
+        """Record the failed element of an error, which is raised as the ``num_errors``-th."""
         self.chain_failures.note(uncounted_of(error), num_errors=num_errors)
         failure = self._failures.pop(getattr(error, _OF_FAILURE, -1), None)
         if failure is not None:

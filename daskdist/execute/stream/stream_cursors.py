@@ -205,10 +205,10 @@ class WorkerStreamCursor(BlockCursor):
             num_rows = self.log.cuts[self.num_cut] or num_rows
         self._note_cut(num_rows)
         function: Any = self._again(self.num_cut - 1) if is_recorded else pulled
-        # What positions do not need any more is told with the rows to be pulled.
-        behind = () if is_recorded or stream.position is None else (self._first_needed(self.runtime.num_behind),)
-        what = num_rows, *behind
-        handle = caller.call(function, handles, *what, worker=self._worker, is_pinned=True, name=stream.name)
+        # The call also has the first row that a position still needs.
+        first = () if is_recorded or stream.position is None else (self._first_needed(self.runtime.num_passed),)
+        args = num_rows, *first
+        handle = caller.call(function, handles, *args, worker=self._worker, is_pinned=True, name=stream.name)
         self._latest = handle
         return self._refer(handle, None, int(num_rows * self.row_bytes), self._worker)
 
@@ -219,16 +219,16 @@ class WorkerStreamCursor(BlockCursor):
         first = sum(self.log.cuts[:number]) if self.log.values else None
         return PulledAgain(self.stream.name, left_out, self.log.failed.get(number, frozenset()), first)
 
-    def _first_needed(self, num_behind: int) -> int:
-        # Return the number of the first element of the first block that is not behind as a whole.
+    def _first_needed(self, num_passed: int) -> int:
+        # Return the number of the first element of the first block that was not handed out as a whole.
         firsts = accumulate(self.log.cuts[: self.num_counted], initial=0)
-        return max(takewhile(lambda first: first <= (0 if self.path else num_behind), firsts))
+        return max(takewhile(lambda first: first <= (0 if self.path else num_passed), firsts))
 
-    def note_position(self, num_behind: int) -> None:
-        """Record the position of the pass on the worker when so many elements of the whole stream are behind."""
+    def note_position(self, num_passed: int) -> None:
+        """Record the position of the pass on the worker after so many elements of the whole stream."""
         if self._pass is None or not self.num_counted:
             return
-        caller, name, first = self.runtime.caller, f"{self.stream.name}-position", self._first_needed(num_behind)
+        caller, name, first = self.runtime.caller, f"{self.stream.name}-position", self._first_needed(num_passed)
         position: Any = self.stream.position
         handle = caller.call(position, [self._pass], first, worker=self._worker, is_pinned=True, name=name)
         self.log.values[:] = [caller.result(handle)]

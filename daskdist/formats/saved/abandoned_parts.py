@@ -1,6 +1,6 @@
 """Parts of caches and snapshots that no running pass owns, and their removal.
 
-A killed pass leaves its parts behind. They are in no manifest, so they are never read. Several processes may fill the
+The parts of a killed pass remain. They are in no manifest, so they are never read. Several processes may fill the
 same cache, even in an object store, which has no locks; so ownership is by lease: the name of a part contains the pass
 that wrote it, and each new part of a pass renews the lease on all of its parts.
 """

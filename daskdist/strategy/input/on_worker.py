@@ -166,7 +166,7 @@ class WorkerPass:
             if interpreter is None:
                 return self._position
             interpreter.first_needed = first
-            interpreter.drop_answers_behind(self._primitive, self._epoch, first)
+            interpreter.drop_answers_before(self._primitive, self._epoch, first)
             answers, _ = interpreter.answers_at(first, 0)
             plain = StreamPosition(self._epoch, [], first, 0, answers).as_plain(interpreter.caller)
             return pack({"fingerprint": "", "order": self._identity.order, "answers": plain[-1]})
@@ -209,10 +209,10 @@ class _SkipCollector(Interpreter):
         self._notes: list[Skipped] = []
         self.first_needed: int | None = None
 
-    def drop_answers_behind(self, primitive: Primitive, epoch: Epoch, num_elements: int) -> None:
+    def drop_answers_before(self, primitive: Primitive, epoch: Epoch, num_elements: int) -> None:
         # The program pulls ahead of the positions that it takes.
         number = num_elements if self.first_needed is None else min(num_elements, self.first_needed)
-        super().drop_answers_behind(primitive, epoch, number)
+        super().drop_answers_before(primitive, epoch, number)
 
     def note_skipped(self, notes: Sequence[Skipped]) -> None:
         self._notes += notes

@@ -24,7 +24,7 @@ from daskdist.strategy.collectives.step_counts import PeerPipelines, RemotePipel
 from daskdist.strategy.input.pipeline import Cuts, Pipeline
 from daskdist.strategy.input.pipeline_reader import ComputedSteps, CountedSteps, PipelineReader
 
-# A replica waits at most this long for one that is behind, then reads on: the other may be waiting for it elsewhere.
+# A replica waits at most this long for a slower one, then reads on: the other may be waiting for it elsewhere.
 _MAX_WAIT_S: Final = 5.0
 # A thread holds the condition's lock longer than this only while it reads.
 _WAKE_S: Final = 0.1

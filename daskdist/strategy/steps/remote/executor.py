@@ -48,7 +48,7 @@ class Executor:
 
     @property
     def has_more(self) -> bool:
-        """Return whether calls wait behind the running one."""
+        """Return whether more calls wait."""
         return not self._queue.empty()
 
     def put(self, call: Callable[[], None]) -> None:
