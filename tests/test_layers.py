@@ -261,6 +261,16 @@ def test_every_file_has_a_rank():
     assert not unknown, f"give {unknown} a rank, in the architecture first"
 
 
+# Libraries that look for TensorFlow would import a directory tests/tensorflow. The other rooms are its interface.
+TESTS_OF_ROOMS = dict.fromkeys(("tensorflow", "data", "distribute", "tpu"), "tensorflow_names")
+
+
+def test_rooms_have_tests_in_a_directory_of_their_name():
+    rooms = {unit_of(path) for path in FILES if path.parent != PACKAGE}
+    tests = {room: PACKAGE.parent / "tests" / TESTS_OF_ROOMS.get(room, room) for room in rooms}
+    assert sorted(room for room in rooms if not any(tests[room].glob("test_*.py"))) == []
+
+
 @each_file
 def test_imports_point_down(path):
     if name_of(path) in ("__init__.py", "__main__.py"):

@@ -23,7 +23,7 @@ import daskdist
 from daskdist.cli import COMMANDS, main
 from daskdist.testing.never_run import never_run
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def run(*args, code=0):

@@ -727,3 +727,51 @@ def test_on_a_cluster(tmp_path, on_cluster):
         ds = read_csv(tmp_path, "a").batch(10)
         steps = [on_cluster.local_results(batch) for batch in on_cluster.distribute_dataset(ds)]
     assert sorted(int(x) for step in steps for part in step for x in np.asarray(part)) == sorted([*range(50)] * 4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_newlines_in_quotes_are_found_as_one_by_one(seed):
+    # The loop looks at one byte at a time: a quote at the beginning of a field opens, the next one closes, and a quote
+    # right after that opens again.
+    draws = np.random.default_rng(seed)
+    quotes = Quotes()
+    for length in draws.integers(1, 300, size=300):
+        data = bytes(draws.choice(list(b'ab,,"""\n\r'), length).astype(np.uint8))
+        is_open = has_closed = found = False
+        for byte, before in zip(data, b"\n" + data[:-1], strict=True):
+            is_quote = byte == ord('"')
+            was_open = is_open
+            is_open = was_open != is_quote if was_open else is_quote and (before in b",\n\r" or has_closed)
+            has_closed = was_open and is_quote
+            found |= is_open and byte in b"\n\r"
+        assert quotes.has_quoted_newline(data) == (found or is_open), data
+
+
+COMMENTS = '# made by X, "v2"\r\n#\n\n# of 3 columns, and it\'s long\n'
+
+
+@pytest.mark.parametrize("split_bytes", [7, 2**20])
+@pytest.mark.parametrize("header", [True, False, ["x", "y"]])
+def test_lines_of_comment_before_the_first_row_are_left_out(tmp_path, header, split_bytes):
+    rows = "1,#a\n2,b\n3,c\n"
+    for name in ("a.csv", "b.csv.gz"):
+        content = (COMMENTS + ("n,s\n" if header is True else "") + rows).encode()
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    (tmp_path / "c.csv").write_text("n,s\n4,d\n" if header is True else "4,d\n")
+    names = {True: ["n", "s"], False: ["c0", "c1"]}.get(header, header) if isinstance(header, bool) else header
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        ds = daskdist.read_csv(tmp_path, header=header, comment="#")
+        found = [tuple(row[name] for name in names) for row in ds]
+    once = [(1, "#a"), (2, "b"), (3, "c")]
+    assert found == [*once, *once, (4, "d")]
+
+
+def test_a_comment_is_not_taken_for_a_header(tmp_path):
+    (tmp_path / "a.csv").write_text("# made by X\n# in May\na,b\n1,2\n")
+    with pytest.raises(errors.FileError, match=r"a\.csv: its first line begins with '# made by X'.*comment='#'"):
+        daskdist.read_csv(tmp_path / "a.csv")
+    # A first line with as many fields as the rows is a header, even if it begins with "#".
+    (tmp_path / "b.csv").write_text("#chrom,start\nx,2\n")
+    assert [dict(row) for row in daskdist.read_csv(tmp_path / "b.csv")] == [{"#chrom": "x", "start": 2}]
+    with pytest.raises(errors.ArgumentError, match="comment is ''; give the beginning of comment lines"):
+        daskdist.read_csv(tmp_path / "b.csv", comment="")

@@ -28,7 +28,7 @@ from daskdist.errors import ArgumentError, MissingPackageError, UnknownLengthErr
 # Keras itself causes this warning for tensors of PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 ROWS = 240
 WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
 

@@ -21,7 +21,7 @@ from distributed import LocalCluster
 
 from daskdist.cli import digits, main
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # Matplotlib prints this at its first run on a machine.
 FONT_CACHE = "building the font cache"
 

@@ -1,0 +1,103 @@
+"""Compressed files: parts that are read in order or at once, and files that are damaged."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import threading
+import zlib
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from daskdist import data, errors, read_text
+from daskdist.core.dataset_base import node_of
+from daskdist.formats.text import Text
+from daskdist.storage import byte_ranges
+from daskdist.storage.schema_check import FirstFile
+
+COMPRESSED = {
+    "gz": gzip.compress,
+    "zz": zlib.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda data: pa.Codec("zstd").compress(data).to_pybytes(),
+}
+
+
+@pytest.mark.parametrize("end", COMPRESSED)
+@pytest.mark.parametrize("split_bytes", ["10 kB", "16 MiB"])
+def test_compressed_files_are_read_in_parts(tmp_path, end, split_bytes):
+    draws = np.random.default_rng(0)
+    lines = [f"{k} {draws.integers(1 << 60)}" for k in range(10_000)]
+    path = tmp_path / f"a.txt.{end}"
+    path.write_bytes(COMPRESSED[end]("\n".join(lines).encode()))
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        ds = read_text(path)
+        assert list(ds) == lines
+        num_splits = len(node_of(ds).splits())
+        assert num_splits == -(-path.stat().st_size // (10_000 // 8)) if split_bytes == "10 kB" else num_splits == 1
+        # Two passes run at the same time, at different places.
+        pairs = list(data.Dataset.zip(ds, ds.skip(3)))
+    assert [a for a, _ in pairs] == lines[:-3]
+    assert [b for _, b in pairs] == lines[3:]
+
+
+def test_parts_are_read_once_where_they_come_in_order(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(np.random.default_rng(0).bytes(3_000_000).hex().encode().replace(b"0", b"\n")))
+    read = []
+    whole = byte_ranges.Storage.read
+    monkeypatch.setattr(byte_ranges.Storage, "read", lambda *args: read.append(args[2]) or whole(*args))
+    with dask.config.set({"daskdist.split-bytes": "1 MiB", "daskdist.num-threads": 4}):
+        list(read_text(path))
+    pieces = [start for start in read if 0 < start < path.stat().st_size]
+    assert len(pieces) > 5
+    assert len(set(pieces)) == len(pieces)
+
+
+def test_one_stream_is_waited_for(tmp_path):
+    # If several parts are requested together, each starts where the one before ended.
+    path = tmp_path / "a.txt.gz"
+    lines = [str(k) for k in range(100_000)]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    with dask.config.set({"daskdist.split-bytes": "100 kB"}):
+        form = Text()
+        splits = form.list_splits(str(path), 0, FirstFile(str(path), form.spec(str(path))))
+    found = {}
+    threads = [threading.Thread(target=lambda k=k: found.update({k: form.read(splits[k])})) for k in range(len(splits))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [line for k in range(len(splits)) for line in found[k].leaves[0]] == lines
+
+
+def test_a_name_that_says_another_compression(tmp_path):
+    # The content decides if it is recognised; otherwise the error says what to do.
+    (tmp_path / "a.txt").write_bytes(gzip.compress(b"one\n"))
+    (tmp_path / "b.txt.bz2").write_bytes(gzip.compress(b"two\n"))
+    (tmp_path / "c.txt.gz").write_bytes(b"three\n")
+    assert list(read_text([tmp_path / "a.txt", tmp_path / "b.txt.bz2"])) == ["one", "two"]
+    with pytest.raises(errors.FileError, match=r"c\.txt\.gz: its name says gzip.*give compression=None"):
+        list(read_text(tmp_path / "c.txt.gz"))
+    assert list(read_text(tmp_path / "c.txt.gz", compression=None)) == ["three"]
+    with pytest.raises(errors.ArgumentError, match="compression is 'rar'"):
+        read_text(tmp_path / "a.txt", compression="rar")
+
+
+@pytest.mark.parametrize("end", COMPRESSED)
+def test_a_compressed_file_cut_short(tmp_path, end):
+    lines = [str(k) for k in range(5000)]
+    whole = COMPRESSED[end]("\n".join(lines).encode())
+    path = tmp_path / f"a.txt.{end}"
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    with pytest.raises(errors.FileError, match=r"a\.txt.*damaged or cut short: after \d+ bytes when decompressed"):
+        list(read_text(path))
+    with dask.config.set({"daskdist.split-bytes": "8 kB"}):
+        kept = list(iterator := iter(read_text(path).ignore_errors()))
+    assert kept == lines[: len(kept)]
+    assert iterator.stats()["skipped_by_file"] == {str(path): 1}
