@@ -459,6 +459,13 @@ def test_public_methods_are_documented():
         assert ast.get_docstring(node), f"dataset.py:{node.lineno}: {node.name} has no docstring"
 
 
+def test_readers_are_public_functions_only():
+    for path in sorted((PACKAGE / "readers").glob("*.py")):
+        for node in definitions_in(tree_of(path).body):
+            is_public = isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+            assert is_public, f"{name_of(path)}:{node.lineno}: {node.name} belongs into formats/"
+
+
 def test_an_operation_is_a_file_of_its_name():
     for path in sorted((PACKAGE / "ops").glob("*.py")):
         module = importlib.import_module(f"daskdist.ops.{path.stem}")

@@ -1,4 +1,4 @@
-"""The names of ``tf.data``; `daskdist.data.experimental` has its older spellings."""
+"""The names of ``tf.data``."""
 
 from typing import Final
 
@@ -10,12 +10,12 @@ _NAMES: Final = {
     "AutoShardPolicy": "daskdist.sharding:AutoShardPolicy",
     "Dataset": "daskdist.dataset:TensorFlowDataset",
     "DatasetSpec": "daskdist.core.spec:DatasetSpec",
-    "FixedLengthRecordDataset": "daskdist.readers.fixed_length:FixedLengthRecordDataset",
+    "FixedLengthRecordDataset": "daskdist.tensorflow.file_datasets:FixedLengthRecordDataset",
     "INFINITE_CARDINALITY": "daskdist.core.cardinality:INFINITE",
     "Iterator": "daskdist.execute.stream.local_iterator:ElementIterator",
     "Options": "daskdist.ops.with_options:Options",
-    "TFRecordDataset": "daskdist.readers.tfrecord:TFRecordDataset",
-    "TextLineDataset": "daskdist.readers.text:TextLineDataset",
+    "TFRecordDataset": "daskdist.tensorflow.file_datasets:TFRecordDataset",
+    "TextLineDataset": "daskdist.tensorflow.file_datasets:TextLineDataset",
     "UNKNOWN_CARDINALITY": "daskdist.core.cardinality:UNKNOWN",
     "experimental": "daskdist.data.experimental",
     "service": "daskdist.data.service",

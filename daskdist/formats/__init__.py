@@ -21,6 +21,7 @@ from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError
+from daskdist.storage.compression import SUFFIXES
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.schema_check import FirstFile
 
@@ -205,6 +206,11 @@ def format_named(name: str) -> type[Format]:
     module, _, attribute = formats_by_name[name].where.partition(":")
     format_class: type[Format] = getattr(importlib.import_module(module), attribute)
     return format_class
+
+
+def endings(form: Format) -> tuple[str, ...]:
+    """Return the suffixes of a format's files in a directory, compressed or not."""
+    return tuple(end + more for end in form.suffixes for more in ("", *SUFFIXES)) or ("",)
 
 
 def installed() -> dict[str, FormatEntry]:

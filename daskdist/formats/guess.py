@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final
 
+from daskdist.core.cardinality import counted
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import DirectoryFormat, Format, format_named, installed
+from daskdist.formats import DirectoryFormat, Format, endings, format_named, installed
 from daskdist.formats.zarr import stores
 from daskdist.storage.filesystem import Paths, Storage, failures
+
+logger: Final = logging.getLogger("daskdist")
 
 # The number of first bytes that formats are recognised by.
 _HEAD_BYTES: Final = 64
@@ -41,6 +45,20 @@ def guess_format(paths: Paths, storage: Storage) -> str:
         if form.guess(path, head):
             return name
     raise FileError(f"{path}: the format is not recognised; give format=, one of {', '.join(sorted(installed()))}")
+
+
+def warn_of_other_formats(format_name: str, files: tuple[str, ...], all_files: tuple[str, ...]) -> None:
+    """Log how many of all files are of other formats than the one whose files are read."""
+    ends = tuple(end for name in installed() for end in endings(format_named(name)()) if end)
+    others = [file for file in set(all_files).difference(files) if file.endswith(ends)]
+    if others:
+        logger.warning(
+            "read_files: the format is %s, as that of the first file; left out %s of other formats, such as %s; give "
+            "format= to choose one",
+            format_name,
+            counted(len(others), "file"),
+            min(others),
+        )
 
 
 def _is_marked(paths: Paths, form: Any, storage: Storage) -> bool:

@@ -6,6 +6,7 @@ cameras are not applied, as in Keras and torchvision.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -17,7 +18,7 @@ from daskdist.core.block import Block
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
-from daskdist.errors import FileError
+from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.image_codec import IMAGES, ImageOptions
 from daskdist.storage.filesystem import Storage, is_remote, local
 from daskdist.storage.schema_check import FirstFile
@@ -97,7 +98,7 @@ class Images:
         return Block(_PAIR, [image[None], np.array([self._label(path)])], split.label)
 
     def _label(self, path: str) -> int:
-        folder, names = class_of(path, self.root), self.class_names or ()
+        folder, names = _class_of(path, self.root), self.class_names or ()
         if folder not in names:
             raise FileError(f"{path}: is in no folder of a class; there are {', '.join(map(repr, names))}")
         return names.index(folder)
@@ -107,7 +108,57 @@ class Images:
         return ImageOptions(self.mode, self.resize)
 
 
-def root_of(path: str, storage: Storage) -> str:
+def images_below(
+    path: str | os.PathLike[str], extensions: Sequence[str], storage: Storage
+) -> tuple[str, tuple[str, ...]]:
+    """Return a directory as its files' paths begin with it, and the images below it, sorted.
+
+    Raises
+    ------
+    FileError
+        There are no images, or the path is not a directory.
+    ArgumentError
+        The path or the extensions are invalid.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(f"expected a directory, got {type(path).__name__}")
+    ends = (extensions,) if isinstance(extensions, str) else tuple(extensions)
+    if not ends or not all(isinstance(end, str) and end.startswith(".") for end in ends):
+        raise ArgumentError(f"extensions is {extensions!r:.80}; give suffixes with their dots: ['.png', '.jpg']")
+    ends = tuple(end.lower() for end in ends)
+    path = os.fspath(path)
+    root = _root_of(path, storage)
+    files = []
+    for file in storage.expand(path, ("",)):
+        inside = _within(file, root)
+        if inside is None:
+            raise FileError(f"{path!r} is not a directory; give the directory that contains the images")
+        if file.partition("::")[0].lower().endswith(ends) and not any(name.startswith(".") for name in inside):
+            files.append(file)
+    if not files:
+        raise FileError(f"no image below {path!r}: no name ends in {' or '.join(map(repr, ends))}")
+    return root, tuple(files)
+
+
+def classes_of(files: Sequence[str], root: str) -> list[str]:
+    """Return the names of the classes of images, sorted.
+
+    Raises
+    ------
+    ArgumentError
+        An image is in no folder of a class.
+    """
+    classes = {file: _class_of(file, root) for file in files}
+    loose = [file for file, name in classes.items() if name is None]
+    if loose:
+        raise ArgumentError(
+            f"{len(loose)} images, the first {loose[0]}, are in no folder below {root} and so have no class; "
+            "give labels=None for images without labels"
+        )
+    return sorted({name for name in classes.values() if name is not None})
+
+
+def _root_of(path: str, storage: Storage) -> str:
     """Return a directory in the form of the beginning of its files' paths."""
     if not is_remote(path):
         return local(path)
@@ -115,17 +166,17 @@ def root_of(path: str, storage: Storage) -> str:
     return str(fs.unstrip_protocol(inner)).partition("::")[0].rstrip("/")
 
 
-def class_of(path: str, root: str) -> str | None:
+def _class_of(path: str, root: str) -> str | None:
     """Return the folder directly below a root that contains a file; None if there is none.
 
-    >>> class_of("/data/cats/old/1.png", "/data"), class_of("/data/1.png", "/data"), class_of("/other/1.png", "/data")
-    ('cats', None, None)
+    >>> _class_of("/data/cats/old/1.png", "/data"), _class_of("/data/1.png", "/data")
+    ('cats', None)
     """
-    inside = within(path, root)
+    inside = _within(path, root)
     return inside[0] if inside is not None and len(inside) > 1 else None
 
 
-def within(path: str, root: str) -> list[str] | None:
+def _within(path: str, root: str) -> list[str] | None:
     """Return the folders and the name on the path from a root to a file; None if it is not below the root."""
     path, root = path.partition("::")[0].replace("\\", "/"), root.replace("\\", "/").rstrip("/") + "/"
     return path[len(root) :].split("/") if path.startswith(root) else None

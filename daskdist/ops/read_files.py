@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from daskdist.config import num_threads
 from daskdist.core.block import Block, Bundle, Rows
@@ -18,14 +18,13 @@ from daskdist.core.file_backed_source import FileBackedSource, FileShare
 from daskdist.core.node import Facts, Node, Pieces
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
-from daskdist.core.structure import Nested, Structure
+from daskdist.core.structure import Structure
 from daskdist.errors import FileError
 from daskdist.formats import ChoosesColumns, DirectoryFormat, Format, GroupsFiles, OpensFiles, ReadsValidRows
 from daskdist.formats.saved.manifest import MANIFEST
 from daskdist.long_work import shown
 from daskdist.ops.skip import Skip
 from daskdist.ops.take import Take
-from daskdist.storage.compression import SUFFIXES
 from daskdist.storage.filesystem import Storage, is_remote
 from daskdist.storage.grouped_splits import GroupSplits, ReadGroup
 from daskdist.storage.schema_check import FirstFile, readable
@@ -377,20 +376,8 @@ class ReadLikeFirst:
         return rows
 
 
-def endings(form: Format) -> tuple[str, ...]:
-    """Return the suffixes of a format's files in a directory, compressed or not."""
-    return tuple(end + more for end in form.suffixes for more in ("", *SUFFIXES)) or ("",)
-
-
 def read_node(form: Format, paths: tuple[str, ...], name: str | None = None) -> ReadFiles:
     """Return the node of a dataset of files, for dataset classes of their own."""
     node = ReadFiles(paths, form, label=name)
     node.spec  # noqa: B018 - a file that is not of the format, or a column that is not there, shows now
     return node
-
-
-def expand_filenames(filenames: Any, form: Format) -> tuple[str, ...]:
-    """Return the files of an argument as for TensorFlow's datasets: a path, a list of paths, or a dataset of paths."""
-    if isinstance(filenames, Nested):
-        filenames = [str(path) for path in cast(Iterable[Any], filenames)]
-    return Storage().expand(filenames, endings(form))

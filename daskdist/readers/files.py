@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Final
-
-from daskdist.core.cardinality import counted
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
-from daskdist.formats import DirectoryFormat, Format, format_named, installed
-from daskdist.formats.guess import guess_format, with_storage
+from daskdist.formats import DirectoryFormat, Format, endings, format_named
+from daskdist.formats.guess import guess_format, warn_of_other_formats, with_storage
 from daskdist.formats.zarr import stores
-from daskdist.ops.read_files import endings, read_node
+from daskdist.ops.read_files import read_node
 from daskdist.storage.filesystem import Paths, Storage, StorageOptions
-
-logger: Final = logging.getLogger("daskdist")
 
 
 def read_files(paths: Paths, format: str | Format | None = None, *, storage_options: StorageOptions = None) -> Dataset:
@@ -53,18 +47,5 @@ def read_files(paths: Paths, format: str | Format | None = None, *, storage_opti
         return Dataset(read_node(format, stores(paths, storage)))
     files = storage.expand(paths, endings(format))
     if is_guessed:
-        _warn_of_others(format.name, files, storage.expand(paths, ("",)))
+        warn_of_other_formats(format.name, files, storage.expand(paths, ("",)))
     return Dataset(read_node(format, files))
-
-
-def _warn_of_others(format_name: str, files: tuple[str, ...], all_files: tuple[str, ...]) -> None:
-    ends = tuple(end for name in installed() for end in endings(format_named(name)()) if end)
-    others = [file for file in set(all_files).difference(files) if file.endswith(ends)]
-    if others:
-        logger.warning(
-            "read_files: the format is %s, as that of the first file; left out %s of other formats, such as %s; give "
-            "format= to choose one",
-            format_name,
-            counted(len(others), "file"),
-            min(others),
-        )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskdist.dataset import Dataset, TensorFlowDataset
+from daskdist.dataset import Dataset
+from daskdist.formats import endings
 from daskdist.formats.fixed_length import FixedLength
-from daskdist.ops.read_files import endings, expand_filenames, read_node
+from daskdist.ops.read_files import read_node
 from daskdist.storage.compression import compression_of
 from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 
@@ -62,36 +63,3 @@ def read_fixed_length(
     storage = Storage(storage_options)
     form = FixedLength(record_bytes, dtype, header_bytes, footer_bytes, compression_of(compression), storage)
     return Dataset(read_node(form, storage.expand(paths, endings(form))))
-
-
-class FixedLengthRecordDataset(TensorFlowDataset):
-    """The records of files of fixed-length records as bytes, as in TensorFlow.
-
-    Parameters
-    ----------
-    filenames
-        A path or a list of them, or a dataset of paths.
-    record_bytes
-        The length of a record in bytes.
-    header_bytes, footer_bytes
-        The number of bytes before the first record of a file and after the last; None for 0.
-    buffer_size, num_parallel_reads
-        Accepted for compatibility: the setting ``window-bytes`` limits reading ahead, and the order is fixed.
-    compression_type
-        None, ``""``, ``"ZLIB"`` or ``"GZIP"``.
-    """
-
-    def __init__(
-        self,
-        filenames: Any,
-        record_bytes: int,
-        header_bytes: int | None = None,
-        footer_bytes: int | None = None,
-        buffer_size: int | None = None,
-        compression_type: str | None = None,
-        num_parallel_reads: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        compression = compression_of(compression_type)
-        form = FixedLength(record_bytes, None, header_bytes or 0, footer_bytes or 0, compression)
-        super().__init__(read_node(form, expand_filenames(filenames, form), name))

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 
 from daskdist.dataset import Dataset
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError
 from daskdist.formats.image_codec import pillow
-from daskdist.formats.images import Images, class_of, root_of, within
+from daskdist.formats.images import Images, classes_of, images_below
 from daskdist.ops.read_files import read_node
 from daskdist.storage.filesystem import Storage, StorageOptions
 
@@ -69,14 +69,14 @@ def read_images(
     """
     pillow()
     storage = Storage(storage_options)
-    root, files = _found(path, extensions, storage)
+    root, files = images_below(path, extensions, storage)
     if labels is None:
         if class_names is not None:
             raise ArgumentError("class_names has no effect with labels=None; leave one of them out")
         return Dataset(read_node(Images(resize, mode, storage=storage), files))
     if labels != "folder":
         raise ArgumentError(f"labels is {labels!r:.80}; give 'folder' or None")
-    names = _classes(files, root)
+    names = classes_of(files, root)
     if class_names is not None:
         class_list = [class_names] if isinstance(class_names, str) else list(class_names)
         if len(set(class_list)) < len(class_list):
@@ -108,38 +108,5 @@ def class_names_of(
     ArgumentError
         An image is in no folder of a class.
     """
-    root, files = _found(path, extensions, Storage(storage_options))
-    return _classes(files, root)
-
-
-def _found(path: str | os.PathLike[str], extensions: Sequence[str], storage: Storage) -> tuple[str, tuple[str, ...]]:
-    # Return the root, and the images below it.
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError(f"expected a directory, got {type(path).__name__}")
-    ends = (extensions,) if isinstance(extensions, str) else tuple(extensions)
-    if not ends or not all(isinstance(end, str) and end.startswith(".") for end in ends):
-        raise ArgumentError(f"extensions is {extensions!r:.80}; give suffixes with their dots: ['.png', '.jpg']")
-    ends = tuple(end.lower() for end in ends)
-    path = os.fspath(path)
-    root = root_of(path, storage)
-    files = []
-    for file in storage.expand(path, ("",)):
-        inside = within(file, root)
-        if inside is None:
-            raise FileError(f"{path!r} is not a directory; give the directory that contains the images")
-        if file.partition("::")[0].lower().endswith(ends) and not any(name.startswith(".") for name in inside):
-            files.append(file)
-    if not files:
-        raise FileError(f"no image below {path!r}: no name ends in {' or '.join(map(repr, ends))}")
-    return root, tuple(files)
-
-
-def _classes(files: Sequence[str], root: str) -> list[str]:
-    classes = {file: class_of(file, root) for file in files}
-    loose = [file for file, name in classes.items() if name is None]
-    if loose:
-        raise ArgumentError(
-            f"{len(loose)} images, the first {loose[0]}, are in no folder below {root} and so have no class; "
-            "give labels=None for images without labels"
-        )
-    return sorted({name for name in classes.values() if name is not None})
+    root, files = images_below(path, extensions, Storage(storage_options))
+    return classes_of(files, root)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from daskdist.dataset import Dataset
+from daskdist.formats import endings
 from daskdist.formats.json.json_format import Json
-from daskdist.ops.read_files import endings, read_node
+from daskdist.ops.read_files import read_node
 from daskdist.storage.compression import compression_of
 from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 from daskdist.storage.hive_partitions import Partitions

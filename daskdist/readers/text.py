@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from daskdist.dataset import Dataset, TensorFlowDataset
+from daskdist.dataset import Dataset
+from daskdist.formats import endings
 from daskdist.formats.text import Text
-from daskdist.ops.read_files import endings, expand_filenames, read_node
+from daskdist.ops.read_files import read_node
 from daskdist.storage.compression import compression_of
 from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 
@@ -50,28 +49,3 @@ def read_text(
     storage = Storage(storage_options)
     form = Text(encoding, compression_of(compression), storage)
     return Dataset(read_node(form, storage.expand(paths, endings(form))))
-
-
-class TextLineDataset(TensorFlowDataset):
-    """The lines of text files as bytes, as in TensorFlow.
-
-    Parameters
-    ----------
-    filenames
-        A path or a list of them, or a dataset of paths.
-    compression_type
-        None, ``""``, ``"ZLIB"`` or ``"GZIP"``.
-    buffer_size, num_parallel_reads
-        Accepted for compatibility: the setting ``window-bytes`` limits reading ahead, and the order is fixed.
-    """
-
-    def __init__(
-        self,
-        filenames: Any,
-        compression_type: str | None = None,
-        buffer_size: int | None = None,
-        num_parallel_reads: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        form = Text(None, compression_of(compression_type))
-        super().__init__(read_node(form, expand_filenames(filenames, form), name))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from daskdist.dataset import Dataset, TensorFlowDataset
-from daskdist.formats.tfrecord.example import Feature, FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
+from daskdist.dataset import Dataset
+from daskdist.formats import endings
+from daskdist.formats.tfrecord.example import Feature
 from daskdist.formats.tfrecord.tfrecord_format import TFRecord
-from daskdist.ops.read_files import endings, expand_filenames, read_node
+from daskdist.ops.read_files import read_node
 from daskdist.storage.compression import compression_of
 from daskdist.storage.filesystem import Paths, Storage, StorageOptions
-
-__all__ = ["FixedLenFeature", "FixedLenSequenceFeature", "TFRecordDataset", "VarLenFeature", "read_tfrecord"]
 
 
 def read_tfrecord(
@@ -67,28 +65,3 @@ def read_tfrecord(
     storage = Storage(storage_options)
     form = TFRecord(features, check_crc, index, compression_of(compression), storage)
     return Dataset(read_node(form, storage.expand(paths, endings(form))))
-
-
-class TFRecordDataset(TensorFlowDataset):
-    """The records of TFRecord files as bytes, as in TensorFlow.
-
-    Parameters
-    ----------
-    filenames
-        A path or a list of them, or a dataset of paths.
-    compression_type
-        None, ``""``, ``"ZLIB"`` or ``"GZIP"``.
-    buffer_size, num_parallel_reads
-        Accepted for compatibility: the setting ``window-bytes`` limits reading ahead, and the order is fixed.
-    """
-
-    def __init__(
-        self,
-        filenames: Any,
-        compression_type: str | None = None,
-        buffer_size: int | None = None,
-        num_parallel_reads: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        form = TFRecord(compression=compression_of(compression_type))
-        super().__init__(read_node(form, expand_filenames(filenames, form), name))

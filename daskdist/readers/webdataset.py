@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 from daskdist.dataset import Dataset
-from daskdist.errors import ArgumentError
+from daskdist.formats import endings
+from daskdist.formats.webdataset.brace_patterns import expand_braces
 from daskdist.formats.webdataset.webdataset_format import WebDataset
-from daskdist.ops.read_files import endings, read_node
+from daskdist.ops.read_files import read_node
 from daskdist.storage.compression import compression_of
-from daskdist.storage.filesystem import Paths, Storage, StorageOptions, local
-
-_BRACES: Final = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
-# A typing error in a range must not exhaust memory.
-_MOST_NAMES: Final = 1_000_000
+from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 
 
 def read_webdataset(
@@ -81,36 +76,4 @@ def read_webdataset(
     """
     storage = Storage(storage_options)
     form = WebDataset(columns, decode, image_mode, resize, missing, compression_of(compression), storage)
-    return Dataset(read_node(form, storage.expand(_named(paths), endings(form))))
-
-
-def _named(paths: Paths) -> Paths:
-    if isinstance(paths, (str, os.PathLike)):
-        paths = [paths]
-    # Paths of other types raise when they are expanded.
-    if not isinstance(paths, (list, tuple)) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
-        return paths
-    names: list[str] = []
-    for path in map(os.fspath, paths):
-        names.extend([path] if os.path.exists(local(path)) else _without_braces(path))
-    return names
-
-
-def _without_braces(path: str) -> Iterator[str]:
-    # Expand "a-{08..10}.tar" and "{x,y}.tar" like a shell.
-    match = _BRACES.search(path)
-    if match is None:
-        yield path
-        return
-    first, last, words = match.groups()
-    if words is None:
-        width = max(len(first), len(last)) if "0" in (first[0], last[0]) and len(first) + len(last) > 2 else 0
-        start, stop = int(first), int(last)
-        numbers = range(start, stop + 1) if start <= stop else range(start, stop - 1, -1)
-        if len(numbers) > _MOST_NAMES:
-            raise ArgumentError(f"{path!r} stands for {len(numbers):,} files; the limit is {_MOST_NAMES:,}")
-        choices: Iterator[str] = (str(number).zfill(width) for number in numbers)
-    else:
-        choices = iter(words.split(","))
-    for choice in choices:
-        yield from _without_braces(path[: match.start()] + choice + path[match.end() :])
+    return Dataset(read_node(form, storage.expand(expand_braces(paths), endings(form))))

@@ -1,4 +1,4 @@
-"""TensorFlow's older functions for what are methods of `daskdist.Dataset`.
+"""The names of ``tf.data.experimental``: older spellings of what are methods of `daskdist.Dataset`.
 
 A function for a transformation returns a function for `Dataset.apply`:
 
@@ -7,285 +7,58 @@ A function for a transformation returns a function for `Dataset.apply`:
 [np.int64(0), np.int64(1)]
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING, Final
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
-
-from daskdist.core.cardinality import AUTOTUNE as AUTOTUNE
-from daskdist.core.cardinality import INFINITE as INFINITE_CARDINALITY
-from daskdist.core.cardinality import UNKNOWN as UNKNOWN_CARDINALITY
 from daskdist.core.lazy_imports import lazily
-from daskdist.dataset import TensorFlowDataset as Dataset
-from daskdist.errors import ArgumentError
-from daskdist.formats.sql.login import path_of
-from daskdist.formats.sql.sql_format import Sql, nothing_of
-from daskdist.ops.read_files import ReadFiles
-from daskdist.ops.with_options import Options as Options
-from daskdist.sharding import SHARD_HINT as SHARD_HINT
-from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
 from daskdist.tensorflow.missing_names import DATA_EXPERIMENTAL
-from daskdist.tensorflow.options import DistributeOptions as DistributeOptions
 
 if TYPE_CHECKING:
-    from daskdist.readers.csv import CsvDataset as CsvDataset
-    from daskdist.readers.csv import make_csv_dataset as make_csv_dataset
-    from daskdist.strategy.input.optional import Optional as Optional
+    from daskdist.tensorflow.csv_datasets import CsvDataset as CsvDataset
+    from daskdist.tensorflow.csv_datasets import make_csv_dataset as make_csv_dataset
+    from daskdist.tensorflow.experimental_functions import *  # noqa: F403
+    from daskdist.tensorflow.file_datasets import SqlDataset as SqlDataset
+    from daskdist.tensorflow.options import DistributeOptions as DistributeOptions
 
-__all__ = [
-    "AUTOTUNE",
-    "INFINITE_CARDINALITY",
-    "SHARD_HINT",
-    "UNKNOWN_CARDINALITY",
-    "AutoShardPolicy",
-    "Counter",
-    "CsvDataset",
-    "DistributeOptions",
-    "Optional",
-    "Options",
-    "RandomDataset",
-    "SqlDataset",
-    "assert_cardinality",
-    "bucket_by_sequence_length",
-    "cardinality",
-    "choose_from_datasets",
-    "dense_to_ragged_batch",
-    "enumerate_dataset",
-    "from_list",
-    "get_single_element",
-    "get_structure",
-    "group_by_window",
-    "ignore_errors",
-    "load",
-    "make_csv_dataset",
-    "map_and_batch",
-    "parallel_interleave",
-    "rejection_resample",
-    "sample_from_datasets",
-    "save",
-    "scan",
-    "service",
-    "shuffle_and_repeat",
-    "snapshot",
-    "take_while",
-    "unbatch",
-    "unique",
-]
-
-Transformation = Callable[[Dataset], Dataset]
-
-_LAZY: Final = {
-    "CsvDataset": "daskdist.readers.csv:CsvDataset",
+_NAMES: Final = {
+    "AUTOTUNE": "daskdist.core.cardinality:AUTOTUNE",
+    "INFINITE_CARDINALITY": "daskdist.core.cardinality:INFINITE",
+    "SHARD_HINT": "daskdist.sharding:SHARD_HINT",
+    "UNKNOWN_CARDINALITY": "daskdist.core.cardinality:UNKNOWN",
+    "AutoShardPolicy": "daskdist.sharding:AutoShardPolicy",
+    "Counter": "daskdist.tensorflow.experimental_functions:Counter",
+    "CsvDataset": "daskdist.tensorflow.csv_datasets:CsvDataset",
+    "DistributeOptions": "daskdist.tensorflow.options:DistributeOptions",
     "Optional": "daskdist.strategy.input.optional:Optional",
-    "make_csv_dataset": "daskdist.readers.csv:make_csv_dataset",
+    "Options": "daskdist.ops.with_options:Options",
+    "RandomDataset": "daskdist.tensorflow.experimental_functions:RandomDataset",
+    "SqlDataset": "daskdist.tensorflow.file_datasets:SqlDataset",
+    "assert_cardinality": "daskdist.tensorflow.experimental_functions:assert_cardinality",
+    "bucket_by_sequence_length": "daskdist.tensorflow.experimental_functions:bucket_by_sequence_length",
+    "cardinality": "daskdist.tensorflow.experimental_functions:cardinality",
+    "choose_from_datasets": "daskdist.tensorflow.experimental_functions:choose_from_datasets",
+    "dense_to_ragged_batch": "daskdist.tensorflow.experimental_functions:dense_to_ragged_batch",
+    "enumerate_dataset": "daskdist.tensorflow.experimental_functions:enumerate_dataset",
+    "from_list": "daskdist.tensorflow.experimental_functions:from_list",
+    "get_single_element": "daskdist.tensorflow.experimental_functions:get_single_element",
+    "get_structure": "daskdist.tensorflow.experimental_functions:get_structure",
+    "group_by_window": "daskdist.tensorflow.experimental_functions:group_by_window",
+    "ignore_errors": "daskdist.tensorflow.experimental_functions:ignore_errors",
+    "load": "daskdist.tensorflow.experimental_functions:load",
+    "make_csv_dataset": "daskdist.tensorflow.csv_datasets:make_csv_dataset",
+    "map_and_batch": "daskdist.tensorflow.experimental_functions:map_and_batch",
+    "parallel_interleave": "daskdist.tensorflow.experimental_functions:parallel_interleave",
+    "rejection_resample": "daskdist.tensorflow.experimental_functions:rejection_resample",
+    "sample_from_datasets": "daskdist.tensorflow.experimental_functions:sample_from_datasets",
+    "save": "daskdist.tensorflow.experimental_functions:save",
+    "scan": "daskdist.tensorflow.experimental_functions:scan",
     "service": "daskdist.data.experimental.service",
+    "shuffle_and_repeat": "daskdist.tensorflow.experimental_functions:shuffle_and_repeat",
+    "snapshot": "daskdist.tensorflow.experimental_functions:snapshot",
+    "take_while": "daskdist.tensorflow.experimental_functions:take_while",
+    "unbatch": "daskdist.tensorflow.experimental_functions:unbatch",
+    "unique": "daskdist.tensorflow.experimental_functions:unique",
 }
 
-__getattr__, _ = lazily(__name__, _LAZY, DATA_EXPERIMENTAL)
+__all__ = [*_NAMES]
 
-
-# --- datasets ---
-
-
-def Counter(start: int = 0, step: int = 1, dtype: Any = np.int64) -> Dataset:  # noqa: N802 - TensorFlow's name
-    """Call `Dataset.counter`."""
-    return Dataset.counter(start, step, dtype)
-
-
-def RandomDataset(seed: int | None = None, rerandomize_each_iteration: bool | None = None) -> Dataset:  # noqa: N802
-    """Call `Dataset.random`."""
-    return Dataset.random(seed, rerandomize_each_iteration)
-
-
-def SqlDataset(  # noqa: N802
-    driver_name: str, data_source_name: str, query: str, output_types: Sequence[Any]
-) -> Dataset:
-    """Read the rows of a query of a SQLite file as tuples, in the query's order; `daskdist.read_sql` has more options.
-
-    Types are those of NumPy, ``bytes`` and ``str``. A null becomes 0, False or empty. A value that does not fit its
-    type is an error, where TensorFlow returns another value.
-    """
-    if driver_name != "sqlite":
-        raise ArgumentError(f"SqlDataset: driver_name is {driver_name!r}; give 'sqlite', or use daskdist.read_sql")
-    path, login = path_of(data_source_name)
-    names = Sql(query, login=login).names(path)
-    if not isinstance(output_types, Sequence) or isinstance(output_types, str) or len(output_types) != len(names):
-        number = len(output_types) if isinstance(output_types, (list, tuple)) else repr(output_types)
-        raise ArgumentError(f"SqlDataset: the query has {len(names)} columns, and output_types has {number}")
-    dtypes = dict(zip(names, output_types, strict=True))
-    missing = {name: nothing_of(dtype) for name, dtype in dtypes.items()}
-    form = Sql(query, columns=tuple(names), missing=missing, dtypes=dtypes, login=login)
-    return Dataset(ReadFiles((path,), form))
-
-
-def choose_from_datasets(
-    datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = False
-) -> Dataset:
-    """Call `Dataset.choose_from_datasets`; here a dataset at its end is skipped unless said otherwise."""
-    return Dataset.choose_from_datasets(datasets, choice_dataset, stop_on_empty_dataset)
-
-
-def sample_from_datasets(
-    datasets: Sequence[Dataset],
-    weights: Sequence[float] | None = None,
-    seed: int | None = None,
-    stop_on_empty_dataset: bool = False,
-) -> Dataset:
-    """Call `Dataset.sample_from_datasets`."""
-    return Dataset.sample_from_datasets(datasets, weights, seed, stop_on_empty_dataset)
-
-
-def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
-    """Create a dataset of the items of a list: nests of one structure, whose leaves stack.
-
-    >>> list(from_list([(1, "a"), (2, "b")]))
-    [(np.int32(1), 'a'), (np.int32(2), 'b')]
-    """
-    return Dataset.from_list(elements, name)
-
-
-def load(path: str, element_spec: Any = None) -> Dataset:
-    """Call `Dataset.load`."""
-    return Dataset.load(path, element_spec)
-
-
-# --- transformations ---
-
-
-def assert_cardinality(expected_cardinality: int) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.assert_cardinality`."""
-    return lambda ds: ds.assert_cardinality(expected_cardinality)
-
-
-def bucket_by_sequence_length(
-    element_length_func: Callable[..., Any],
-    bucket_boundaries: Sequence[int],
-    bucket_batch_sizes: Sequence[int],
-    padded_shapes: Any = None,
-    padding_values: Any = None,
-    pad_to_bucket_boundary: bool = False,
-    no_padding: bool = False,
-    drop_remainder: bool = False,
-) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.bucket_by_sequence_length`."""
-    return lambda ds: ds.bucket_by_sequence_length(
-        element_length_func,
-        bucket_boundaries,
-        bucket_batch_sizes,
-        padded_shapes,
-        padding_values,
-        pad_to_bucket_boundary,
-        no_padding,
-        drop_remainder,
-    )
-
-
-def dense_to_ragged_batch(
-    batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = np.int64
-) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.ragged_batch`."""
-    return lambda ds: ds.ragged_batch(batch_size, drop_remainder, row_splits_dtype)
-
-
-def enumerate_dataset(start: int = 0) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.enumerate`."""
-    return lambda ds: ds.enumerate(start)
-
-
-def group_by_window(
-    key_func: Callable[..., Any],
-    reduce_func: Callable[[Any, Dataset], Dataset],
-    window_size: int | None = None,
-    window_size_func: Callable[[Any], int] | None = None,
-) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.group_by_window`."""
-    return lambda ds: ds.group_by_window(key_func, reduce_func, window_size, window_size_func)
-
-
-def ignore_errors(log_warning: bool = True) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.ignore_errors`."""
-    return lambda ds: ds.ignore_errors(log_warning)
-
-
-def map_and_batch(
-    map_func: Callable[..., Any],
-    batch_size: int,
-    num_parallel_batches: int | None = None,
-    drop_remainder: bool = False,
-    num_parallel_calls: int | None = None,
-) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.map`, then `Dataset.batch`."""
-    calls = num_parallel_calls if num_parallel_batches is None else num_parallel_batches * batch_size
-    return lambda ds: ds.map(map_func, calls).batch(batch_size, drop_remainder)
-
-
-def parallel_interleave(
-    map_func: Callable[..., Dataset], cycle_length: int, block_length: int = 1, sloppy: bool | None = False
-) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.interleave`, read ahead by threads."""
-    return lambda ds: ds.interleave(map_func, cycle_length, block_length, AUTOTUNE, not sloppy)
-
-
-def rejection_resample(
-    class_func: Callable[..., Any],
-    target_dist: Sequence[float],
-    initial_dist: Sequence[float] | None = None,
-    seed: int | None = None,
-) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.rejection_resample`."""
-    return lambda ds: ds.rejection_resample(class_func, target_dist, initial_dist, seed)
-
-
-def scan(initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]]) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.scan`."""
-    return lambda ds: ds.scan(initial_state, scan_func)
-
-
-def shuffle_and_repeat(buffer_size: int, count: int | None = None, seed: int | None = None) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.shuffle`, then `Dataset.repeat`."""
-    return lambda ds: ds.shuffle(buffer_size, seed).repeat(count)
-
-
-def snapshot(path: str, compression: str | None = None) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.snapshot`."""
-    return lambda ds: ds.snapshot(path, compression)
-
-
-def take_while(predicate: Callable[..., Any]) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.take_while`."""
-    return lambda ds: ds.take_while(predicate)
-
-
-def unbatch() -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.unbatch`."""
-    return lambda ds: ds.unbatch()
-
-
-def unique() -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.unique`."""
-    return lambda ds: ds.unique()
-
-
-# --- properties of datasets ---
-
-
-def cardinality(dataset: Dataset) -> int:
-    """Call `Dataset.cardinality`."""
-    return dataset.cardinality()
-
-
-def get_single_element(dataset: Dataset) -> Any:
-    """Call `Dataset.get_single_element`."""
-    return dataset.get_single_element()
-
-
-def get_structure(dataset: Dataset) -> Any:
-    """Return `Dataset.element_spec`."""
-    return dataset.element_spec
-
-
-def save(dataset: Dataset, path: str, compression: str | None = None) -> None:
-    """Call `Dataset.save`."""
-    dataset.save(path, compression)
+__getattr__, __dir__ = lazily(__name__, _NAMES, DATA_EXPERIMENTAL)
