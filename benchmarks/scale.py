@@ -121,7 +121,7 @@ class Counting(NeverRun):
     def is_done(self, handle: int) -> bool:
         return True
 
-    def raise_unseen(self) -> None:
+    def raise_unobserved(self) -> None:
         """Raise nothing: no call is made."""
 
     def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:

@@ -187,7 +187,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         # The code of the functions when the cached properties were computed.
         self._code: tuple[str, ...] | None = None
         # The spec that was returned by `element_spec`.
-        self._told_spec: ElementSpec | None = None
+        self._reported_spec: ElementSpec | None = None
 
     # --- constructors: numbers ---
 
@@ -2051,7 +2051,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
                 lambda epoch: note_pass(self._node, epoch),
             ),
             is_writable=bool(options.writable),
-            told_spec=lambda: self._told_spec,
+            reported_spec=lambda: self._reported_spec,
             work=LongWork(self._node.name, self.cardinality),
             node=self._node,
         )
@@ -2211,8 +2211,8 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         >>> Dataset.range(5).batch(2).element_spec
         TensorSpec(shape=(None,), dtype=int64, name=None)
         """
-        self._told_spec = self._spec
-        return self._told_spec.packed
+        self._reported_spec = self._spec
+        return self._reported_spec.packed
 
     def cardinality(self) -> int:
         """Return the number of elements, ``INFINITE_CARDINALITY`` (-1) or ``UNKNOWN_CARDINALITY`` (-2).
@@ -2318,7 +2318,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         known = known_cardinality(self._node)
         number = cardinality.UNKNOWN if known is None else known
         elements = f"{display.cardinality(number)} elements" if number < 0 else counted(number, "element")
-        spec = self._spec_at_hand
+        spec = self._displayed_spec
         if spec is None:
             what = "types are known once they are computed"
         elif spec.structure.num_leaves > _MOST_IN_A_LINE:
@@ -2329,7 +2329,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
 
     def _repr_html_(self) -> str | None:
         node, what_runs = self._shown_node, partial(self.explain, "primitives")
-        return dataset_page(type(self).__name__, node, self._spec_at_hand, what_runs)
+        return dataset_page(type(self).__name__, node, self._displayed_spec, what_runs)
 
     # --- as a Dask collection ---
 
@@ -2378,7 +2378,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         return to_dask_array(self._node, self._recorded, self._spec_by(self._caller), self._counted())
 
     @property
-    def _spec_at_hand(self) -> ElementSpec | None:
+    def _displayed_spec(self) -> ElementSpec | None:
         # The spec for displays, which must not compute elements; None if it is not known yet.
         spec = self.__dict__.get("_spec") or self._known_spec()
         return None if isinstance(spec, SpecUnknown) else spec
@@ -2480,7 +2480,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         if name.startswith("_") or "_node" not in self.__dict__:
             return None
         # Libraries look up names that datasets lack, for which no function is to be called.
-        spec = self._told_spec if code_of(self._node) else known_spec(self._node)
+        spec = self._reported_spec if code_of(self._node) else known_spec(self._node)
         if spec is not None and name in columns_of_nest(spec.packed):
             return f"ds[{name!r}]"
         return OF_DATASETS.get(name)

@@ -17,11 +17,11 @@ from daskdist.service.dispatcher.commands import (
     JobOptions,
     Join,
     LoseConsumer,
+    SendEnd,
+    SendRecorded,
+    SendTasks,
     StartTask,
     StopTask,
-    TellEnd,
-    TellRecorded,
-    TellTasks,
 )
 from daskdist.service.dispatcher.dispatcher import Dispatcher
 from daskdist.service.intervals import Intervals
@@ -219,11 +219,11 @@ class SimulatedConsumer:
         """Take a message of the dispatcher."""
         if self.is_leaving:
             return
-        if isinstance(message, TellTasks):
+        if isinstance(message, SendTasks):
             self.reading.tasks(message.tasks, message.number)
-        elif isinstance(message, TellRecorded):
+        elif isinstance(message, SendRecorded):
             self.reading.recorded(message.tasks)
-        elif isinstance(message, TellEnd):
+        elif isinstance(message, SendEnd):
             if message.was_over or not self.reading.was_given_more():
                 self.arrived.is_over = True
                 self._leave()
@@ -437,7 +437,7 @@ class Simulation:
                     self._to_worker(worker, "stop", task)
                 case LoseConsumer(worker, task, consumer, done):
                     self._to_worker(worker, "lose", task, consumer, done)
-                case TellTasks(name) | TellEnd(name) | TellRecorded(name):
+                case SendTasks(name) | SendEnd(name) | SendRecorded(name):
                     if self.consumers[name].is_alive:
                         self.consumers[name].told.append(command)
 

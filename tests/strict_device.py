@@ -35,7 +35,7 @@ TAKEN: dict[int, int] = {}
 LINKS: Any = None
 # The ids of arrays whose memory was made pinned.
 LOCKED: set[int] = set()
-# Returned memory. It is lent again at once, with its old contents, to the next request of the same size.
+# Returned memory. It is allocated again at once, with its old contents, to the next request of the same size.
 _BACK: dict[tuple[int, int], list[np.ndarray[Any, Any]]] = {}
 _TOTAL = 2**30
 _lock = threading.RLock()
@@ -227,7 +227,7 @@ class StrictDevice:
         np.ndarray((found.nbytes,), np.uint8, found)[...] = 0xA5
         return found
 
-    def lend(self, num_bytes: int, back: Any) -> Any:
+    def allocate(self, num_bytes: int, back: Any) -> Any:
         memory = _Memory(self.index, num_bytes)
 
         def came_back(memory: Any) -> None:
@@ -332,7 +332,7 @@ class StrictDevice:
 
 
 class _Memory:
-    """Lent memory that is lent again once nothing refers to it, even if a stream still uses it."""
+    """Allocated memory that is allocated again once nothing refers to it, even if a stream still uses it."""
 
     def __init__(self, index: int, num_bytes: int) -> None:
         self._key = index, num_bytes

@@ -252,7 +252,7 @@ class Source(Node):
     is_listed: ClassVar[bool] = True
 
     @property
-    def is_at_hand(self) -> bool:
+    def is_cheap_to_list(self) -> bool:
         """Return whether `splits` costs little enough for a display: it computes nothing and reads few indexes."""
         return True
 

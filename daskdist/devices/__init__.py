@@ -188,11 +188,11 @@ class Device(Protocol):
         """Return a new, uninitialized array of this device."""
         ...
 
-    def lend(self, num_bytes: int, back: Callable[[Any], None]) -> Any:
+    def allocate(self, num_bytes: int, on_release: Callable[[Any], None]) -> Any:
         """Return new bytes for users that compute in their own streams.
 
-        ``back`` is called with the memory when the last reference to any of the bytes is dropped, in that thread and
-        before the memory can be allocated again. While it keeps the memory, it cannot be allocated.
+        ``on_release`` is called with the memory when the last reference to any of the bytes is dropped, in that thread
+        and before the memory can be allocated again. While it keeps the memory, it cannot be allocated.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Memory that is lent, with a callback when it is released."""
+"""Memory with a callback when it is released."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Borrowed:
     ----------
     memory
         An array.
-    back
+    on_release
         Called with the memory, in the thread that drops the last reference.
     """
 
-    def __init__(self, memory: Any, back: Callable[[Any], None]) -> None:
+    def __init__(self, memory: Any, on_release: Callable[[Any], None]) -> None:
         self._memory = memory
-        self._back = back
+        self._on_release = on_release
 
     @property
     def __array_interface__(self) -> Any:
@@ -32,4 +32,4 @@ class Borrowed:
 
     def __del__(self) -> None:
         if not _is_finalizing():
-            self._back(self._memory)
+            self._on_release(self._memory)

@@ -102,8 +102,8 @@ class CpuDevice:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.empty(shape, dtype)
 
-    def lend(self, num_bytes: int, back: Callable[[Any], None]) -> Any:
-        return np.asarray(Borrowed(np.empty(num_bytes, np.uint8), back))
+    def allocate(self, num_bytes: int, on_release: Callable[[Any], None]) -> Any:
+        return np.asarray(Borrowed(np.empty(num_bytes, np.uint8), on_release))
 
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.ndarray(shape, dtype, buffer, offset)

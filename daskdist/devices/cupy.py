@@ -200,13 +200,13 @@ class CupyDevice:
         with self.using():
             return cupy_module().empty(shape, dtype)
 
-    def lend(self, num_bytes: int, back: Callable[[Any], None]) -> Any:
+    def allocate(self, num_bytes: int, on_release: Callable[[Any], None]) -> Any:
         cuda = cupy_module().cuda
         with self.using():
             # All arrays that use part of it keep its memory object, even those that do not know their base array.
             memory = cupy_module().empty(max(num_bytes, 1), np.uint8)
-            lent = cuda.UnownedMemory(memory.data.ptr, memory.nbytes, Borrowed(memory, back), self.index)
-            return cupy_module().ndarray((num_bytes,), np.uint8, cuda.MemoryPointer(lent, 0))
+            owned = cuda.UnownedMemory(memory.data.ptr, memory.nbytes, Borrowed(memory, on_release), self.index)
+            return cupy_module().ndarray((num_bytes,), np.uint8, cuda.MemoryPointer(owned, 0))
 
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         return cupy_module().ndarray(shape, dtype, buffer.data + offset)

@@ -96,13 +96,13 @@ def _looks_at(primitive: Primitive) -> str:
 
 def known_cardinality(node: Node) -> int | None:
     """Return the number of elements; None if counting would read the indexes of many or of remote files."""
-    return node.cardinality if is_at_hand(node) else None
+    return node.cardinality if is_cheap_to_list(node) else None
 
 
-def is_at_hand(node: Node) -> bool:
+def is_cheap_to_list(node: Node) -> bool:
     """Return whether all splits of a pipeline are listed already, or can be listed at little cost."""
     sources = [source for source in walk(node) if isinstance(source, Source)]
-    if not all(source.is_at_hand for source in sources):
+    if not all(source.is_cheap_to_list for source in sources):
         return False
     try:
         for source in sources:

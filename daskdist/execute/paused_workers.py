@@ -137,12 +137,12 @@ def error_of_task(client: Client, error: BaseException) -> BaseException:
     if not isinstance(error, KilledWorker):
         return error
     last = error.last_worker.address
-    told = RepeatedLossError(
+    loss = RepeatedLossError(
         f"{error.task} ran each of {error.allowed_failures + 1} times that a worker was lost, the last time {last}"
         f"{after_repeated_losses(client, ())}"
     )
-    told.__cause__ = error
-    return told
+    loss.__cause__ = error
+    return loss
 
 
 def run_elsewhere(takes_all: bool, *, dask_scheduler: Scheduler) -> None:
@@ -166,7 +166,7 @@ def run_elsewhere(takes_all: bool, *, dask_scheduler: Scheduler) -> None:
     paused = [worker for worker in dask_scheduler.workers.values() if worker.status is Status.paused]
     not_begun = itertools.chain.from_iterable(worker.processing for worker in paused) if takes_all else ()
     anywhere = [task for task in not_begun if task.loose_restrictions or not task.worker_restrictions]
-    # The paused worker is told to drop them.
+    # The paused worker is asked to drop them.
     dask_scheduler.transitions({task.key: "released" for task in anywhere}, stimulus)
 
 
@@ -217,7 +217,7 @@ def _has_progress(before: Mapping[str, tuple[Any, float]], now: Mapping[str, tup
 
 
 def _error(waited_s: float, connected: Connected, reasons: Mapping[str, str | None]) -> WaitTimeoutError:
-    told = [
+    reports = [
         f"{address} at {format_bytes(connected[address]['metrics']['memory'])} of "
         f"{format_bytes(connected[address]['memory_limit'])}, {format_bytes(_spilled(connected[address]))} on its disk "
         f"({connected[address]['local_directory']}): {reason}"
@@ -226,8 +226,8 @@ def _error(waited_s: float, connected: Connected, reasons: Mapping[str, str | No
     more = "" if len(reasons) <= _MOST_NAMED else f"; and {len(reasons) - _MOST_NAMED} more"
     return WaitTimeoutError(
         f"waited {waited_s:.0f} s for workers that are paused, as their memory is full, and cannot free any, which "
-        f"is longer than daskdist.timeouts.paused: {'; '.join(told)}{more}. Give workers more memory (memory_limit) or "
-        "disk (local_directory); or keep less in memory: caches in files, cache(path), and smaller batches"
+        f"is longer than daskdist.timeouts.paused: {'; '.join(reports)}{more}. Give workers more memory (memory_limit) "
+        "or disk (local_directory); or keep less in memory: caches in files, cache(path), and smaller batches"
     )
 
 

@@ -208,7 +208,7 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0, inse
             "process; use one replica on each worker"
         )
     within = datetime.timedelta(seconds=timeout_s)
-    with _only_group_of_processes(context, timeout_s), _failures_told_apart():
+    with _only_group_of_processes(context, timeout_s), _failures_distinguished():
         group = _group_of(torch, context, hosts, backend, within)
         try:
             yield group
@@ -266,7 +266,7 @@ def _only_group_of_processes(context: Any, timeout_s: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _failures_told_apart() -> Iterator[None]:
+def _failures_distinguished() -> Iterator[None]:
     # A broken connection says that another replica has failed, whose own error the program is to see.
     try:
         yield

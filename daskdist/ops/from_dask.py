@@ -145,7 +145,7 @@ class FromDask(Source):
         return ElementSpec(LONE, (_row_spec(self.collection),))
 
     @property
-    def is_at_hand(self) -> bool:
+    def is_cheap_to_list(self) -> bool:
         return self.kind in ("array", "variables", "delayed")
 
     def splits(self) -> Sequence[Split]:

@@ -87,16 +87,16 @@ class ReadFiles(FileBackedSource):
         return self._splits
 
     @property
-    def is_at_hand(self) -> bool:
+    def is_cheap_to_list(self) -> bool:
         listed = self.__dict__.get("_splits")
         if isinstance(listed, FileSplits):
             return listed.is_complete
         if listed is not None:
             return True
-        if self.whole is not None and self.whole.is_at_hand:
+        if self.whole is not None and self.whole.is_cheap_to_list:
             return True
         # Indexes of files, such as Parquet footers.
-        return len(self.files) <= _MOST_AT_HAND and not is_remote(self.paths[0])
+        return len(self.files) <= _MOST_CHEAP_FILES and not is_remote(self.paths[0])
 
     @cached_property
     def _splits(self) -> Sequence[Split]:
@@ -263,7 +263,7 @@ class ReadFiles(FileBackedSource):
 
 
 # The number of local files whose indexes may be read for a display.
-_MOST_AT_HAND: Final = 32
+_MOST_CHEAP_FILES: Final = 32
 # The number of files to list at a time when splits are accessed in order.
 _LISTED_AT_ONCE: Final = 64
 

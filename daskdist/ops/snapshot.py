@@ -233,15 +233,15 @@ class SnapshotCursor:
             remove_unfinished(directory)
 
     def _tell_missing(self, missing: Sequence[str]) -> None:
-        told = (
+        reason = (
             f"{self._snapshot.directory}: {len(missing)} of {counted(len(self._parts), 'file')} missing ({missing[0]})"
         )
         if not self._snapshot.is_reused:
             raise FileError(
-                f"save: {told}; check that no other process saves to this directory, and that all workers and this "
+                f"save: {reason}; check that no other process saves to this directory, and that all workers and this "
                 "process share it, and save again"
             )
-        logger.warning("%s; this pass leaves no snapshot, and the next one writes it again", told)
+        logger.warning("%s; this pass leaves no snapshot, and the next one writes it again", reason)
 
 
 def _contents(directory: str) -> str | None:

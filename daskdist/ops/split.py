@@ -454,7 +454,7 @@ def _check_numbered(operation: str, node: Node) -> None:
         )
     if node.cardinality == INFINITE:
         raise ArgumentError(f"{operation}: the dataset is endless; use take(n) first")
-    drawing = next((operation_.name for operation_ in counting(node) if _draws_anew(operation_)), None)
+    drawing = next((operation_.name for operation_ in counting(node) if _draws_new_numbers(operation_)), None)
     if drawing is not None:
         logger.warning(
             "%s: %s before the split draws the same in every iteration, so that elements stay in their parts; apply it "
@@ -464,7 +464,7 @@ def _check_numbered(operation: str, node: Node) -> None:
         )
 
 
-def _draws_anew(node: Any) -> bool:
+def _draws_new_numbers(node: Any) -> bool:
     for option in ("reshuffle_each_iteration", "rerandomize_each_iteration"):
         if hasattr(node, option):
             return bool(getattr(node, option))

@@ -103,7 +103,7 @@ class _Survey:
     obstacles: list[str] = field(default_factory=list)
     pairings: list[Pairing] = field(default_factory=list)
     cuts: list[str] = field(default_factory=list)
-    droppers: list[str] = field(default_factory=list)
+    dropping_operations: list[str] = field(default_factory=list)
     group_filters: list[str] = field(default_factory=list)
     # The ids of nodes that read files whose names are elements.
     readers: set[int] = field(default_factory=set)
@@ -119,7 +119,7 @@ class _Survey:
             tuple(self.obstacles),
             tuple(self.pairings),
             cuts=tuple(self.cuts),
-            droppers=tuple(self.droppers),
+            dropping_operations=tuple(self.dropping_operations),
             group_filters=tuple(self.group_filters),
             drops_uneven=bool(merged_options(self.root).drop_uneven),
             remainder=lambda by_split: remainder(self.root, self._shares(by_split)),
@@ -138,7 +138,7 @@ class _Survey:
             self.sources.append(self._by_name(node))
             return
         if node.drops_remainder:
-            self.droppers.append(node.name)
+            self.dropping_operations.append(node.name)
         if isinstance(node, ExpandingNode) and level(node.source):
             # It may return nothing for some groups, like a filter.
             self.group_filters.append(node.name)

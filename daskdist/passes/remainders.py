@@ -73,7 +73,7 @@ def _computes_groups(node: Node) -> bool:
 def remainder(whole: Node, shares: Sequence[Node]) -> Remainder | None:
     """Return the rows dropped by operations with ``drop_remainder``; None if that depends on the data."""
     try:
-        units = {_unit(node) for node in _last_droppers(whole)}
+        units = {_unit(node) for node in _last_dropping_nodes(whole)}
         unit = units.pop() if len(units) == 1 else "elements"
         kept = _kept(whole, unit)
         of_shares = [_kept(share, unit) for share in shares]
@@ -99,19 +99,19 @@ def uneven(shares: Sequence[Node]) -> Remainder | None:
     return Remainder(sum(numbers), sum(numbers), len(numbers) * min(numbers), "elements")
 
 
-def _last_droppers(node: Node) -> Iterator[Node]:
+def _last_dropping_nodes(node: Node) -> Iterator[Node]:
     # Yield the last dropping operation on each path to a source: its input reflects what earlier ones drop.
     if node.drops_remainder:
         yield node
         return
     for source in node.inputs:
-        yield from _last_droppers(source)
+        yield from _last_dropping_nodes(source)
 
 
 def _kept(pipeline: Node, unit: str) -> tuple[int, int] | None:
     # Return how many elements or rows reach the last operations that drop a remainder, and how many they keep.
     num_rows = num_kept = 0
-    for node in _last_droppers(pipeline):
+    for node in _last_dropping_nodes(pipeline):
         numbers = _come_and_kept(node)
         if numbers is None:
             return None

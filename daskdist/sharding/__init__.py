@@ -135,15 +135,15 @@ class ShardingInput:
         The number of placeholders for the policy HINT.
     cuts
         The obstacles that keep or drop the first elements.
-    droppers
+    dropping_operations
         The operations that drop the remainder at the end of a share.
     group_filters
         The operations that drop whole groups of rows, such as batches.
     drops_uneven
         Whether all workers end when the first one does.
     remainder
-        Returns the rows that `droppers` drop, given whether splits are distributed instead of files; None if that
-        depends on the data. It may read every file's index.
+        Returns the rows that `dropping_operations` drop, given whether splits are distributed instead of files; None if
+        that depends on the data. It may read every file's index.
     uneven
         Like `remainder`, for rows that are dropped because all workers end when the first one does.
     """
@@ -154,7 +154,7 @@ class ShardingInput:
     pairings: tuple[Pairing, ...] = ()
     num_hints: int = 0
     cuts: tuple[str, ...] = ()
-    droppers: tuple[str, ...] = ()
+    dropping_operations: tuple[str, ...] = ()
     group_filters: tuple[str, ...] = ()
     drops_uneven: bool = False
     remainder: Callable[[bool], Remainder | None] = _unknown

@@ -52,8 +52,8 @@ def losses(sharding_input: ShardingInput, by_split: bool) -> Iterator[Loss]:
         names = ", ".join(dict.fromkeys(sharding_input.group_filters))
         reason = f"{names} would drop whole batches, which differ on each worker's files"
         yield Loss(reason, f"apply {names} before batching", is_small=False)
-    if sharding_input.droppers:
-        names = ", ".join(dict.fromkeys(sharding_input.droppers))
+    if sharding_input.dropping_operations:
+        names = ", ".join(dict.fromkeys(sharding_input.dropping_operations))
         what = f"{names} with drop_remainder=True drops"
         yield from _loss(
             what, "each worker's last partial batch", "leave drop_remainder out", sharding_input.remainder(by_split)

@@ -50,7 +50,7 @@ class ResultSource(Protocol):
         """Wait for several results and return them in this process; raise the error of the first that failed."""
         ...
 
-    def see(self, step: Sequence[Handle]) -> None:
+    def wait_for_step(self, step: Sequence[Handle]) -> None:
         """Wait for the results of one call on all replicas; raise an error as soon as one replica fails."""
         ...
 
@@ -74,7 +74,7 @@ class ResultSource(Protocol):
         """Return whether a call has finished."""
         ...
 
-    def at_hand(self, handle: Handle) -> tuple[Any] | None:
+    def peek(self, handle: Handle) -> tuple[Any] | None:
         """Return a result in a tuple if it is already in this process, or else None."""
         ...
 
@@ -153,7 +153,7 @@ class Backend(ResultSource, Protocol):
         """Wait until all calls have finished; raise an error that nobody can see any more, or has not seen yet."""
         ...
 
-    def raise_unseen(self) -> None:
+    def raise_unobserved(self) -> None:
         """Raise a known error that can no longer be seen otherwise; called at the end of a pass."""
         ...
 

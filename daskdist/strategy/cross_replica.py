@@ -70,7 +70,7 @@ class _StoreOfAll(VariableStore):
         super().put(variable, replica, state)
         self._note(variable, replica)
 
-    def lend(self, variable: VariableRecord, replica: int) -> None:
+    def note_mutable(self, variable: VariableRecord, replica: int) -> None:
         # Objects that share parts with it, as an optimizer does with a model, may change too.
         for changed in (variable, *self._objects.get(replica, ())):
             self._note(changed, replica)

@@ -179,17 +179,17 @@ def _of_input(
 
 
 def _of_plan(nodes: Iterable[Node]) -> Iterator[str]:
-    told: dict[str, None] = {}
+    advice: dict[str, None] = {}
     for last in nodes:
         for node in walk(last):
             # A function of whole batches has enough to do in each call.
             if node.note.startswith("row by row") and not level(node):
-                told[f"{node} is called {node.note}. {_ADVICE}"] = None
+                advice[f"{node} is called {node.note}. {_ADVICE}"] = None
             if isinstance(node, ReadFiles):
                 packed = [path for path in node.paths if path.endswith(".gz")]
                 if packed:
-                    told[
+                    advice[
                         f"{counted(len(packed), 'gzip file')} of {len(node.paths):,}: each can only be read from its "
                         "start, by one thread. More and smaller files, or Parquet, are read in parallel."
                     ] = None
-    yield from told
+    yield from advice

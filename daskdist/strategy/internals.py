@@ -62,7 +62,7 @@ class StrategyInternals:
         self.input = input_backend
         self.merge_calls = merge_calls
         self.returned = ReturnedValues(backend)
-        self.has_told_of_uneven = False
+        self.has_warned_of_uneven = False
         # number -> variable, for the variables that the program still references.
         self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
         backend.on_loss(weakref.WeakMethod(self.recover))
@@ -111,11 +111,11 @@ class StrategyInternals:
         self.recover_soon()
         return self.group.now.replicas
 
-    def raise_unseen(self) -> None:
+    def raise_unobserved(self) -> None:
         """Raise a known error that can no longer be seen otherwise; make calls again that need lost workers."""
         self.recover_soon()
         while True:
-            self.backend.raise_unseen()
+            self.backend.raise_unobserved()
             group = self.group.now
             self.recover_soon()
             if self.group.now is group:
@@ -261,8 +261,8 @@ class StrategyInternals:
         """Reduce the values of all replicas as `Strategy.reduce` does, with the result on a given worker."""
         if weights is not None:
             return self._reduce_weighted(op, value, axis, weights)
-        if op is ReduceOp.MEAN and axis is None and not self.has_told_of_uneven:
-            self._tell_of_uneven(value)
+        if op is ReduceOp.MEAN and axis is None and not self.has_warned_of_uneven:
+            self._warn_of_uneven(value)
         if type(value) is PerReplica and (value.reference is not None or not has_variables(value)):
             self.check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
@@ -282,10 +282,10 @@ class StrategyInternals:
         reduced = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, reduced)
 
-    def _tell_of_uneven(self, value: Any) -> None:
+    def _warn_of_uneven(self, value: Any) -> None:
         leaves = [value] if type(value) is PerReplica else optree.tree_leaves(value)
         if any(type(leaf) is PerReplica and leaf.is_uneven for leaf in leaves):
-            self.has_told_of_uneven = True
+            self.has_warned_of_uneven = True
             logger.warning(
                 "reduce: MEAN with axis=None counts replicas, not rows, and the replicas of this step have different "
                 "numbers of rows. Give weights, such as run(len, args=(batch,)), or return a value for each row and "

@@ -51,7 +51,7 @@ def call_with_restarts(
         try:
             called = call()
             handles = called[0]
-            backend.see(handles)
+            backend.wait_for_step(handles)
             return called
         except Exception as error:
             is_certain = isinstance(error, (ClusterError, CollectiveError))

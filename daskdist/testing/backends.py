@@ -140,7 +140,7 @@ class BackendLaws:
             check(all(map(program.backend.is_done, later)), "after finish")
 
     def test_a_failure_is_raised_when_it_is_read(self) -> None:
-        for look in ("result", "results", "see"):
+        for look in ("result", "results", "wait_for_step"):
             with _Program(self) as program:
                 error = program.error_of(lambda program=program: program.run(_fail, "no such label"), look)  # type: ignore[misc]
                 check(type(error) is ValueError, f"{look} raised {error!r}, not the function's error")
@@ -166,7 +166,7 @@ class BackendLaws:
             check(notes == [1], f"a function was called with what failed: {notes}")
 
     def test_an_unreadable_failure_is_raised_once(self) -> None:
-        for ask in ("raise_unseen", "finish"):
+        for ask in ("raise_unobserved", "finish"):
             with _Program(self) as program:
 
                 def drop_and_ask(program: _Program = program, ask: str = ask) -> Sequence[Handle]:

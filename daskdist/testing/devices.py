@@ -293,18 +293,18 @@ class DeviceLaws:
         result = here.get(shared)
         check(np.array_equal(result, [[7, 1, 2], [3, 4, 5]]), f"from_dlpack does not share memory: {result}")
 
-    def test_lent_memory_is_returned_with_its_last_view(self) -> None:
+    def test_allocated_memory_is_returned_with_its_last_view(self) -> None:
         here = self.make_device()
         back: list[int] = []
-        lent = here.lend(64, lambda memory: back.append(1))
-        view = here.view(lent, 16, (2, 3), np.float32)
+        owned = here.allocate(64, lambda memory: back.append(1))
+        view = here.view(owned, 16, (2, 3), np.float32)
         with here.using():
             view[...] = here.put(np.arange(6, dtype=np.float32).reshape(2, 3))
         cut = view[1, :]
-        del lent, view
+        del owned, view
         gc.collect()
         check(not back, "memory came back while there was a view of it")
-        check(np.array_equal(here.get(cut), [3, 4, 5]), f"a view of memory that is lent has {here.get(cut)}")
+        check(np.array_equal(here.get(cut), [3, 4, 5]), f"a view of allocated memory has {here.get(cut)}")
         shared = here.from_dlpack(cut)
         del cut
         gc.collect()
@@ -312,10 +312,10 @@ class DeviceLaws:
         check(np.array_equal(here.get(shared), [3, 4, 5]), f"an array that shares memory has {here.get(shared)}")
         del shared
         gc.collect()
-        check(back == [1], f"memory that is lent came back {len(back)} times, not once")
+        check(back == [1], f"allocated memory came back {len(back)} times, not once")
         del back[:]
-        nothing = here.lend(0, lambda memory: back.append(1))
-        check(tuple(nothing.shape) == (0,), f"no bytes were lent as {tuple(nothing.shape)}")
+        nothing = here.allocate(0, lambda memory: back.append(1))
+        check(tuple(nothing.shape) == (0,), f"no bytes were allocated as {tuple(nothing.shape)}")
         del nothing
         gc.collect()
         check(back == [1], "no bytes did not come back")
@@ -323,17 +323,17 @@ class DeviceLaws:
     def test_returned_memory_is_free_when_nothing_refers_to_it(self) -> None:
         here = self.make_device()
         kept: list[Any] = []
-        lent = here.lend(1 << 16, kept.append)
+        owned = here.allocate(1 << 16, kept.append)
         with here.using():
-            here.view(lent, 0, (1 << 16,), np.uint8)[...] = 7
-        view = here.view(lent, 0, (2,), np.uint8)
-        del lent
+            here.view(owned, 0, (1 << 16,), np.uint8)[...] = 7
+        view = here.view(owned, 0, (2,), np.uint8)
+        del owned
         held = here.held_bytes()
         del view
         gc.collect()
-        check(len(kept) == 1, f"memory that is lent came back {len(kept)} times, not once")
+        check(len(kept) == 1, f"allocated memory came back {len(kept)} times, not once")
         check(here.is_host or here.held_bytes() >= held, "memory that is kept is not held any more")
-        blocks = [here.lend(1 << 16, lambda memory: None) for _ in range(4)]
+        blocks = [here.allocate(1 << 16, lambda memory: None) for _ in range(4)]
         with here.using():
             for other in blocks:
                 here.view(other, 0, (1 << 16,), np.uint8)[...] = 1

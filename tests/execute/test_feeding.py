@@ -398,17 +398,17 @@ def test_an_error_while_packing_leaves_no_slot_taken(monkeypatch):
 
 
 @pytest.fixture
-def lent():
+def allocated():
     """Return a channel of a device, a stream that uses its memory, and a list with 64 bytes of that memory."""
     strict = device("STRICT:0")
     channel = Channel(strict)
     stream = strict.stream()
     channel.add_consumer(stream)
-    return channel, stream, [channel.lend(strict, channel.stream, 64)]
+    return channel, stream, [channel.allocate(strict, channel.stream, 64)]
 
 
-def test_memory_released_during_a_capture_is_kept_until_its_end(lent, waits_by_itself):
-    channel, stream, memory = lent
+def test_memory_released_during_a_capture_is_kept_until_its_end(allocated, waits_by_itself):
+    channel, stream, memory = allocated
     found, may_read = [], threading.Event()
     with device("STRICT:0").using(stream):
         reads_late(memory[0], found, begin=may_read)
@@ -416,10 +416,10 @@ def test_memory_released_during_a_capture_is_kept_until_its_end(lent, waits_by_i
     # Recording an event now would raise an error.
     memory.clear()
     assert len(channel._kept) == 1
-    other = channel.lend(device("STRICT:0"), channel.stream, 64)
+    other = channel.allocate(device("STRICT:0"), channel.stream, 64)
     assert len(channel._kept) == 1
     stream.is_captured = False
-    again = channel.lend(device("STRICT:0"), channel.stream, 64)
+    again = channel.allocate(device("STRICT:0"), channel.stream, 64)
     assert not channel._kept
     is_over = channel.stream.record()
     assert not is_over.is_over
@@ -460,8 +460,8 @@ def test_no_step_is_taken_during_a_capture():
     assert [on_host(leaf)[0] for ((leaf,),) in ahead] == [0]
 
 
-def test_a_destroyed_stream_is_passed_over(lent, caplog):
-    channel, stream, memory = lent
+def test_a_destroyed_stream_is_passed_over(allocated, caplog):
+    channel, stream, memory = allocated
     other = device("STRICT:0").stream()
     channel.add_consumer(other)
     stream.is_destroyed = True
@@ -489,7 +489,7 @@ def test_memory_is_reused_only_after_its_last_reader():
 
 
 def test_early_reuse_of_device_memory_would_be_noticed(monkeypatch):
-    monkeypatch.setattr(Channel, "_take_back", lambda *args: None)
+    monkeypatch.setattr(Channel, "_reuse", lambda *args: None)
     assert any(found[0] != 1000 * step for step, found in enumerate(read_late()))
 
 
@@ -545,13 +545,13 @@ def test_a_stream_that_is_forgotten_is_waited_for_first(waits_by_itself):
     channel = Channel(strict)
     mine = strict.stream()
     channel.add_consumer(mine)
-    lent = channel.lend(strict, channel.stream, 64)
+    allocated = channel.allocate(strict, channel.stream, 64)
     with strict.using(mine):
-        reads_late(lent, found, begin=may_read)
+        reads_late(allocated, found, begin=may_read)
     for _ in range(20):
         channel.add_consumer(strict.stream())
     assert mine not in channel.consumers
-    del lent
+    del allocated
     is_over = channel.stream.record()
     assert not is_over.is_over
     may_read.set()

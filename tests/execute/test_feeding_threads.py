@@ -373,18 +373,18 @@ def test_a_copy_does_not_wait_for_the_step_that_is_computed():
 
 def test_memory_of_a_full_device_returns_at_once(monkeypatch):
     strict, may_compute, failures = device("STRICT:0"), threading.Event(), []
-    lend = StrictDevice.lend
+    allocate = StrictDevice.allocate
 
     def counted(self, num_bytes, back):
         try:
-            return lend(self, num_bytes, back)
+            return allocate(self, num_bytes, back)
         except strict_device.StrictMemoryError as error:
             failures.append(str(error))
             raise
 
     # As on a GPU, the host does not wait for the device.
     monkeypatch.setattr(StrictStream, "wait", lambda self, event: self.give(event.synchronize))
-    monkeypatch.setattr(StrictDevice, "lend", counted)
+    monkeypatch.setattr(StrictDevice, "allocate", counted)
     gc.collect()
     LIMITS[0] = taken_bytes() + 3 * 2**10
     channel = Channel(strict)
@@ -392,7 +392,7 @@ def test_memory_of_a_full_device_returns_at_once(monkeypatch):
     with strict.using(channel.consumers[0]):
         # The device does not reach these computations.
         for _ in range(10):
-            memory, other = (channel.lend(strict, channel.stream, 2**10) for _ in range(2))
+            memory, other = (channel.allocate(strict, channel.stream, 2**10) for _ in range(2))
             reads_late(memory, [], begin=may_compute)
             del memory, other
     assert len(failures) == 1

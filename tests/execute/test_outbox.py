@@ -56,7 +56,7 @@ def test_messages_of_all_sizes_come_in_order(protocol, is_framed):
         found = []
         for message in messages:
             outbox.append(message, message[1].nbytes)
-            outbox.kick()
+            outbox.flush()
             if message[0] % 2:
                 found += await received(reader, message[0] + 1 - len(found))
         found += await received(reader, len(messages) - len(found))
@@ -82,7 +82,7 @@ def test_several_threads_send_at_once_to_one_that_does_not_read_yet():
             for number in range(num_messages):
                 # All messages together are larger than the buffers of sockets.
                 outbox.append((thread, number, bytes(50_000)))
-                outbox.kick()
+                outbox.flush()
 
         threads = [threading.Thread(target=send, args=(each,)) for each in range(num_threads)]
         for each in threads:
@@ -109,7 +109,7 @@ def test_a_closed_comm_raises_in_the_writer_or_the_reader(is_this_end):
         await asyncio.sleep(0)
         (comm if is_this_end else there).abort()
         outbox.append("too late")
-        outbox.kick()
+        outbox.flush()
         done, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for each in others:
             each.cancel()
@@ -126,7 +126,7 @@ def test_errors_of_pickling_are_raised_by_the_writer():
         writer = asyncio.ensure_future(outbox.write_all())
         await asyncio.sleep(0)
         outbox.append(threading.Lock())
-        outbox.kick()
+        outbox.flush()
         await writer
 
     with pytest.raises(TypeError, match="pickle"):

@@ -467,7 +467,7 @@ def test_memory_is_reused_only_after_its_last_reader() -> None:
 
 
 def test_early_reuse_of_memory_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Channel, "_take_back", lambda *args: None)
+    monkeypatch.setattr(Channel, "_reuse", lambda *args: None)
     assert [np.frombuffer(each, np.intp)[0] for each in _read_late()] != list(range(0, 4096, 512))
 
 

@@ -12,12 +12,12 @@ from daskdist.service.dispatcher.commands import (
     JobOptions,
     Join,
     LoseConsumer,
+    SendEnd,
+    SendRecorded,
+    SendTasks,
+    SendWaiting,
     StartTask,
     StopTask,
-    TellEnd,
-    TellRecorded,
-    TellTasks,
-    TellWaiting,
 )
 from daskdist.service.dispatcher.dispatcher import Dispatcher, Refused
 from daskdist.service.dispatcher.jobs import LEASES_A_WORKER
@@ -85,7 +85,7 @@ def test_leases_cover_all_units_once(num_units, grain, workers):
     bounds = [spec.lease for _, spec in leases]
     assert [first for first, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
     assert bounds[-1][1] == num_units
-    assert of_kind(commands, TellEnd) == [TellEnd("c")]
+    assert of_kind(commands, SendEnd) == [SendEnd("c")]
     if num_units >= 100:
         assert len({worker for worker, _ in leases}) == workers
         assert len(leases) <= 40 * workers
@@ -127,7 +127,7 @@ def test_leases_of_a_lost_worker_continue_after_acknowledged_elements():
 def test_a_consumer_that_others_keep_waiting_has_another_lease():
     bench = Bench()
     commands = bench.join()
-    told = of_kind(commands, TellTasks)[-1].number
+    told = of_kind(commands, SendTasks)[-1].number
     more = started(bench.dispatcher.read_all("c", told))
     assert len(more) == 1
     # The consumer has not been told of the new lease yet, so it gets no further one.
@@ -141,7 +141,7 @@ def test_consumers_that_are_missing_in_rounds_are_named():
     bench.clock.now = 29.0
     assert not bench.dispatcher.tick()
     bench.clock.now = 30.0
-    assert bench.dispatcher.tick() == [TellWaiting("a", "the consumers of consumer_index 1, 2 are missing")]
+    assert bench.dispatcher.tick() == [SendWaiting("a", "the consumers of consumer_index 1, 2 are missing")]
     assert not bench.dispatcher.tick()
     bench.join("b", index=1)
     bench.join("c", index=2)
@@ -190,7 +190,7 @@ def test_only_the_number_of_an_iteration_that_is_over_is_kept(pieces):
     for dispatcher in (bench, other):
         for iteration in (0, 7, 199):
             commands = dispatcher.join("late", iteration=iteration)
-            assert commands == [TellEnd("late", was_over=True)]
+            assert commands == [SendEnd("late", was_over=True)]
             dispatcher.dispatcher.left("late")
     assert started(bench.join("next", iteration=200))
 
@@ -226,7 +226,7 @@ def test_consumers_are_told_each_second_what_is_recorded():
     assert not bench.dispatcher.tick()
     bench.dispatcher.progressed(spec.id, 0, [(0, 3), (5, 6)])
     recorded = ((spec.id, ((0, 3), (5, 6))),)
-    assert bench.dispatcher.tick() == [TellRecorded("a", recorded), TellRecorded("b", recorded)]
+    assert bench.dispatcher.tick() == [SendRecorded("a", recorded), SendRecorded("b", recorded)]
     # Nothing new was recorded.
     assert not bench.dispatcher.tick()
     # The size of a message is limited: later intervals follow when the earlier ones are complete.
@@ -283,7 +283,7 @@ def test_finished_iterations_stay_finished_for_another_dispatcher():
     assert [key[:2] for key in state if key[0] == "job"] == [("job", "name:j")]
     other = Bench(workers=1, is_kept=True)
     other.dispatcher.restore(state)
-    assert other.join("late") == [TellEnd("late", was_over=True)]
+    assert other.join("late") == [SendEnd("late", was_over=True)]
 
 
 def test_unwritten_changes_are_reported_again():

@@ -182,14 +182,14 @@ def sizes(service):
     """Return the numbers of intervals that the parts of the service keep."""
     consumers = [each for each in service.consumers.values() if each.is_reading]
     used = [numbers for each in consumers for numbers in each.reading._done.values()]
-    untold = [
-        consumer.untold
+    unconfirmed = [
+        consumer.unconfirmed
         for worker in service.workers.values()
         for producer in worker.producers.producers.values()
         for consumer in producer.delivery.consumers
     ]
     tasks = [task.done for iteration in service.dispatcher.iterations() for task in iteration.tasks.values()]
-    return [len(list(numbers)) for numbers in (*used, *untold, *tasks)]
+    return [len(list(numbers)) for numbers in (*used, *unconfirmed, *tasks)]
 
 
 @pytest.mark.parametrize(

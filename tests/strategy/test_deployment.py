@@ -134,7 +134,7 @@ def test_a_scheduler_that_lacks_daskdist_is_warned_of_once(started, tmp_path):
     done = programs.run(program, address)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    (told,) = [line for line in lines if "cannot be told which workers a strategy uses" in line]
+    (told,) = [line for line in lines if "cannot note which workers a strategy uses" in line]
     assert "No module named 'daskdist'" in told
     assert "adaptive scaling may close them" in told
     assert "Install the same daskdist where the scheduler runs" in told

@@ -78,7 +78,7 @@ async def connected(protocol, exchange):
 def send(outbox, number):
     # Every seventh message is larger than the buffer of one read.
     outbox.append((number, np.full(2**18 if number % 7 == 0 else 10, number)))
-    outbox.kick()
+    outbox.flush()
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "tls"])

@@ -447,7 +447,7 @@ def test_values_handed_over_stay_if_the_worker_ends_before_it_answers_again(stra
 
     def hand_over(dask_worker):
         (steps,) = dask_worker.plugins["daskdist-steps"].by_token.values()
-        steps.tell_leaving()
+        steps.announce_leaving()
         steps.hand_over()
 
     killable_workers.client.run(hand_over, workers=[leaving])

@@ -362,7 +362,7 @@ def test_a_mean_over_uneven_replicas_is_reported_once(strategy, caplog):
     def told(num_rows, reduce):
         caplog.clear()
         replicas = strategy if "MultiWorker" in type(strategy).__name__ else mirrored(2)
-        replicas.internals.has_told_of_uneven = False
+        replicas.internals.has_warned_of_uneven = False
         for batch in replicas.distribute_dataset(daskdist.Dataset.range(num_rows).batch(4)):
             reduce(replicas, replicas.run(lambda batch: batch.sum(), args=(batch,)), batch)
         return [record.getMessage() for record in caplog.records if "counts replicas, not rows" in record.getMessage()]

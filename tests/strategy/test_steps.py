@@ -23,7 +23,7 @@ from daskdist import Dataset, PerReplica, Ragged, errors
 from daskdist.execute.callers import live_workers
 from daskdist.execute.messages.outbox import pack_messages, unpack_messages
 from daskdist.strategy.reduce.tree import list_spec
-from daskdist.strategy.steps.outcomes import Held, Packed, loaded_structure, received, travelling
+from daskdist.strategy.steps.outcomes import Packed, StaysOnWorker, loaded_structure, received, travelling
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.promises import Promise
 from daskdist.strategy.values.extract import FlatResult
@@ -136,7 +136,7 @@ def test_a_result_is_as_it_was_when_its_call_was_over():
 
 def test_large_and_unpicklable_results_stay_on_workers():
     assert travelling(FlatResult([np.zeros(2**17)], list_spec(1)))[1].num_bytes >= 2**20
-    assert type(travelling([threading.Lock()])[1]) is Held
+    assert type(travelling([threading.Lock()])[1]) is StaysOnWorker
 
 
 # --- on a cluster ---

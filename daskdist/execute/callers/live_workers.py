@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("daskdist")
 
 # After this time, a silent worker is logged, with this text.
-TOLD_AFTER_S: Final = 5.0
+LOGGED_AFTER_S: Final = 5.0
 STILL_WAITED_FOR: Final = "%s has not answered for %.0f s, and is waited for up to %g s (daskdist.timeouts.silence)"
 # Seconds for a nanny to end a worker that is given up.
 _RESTART_S: Final = 5.0

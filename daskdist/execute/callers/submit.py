@@ -33,8 +33,8 @@ from daskdist.execute.callers.cluster_requests import ask_scheduler, closed_erro
 from daskdist.execute.callers.data_locations import DataLocations
 from daskdist.execute.callers.kept_blocks import MOST_BYTES, KeptBlocks, copied
 from daskdist.execute.callers.live_workers import (
+    LOGGED_AFTER_S,
     STILL_WAITED_FOR,
-    TOLD_AFTER_S,
     LiveWorkers,
     cancel_lost_tasks,
     give_up,
@@ -307,7 +307,7 @@ class Submit:
     def is_done(self, handle: Future) -> bool:
         return bool(handle.done())
 
-    def at_hand(self, handle: Future) -> None:
+    def peek(self, handle: Future) -> None:
         """Return None: results are on workers until they are looked at."""
         return
 
@@ -432,7 +432,7 @@ class Submit:
 
         return wait_intervals(name, "timeouts.data", LOOK_EVERY_S)
 
-    def see(self, step: Sequence[Future]) -> None:
+    def wait_for_step(self, step: Sequence[Future]) -> None:
         """Wait for calls; raise the error of the first one in order that failed."""
         self.wait(step)
         for handle in step:
@@ -524,7 +524,7 @@ class Submit:
         now = time.monotonic()
         silent_s = self.live_workers.silent_s(connected, now)
         for worker, worker_s in silent_s.items():
-            if worker_s <= min(TOLD_AFTER_S, most / 2):
+            if worker_s <= min(LOGGED_AFTER_S, most / 2):
                 self._told_silent.discard(worker)
             elif worker not in self._told_silent:
                 self._told_silent.add(worker)

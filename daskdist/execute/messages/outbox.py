@@ -32,8 +32,8 @@ _Packed = dict[str, Any]
 class Outbox:
     """The sending end of a comm: messages that accumulate while one write runs are sent together by the next.
 
-    Messages are bytes, or nests of plain values and of NumPy arrays that are not modified any more. `append` and `kick`
-    may be called from any thread, the rest only from the thread of the event loop.
+    Messages are bytes, or nests of plain values and of NumPy arrays that are not modified any more. `append` and
+    `flush` may be called from any thread, the rest only from the thread of the event loop.
 
     Parameters
     ----------
@@ -62,14 +62,14 @@ class Outbox:
         self._is_idle = False
         # A second descriptor, so that a thread that sends never has one that the event loop has closed meanwhile.
         self._socket: socket.socket | None = None
-        # Left by `kick` to the writer: the rest of a batch, or an error to be raised.
+        # Left by `flush` to the writer: the rest of a batch, or an error to be raised.
         self._rest: list[Any] = []
         self._error: Exception | None = None
         # Bytes of large values added so far, and bytes written so far. Each counter is changed by one thread at a time.
         self._num_added = self._num_written = 0
 
     def append(self, message: Any, num_bytes: int = 0) -> None:
-        """Add a message to be sent after the next `kick`; ``num_bytes`` is the size of its large values."""
+        """Add a message to be sent after the next `flush`; ``num_bytes`` is the size of its large values."""
         self._num_added += num_bytes
         self.put(message)
 
@@ -83,7 +83,7 @@ class Outbox:
         """True if no message is waiting."""
         return not self._messages
 
-    def kick(self) -> None:
+    def flush(self) -> None:
         """Send the waiting messages: at once if they are small and nothing is being written, else by the writer."""
         # If another thread holds the lock, that thread checks for messages again afterwards.
         while self._is_idle and self._messages and self._lock.acquire(blocking=False):
@@ -143,7 +143,7 @@ class Outbox:
                 await self._write_waiting()
                 self._event.clear()
                 self._is_idle = True
-                self.kick()
+                self.flush()
                 await self._event.wait()
         finally:
             self.close()

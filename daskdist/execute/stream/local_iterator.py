@@ -42,7 +42,7 @@ class Identity:
     Parameters
     ----------
     pipeline
-        Returns what tells it from others.
+        Returns the identity of the pipeline.
     seeds
         The seeds that its operations have drawn themselves.
     planned
@@ -78,7 +78,7 @@ class ElementIterator(Iterator[Any]):
         The identity of the pipeline, for positions.
     is_writable
         Whether read-only arrays are copied before they are handed out.
-    told_spec
+    reported_spec
         Returns the ``element_spec`` that the program was told, which elements are checked against; None if the program
         did not ask for it.
     work
@@ -96,7 +96,7 @@ class ElementIterator(Iterator[Any]):
         budget_bytes: int | None = None,
         identity: Identity | None = None,
         is_writable: bool = False,
-        told_spec: Callable[[], ElementSpec | None] = lambda: None,
+        reported_spec: Callable[[], ElementSpec | None] = lambda: None,
         work: LongWork | None = None,
         node: Node | None = None,
     ) -> None:
@@ -111,7 +111,7 @@ class ElementIterator(Iterator[Any]):
         self._current = _Current()
         self._empty = empty
         self._is_writable = is_writable
-        self._told_spec = told_spec
+        self._reported_spec = reported_spec
         self._work = work
         self.nodes = [] if node is None else [node]
         self.times = StepTimes()
@@ -129,7 +129,7 @@ class ElementIterator(Iterator[Any]):
         begun_at = perf_counter()
         with self.lock:
             if self._interrupted_at is not None:
-                self._begin_anew()
+                self._reopen()
             # As in `_numbers`, without a call for each element.
             num_passed, builder, number = self._num_passed + self._current.place, self._builder, self._number
             num_errors = 0 if builder is None else builder.num_errors
@@ -154,7 +154,7 @@ class ElementIterator(Iterator[Any]):
         while builder is not None:
             if current.bundle is not None:
                 try:
-                    return current.take(interpreter.caller, self._empty, self._told_spec)
+                    return current.take(interpreter.caller, self._empty, self._reported_spec)
                 except StopIteration:
                     pass
             self._num_passed += current.place
@@ -177,7 +177,7 @@ class ElementIterator(Iterator[Any]):
         num_errors = 0 if self._builder is None else self._builder.num_errors
         return self._num_passed + self._current.place, num_errors, self._number
 
-    def _begin_anew(self) -> None:
+    def _reopen(self) -> None:
         # Open the pipeline again at the position before an interrupt. Another interrupt may end this.
         if self._builder is not None and not self._is_over:
             if self._interpreter.runs_generators:
@@ -358,13 +358,15 @@ class _Current:
         """Start handing out another bundle."""
         self.bundle, self.place, self.elements = bundle, 0, None
 
-    def take(self, caller: Caller, empty: Callable[[], Any] | None, told_spec: Callable[[], ElementSpec | None]) -> Any:
+    def take(
+        self, caller: Caller, empty: Callable[[], Any] | None, reported_spec: Callable[[], ElementSpec | None]
+    ) -> Any:
         """Return the next element; raise `StopIteration` at the end of the bundle.
 
         Raising the error of an element that failed also skips it.
         """
         if self.elements is None:
-            self.elements = self._from_here(caller, empty, told_spec())
+            self.elements = self._from_here(caller, empty, reported_spec())
         try:
             element = next(self.elements)
         except StopIteration:
@@ -377,7 +379,7 @@ class _Current:
             self.place += is_of_element(error) or isinstance(error, StackError)
             if self.reported.is_new(error):
                 raise
-            return self.take(caller, empty, told_spec)
+            return self.take(caller, empty, reported_spec)
         self.place += 1
         return element
 

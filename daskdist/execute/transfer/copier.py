@@ -108,7 +108,7 @@ class Channel:
         if self.deferred_release is not None:
             self.deferred_release.await_room(0)
 
-    def lend(self, device: Device, stream: DeviceStream, num_bytes: int) -> Any:
+    def allocate(self, device: Device, stream: DeviceStream, num_bytes: int) -> Any:
         """Return new memory for consumers, which ``stream`` writes to; raises the device's error if it has no room.
 
         Memory that the host releases can be allocated again at once, although a kernel that reads it may not have run
@@ -126,19 +126,19 @@ class Channel:
             with self._lock:
                 kept, self._kept = self._kept, []
             for each_bytes, writer, memory in kept:
-                self._take_back(each_bytes, writer, memory)
+                self._reuse(each_bytes, writer, memory)
         self._return()
         with device.using(stream, for_user=False):
-            back = functools.partial(self._take_back, num_bytes, stream)
+            on_release = functools.partial(self._reuse, num_bytes, stream)
             try:
-                return device.lend(num_bytes, back)
+                return device.allocate(num_bytes, on_release)
             except device.out_of_memory:
                 if not self._returning:
                     raise
             # From here on it returns at once: a failed allocation waits until the device is idle.
             self._most_returning = 0
             self._return()
-            return device.lend(num_bytes, back)
+            return device.allocate(num_bytes, on_release)
 
     def begin_ahead(self) -> None:
         """Note that an iterator begins to copy ahead."""
@@ -171,7 +171,7 @@ class Channel:
                 first.writer.wait(event)
             del first
 
-    def _take_back(self, num_bytes: int, stream: DeviceStream, memory: Any) -> None:
+    def _reuse(self, num_bytes: int, stream: DeviceStream, memory: Any) -> None:
         if self._is_capturing():
             # An event of a stream that is captured can be waited for only within the graph.
             with self._lock:
@@ -390,11 +390,11 @@ class Copier:
         """Allocate memory of the device; raises `NoRoomError`."""
         device, channel = self.device, self._channel
         with contextlib.suppress(device.out_of_memory):
-            return channel.lend(device, channel.stream, num_bytes)
+            return channel.allocate(device, channel.stream, num_bytes)
         channel.wait_for_unknown_consumers()
         device.free_unused()
         try:
-            return channel.lend(device, channel.stream, num_bytes)
+            return channel.allocate(device, channel.stream, num_bytes)
         except device.out_of_memory:
             raise NoRoomError(device, num_bytes) from None
 

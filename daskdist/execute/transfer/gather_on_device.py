@@ -10,8 +10,8 @@ the new block is not uploaded again: otherwise a few rows would keep many times 
 
 If rows are in the order of a large permutation, the device computes a bundle's row numbers itself.
 
-Memory that a consumer releases may still be read by its stream. So the memory is lent to consumers: before it is
-written again, the writing stream waits for the work that their streams had when they released it.
+Memory that a consumer releases may still be read by its stream. So consumers get the memory with a callback: before it
+is written again, the writing stream waits for the work that their streams had when they released it.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class DeviceGather:
             order_and_segment = known_order or self._new_order(columnar, picks.rows, layout)
             needs_residents = picks.num_rows and not order_and_segment
             residents = [self._resident(block, layout) for block in columnar] if needs_residents else []
-            columns = self._lent_columns(layout, picks.num_rows)
+            columns = self._allocated_columns(layout, picks.num_rows)
             if order_and_segment:
                 order, segment = order_and_segment
                 self._take(columns, segment, order.rows(picks.rows))  # type: ignore[arg-type]  # which are `LazyPermutation`
@@ -373,9 +373,9 @@ class DeviceGather:
         segments.add(segment)
         return _Resident(segment, segment.place(num_rows) or 0, num_rows)
 
-    def _lent_columns(self, layout: ColumnKinds, num_rows: int) -> dict[int, Any]:
+    def _allocated_columns(self, layout: ColumnKinds, num_rows: int) -> dict[int, Any]:
         offsets, num_bytes = _offsets(layout, num_rows)
-        buffer = self._channel.lend(self.device, self._stream, num_bytes)
+        buffer = self._channel.allocate(self.device, self._stream, num_bytes)
         # A device that computes on the host's threads, unlike a GPU, has to wait for the memory's previous consumers.
         self._stream.await_queued()
         return _columns(self.device, layout, num_rows, offsets, buffer)

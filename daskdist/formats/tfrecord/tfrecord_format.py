@@ -139,11 +139,11 @@ class TFRecord:
             refused += [(int(rows[row]), reason) for row, reason in more]
             rows = rows[kept]
         origin = Origin(split.label) if len(rows) == len(starts) else SelectedOrigins([Origin(split.label)], rows)
-        told = [
+        notes = [
             (f"record {row} of {split.label}, {lengths[row]} bytes at {piece.offset + int(starts[row])}", reason)
             for row, reason in sorted(refused)
         ]
-        return Block(structure, columns, split.label, origin), told
+        return Block(structure, columns, split.label, origin), notes
 
     def check(self, spec: ElementSpec) -> None:
         library()

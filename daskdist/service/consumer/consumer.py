@@ -255,7 +255,7 @@ class _Connection:
         self._is_leaving = True
         try:
             if self._comm is not None:
-                await asyncio.wait_for(self._tell_left(self._comm), _LEAVE_S)
+                await asyncio.wait_for(self._send_leave(self._comm), _LEAVE_S)
         except (OSError, TimeoutError):
             pass
         finally:
@@ -265,7 +265,7 @@ class _Connection:
                 self._comm.abort()
             self.has_left.set()
 
-    async def _tell_left(self, comm: Comm) -> None:
+    async def _send_leave(self, comm: Comm) -> None:
         await send(comm, ("leave", self._name, self._reading.done()))
         await comm.close()
 
@@ -310,9 +310,9 @@ class _Connection:
     def _on_recorded(self, tasks: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> None:
         self._reading.recorded(tasks)
 
-    def _read_all(self, told: int) -> None:
+    def _read_all(self, number: int) -> None:
         if self._comm is not None:
-            sending = asyncio.ensure_future(send(self._comm, ("read_all", self._name, told)))
+            sending = asyncio.ensure_future(send(self._comm, ("read_all", self._name, number)))
             self._sending.add(sending)
             sending.add_done_callback(self._sent)
 

@@ -57,7 +57,7 @@ class Link:
             self._early.append(message)
         else:
             self._outbox.append(message)
-            self._outbox.kick()
+            self._outbox.flush()
 
     async def _run(self, name: str, number: int, address: ServiceAddress, compression: str | None) -> None:
         comm: Comm | None = None
@@ -70,7 +70,7 @@ class Link:
             outbox = self._outbox = Outbox(comm)
             for message in self._early:
                 outbox.append(message)
-            outbox.kick()
+            outbox.flush()
             writing = asyncio.ensure_future(outbox.write_all())
             while True:
                 for message in unpack_messages(await comm.read()):

@@ -109,7 +109,7 @@ class Reading:
     send
         Sends a message to a worker: ``send(address, message)``.
     read_all
-        Tells the dispatcher that all tasks up to its message of this number were read: ``read_all(number)``.
+        Reports to the dispatcher that all tasks up to its message of this number were read: ``read_all(number)``.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Reading:
         # Consumers of a shared cache get all elements each.
         self._may_leave_tasks = not in_turn and not joining["trainer"]
         # The number of the last message of the dispatcher.
-        self._told = 0
+        self._message_number = 0
         # By task id: the attempt, and the worker; "" while the task has none.
         self._tasks: dict[str, tuple[int, str]] = {}
         self._ended: set[str] = set()
@@ -150,7 +150,7 @@ class Reading:
 
         ``number`` is that of the dispatcher's message; it is sent back when all tasks were read to their end.
         """
-        self._told = number
+        self._message_number = number
         now = {task: (attempt, worker) for task, attempt, worker in tasks}
         for task in self._tasks.keys() - now:
             # All its elements were acknowledged.
@@ -173,11 +173,11 @@ class Reading:
             with self._arrived.changed:
                 self._arrived.turns = sorted(now, key=_index_of)
                 self._arrived.changed.notify_all()
-        self._tell_if_all_read()
+        self._report_if_all_read()
 
     def begin_again(self) -> None:
         """Forget the messages of the dispatcher, since another one may answer from now on."""
-        self._told = 0
+        self._message_number = 0
 
     def recorded(self, tasks: Iterable[tuple[str, Iterable[tuple[int, int]]]]) -> None:
         """Forget elements that were used and are recorded: ``(task, pairs)``."""
@@ -242,10 +242,10 @@ class Reading:
         self._ended.add(task)
         self._windows.close(task)
         self._resize()
-        self._tell_if_all_read()
+        self._report_if_all_read()
 
     def _on_recall(self, task: str) -> None:
-        self._tell(task, "return", self._remove(task, Intervals(self._held[task])))
+        self._send_to_producer(task, "return", self._remove(task, Intervals(self._held[task])))
 
     def _on_withdraw(self, task: str, pairs: Pairs) -> None:
         self._remove(task, Intervals(pairs))
@@ -282,17 +282,17 @@ class Reading:
         if task in self._tasks:
             self._held[task].remove(first, stop)
             self._done[task].add(first, stop)
-            self._tell(task, "ack", [(first, stop)])
+            self._send_to_producer(task, "ack", [(first, stop)])
             unjoined, self._unjoined = self._unjoined, set()
             self._resize()
             for other_task in unjoined:
                 self._join(other_task)
             if self._ends_late and not any(map(len, self._held.values())):
-                self._tell_if_all_read()
+                self._report_if_all_read()
 
     # --- inside ---
 
-    def _tell(self, task: str, kind: str, *args: Any) -> None:
+    def _send_to_producer(self, task: str, kind: str, *args: Any) -> None:
         attempt, worker = self._tasks[task]
         if worker:
             self._send(worker, (kind, task, attempt, *args))
@@ -301,11 +301,11 @@ class Reading:
         out = self._ended | self._unjoined
         open_tasks = [task for task, (_, worker) in self._tasks.items() if worker and task not in out]
         for task, window in self._windows.changes(open_tasks):
-            self._tell(task, "window", window)
+            self._send_to_producer(task, "window", window)
 
-    def _tell_if_all_read(self) -> None:
+    def _report_if_all_read(self) -> None:
         if self._tasks and self._ended.issuperset(self._tasks):
-            self._read_all(self._told)
+            self._read_all(self._message_number)
 
 
 class _Windows:
@@ -327,20 +327,20 @@ class _Windows:
         self._least = int(is_each_read)
         # By open task: the largest window that its producer may still use, and the one it was sent last.
         self._granted: dict[str, int] = {}
-        self._told: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
 
     def of(self, task: str) -> int:
         """Return the window of a task."""
-        return _NO_LIMIT if self._num_elements is None else self._told.get(task, 0)
+        return _NO_LIMIT if self._num_elements is None else self._sent.get(task, 0)
 
     def close(self, task: str) -> None:
         """Record that a task sends nothing."""
         self._granted.pop(task, None)
-        self._told.pop(task, None)
+        self._sent.pop(task, None)
 
     def confirm(self, task: str, window: int) -> None:
         """Record that the producer of a task uses a window from now on."""
-        if self._told.get(task) == window:
+        if self._sent.get(task) == window:
             self._granted[task] = window
 
     def changes(self, open_tasks: list[str]) -> list[tuple[str, int]]:
@@ -351,11 +351,11 @@ class _Windows:
         changed = []
         for place, task in enumerate(open_tasks):
             target = max(share + (place < rest), self._least)
-            told = self._told.get(task, 0)
-            if told < target:
-                target = min(target, max(told + self._num_elements - self._num_out(), self._least))
-            if target != told:
-                self._told[task] = target
+            sent = self._sent.get(task, 0)
+            if sent < target:
+                target = min(target, max(sent + self._num_elements - self._num_out(), self._least))
+            if target != sent:
+                self._sent[task] = target
                 self._granted[task] = max(self._granted.get(task, 0), target)
                 changed.append((task, target))
         return changed

@@ -138,7 +138,7 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class StartTask:
-    """Tell a worker to produce the elements of a task."""
+    """Order a worker to produce the elements of a task."""
 
     worker: str
     spec: TaskSpec
@@ -146,7 +146,7 @@ class StartTask:
 
 @dataclass(frozen=True)
 class StopTask:
-    """Tell a worker to end a task."""
+    """Order a worker to end a task."""
 
     worker: str
     task: str
@@ -154,7 +154,7 @@ class StopTask:
 
 @dataclass(frozen=True)
 class LoseConsumer:
-    """Tell a worker that a consumer of a task is gone; ``done`` has what it used if it left, None if it was lost."""
+    """Report to a worker that a consumer of a task is gone; ``done`` has what it used, None if it was lost."""
 
     worker: str
     task: str
@@ -163,8 +163,8 @@ class LoseConsumer:
 
 
 @dataclass(frozen=True)
-class TellTasks:
-    """Tell a consumer all unfinished tasks, as ``(task, attempt, worker)``; "" if a task waits for a worker."""
+class SendTasks:
+    """Send a consumer all unfinished tasks, as ``(task, attempt, worker)``; "" if a task waits for a worker."""
 
     consumer: str
     tasks: tuple[tuple[str, int, str], ...]
@@ -172,27 +172,27 @@ class TellTasks:
 
 
 @dataclass(frozen=True)
-class TellEnd:
-    """Tell a consumer that its iteration is over; ``was_over`` if it was over before the consumer joined."""
+class SendEnd:
+    """Report to a consumer that its iteration is over; ``was_over`` if it was over before the consumer joined."""
 
     consumer: str
     was_over: bool = False
 
 
 @dataclass(frozen=True)
-class TellWaiting:
-    """Tell a consumer what it is waiting for."""
+class SendWaiting:
+    """Report to a consumer what it is waiting for."""
 
     consumer: str
     message: str
 
 
 @dataclass(frozen=True)
-class TellRecorded:
-    """Tell a consumer which elements are recorded as used: ``(task, pairs)``; some may be left out."""
+class SendRecorded:
+    """Report to a consumer which elements are recorded as used: ``(task, pairs)``; some may be left out."""
 
     consumer: str
     tasks: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
 
 
-Command = StartTask | StopTask | LoseConsumer | TellTasks | TellEnd | TellWaiting | TellRecorded
+Command = StartTask | StopTask | LoseConsumer | SendTasks | SendEnd | SendWaiting | SendRecorded

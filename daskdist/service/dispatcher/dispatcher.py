@@ -15,12 +15,12 @@ from daskdist.service.dispatcher.commands import (
     DatasetEntry,
     Join,
     LoseConsumer,
+    SendEnd,
+    SendRecorded,
+    SendTasks,
+    SendWaiting,
     StartTask,
     StopTask,
-    TellEnd,
-    TellRecorded,
-    TellTasks,
-    TellWaiting,
 )
 from daskdist.service.dispatcher.jobs import (
     LEASES_A_WORKER,
@@ -37,7 +37,7 @@ Pairs = Iterable[tuple[int, int]]
 # The key of a value that is kept: its kind, and its name.
 Key = tuple[Any, ...]
 
-# A consumer that has waited this long for a worker or for other consumers is told the reason.
+# A consumer that has waited this long for a worker or for other consumers is sent the reason.
 WARN_AFTER_S: Final = 30.0
 # A message names at most this many intervals of a task: later messages have those that follow.
 _MOST_RECORDED: Final = 256
@@ -82,7 +82,7 @@ class Dispatcher:
         self._jobs: dict[str, Job] = {}
         self._consumers: dict[str, JobConsumer] = {}
         self._tasks: dict[str, tuple[Iteration, Task]] = {}
-        self._told = 0
+        self._num_messages = 0
         # By the name of the job, "" for all without a name: the elements that consumers have used.
         self.num_used: Counter[str] = Counter()
         # The consumers of the previous dispatcher that have not come back, and the time of the restart.
@@ -137,7 +137,7 @@ class Dispatcher:
                     # Other tasks produce the whole dataset.
                     del iteration.tasks[task.id], self._tasks[task.id]
             if lost:
-                commands += self._assign(iteration) + self._tell_tasks(iteration) + self._end_if_over(iteration)
+                commands += self._assign(iteration) + self._send_tasks_to_all(iteration) + self._end_if_over(iteration)
         return commands
 
     # --- consumers ---
@@ -157,7 +157,7 @@ class Dispatcher:
             )
         job = self._job_of(join)
         if join.iteration in job.over:
-            return [TellEnd(join.name, was_over=True)]
+            return [SendEnd(join.name, was_over=True)]
         if join.iteration in job.removed:
             raise Refused(
                 f"the iteration {join.iteration} of the job {job.name!r} was removed, since nobody had read it for "
@@ -175,8 +175,8 @@ class Dispatcher:
         self._note_change(iteration)
         self._forget_over(job)
         if iteration.is_over:
-            return [TellEnd(join.name, was_over=not join.is_again)]
-        return self._assign(iteration) + self._tell(consumer)
+            return [SendEnd(join.name, was_over=not join.is_again)]
+        return self._assign(iteration) + self._send_tasks(consumer)
 
     def left(self, name: str, done: Mapping[str, Pairs] | None = None) -> list[Command]:
         """Remove a consumer, and its job if that has no name.
@@ -212,17 +212,17 @@ class Dispatcher:
         """Return whether a consumer has joined and not left."""
         return name in self._consumers
 
-    def read_all(self, name: str, told: int) -> list[Command]:
+    def read_all(self, name: str, message_number: int) -> list[Command]:
         """Record that a consumer reached the end of all tasks named in the message of this number."""
         consumer = self._consumers.get(name)
-        if consumer is None or consumer.told != told:
+        if consumer is None or consumer.message_number != message_number:
             # A newer message with other tasks is on its way.
             return []
         iteration = consumer.iteration
         if iteration.can_lease:
             # It waits for elements that other consumers have not acknowledged.
             return self._assign(iteration, num_more=1)
-        return [TellEnd(name)] if iteration.count and not iteration.waiting else []
+        return [SendEnd(name)] if iteration.count and not iteration.waiting else []
 
     # --- tasks ---
 
@@ -249,8 +249,8 @@ class Dispatcher:
         commands = self._assign(iteration)
         options = iteration.job.options
         if not commands and options.num_consumers is None and options.cache_bytes is None:
-            # The worker did not tell the end to consumers that left the task to others.
-            commands = self._tell_tasks(iteration)
+            # The worker did not send the end to consumers that left the task to others.
+            commands = self._send_tasks_to_all(iteration)
         return commands + self._end_if_over(iteration)
 
     def jobs(self) -> list[JobStatus]:
@@ -264,7 +264,7 @@ class Dispatcher:
     # --- time ---
 
     def tick(self) -> list[Command]:
-        """Remove jobs that have had no consumer for long, and tell consumers what they are waiting for."""
+        """Remove jobs that have had no consumer for long, and send consumers what they are waiting for."""
         now, commands = self._clock(), []
         for job in list(self._jobs.values()):
             idle = {
@@ -286,19 +286,19 @@ class Dispatcher:
                 commands += self.left(name)
         for iteration in self.iterations():
             if iteration.tick(now):
-                commands += self._tell_recorded(iteration)
+                commands += self._send_recorded(iteration)
             commands += self._warnings(iteration, now)
         return commands
 
-    def _tell_recorded(self, iteration: Iteration) -> list[Command]:
+    def _send_recorded(self, iteration: Iteration) -> list[Command]:
         # Consumers keep what they used until it is recorded here, also if their worker is lost. With a cache, elements
-        # are recorded that one of the trainers used: workers tell their consumers themselves.
+        # are recorded that one of the trainers used: workers report that to their consumers themselves.
         if iteration.job.options.cache_bytes is not None:
             return []
         tasks = [
             (task.id, tuple(task.done.first(_MOST_RECORDED))) for task in iteration.tasks.values() if len(task.done)
         ]
-        return [TellRecorded(name, tuple(tasks)) for name in iteration.consumers] if tasks else []
+        return [SendRecorded(name, tuple(tasks)) for name in iteration.consumers] if tasks else []
 
     def _warnings(self, iteration: Iteration, now: float) -> list[Command]:
         reason = self._waits_for(iteration)
@@ -306,7 +306,7 @@ class Dispatcher:
             iteration.waits_for, iteration.waits_since = reason, now
         elif reason and iteration.waits_since is not None and now - iteration.waits_since >= WARN_AFTER_S:
             iteration.waits_since = None
-            return [TellWaiting(name, reason) for name in iteration.consumers]
+            return [SendWaiting(name, reason) for name in iteration.consumers]
         return []
 
     def _waits_for(self, iteration: Iteration) -> str:
@@ -405,7 +405,7 @@ class Dispatcher:
         if not commands:
             return []
         self._note_change(iteration)
-        return commands + self._tell_tasks(iteration)
+        return commands + self._send_tasks_to_all(iteration)
 
     def _new_tasks(self, iteration: Iteration, workers: list[str], num_more: int) -> Iterator[Task]:
         job, num_workers = iteration.job, len(workers)
@@ -423,23 +423,25 @@ class Dispatcher:
             for _ in range(num_without - len(iteration.waiting)):
                 yield iteration.add_task()
 
-    def _tell_tasks(self, iteration: Iteration) -> list[Command]:
-        return [command for consumer in iteration.consumers.values() for command in self._tell(consumer)]
+    def _send_tasks_to_all(self, iteration: Iteration) -> list[Command]:
+        return [command for consumer in iteration.consumers.values() for command in self._send_tasks(consumer)]
 
-    def _tell(self, consumer: JobConsumer) -> list[Command]:
+    def _send_tasks(self, consumer: JobConsumer) -> list[Command]:
         # Include tasks that wait for a worker: the consumer must keep what it has of them.
         tasks = [task for task in consumer.iteration.tasks.values() if not task.is_done]
         # Message numbers are unique among all consumers, since a reconnected one may get messages sent before.
-        self._told += 1
-        consumer.told = self._told
+        self._num_messages += 1
+        consumer.message_number = self._num_messages
         return [
-            TellTasks(
-                consumer.join.name, tuple((task.id, task.attempt, task.worker or "") for task in tasks), self._told
+            SendTasks(
+                consumer.join.name,
+                tuple((task.id, task.attempt, task.worker or "") for task in tasks),
+                self._num_messages,
             )
         ]
 
     def _end_if_over(self, iteration: Iteration) -> list[Command]:
-        return [TellEnd(name) for name in iteration.consumers] if iteration.is_over else []
+        return [SendEnd(name) for name in iteration.consumers] if iteration.is_over else []
 
     def _stop(self, iteration: Iteration) -> list[Command]:
         running = iteration.running

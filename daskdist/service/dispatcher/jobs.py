@@ -66,7 +66,7 @@ class JobConsumer:
     join: Join
     iteration: Iteration
     # The number of the last message with its tasks; -1 before the first.
-    told: int = -1
+    message_number: int = -1
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Iteration:
     next_unit: int = 0
     num_done: int = 0
     idle_since: float | None = None
-    # The reason for waiting, and since when; no time once consumers were told.
+    # The reason for waiting, and since when; no time once consumers were sent it.
     waits_for: str = ""
     waits_since: float | None = None
     elements_per_s: float = 0.0

@@ -23,12 +23,12 @@ from daskdist.service.dispatcher.commands import (
     DatasetEntry,
     Join,
     LoseConsumer,
+    SendEnd,
+    SendRecorded,
+    SendTasks,
+    SendWaiting,
     StartTask,
     StopTask,
-    TellEnd,
-    TellRecorded,
-    TellTasks,
-    TellWaiting,
 )
 from daskdist.service.dispatcher.dispatcher import Dispatcher, Refused
 from daskdist.service.dispatcher.journal import Journal
@@ -239,13 +239,13 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
                     self._to_worker(worker, "stop", task)
                 case LoseConsumer(worker, task, consumer, done):
                     self._to_worker(worker, "lose", task, consumer, done)
-                case TellTasks(consumer, tasks, number):
+                case SendTasks(consumer, tasks, number):
                     self._to_consumer(consumer, "tasks", tasks, number)
-                case TellEnd(consumer, was_over):
+                case SendEnd(consumer, was_over):
                     self._to_consumer(consumer, "end", was_over)
-                case TellWaiting(consumer, message):
+                case SendWaiting(consumer, message):
                     self._to_consumer(consumer, "waiting", message)
-                case TellRecorded(consumer, tasks):
+                case SendRecorded(consumer, tasks):
                     self._to_consumer(consumer, "recorded", tasks)
 
     def _to_worker(self, worker: str, *command: Any) -> None:

@@ -146,7 +146,7 @@ def job_status(iteration: Iteration, reports: Reports) -> JobStatus:
         num_done = iteration.count - num_leased - num_pending
     consumers = []
     for name in iteration.consumers:
-        lags = [told[name] for _, told in task_reports if name in told]
+        lags = [lag_of[name] for _, lag_of in task_reports if name in lag_of]
         consumers.append(ConsumerStatus(name, sum(lag[0] for lag in lags), sum(lag[1] for lag in lags)))
     return JobStatus(
         job.name,

@@ -25,7 +25,7 @@ class SharedCache(Delivery):
     """Delivery of all elements to each trainer, at its own pace, from a sliding window.
 
     Elements are produced for the fastest trainer. A trainer that is too slow misses the elements that have left the
-    window, and is told how many.
+    window, and is sent their number.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class SharedCache(Delivery):
         if before is not None:
             before.held.difference_update([*consumer.held, *done])
             self._again[consumer.trainer].update(before.held)
-        consumer.untold.update(done)
+        consumer.unconfirmed.update(done)
         self._consumers[consumer.name] = consumer
         self._next.setdefault(consumer.trainer, self._start)
         return [End(consumer.name)] if self._is_finished else self._send()
@@ -82,7 +82,7 @@ class SharedCache(Delivery):
         consumer = self._consumers.get(name)
         if consumer is None:
             return []
-        consumer.untold.update(pairs)
+        consumer.unconfirmed.update(pairs)
         for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
             consumer.held.remove(first, stop)
             # The sizes of elements that have left the window are no longer known.
@@ -101,9 +101,9 @@ class SharedCache(Delivery):
     def tick(self) -> list[Action]:
         actions: list[Action] = []
         for consumer in self._consumers.values():
-            if len(consumer.untold) and not consumer.is_away:
-                actions.append(Confirm(consumer.name, tuple(consumer.untold)))
-                consumer.untold = Intervals()
+            if len(consumer.unconfirmed) and not consumer.is_away:
+                actions.append(Confirm(consumer.name, tuple(consumer.unconfirmed)))
+                consumer.unconfirmed = Intervals()
         return actions
 
     @property

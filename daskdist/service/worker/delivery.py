@@ -34,7 +34,7 @@ class Recall:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Tell a consumer that was away to drop elements that went to others meanwhile."""
+    """Order a consumer that was away to drop elements that went to others meanwhile."""
 
     consumer: str
     pairs: tuple[tuple[int, int], ...]
@@ -42,7 +42,7 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class Confirm:
-    """Tell a consumer which elements are recorded here as used, so that it need not tell of them again."""
+    """Report to a consumer which elements are recorded here as used, so that it need not report them again."""
 
     consumer: str
     pairs: tuple[tuple[int, int], ...]
@@ -50,7 +50,7 @@ class Confirm:
 
 @dataclass(frozen=True)
 class Passed:
-    """Tell a consumer how many elements it missed because it was too slow."""
+    """Report to a consumer how many elements it missed because it was too slow."""
 
     consumer: str
     num_elements: int
@@ -58,7 +58,7 @@ class Passed:
 
 @dataclass(frozen=True)
 class End:
-    """Tell a consumer that it gets no more elements from this task."""
+    """Report to a consumer that it gets no more elements from this task."""
 
     consumer: str
 
@@ -173,8 +173,8 @@ class Consumer:
     is_recalled: bool = False
     answer: int = 0
     has_ended: bool = False
-    # If trainers share a cache: the elements it has used, since it was last told that this is recorded.
-    untold: Intervals = field(default_factory=Intervals)
+    # If trainers share a cache: the elements it has used, since this was last confirmed to it.
+    unconfirmed: Intervals = field(default_factory=Intervals)
 
 
 class PartSizes:

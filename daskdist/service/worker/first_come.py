@@ -102,7 +102,7 @@ class FirstCome(Delivery):
             return []
         actions: list[Action] = []
         for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
-            self._take_back(consumer, first, stop)
+            self._remove_from(consumer, first, stop)
             actions += self._offer([(first, stop)])
         self._num_answers += 1
         consumer.is_recalled, consumer.answer = False, self._num_answers
@@ -136,13 +136,13 @@ class FirstCome(Delivery):
     def _acknowledge(self, consumer: Consumer, pairs: Pairs) -> list[Action]:
         actions: list[Action] = []
         for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
-            self._take_back(consumer, first, stop)
+            self._remove_from(consumer, first, stop)
             self.done.add(first, stop)
             actions.append(Forget(first, stop))
         self._sizes.forget(self.done.first_missing())
         return actions
 
-    def _take_back(self, consumer: Consumer, first: int, stop: int) -> None:
+    def _remove_from(self, consumer: Consumer, first: int, stop: int) -> None:
         consumer.held.remove(first, stop)
         # It may hold elements that were not reproduced, whose size is unknown.
         consumer.held_bytes = max(consumer.held_bytes - self._sizes.total(first, stop), 0.0) if consumer.held else 0.0

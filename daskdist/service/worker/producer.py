@@ -88,7 +88,7 @@ class Producer:
         Schedules a function call in the event loop.
     send
         Sends a message to a consumer of a name.
-    tell
+    notify
         Sends the dispatcher ``("progress", pairs)`` or ``("done",)``.
     """
 
@@ -99,7 +99,7 @@ class Producer:
         make_client: Callable[[], Any],
         call_soon: Callable[..., Any],
         send: Callable[..., None],
-        tell: Callable[..., None],
+        notify: Callable[..., None],
     ) -> None:
         self.spec = spec
         self.delivery = delivery_of(spec)
@@ -108,7 +108,7 @@ class Producer:
         self.num_produced = 0
         self.kept_bytes = 0
         self._send = send
-        self._tell = tell
+        self._notify = notify
         self._parts: dict[int, _Part] = {}
         self._firsts: list[int] = []
         self._limit_bytes = in_bytes("service.buffer-bytes")
@@ -170,14 +170,14 @@ class Producer:
         try:
             actions = self.delivery.joined(consumer, done)
         except ArgumentError as error:
-            self._tell_consumer(consumer.name, "failed", Failure.of(error))
+            self._send_to(consumer.name, "failed", Failure.of(error))
             return
-        self._tell_consumer(consumer.name, "window", consumer.window_elements)
+        self._send_to(consumer.name, "window", consumer.window_elements)
         self._carry_out(actions)
 
     def resize(self, name: str, window_elements: int) -> None:
         """Set how many elements may be in flight to a consumer, and confirm that to it."""
-        self._tell_consumer(name, "window", window_elements)
+        self._send_to(name, "window", window_elements)
         self._carry_out(self.delivery.resized(name, window_elements))
 
     def miss(self, name: str) -> None:
@@ -190,8 +190,8 @@ class Producer:
         self._unreported.update(pairs)
         self._carry_out(self.delivery.acknowledged(name, pairs))
 
-    def take_back(self, name: str, pairs: list[tuple[int, int]]) -> None:
-        """Record the elements that a consumer gives back."""
+    def return_elements(self, name: str, pairs: list[tuple[int, int]]) -> None:
+        """Record the elements that a consumer returns."""
         self._carry_out(self.delivery.returned(name, pairs))
 
     def lose(self, name: str, done: list[tuple[int, int]] | None = None) -> None:
@@ -210,10 +210,10 @@ class Producer:
         self.report()
 
     def report(self) -> None:
-        """Tell the dispatcher which elements were acknowledged since the last report."""
+        """Report to the dispatcher which elements were acknowledged since the last report."""
         pairs, self._unreported = list(self._unreported), Intervals()
         if pairs and not self.is_done:
-            self._tell("progress", self.spec, pairs)
+            self._notify("progress", self.spec, pairs)
 
     def stop(self) -> None:
         """Stop the thread and free all elements, without waiting."""
@@ -222,7 +222,7 @@ class Producer:
         with self._room:
             self._room.notify_all()
 
-    def _tell_consumer(self, name: str, kind: str, *args: Any, num_bytes: int = 0) -> None:
+    def _send_to(self, name: str, kind: str, *args: Any, num_bytes: int = 0) -> None:
         self._send(name, (kind, self.spec.id, self.spec.attempt, *args), num_bytes)
 
     def _carry_out(self, actions: list[Action]) -> None:
@@ -230,25 +230,25 @@ class Producer:
             match action:
                 case Send(name, first, stop):
                     for begin, rows in self._rows(first, stop):
-                        self._tell_consumer(name, "rows", begin, rows, num_bytes=rows.nbytes)
+                        self._send_to(name, "rows", begin, rows, num_bytes=rows.nbytes)
                 case Forget(first, stop):
                     self._forget(first, stop)
                 case Recall(name):
-                    self._tell_consumer(name, "recall")
+                    self._send_to(name, "recall")
                 case Withdraw(name, pairs):
-                    self._tell_consumer(name, "withdraw", pairs)
+                    self._send_to(name, "withdraw", pairs)
                 case Confirm(name, pairs):
-                    self._tell_consumer(name, "recorded", pairs)
+                    self._send_to(name, "recorded", pairs)
                 case Passed(name, num_elements):
-                    self._tell_consumer(name, "passed", num_elements)
+                    self._send_to(name, "passed", num_elements)
                 case End(name) if self.failure is not None:
-                    self._tell_consumer(name, "failed", self.failure)
+                    self._send_to(name, "failed", self.failure)
                 case End(name):
-                    self._tell_consumer(name, "end")
+                    self._send_to(name, "end")
                 case Done() if self.failure is None:
                     self.report()
                     self.is_done = True
-                    self._tell("done", self.spec)
+                    self._notify("done", self.spec)
         with self._room:
             self._is_wanted = self.delivery.is_wanted
             self._room.notify_all()

@@ -94,7 +94,11 @@ class Producers:
             else:
                 self._early.setdefault((task, attempt), {})[consumer] = asked, list(done)
         elif producer is not None and is_there:
-            act: dict[str, Any] = {"ack": producer.acknowledge, "return": producer.take_back, "window": producer.resize}
+            act: dict[str, Any] = {
+                "ack": producer.acknowledge,
+                "return": producer.return_elements,
+                "window": producer.resize,
+            }
             act[kind](consumer, *args)
         elif consumer in self._early.get((task, attempt), {}):
             early, done = self._early[task, attempt][consumer]

@@ -41,7 +41,7 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         worker.handlers[REPORT_OPERATION] = self.tasks.reports
         worker.stream_handlers[COMMAND_OPERATION] = self._command
         self._ticking = asyncio.ensure_future(self._tick())
-        self._tell(("ready",))
+        self._send_event(("ready",))
 
     def teardown(self, worker: Worker) -> None:
         """End all producers."""
@@ -49,7 +49,7 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         for task in list(self.tasks.producers):
             self.tasks.stop(task)
 
-    def _tell(self, event: Any) -> None:
+    def _send_event(self, event: Any) -> None:
         with contextlib.suppress(Exception):
             # `batched_send` would drop messages that are sent before the worker is registered.
             self._worker.batched_stream.send({"op": EVENT_OPERATION, "event": pickle.dumps(event)})
@@ -78,7 +78,7 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         return Producer(spec, dataset, self._client, self._call_soon, self._send, self._note)
 
     def _note(self, what: str, spec: TaskSpec, *args: Any) -> None:
-        self._tell((what, spec.id, spec.attempt, *args))
+        self._send_event((what, spec.id, spec.attempt, *args))
         if what == "done":
             self.tasks.stop(spec.id)
 
@@ -103,7 +103,7 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         if consumer in self._outboxes:
             _, outbox = self._outboxes[consumer]
             outbox.append(message, num_bytes)
-            outbox.kick()
+            outbox.flush()
 
     async def _serve(self, comm: Comm, consumer: str, number: int, compressions: tuple[str, ...]) -> Any:
         try:
@@ -133,7 +133,7 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
             if self._number_of(consumer) == number:
                 del self._outboxes[consumer]
                 self.tasks.disconnected(consumer)
-                self._tell(("away", consumer))
+                self._send_event(("away", consumer))
 
     async def _receive(self, comm: Comm, consumer: str, number: int) -> None:
         while True:

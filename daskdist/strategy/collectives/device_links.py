@@ -46,7 +46,7 @@ class Offer:
 
 
 # Sends a value to all workers as one part of a call, and returns those of all workers in order.
-Tell = Callable[[str, Any], Sequence[Any]]
+Exchange = Callable[[str, Any], Sequence[Any]]
 
 
 class DeviceLinks:
@@ -58,7 +58,7 @@ class DeviceLinks:
         self._connection: Any = None
         self._has_failed = False
 
-    def reduced(self, name: str, op: Any, partial: Any, tell: Tell) -> Any:
+    def reduced(self, name: str, op: Any, partial: Any, exchange: Exchange) -> Any:
         """Return the combination of the partial results of all workers, on this worker's device.
 
         It is None if another way has to be taken, on all workers alike: some arrays are on the host, or of a dtype that
@@ -69,7 +69,7 @@ class DeviceLinks:
         CollectiveError
             Another worker does not take part in time.
         """
-        offers = tell("offer", self._offer(op, partial))
+        offers = exchange("offer", self._offer(op, partial))
         first = offers[0]
         if any(offer is None or offer.kinds != first.kinds for offer in offers):
             return None
@@ -77,7 +77,7 @@ class DeviceLinks:
             return None
         device = partial[0][1].device
         if self._connection is None:
-            self._connect(device, first.new_id, tell)
+            self._connect(device, first.new_id, exchange)
         if self._connection is None:
             return None
         counts = [
@@ -113,7 +113,7 @@ class DeviceLinks:
         new_id = links.new_id() if self._connection is None and self._number == 0 else None
         return Offer(device.uuid, tuple(kinds), tuple(counts), new_id)
 
-    def _connect(self, device: Device, new_id: bytes, tell: Tell) -> None:
+    def _connect(self, device: Device, new_id: bytes, exchange: Exchange) -> None:
         connections: list[Any] = []
         # The device had the library when this worker offered the connection.
         links: Any = device.links()
@@ -129,7 +129,7 @@ class DeviceLinks:
         CALL_THREADS.start(call)
         call.join(min(_CONNECT_S, collective_s()))
         connected = list(connections)
-        if all(tell("ready", bool(connected))):
+        if all(exchange("ready", bool(connected))):
             (self._connection,) = connected
             return
         self._has_failed = True

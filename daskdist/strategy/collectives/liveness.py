@@ -1,4 +1,4 @@
-"""Queries of other workers about a call, which tell a lost worker from a busy one."""
+"""Queries of other workers about a call, which distinguish a lost worker from a busy one."""
 
 from __future__ import annotations
 

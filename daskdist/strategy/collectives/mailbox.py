@@ -145,7 +145,7 @@ class Mailbox:
         with self._lock:
             rendezvous = self._rendezvous.get(key)
             if error is None and rendezvous is not None:
-                # The replica handled the failure, but the others must still be told.
+                # The replica handled the failure, but the others must still be notified.
                 error = rendezvous.failure_of(number)
             if token in self.groups:
                 self._ended[token, number] = step
@@ -203,7 +203,7 @@ class Mailbox:
             for key, rendezvous in self._rendezvous.items():
                 if key[0] == token:
                     rendezvous.close()
-            # Wake the waiting replicas, which would not be told who has left.
+            # Wake the waiting replicas, which would not notice who has left.
             self.changed.notify_all()
 
     def _forget(self, key: Step) -> None:

@@ -284,13 +284,13 @@ def left_error(name: str, errors: Mapping[int, BaseException | str | None]) -> C
     if failed and all(error is None or error == HAS_ENDED for error in direct.values()):
         # All replicas raise the same failure.
         return CollectiveError(next(iter(failed.values())))
-    told = []
+    states = []
     # Leave out replicas that only failed as a consequence.
     for number, error in direct.items():
         if isinstance(error, BaseException):
             error = f"raised {type(error).__name__}: {error}"
-        told.append(f"replica {number} {error or HAS_ENDED}")
-    return CollectiveError(f"{name} is called by some replicas only: {'; '.join(told)}")
+        states.append(f"replica {number} {error or HAS_ENDED}")
+    return CollectiveError(f"{name} is called by some replicas only: {'; '.join(states)}")
 
 
 def _failure(error: BaseException | str | None) -> str | None:

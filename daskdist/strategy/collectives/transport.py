@@ -98,15 +98,15 @@ class Transport:
         name = f"{signature.name} with daskdist.nccl"
         named = replace(signature, name=name, order=(*signature.order[:-1], name))
 
-        def tell(part: str, value: Any) -> list[Any]:
+        def exchange(part: str, value: Any) -> list[Any]:
             self._post(turn, part, others, named, value)
             values = {self._own: value}
-            for number, (other, told) in zip(others, self._take(turn, part, others, named), strict=True):
+            for number, (other, received) in zip(others, self._take(turn, part, others, named), strict=True):
                 _check(named, other)
-                values[number] = told
+                values[number] = received
             return [values[number] for number in range(num_workers)]
 
-        return links.reduced(signature.name, collective.op, partial, tell)
+        return links.reduced(signature.name, collective.op, partial, exchange)
 
     def _check_links(self, signature: CallSignature, nccl: Any) -> None:
         if nccl != "insecure" and any(map(is_encrypted, self._group.workers)):

@@ -25,7 +25,7 @@ from daskdist.core.spec import (
 )
 from daskdist.dataset import Dataset, spec_by
 from daskdist.devices import Device, named
-from daskdist.display.drawing import cardinality_in_words, is_at_hand
+from daskdist.display.drawing import cardinality_in_words, is_cheap_to_list
 from daskdist.display.missing_methods import missing_attribute
 from daskdist.display.pages import distributed_page
 from daskdist.display.plain_text import PlainText
@@ -187,7 +187,7 @@ class DistributedDataset:
             call_maps=feed.maps_on_replicas and partial(_mapped, self.strategy, feed.maps_on_replicas),
             copy_stats=partial(_copy_stats, self.strategy),
             worker_times=self.strategy.internals.input.worker_times,
-            raise_unseen=self.strategy.internals.raise_unseen,
+            raise_unobserved=self.strategy.internals.raise_unobserved,
             finish_steps=partial(self.strategy.internals.finish, raises_all=True),
             wait_while=backend.wait_while,
             source=feed.source,
@@ -219,7 +219,7 @@ class DistributedDataset:
         ...     steps.report(loss=batch.mean())
         """
         iterator = iter(self)
-        is_counted = all(is_at_hand(pipeline.node) for pipeline in iterator.pipelines)
+        is_counted = all(is_cheap_to_list(pipeline.node) for pipeline in iterator.pipelines)
         total = self._last_feed.cardinality() if is_counted else UNKNOWN
         return ProgressSteps(iterator, total if total >= 0 else None, title)
 
@@ -322,7 +322,7 @@ class DistributedDataset:
     def _repr_html_(self) -> str | None:
         # Shows the last feed: asking for the current replicas may wait for workers.
         feed, replicas = self._last_feed, self._fed_replicas
-        is_counted = all(is_at_hand(pipeline.node) for pipeline in feed.pipelines)
+        is_counted = all(is_cheap_to_list(pipeline.node) for pipeline in feed.pipelines)
         steps = cardinality_in_words(feed.cardinality() if is_counted else None, "step")
         return distributed_page(
             type(self).__name__,

@@ -76,7 +76,7 @@ class DistributedIterator:
         call_maps: Callable[[Any], Any] | None = None,
         copy_stats: Callable[[], CopyStats | None] | None = None,
         worker_times: Callable[[Caller], WorkerTimes | None] = lambda caller: None,
-        raise_unseen: Callable[[], None],
+        raise_unobserved: Callable[[], None],
         finish_steps: Callable[[], None],
         wait_while: Callable[[Callable[[], bool]], None],
         source: PassSource,
@@ -93,7 +93,7 @@ class DistributedIterator:
         # Calls the device functions of `map` on the replicas with a step's elements; None if there are none.
         self._call_maps = call_maps
         # Raises the failures of calls whose results were never looked at.
-        self._raise_unseen = raise_unseen
+        self._raise_unobserved = raise_unobserved
         # Waits until all calls of `run` have ended, and raises the error of one that nobody has seen.
         self.finish_steps = finish_steps
         # Waits while a condition holds and calls are under way.
@@ -214,7 +214,7 @@ class DistributedIterator:
         begun_at = perf_counter()
         with self.lock:
             if self._interrupted_at is not None:
-                self._begin_anew()
+                self._reopen()
             before = self._numbers()
             try:
                 value = self._next()
@@ -237,7 +237,7 @@ class DistributedIterator:
     def _numbers(self) -> tuple[HandedOut, int]:
         return self._feeds.handed_out() if self._host_steps is None else self._handed_out, self._num_steps
 
-    def _begin_anew(self) -> None:
+    def _reopen(self) -> None:
         # Open the pipelines again at the position before an interrupt. Another interrupt may end this.
         if not (self._is_over or self._failure or self._is_closed):
             if self._ahead is not None or any(interpreter.runs_generators for interpreter in self._interpreters):
@@ -281,7 +281,7 @@ class DistributedIterator:
                 warn_if_empty(self.nodes)
             self._is_over = True
             self._close()
-            self._raise_unseen()
+            self._raise_unobserved()
             raise
         except Exception as error:
             if is_of_element(error) and not self._puts_on_devices:

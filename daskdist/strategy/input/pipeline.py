@@ -15,7 +15,7 @@ from daskdist.core.node import Node, Source, upstream, walk
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.selection.intervals import Index
 from daskdist.core.spec import ElementSpec, SpecUnknown
-from daskdist.display.drawing import is_at_hand
+from daskdist.display.drawing import is_cheap_to_list
 from daskdist.display.plan import Share
 from daskdist.errors import ArgumentError
 from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
@@ -103,7 +103,7 @@ def _shares(pipeline: Pipeline, replicas: Sequence[Replica], *, reads_indexes: b
     devices = {
         reader: [replica.device for replica in replicas if replica.worker == reader] for reader in pipeline.readers
     }
-    if reads_indexes or is_at_hand(pipeline.node):
+    if reads_indexes or is_cheap_to_list(pipeline.node):
         for reader, splits in pipeline.splits_by_reader():
             yield Share.of(reader or "this process", devices[reader], splits, is_all=pipeline.is_listed)
         return

@@ -30,7 +30,7 @@ class ProgressSteps(Iterator[Any]):
         A value that has not arrived yet is not waited for: the previous one stays.
         """
         for name, value in figures.items():
-            here = value.at_hand() if isinstance(value, AsyncValue) else (value,)
+            here = value.peek() if isinstance(value, AsyncValue) else (value,)
             if here is not None:
                 self._figures[name] = here[0]
 

@@ -84,7 +84,7 @@ class ReplicaIterator(Iterator[Any]):
         times: ReplicaTimes | None = None,
     ) -> None:
         self.element_spec = plan.element_spec
-        # Tells whether the call is to end; None in the program's process.
+        # Returns whether the call is to end; None in the program's process.
         self._end = end
         self._stop_watching_end = _nothing if end is None else end.on_end(readers.wake)
         # Counts its steps for the dashboard; None in the program's process.
@@ -103,7 +103,7 @@ class ReplicaIterator(Iterator[Any]):
         self._ahead: DevicePrefetch | None = None
         self._num_elements = 0
         self._is_over = self._is_closed = False
-        self._told = ReportedFailures()
+        self._reported = ReportedFailures()
         # True if the raised error is of one element and others follow it.
         self._goes_on = False
         self.lock = RLock()
@@ -151,7 +151,7 @@ class ReplicaIterator(Iterator[Any]):
             if not isinstance(element, FailedElement):
                 return element
             error = element.again()
-            if self._told.is_new(error):
+            if self._reported.is_new(error):
                 self._goes_on = True
                 raise error
 
@@ -382,7 +382,7 @@ class StatePart(NamedTuple):
     is_over
         Whether the pass is over.
     position
-        The number of an input pipeline and its position, as data, if the replica tells it.
+        The number of an input pipeline and its position, as data, if the replica knows it.
     """
 
     iteration: int
@@ -463,7 +463,7 @@ class PassReaders:
         return self._resumed.num_steps if self._resumed is not None and not iteration else 0
 
     def position(self, iteration: int, shared_pass: SharedPass | None, num_taken: int) -> tuple[int, list[Any]] | None:
-        """Return the pipeline and its position after some steps of this call; None if another replica tells them."""
+        """Return the pipeline and its position after some steps of this call; None if another replica returns them."""
         _, lane = self.of_pass(iteration)
         if lane:
             return None
@@ -522,7 +522,7 @@ class WorkerServices(NamedTuple):
     ask
         Asks other workers about theirs.
     end
-        Tells whether the call is to end.
+        Returns whether the call is to end.
     times
         The times of the replica's steps.
     """

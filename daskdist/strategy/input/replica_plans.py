@@ -255,8 +255,8 @@ def _source_for(source: PassSource, fresh: Sequence[Pipeline], needed: Sequence[
     if isinstance(node, OnWorker):
         # Loops read the dataset itself, whose positions differ from those of the stream of its elements.
         identity = source.identity
-        told = replace(identity, fingerprint=f"{identity.fingerprint} in loops")
-        return replace(source, node=nothing, pipelines=pipelines, known_identity=told)
+        known = replace(identity, fingerprint=f"{identity.fingerprint} in loops")
+        return replace(source, node=nothing, pipelines=pipelines, known_identity=known)
     if merged_options(node).deterministic is False:
         node = WithOptions(node, Options(deterministic=True))
     return replace(source, node=node, pipelines=pipelines)
@@ -265,7 +265,7 @@ def _source_for(source: PassSource, fresh: Sequence[Pipeline], needed: Sequence[
 def _step_source(
     pipeline: Pipeline, fresh: Pipeline, number: int, first_replica: int
 ) -> Cuts | Pipeline | RemotePipeline:
-    # Return the object that tells others in which steps a pipeline has rows.
+    # Return the object that says in which steps a pipeline has rows.
     known = Cuts.of(pipeline)
     if known is not None:
         return known
@@ -280,7 +280,7 @@ def _step_source(
 def _check_located(
     strategy: StrategyContract, pipeline: Pipeline, step_source: Cuts | Pipeline | RemotePipeline | None
 ) -> None:
-    # Each reader of a file has to have it. If only reading tells the steps of a pipeline, all workers read it.
+    # Each reader of a file has to have it. If only reading shows the steps of a pipeline, all workers read it.
     locations = merged_options(pipeline.node).locations
     if locations is None:
         return

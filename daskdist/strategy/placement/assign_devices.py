@@ -72,7 +72,7 @@ def assign_devices(
     >>> assign_devices([alice, bob], [both, both], [None, None])
     [('GPU:0',), ('GPU:1',)]
     """
-    _check_enough_seen(workers, visible_devices, wanted)
+    _check_enough_visible(workers, visible_devices, wanted)
     takers = [number for number, visible in enumerate(visible_devices) if visible.uuids and wanted[number] != 0]
     assigned = _Assignment([visible.uuids for visible in visible_devices])
     goals = dict.fromkeys(takers, 1)
@@ -166,7 +166,7 @@ def _is_turned(uuids: Sequence[str], other: Sequence[str]) -> bool:
     return any(tuple(uuids) == (*other[start:], *other[:start]) for start in range(len(other)))
 
 
-def _check_enough_seen(
+def _check_enough_visible(
     workers: Sequence[Worker], visible_devices: Sequence[VisibleDevices], wanted: Sequence[int | None]
 ) -> None:
     for worker, visible, count in zip(workers, visible_devices, wanted, strict=True):

@@ -137,7 +137,7 @@ class Fold:
         # Also return the remaining shape, which must be the same for all replicas.
         if type(value) not in _HERE:
             if value is ABSENT:
-                # Another replica's value has the shape; arrays with a dimension of 0 do not tell.
+                # Another replica's value has the shape; arrays with a dimension of 0 do not show it.
                 return (0,), NoRows(None, None)
             value = adopted(value)
             if (device := device_of(value)) is not None:
@@ -235,13 +235,13 @@ class Fold:
             for _, other in column[1:]:
                 partial = self._called(reduction.combine, partial, other)
             return shape, partial
-        telling = with_rows = column
+        with_shape = with_rows = column
         if NoRows in kinds:
             with_rows = [entry for entry in column if type(entry[1]) is not NoRows]
             # An unknown dimension is 0 in arrays without rows.
-            telling = [*with_rows, *(entry for entry in column if type(entry[1]) is NoRows and 0 not in entry[0])]
-        shape, partial = (telling or column)[0]
-        if any(entry[0] != shape for entry in telling):
+            with_shape = [*with_rows, *(entry for entry in column if type(entry[1]) is NoRows and 0 not in entry[0])]
+        shape, partial = (with_shape or column)[0]
+        if any(entry[0] != shape for entry in with_shape):
             check_shapes([entry[0] for entry in column], self.axis)
         if NoRows in kinds and len(kinds) == 1:
             return shape, replace(partial, device=home_of([entry[1].device for entry in column]))

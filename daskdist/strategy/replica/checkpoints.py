@@ -59,10 +59,10 @@ class ReplicaCheckpoints:
         # A failure of the previous save is raised on all replicas.
         failure = self._outcome(lambda: self._used(manager).wait())
         plain = {name: repr(value) for name, value in objects.items() if isinstance(value, _PLAIN)}
-        told = self._meet(Collect("checkpoint"), (list(objects), plain, failure))
-        _check_alike([(names, values) for names, values, _ in told])
-        if isinstance(told[0][2], Failure):
-            raise told[0][2].error()
+        collected = self._meet(Collect("checkpoint"), (list(objects), plain, failure))
+        _check_alike([(names, values) for names, values, _ in collected])
+        if isinstance(collected[0][2], Failure):
+            raise collected[0][2].error()
         states = {}
         for name, value in objects.items():
             is_stateful = isinstance(value, Stateful)
@@ -147,8 +147,8 @@ def _state_for(value: Any, saved: Any) -> Any:
     return like(value.state_dict(), saved, owner=value)
 
 
-def _check_alike(told: list[tuple[list[str], dict[str, str]]]) -> None:
-    (names, values), *others = told
+def _check_alike(collected: list[tuple[list[str], dict[str, str]]]) -> None:
+    (names, values), *others = collected
     for number, (other_names, other_values) in enumerate(others, 1):
         if other_names != names:
             raise ArgumentError(

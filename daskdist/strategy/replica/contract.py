@@ -47,7 +47,7 @@ class Internals(Protocol):
         """Give replicas to workers that can take the places of lost ones, before a pass."""
         ...
 
-    def raise_unseen(self) -> None:
+    def raise_unobserved(self) -> None:
         """Raise a known error that can no longer be seen otherwise; make calls again that need lost workers."""
         ...
 

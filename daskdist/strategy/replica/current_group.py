@@ -68,10 +68,10 @@ class CurrentGroup:
         self._sizes_before += (len(before.replicas),)
         self._lost += tuple(lost)
         self.now = group
-        told = [
+        reasons = [
             f"lost {address}, and with it replica {', '.join(map(str, before.members(address)))}" for address in lost
         ]
-        logger.warning("%s; %d of %d replicas are left", "; ".join(told), len(group.replicas), len(before.replicas))
+        logger.warning("%s; %d of %d replicas are left", "; ".join(reasons), len(group.replicas), len(before.replicas))
 
     @property
     def has_changed(self) -> bool:

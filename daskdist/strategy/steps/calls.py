@@ -71,8 +71,8 @@ class Record:
         "number",
         "outcomes",
         "passed_on",
+        "reported_with",
         "takes_results",
-        "told_with",
         "workers",
     )
 
@@ -111,7 +111,7 @@ class Record:
         self.is_dropped = False
         # The number of the call whose error was raised for it, or which it has from an argument; None without one. Its
         # other errors are not raised.
-        self.told_with: int | None = None
+        self.reported_with: int | None = None
         # The workers that were lost while they were making it, and those of earlier attempts.
         self.lost: tuple[str, ...] = ()
         self.losses = _NO_LOSSES
@@ -215,7 +215,7 @@ def workers_in(handles: Sequence[Any]) -> Sequence[str]:
 def note_lost(records: Iterable[Record], worker: str) -> None:
     """Note that a worker is lost in the calls that it was making: the first of each replica that is not over.
 
-    A worker tells of the end of a call some milliseconds later, if others follow. So this may be an earlier call, where
+    A worker reports the end of a call some milliseconds later, if others follow. So this may be an earlier call, where
     the one that it was making had just begun.
 
     Parameters

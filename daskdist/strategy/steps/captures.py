@@ -19,7 +19,7 @@ class Sender(Protocol):
         """Send the pending calls."""
         ...
 
-    def raise_unseen(self) -> None:
+    def raise_unobserved(self) -> None:
         """Raise a known error that can no longer be seen otherwise."""
         ...
 
@@ -68,10 +68,10 @@ class Capture:
         if failure is not None:
             raise failure
 
-    def raise_unseen(self) -> None:
+    def raise_unobserved(self) -> None:
         """Raise a known error that can no longer be seen otherwise."""
         for sender in self._senders.values():
-            sender.raise_unseen()
+            sender.raise_unobserved()
 
 
 _current: ContextVar[Capture | None] = ContextVar("daskdist capture", default=None)
@@ -99,7 +99,7 @@ def capturing() -> Iterator[Capture]:
         finally:
             # Also send calls made before an error, as they would be without a capture.
             capture.end()
-        capture.raise_unseen()
+        capture.raise_unobserved()
     finally:
         capture.is_over = True
         _current.reset(token)

@@ -32,7 +32,7 @@ from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Result, alone, workers_in
 from daskdist.strategy.steps.captures import Capture, current_capture
-from daskdist.strategy.steps.outcomes import Failed, Held, loaded_structure, pickled_structure, received
+from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, loaded_structure, pickled_structure, received
 from daskdist.strategy.steps.program_end import ClusterUse, end_unused
 from daskdist.strategy.steps.remote.on_scheduler import note_in_use
 from daskdist.strategy.steps.remote.program_report import ProgramReport
@@ -54,8 +54,8 @@ from daskdist.strategy.steps.sending.call_arguments import (
     wired_arguments,
 )
 from daskdist.strategy.steps.sending.call_log import LOST, CallLog
-from daskdist.strategy.steps.sending.cut_again import cut_again
 from daskdist.strategy.steps.sending.repeated_calls import RepeatsCalls
+from daskdist.strategy.steps.sending.resplit import resplit
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
@@ -208,7 +208,7 @@ class ClusterBackend(RepeatsCalls):
                 how = replica_call.settings, name, replica_call.undo_from
                 for worker, members in group.members_of.items():
                     objects = objects_in(columns, members) if has_objects else ()
-                    # Send the needed objects before references are made: a reference may tell another worker the number
+                    # Send the needed objects before references are made: a reference may send another worker the number
                     # of this stream's next message, which has to be the one below.
                     if prepared is None:
                         stream = streams.stream_with(worker, (function, *objects))
@@ -314,7 +314,7 @@ class ClusterBackend(RepeatsCalls):
 
     def _sent(self, capture: Capture | None, *, is_step: bool) -> None:
         if capture is None:
-            self.streams.kick_soon()
+            self.streams.flush_soon()
             return
         capture.add(self, is_step=is_step)
         self._num_unsent += 1
@@ -325,7 +325,7 @@ class ClusterBackend(RepeatsCalls):
     def flush(self) -> None:
         """Send the pending calls."""
         self._num_unsent = 0
-        self.streams.kick()
+        self.streams.flush()
 
     # --- calls that are made again ---
 
@@ -339,7 +339,7 @@ class ClusterBackend(RepeatsCalls):
         """Return the pieces of a leaf of a global batch, cut again if there are fewer replicas than pieces."""
         batch = leaf.batch
         if len(batch) != len(group.replicas):
-            cut_again(batch, group, self._submit, self)
+            resplit(batch, group, self._submit, self)
         if leaf.number() != len(batch):
             leaf.become(batch.leaves[leaf.batch_leaf])
         return leaf.reference or PerReplica([self.packed(part, lambda: "run: a batch") for part in leaf.values])
@@ -382,7 +382,11 @@ class ClusterBackend(RepeatsCalls):
         # Calls that only use data are repeated on another worker if theirs is lost.
         callable_again = {}
         for index, (handle, (_, payload)) in enumerate(zip(handles, outcomes, strict=True)):
-            if type(payload) in (Failed, Held) and type(handle) is Result and not self.streams.is_open(handle.worker):
+            if (
+                type(payload) in (Failed, StaysOnWorker)
+                and type(handle) is Result
+                and not self.streams.is_open(handle.worker)
+            ):
                 again = handle.call.record.again
                 if again is not None and self.streams.lost() != list(self.live_workers.present):
                     callable_again[index] = again
@@ -396,7 +400,7 @@ class ClusterBackend(RepeatsCalls):
         """Wait until calls have ended, successfully or not."""
         self._outcomes(handles, "a result was waited for")
 
-    def see(self, step: Sequence[Handle], reason: str = "a result was looked at") -> None:
+    def wait_for_step(self, step: Sequence[Handle], reason: str = "a result was looked at") -> None:
         """Wait for the calls of one step; raise the error of one of them as soon as it is known."""
         step = list(step)
 
@@ -416,7 +420,7 @@ class ClusterBackend(RepeatsCalls):
             failures = sorted(failed(), key=lambda failure: failure.is_of_others)
             for result in step if failures else ():
                 # Errors of the step that come later are not raised by themselves.
-                result.call.record.told_with = failures[0].origin
+                result.call.record.reported_with = failures[0].origin
         streams.raise_first(failures)
 
     def is_done(self, handle: Handle) -> bool:
@@ -424,10 +428,10 @@ class ClusterBackend(RepeatsCalls):
         self.flush()
         return bool(handle.is_over if type(handle) is Result else handle.done())
 
-    def at_hand(self, handle: Handle) -> tuple[Any] | None:
+    def peek(self, handle: Handle) -> tuple[Any] | None:
         """Return a small result in a tuple, if it came with the message that its call has ended; None otherwise."""
         outcome = handle.call.record.outcomes[handle.place] if type(handle) is Result else None
-        if outcome is None or type(outcome[1]) in (Held, Failed):
+        if outcome is None or type(outcome[1]) in (StaysOnWorker, Failed):
             return None
         return (received(*outcome),)
 
@@ -436,7 +440,7 @@ class ClusterBackend(RepeatsCalls):
         while True:
             number = self.num_made_again
             try:
-                self.see(handles, "what a function returns had to be learned from its first call")
+                self.wait_for_step(handles, "what a function returns had to be learned from its first call")
                 return [loaded_structure(structure) for structure, _ in self._outcomes(handles, "")]
             except LOST:
                 if not self.made_again_since(number):
@@ -446,7 +450,7 @@ class ClusterBackend(RepeatsCalls):
         results = list(map(self._as_result, handles))
         self._note_wait(results, reason)
         self.streams.wait(lambda: all(result.is_over for result in results))
-        self.streams.raise_unseen()
+        self.streams.raise_unobserved()
         return [outcome for result in results if (outcome := result.call.record.outcomes[result.place]) is not None]
 
     def _as_result(self, handle: Handle) -> Result:
@@ -466,7 +470,7 @@ class ClusterBackend(RepeatsCalls):
         for handle in map(self._own, handles):
             if type(handle) is Result:
                 # Wait here: otherwise the task would block a thread of the worker.
-                self.results([self.call(len, [handle], worker=handle.worker, name="see")])
+                self.results([self.call(len, [handle], worker=handle.worker, name="check")])
                 handle = self._submit.call(
                     result_in_memory,
                     [],
@@ -500,10 +504,10 @@ class ClusterBackend(RepeatsCalls):
         self._end = Finalizer(self, end_unused, ClusterUse(self.streams, self._submit, group.token, opened))
         try:
             run_on_workers(self.client, install, self.cross_replica, workers=group.workers)
-            is_told = note_in_use(self.client, group.token, group.workers)
+            is_noted = note_in_use(self.client, group.token, group.workers)
             self.streams.open(group, group.workers)
             self._report = ProgramReport(self.streams, group.token)
-            if is_told:
+            if is_noted:
                 self._report.start()
         except BaseException:
             self.close()
@@ -533,14 +537,14 @@ class ClusterBackend(RepeatsCalls):
     def finish(self, *, raises_all: bool = False) -> None:
         """Send the pending calls, and wait until all calls have ended; see `Backend`."""
         self.streams.finish()
-        self.raise_unseen()
+        self.raise_unobserved()
         if raises_all:
             self.streams.raise_first(self.streams.failures.visible())
 
-    def raise_unseen(self) -> None:
+    def raise_unobserved(self) -> None:
         """Raise a known error that was not read and can no longer be read."""
         self.raise_not_made_again()
-        self.streams.raise_unseen()
+        self.streams.raise_unobserved()
         self._log.rest()
 
     def close(self) -> None:

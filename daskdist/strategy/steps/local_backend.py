@@ -91,7 +91,7 @@ class LocalBackend:
         """Return the results."""
         return list(handles)
 
-    def see(self, step: Sequence[Handle]) -> None:
+    def wait_for_step(self, step: Sequence[Handle]) -> None:
         """Return immediately: errors are raised by the call itself."""
 
     def made_again_since(self, number: int) -> bool:
@@ -131,7 +131,7 @@ class LocalBackend:
     def give_up(self, why: str) -> None:
         """Return immediately."""
 
-    def at_hand(self, handle: Handle) -> tuple[Any] | None:
+    def peek(self, handle: Handle) -> tuple[Any] | None:
         """Return the result, which is the handle."""
         return (handle,)
 
@@ -149,7 +149,7 @@ class LocalBackend:
     def finish(self, *, raises_all: bool = False) -> None:
         """Return immediately: errors are raised by the call itself."""
 
-    def raise_unseen(self) -> None:
+    def raise_unobserved(self) -> None:
         """Return immediately: errors are raised by the call itself."""
 
     def note_iterator(self, iterator: Any) -> None:

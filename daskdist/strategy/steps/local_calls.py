@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("daskdist")
 
 # The time between an error on one replica and a warning that others are still running.
-_TELL_AFTER_S: Final = 1.0
+_WARN_AFTER_S: Final = 1.0
 # Calls that run at two checks in a row are long enough to use threads.
 _LOOK_EVERY_S: Final = 0.02
 # Time enough for another thread to take the interpreter's lock.
@@ -194,7 +194,7 @@ class Calls:
             rendezvous = self._rendezvous_of_all
             if isinstance(error, BaseException) and self._threads and self._warning_timer is None:
                 # Threads cannot be ended: the error is raised when all replicas have returned.
-                self._warning_timer = threading.Timer(_TELL_AFTER_S, self._tell, (number, error))
+                self._warning_timer = threading.Timer(_WARN_AFTER_S, self._warn, (number, error))
                 self._warning_timer.daemon = True
                 self._warning_timer.start()
         if rendezvous is not None:
@@ -207,7 +207,7 @@ class Calls:
             return contextlib.nullcontext()
         return named(self._places[number].device).using(self._streams[number])
 
-    def _tell(self, number: int, error: BaseException) -> None:
+    def _warn(self, number: int, error: BaseException) -> None:
         rest = [other for other in range(self._size) if other not in self._over]
         if rest:
             who = f"replica{'s' * (len(rest) > 1)} {', '.join(map(str, rest))}"

@@ -47,7 +47,7 @@ class Failed(NamedTuple):
         return isinstance(self.failure.error(), CollectiveError)
 
 
-class Held(NamedTuple):
+class StaysOnWorker(NamedTuple):
     """Stands for a value that stays on its worker until somebody asks for it.
 
     Parameters
@@ -144,13 +144,14 @@ def travelling(outcome: Any, most_bytes: float = SMALL_BYTES) -> tuple[bytes | N
     outcome
         A `FlatResult`, another value or a `Failed`.
     most_bytes
-        The size of the largest value to send; a larger value stays on the worker, and a `Held` is sent instead.
+        The size of the largest value to send; a larger value stays on the worker, and a `StaysOnWorker` is sent
+        instead.
 
     Returns
     -------
     tuple
         The pickled structure with the places of None, or None for a value without a structure; and the tuple of leaves,
-        `Packed`, `Held` or `Failed`.
+        `Packed`, `StaysOnWorker` or `Failed`.
     """
     if type(outcome) is Failed:
         return None, outcome
@@ -169,7 +170,7 @@ def travelling(outcome: Any, most_bytes: float = SMALL_BYTES) -> tuple[bytes | N
     if 0 < num_bytes <= SMALL_BYTES:
         # Arrays of a small message are in its pickle.
         if num_bytes > most_bytes:
-            return structure, Held(num_bytes)
+            return structure, StaysOnWorker(num_bytes)
         # Copy now, as the replica may change it before it is sent.
         return structure, tuple(leaves if most_bytes == math.inf else map(_copied, leaves))
     return structure, send(leaves)
@@ -198,16 +199,16 @@ def _small(most_bytes: float, value: Any) -> Any:
     try:
         num_bytes = size_of(value)
     except Exception:
-        # A user's object failed to tell its size.
-        return Held(0)
+        # A user's object failed to return its size.
+        return StaysOnWorker(0)
     if num_bytes > most_bytes:
-        return Held(num_bytes)
+        return StaysOnWorker(num_bytes)
     packed = packed_value(value)
     if type(packed) is Packed:
         # Copy now, as the replica may change it before it is sent.
         return packed._replace(buffers=[bytes(buffer._raw) for buffer in packed.buffers])
     # It cannot be sent, but can be used on its worker.
-    return Held(num_bytes)
+    return StaysOnWorker(num_bytes)
 
 
 def received(structure: bytes | None, payload: Any) -> Any:

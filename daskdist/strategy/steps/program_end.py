@@ -91,14 +91,14 @@ class ClusterUse:
     def complete_and_free(self) -> None:
         """Free all resources once the calls have ended; log failures that were never read."""
         self.complete()
-        self.log_unseen()
+        self.log_unobserved()
         self.free()
 
-    def log_unseen(self) -> None:
+    def log_unobserved(self) -> None:
         """Log the failures that were never read."""
-        if error := self.streams.take_unseen():
-            told = "; ".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
-            logger.error("a step failed, and nobody looked at it: %s", told)
+        if error := self.streams.take_unobserved():
+            text = "; ".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
+            logger.error("a step failed, and nobody looked at it: %s", text)
 
     def free(self) -> None:
         """Free all resources once; a second caller waits until that is done."""
@@ -124,7 +124,7 @@ class ClusterUse:
         with self._lock:
             if self not in _uses:
                 return
-            self.log_unseen()
+            self.log_unobserved()
             if not is_here(self.address):
                 return
             self.streams.close()
@@ -144,7 +144,7 @@ def end_unused(use: ClusterUse) -> None:
     if use.streams.is_busy and threading.main_thread().is_alive():
         threading.Thread(target=use.complete_and_free, name="daskdist ending", daemon=True).start()
     else:
-        use.log_unseen()
+        use.log_unobserved()
         use.free()
 
 
@@ -264,8 +264,8 @@ def _complete_all() -> None:
         for use in list(_uses):
             if not use.complete(_SILENT_S):
                 names = Counter(use.streams.names_under_way())
-                told = ", ".join(f"{number} of {name}" for name, number in names.items())
-                logger.warning("the program ends when calls on replicas are over (%s); interrupt it to drop them", told)
+                text = ", ".join(f"{number} of {name}" for name, number in names.items())
+                logger.warning("the program ends when calls on replicas are over (%s); interrupt it to drop them", text)
                 use.complete()
 
 

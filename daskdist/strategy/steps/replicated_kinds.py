@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from daskdist.errors import ClusterError
 from daskdist.strategy.steps.calls import Record, Result
-from daskdist.strategy.steps.outcomes import Failed, Held
+from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker
 
 # With more workers, the result is computed once and sent on.
 _MOST_WORKERS: Final = 8
@@ -41,7 +41,7 @@ class ReplicatedKinds:
         if not record.is_replicated:
             return
         _, payload = record.outcomes[0] or (None, None)
-        if len(record.workers) > 2 and type(payload) is Held and payload.num_bytes > _MOST_LARGE_BYTES:
+        if len(record.workers) > 2 and type(payload) is StaysOnWorker and payload.num_bytes > _MOST_LARGE_BYTES:
             self._large.add(record.kind)
         if not record.is_shared or record.kind in self._large:
             self._kinds.discard(record.kind)
@@ -68,7 +68,7 @@ def reachable(result: Result, is_open: Callable[[str], bool]) -> Result:
     """Return a result, or its copy on another worker if its own worker is lost."""
     record = result.call.record
     _, payload = record.outcomes[result.place] or (None, None)
-    if record.is_replicated and type(payload) in (Failed, Held) and not is_open(result.worker):
+    if record.is_replicated and type(payload) in (Failed, StaysOnWorker) and not is_open(result.worker):
         place = next((place for place, worker in enumerate(record.workers) if is_open(worker)), result.place)
         return Result(result.call, place)
     return result

@@ -15,7 +15,7 @@ from distributed.comm import Comm, connect
 
 from daskdist.config import seconds, setting
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.callers.live_workers import STILL_WAITED_FOR, TOLD_AFTER_S
+from daskdist.execute.callers.live_workers import LOGGED_AFTER_S, STILL_WAITED_FOR
 from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.remote.replica_call import LOOP
@@ -106,7 +106,7 @@ class StepStream:
         return cls(address, comm, receive, broken, is_relayed=is_relayed, is_framed=is_framed)
 
     def append(self, *message: Any, num_bytes: int = 0) -> None:
-        """Add a message, and the size of what is large in it; it is sent after the next kick of the outbox."""
+        """Add a message, and the size of what is large in it; it is sent after the next flush of the outbox."""
         self.num_messages += 1
         self.outbox.append(message, num_bytes)
 
@@ -135,11 +135,11 @@ class StepStream:
             self._receive(self, messages)
 
     def ask_for_answer(self, now: float) -> None:
-        """Send a message that the worker answers, so that a silence can be told from having nothing to say."""
+        """Send a message that the worker answers, to distinguish a lost worker from an idle one."""
         if not self._is_asked:
             self._is_asked, self._asked_at = True, now
         self.append("ping", now)
-        self.outbox.kick()
+        self.outbox.flush()
 
     def has_died(self, now: float, unheard_s: float) -> bool:
         """Close the stream if the worker has owed an answer for too long; return whether it has.
@@ -161,7 +161,7 @@ class StepStream:
         if silent_s > most:
             self.close(f"no answer for {silent_s:.0f} s, and daskdist.timeouts.silence is {most:g} s")
             return True
-        if silent_s > min(TOLD_AFTER_S, most / 2) and not self._is_silent:
+        if silent_s > min(LOGGED_AFTER_S, most / 2) and not self._is_silent:
             self._is_silent = True
             logger.warning(STILL_WAITED_FOR, self.address, silent_s, most)
         return False
@@ -204,7 +204,7 @@ def close_all_soon(streams: Iterable[StepStream], beat: asyncio.Future[None], lo
 
 
 async def connect_to_worker(address: str, client: Client) -> tuple[Comm, bool]:
-    """Connect to a worker, by way of the scheduler where it is not reached directly; tell which."""
+    """Connect to a worker, by way of the scheduler where it is not reached directly; return which."""
     relay: Any = setting("steps.relay")
     if relay not in (True, False, "auto"):
         raise ArgumentError(f"daskdist.steps.relay is {relay!r}; give true, false or 'auto'")

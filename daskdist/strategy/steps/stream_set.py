@@ -26,21 +26,21 @@ from daskdist.execute.paused_workers import ended_for_memory, error_of_task
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Record, Result, futures_in, note_lost
-from daskdist.strategy.steps.outcomes import Failed, Held, received
+from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received
 from daskdist.strategy.steps.remote.replica_call import LOOP
 from daskdist.strategy.steps.replicated_kinds import ReplicatedKinds
 from daskdist.strategy.steps.sending.call_arguments import last_reference
 from daskdist.strategy.steps.sending.call_log import CallLog
 from daskdist.strategy.steps.sent_objects import SentObject
 from daskdist.strategy.steps.stream import StepStream, close_all, close_all_soon
-from daskdist.strategy.steps.unseen_failures import UnseenFailures
+from daskdist.strategy.steps.unobserved_failures import UnobservedFailures
 from daskdist.strategy.steps.worker_statuses import worker_statuses
 
 logger: Final = logging.getLogger("daskdist")
 
 # Seconds between checks of the streams.
 _BEAT_S: Final = 1.0
-# With this many dropped handles, workers are told even if nothing else is sent.
+# With this many dropped handles, workers are sent their numbers even if nothing else is sent.
 _MANY_DROPPED: Final = 64
 # With at least this many steps under way, messages may wait for these seconds to be sent together; with so many times
 # more, so many times longer.
@@ -78,11 +78,11 @@ class StreamSet:
         # Request number -> fetched value.
         self._fetched: dict[int, Any] = {}
         self._requests: set[int] = set()
-        self.failures = UnseenFailures()
+        self.failures = UnobservedFailures()
         self.replicated = ReplicatedKinds()
         self._changed = threading.Condition()
         self._waiting: list[Callable[[], bool]] = []
-        self._is_kicked = self._is_kicked_later = self._is_closed = False
+        self._is_flush_due = self._is_flush_planned = self._is_closed = False
         # Whether a stream has ever broken.
         self.has_broken = False
         self._beat_at = self._ended_at = time.monotonic()
@@ -151,7 +151,7 @@ class StreamSet:
             self.failures.forget_lost(next(self._numbers))
             for address in group.workers:
                 self._streams[address].append("group", group)
-        self.kick()
+        self.flush()
 
     def end_waiting_for(self, lost: Sequence[str]) -> None:
         """End all waiting for workers that are lost."""
@@ -164,7 +164,7 @@ class StreamSet:
                     # The scheduler has dropped the worker, which may still be running.
                     self._fail_calls(address, why)
         self._wake()
-        self.kick()
+        self.flush()
 
     # --- what is sent ---
 
@@ -265,31 +265,31 @@ class StreamSet:
         why += ended_for_memory(self.client, lost)
         return ClusterError(f"lost {', '.join(lost)}, on which replicas were{why}; {rest}")
 
-    def kick(self) -> None:
+    def flush(self) -> None:
         """Send all messages that wait."""
-        if not self._is_kicked:
-            self._is_kicked = True
+        if not self._is_flush_due:
+            self._is_flush_due = True
             # The client may be closed.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._flush)
+                self._loop.call_soon_threadsafe(self._flush_in_loop)
 
-    def kick_soon(self) -> None:
+    def flush_soon(self) -> None:
         """Send all messages that wait, together with those that come soon if workers have enough to do."""
         if self.num_steps < _MANY_STEPS:
-            self.kick()
-        elif not self._is_kicked and not self._is_kicked_later:
-            self._is_kicked_later = True
+            self.flush()
+        elif not self._is_flush_due and not self._is_flush_planned:
+            self._is_flush_planned = True
             within_s = _LATER_S * min(self.num_steps // _MANY_STEPS, _MOST_TIMES)
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._loop.call_later, within_s, self._flush)
+                self._loop.call_soon_threadsafe(self._loop.call_later, within_s, self._flush_in_loop)
 
-    def _flush(self) -> None:
-        self._is_kicked = self._is_kicked_later = False
+    def _flush_in_loop(self) -> None:
+        self._is_flush_due = self._is_flush_planned = False
         self._send_drops()
         # Send to the first worker last: it combines reductions, whose parts the other workers then send already.
         for stream in reversed(self._streams.values()):
             if stream.is_open and not stream.outbox.is_empty:
-                stream.outbox.kick()
+                stream.outbox.flush()
 
     def _send_drops(self) -> None:
         # After closing, calls on workers may still need dropped results, and end with their streams.
@@ -344,7 +344,7 @@ class StreamSet:
             elif kind == "pong":
                 stream.running_at, stream.running = rest
             elif kind == "key":
-                task = asyncio.ensure_future(self._tell_of_key(stream, rest[0]))
+                task = asyncio.ensure_future(self._report_task_failure(stream, rest[0]))
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
             elif kind == "leaving":
                 self.live_workers.note_leaving(stream.address, *rest)
@@ -354,13 +354,13 @@ class StreamSet:
                 with self.lock:
                     if self._streams[target].is_open:
                         self._streams[target].append("fail", number, place, failed)
-                self.kick()
+                self.flush()
         if len(self._dropped) >= _MANY_DROPPED:
-            self._flush()
+            self._flush_in_loop()
         self._wake()
 
-    async def _tell_of_key(self, stream: StepStream, key: Any) -> None:
-        # A worker waits for a task's result, and is not told if the task failed elsewhere.
+    async def _report_task_failure(self, stream: StepStream, key: Any) -> None:
+        # A worker waits for a task's result, and does not know if the task failed elsewhere.
         futures = [needed for record in list(self._under_way.values()) for needed in futures_in(record.needs)]
         future = next((candidate for candidate in futures if candidate.key == key), None)
         if future is None:
@@ -375,7 +375,7 @@ class StreamSet:
         with self.lock:
             if stream.is_open:
                 stream.append("key-failed", key, Failed(Failure.of(error), None))
-        self.kick()
+        self.flush()
 
     def _record_outcome(self, record: Record, place: int, structure: Any, payload: Any) -> None:
         outcomes = record.outcomes
@@ -407,7 +407,7 @@ class StreamSet:
                 if other.is_open:
                     other.append("lost", [stream.address], failed, why)
         self._wake()
-        self.kick()
+        self.flush()
 
     def _fail_calls(self, address: str, why: Failed) -> None:
         self._ended_at = time.monotonic()
@@ -425,7 +425,7 @@ class StreamSet:
 
     def wait(self, is_over: Callable[[], bool], within_s: float = math.inf) -> None:
         """Send queued messages, then wait until ``is_over()``, or for ``within_s`` seconds."""
-        self.kick()
+        self.flush()
         if is_over():
             return
         self._waiting.append(is_over)
@@ -494,7 +494,7 @@ class StreamSet:
         most = max(setting("max-steps-in-flight"), 1)
         while self.num_steps >= most:
             self.wait(lambda: self.num_steps <= most // 2 or (bool(self.failures) and not self.lost()))
-            self.raise_unseen()
+            self.raise_unobserved()
         unsent = max([stream.outbox.num_bytes for stream in self._streams.values()], default=0)
         if unsent and unsent > (most_bytes := in_bytes("step-bytes")):
             self.wait(lambda: all(stream.outbox.num_bytes <= most_bytes for stream in self._streams.values()))
@@ -548,7 +548,7 @@ class StreamSet:
         """Return results, waited for and brought here; raise what the call of the first that failed raised."""
         self.wait(lambda: all(result.is_over for result in results))
         outcomes = [result.call.record.outcomes[result.place] or (None, None) for result in results]
-        held = [index for index, (_, payload) in enumerate(outcomes) if type(payload) is Held]
+        held = [index for index, (_, payload) in enumerate(outcomes) if type(payload) is StaysOnWorker]
         for index, payload in zip(held, self._fetch([results[place] for place in held]), strict=True):
             outcomes[index] = outcomes[index][0], payload
         self.raise_first([payload for _, payload in outcomes if type(payload) is Failed])
@@ -561,18 +561,18 @@ class StreamSet:
     def raise_first(self, failures: Sequence[Failed]) -> None:
         """Raise the first of the failures that were looked at together; none of them is raised by itself later."""
         for failure in failures:
-            self.failures.mark_seen(failure)
+            self.failures.mark_observed(failure)
         if failures:
             raise self._cause_of(failures[0].failure.error())
 
     def _cause_of(self, error: BaseException) -> BaseException:
-        # A lost worker may be the cause. Another worker may tell of it before its stream breaks.
+        # A lost worker may be the cause. Another worker may report it before its stream breaks.
         self.live_workers.in_doubt = True
-        if told := [worker for worker in self._streams if self.is_open(worker) and f"lost {worker}," in str(error)]:
-            self.wait(lambda: True not in map(self.is_open, told), 5 * _LOOK_EVERY_S)
+        if reported := [worker for worker in self._streams if self.is_open(worker) and f"lost {worker}," in str(error)]:
+            self.wait(lambda: True not in map(self.is_open, reported), 5 * _LOOK_EVERY_S)
         return root_cause(self.client, error)
 
-    def raise_unseen(self) -> None:
+    def raise_unobserved(self) -> None:
         """Raise the first failure that nobody can look at any more, if there is one."""
         self._send_drops()
         if error := self.failures.first_error():
@@ -580,10 +580,10 @@ class StreamSet:
         if self.lost():
             # Failures because of the loss are not reported, since the calls are made again.
             self.failures.forget_lost()
-        elif error := self.take_unseen():
+        elif error := self.take_unobserved():
             raise root_cause(self.client, error)
 
-    def take_unseen(self) -> BaseException | None:
+    def take_unobserved(self) -> BaseException | None:
         """Forget the failures that nobody has looked at, nor can; return the error of the first, if there is one."""
         self._send_drops()
         return self.failures.take_error()
@@ -595,6 +595,6 @@ async def _beat(reference: weakref.ref[StreamSet]) -> None:
         streams = reference()
         if streams is None:
             return
-        streams._flush()
+        streams._flush_in_loop()
         streams._ping()
         del streams

@@ -27,5 +27,5 @@ class Absent:
 
 
 ABSENT: Final = Absent()
-# What other replicas are told that wait for one in a collective.
+# The message to other replicas that wait for one in a collective.
 SKIPPED: Final = "had no rows, so that its function was skipped (the option last_batch='skip_empty')"

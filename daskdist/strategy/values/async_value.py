@@ -60,12 +60,12 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         """Return whether the value is in this process."""
         return self.source is None
 
-    def at_hand(self) -> tuple[Any] | None:
+    def peek(self) -> tuple[Any] | None:
         """Return the value in a tuple if it is in this process, or else None, without waiting or computing."""
         source = self.source
         if source is None:
             return (self.known,)
-        here = self.caller.at_hand(source.handle) if type(source) is Remote else None
+        here = self.caller.peek(source.handle) if type(source) is Remote else None
         return here and (source.pick(here[0]),)  # type: ignore[union-attr]
 
     def can_be_given_to(self, caller: ResultSource) -> bool:

@@ -104,14 +104,14 @@ class PerReplica(ValueCollection, DistributedValues):
     def _repr_html_(self) -> str | None:
         # Without waiting or fetching: a value that is not in this process is described by its spec.
         workers = [value.worker if isinstance(value, AsyncValue) else None for value in self.values]
-        summaries = [Summary.of(*here) if (here := _at_hand(value)) else _known_of(value) for value in self.values]
+        summaries = [Summary.of(*here) if (here := _peek(value)) else _known_of(value) for value in self.values]
         note = "Values stay on workers until they are read: print(value)."
-        return values_page("PerReplica", summaries, workers, "" if all(map(_at_hand, self.values)) else note)
+        return values_page("PerReplica", summaries, workers, "" if all(map(_peek, self.values)) else note)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         # Notebooks show the HTML, but would also call `repr`, which waits.
         html = self._repr_html_()
-        here = list(map(_at_hand, self.values))
+        here = list(map(_peek, self.values))
         text = f"<PerReplica of {counted(len(here), 'value')} on workers; print(value) fetches them>"
         if all(here):
             text = values_text("PerReplica", [value for (value,) in here])  # type: ignore[misc]
@@ -171,8 +171,8 @@ def results_by_replica(leaves: Sequence[Any]) -> list[list[Any]]:
         return [here[start : start + len(leaves)] for start in range(0, len(here), len(leaves))]
 
 
-def _at_hand(value: Any) -> tuple[Any] | None:
-    return value.at_hand() if isinstance(value, AsyncValue) else (value,)
+def _peek(value: Any) -> tuple[Any] | None:
+    return value.peek() if isinstance(value, AsyncValue) else (value,)
 
 
 def _known_of(value: AsyncValue) -> Summary:

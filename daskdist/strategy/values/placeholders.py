@@ -186,7 +186,7 @@ def results_of(values: Sequence[Any]) -> list[Any]:
             break
         number = placeholders.caller.num_made_again
         try:
-            _see_steps(values)
+            _wait_for_steps(values)
             template = fill(template, _fetch(placeholders, placeholders.caller))
             break
         except (ClusterError, CollectiveError):
@@ -198,7 +198,7 @@ def results_of(values: Sequence[Any]) -> list[Any]:
     return list(template)
 
 
-def _see_steps(values: Sequence[Any]) -> None:
+def _wait_for_steps(values: Sequence[Any]) -> None:
     # A step that failed on one replica has no results.
     seen: set[int] = set()
     for value in values:
@@ -206,7 +206,7 @@ def _see_steps(values: Sequence[Any]) -> None:
             step = value.source.step
             if step and id(step) not in seen:
                 seen.add(id(step))
-                value.caller.see(step)
+                value.caller.wait_for_step(step)
 
 
 def _fetch(placeholders: Placeholders, caller: ResultSource) -> list[Any]:

@@ -54,10 +54,10 @@ class ReplicaCopy:
         return [leaf[()] if type(leaf) is np.ndarray and not leaf.ndim else leaf for leaf in stored]
 
     @property
-    def lent(self) -> list[Any]:
+    def mutable_leaves(self) -> list[Any]:
         """The arrays, or the object, which the caller may change in place."""
         if self.variable.layout.treespec is None:
-            self._store.lend(self.variable, self.replica.replica_id_in_sync_group)
+            self._store.note_mutable(self.variable, self.replica.replica_id_in_sync_group)
         return self.leaves
 
     @property
@@ -319,7 +319,7 @@ def restore_on_replica(variable: VariableRecord, state: FlatResult) -> FlatResul
     value = variable.layout.packed(copy.host_leaves)
     (saved,) = state.leaves
     if isinstance(value, Stateful):
-        value = variable.layout.packed(copy.lent)
+        value = variable.layout.packed(copy.mutable_leaves)
         value.load_state_dict(like(value.state_dict(), saved, owner=value))
         return FlatResult([True], list_spec(1))
     restored = like(value, saved)

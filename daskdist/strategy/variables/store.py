@@ -77,7 +77,7 @@ class VariableStore:
         """Return the states that replicas have of their own: number of a variable -> number of a replica -> state."""
         return {number: dict(self._states.get(number, {})) for number in list(self._on_read)}
 
-    def lend(self, variable: VariableRecord, replica: int) -> None:
+    def note_mutable(self, variable: VariableRecord, replica: int) -> None:
         """Note that the object of a state may be changed in place."""
         if replica in self._undo_logs:
             self._undo_logs[replica].note(variable.key.number, UNKNOWN)

@@ -277,7 +277,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         """
         copy = copy_on_replica(self)
         if copy is not None:
-            return self.layout.packed(copy.lent)
+            return self.layout.packed(copy.mutable_leaves)
         strategy, layout = self._strategy_in_use(), self.layout
         columns = strategy.internals.call_each(layout.num_leaves, "variable", read_on_replica, self)
         if layout.treespec is None:

@@ -163,7 +163,7 @@ class Inbound:
         weakref.finalize(self, _close, self._waker, self._woken).atexit = False
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
-        # Whether the event loop reads, and whether a thread that has waited for long has to tell when it stops.
+        # Whether the event loop reads, and whether a thread that has waited for long has to report when it stops.
         self._is_armed = True
         self._is_parked = False
         self._acknowledges_soon = False

@@ -100,7 +100,7 @@ def note_in_use(client: Client, token: str, workers: Sequence[str]) -> bool:
         if address not in _warned:
             _warned.add(address)
             logger.warning(
-                "the scheduler at %s cannot be told which workers a strategy uses (%s: %s): adaptive scaling may close "
+                "the scheduler at %s cannot note which workers a strategy uses (%s: %s): adaptive scaling may close "
                 "them, and then their replicas are lost; nor can it relay steps to workers that this program does not "
                 "reach. Install the same daskdist where the scheduler runs, or do not "
                 "scale the cluster down while strategies are open",

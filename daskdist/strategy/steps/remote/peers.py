@@ -33,7 +33,7 @@ class _Link:
 
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
-        # Numbered messages, each with a function that is told why it could not be sent.
+        # Numbered messages, each with a function that is called with the reason if it could not be sent.
         self.kept: deque[tuple[tuple[int, Any], Callable[[str], None]]] = deque()
         self.num_acknowledged = 0
         self._num_messages = 0
@@ -44,7 +44,7 @@ class _Link:
     def send(self, message: Any, failed: Callable[[str], None], *, is_urgent: bool) -> bool:
         """Send a message by the connection there is, and keep it, in any thread; return False if the link is over.
 
-        One that is not urgent is sent with the next urgent one, or by `kick`.
+        One that is not urgent is sent with the next urgent one, or by `flush`.
         """
         with self._lock:
             if self._is_over:
@@ -56,14 +56,14 @@ class _Link:
             if outbox is not None:
                 outbox.put(numbered)
         if is_urgent and outbox is not None:
-            outbox.kick()
+            outbox.flush()
         return True
 
-    def kick(self) -> None:
+    def flush(self) -> None:
         """Send the messages that wait, in any thread."""
         outbox = self._outbox
         if outbox is not None and not outbox.is_empty:
-            outbox.kick()
+            outbox.flush()
 
     def end_if_unused(self) -> bool:
         """End the link unless messages are kept; return whether it is over."""
@@ -72,7 +72,7 @@ class _Link:
             return self._is_over
 
     def end(self, why: str) -> None:
-        """End the link, and tell why messages could not be sent."""
+        """End the link, and report why messages could not be sent."""
         with self._lock:
             self._is_over = True
         for _, failed in self.kept:
@@ -142,7 +142,7 @@ class Peers:
     def send(self, address: str, message: Any, failed: Callable[[str], None], *, is_urgent: bool = True) -> None:
         """Send a message, in any thread; ``failed`` is called with the reason where that cannot be done.
 
-        One that is not urgent is sent with the next urgent one, or by `kick`.
+        One that is not urgent is sent with the next urgent one, or by `flush`.
         """
         link = self._links.get(address)
         if link is not None and link.send(message, failed, is_urgent=is_urgent):
@@ -158,10 +158,10 @@ class Peers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def kick(self) -> None:
+    def flush(self) -> None:
         """Send the messages that wait, in any thread."""
         for link in list(self._links.values()):
-            link.kick()
+            link.flush()
 
     async def _send_all(self, address: str, link: _Link) -> None:
         why, pause_s, clock = "it was closed", _FIRST_PAUSE_S, asyncio.get_running_loop().time

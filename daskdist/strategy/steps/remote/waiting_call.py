@@ -21,7 +21,7 @@ class Maker(Protocol):
         ...
 
     def finish(self, call: WaitingCall, outcome: Any) -> None:
-        """Set the result of a call, and tell the program."""
+        """Set the result of a call, and send it to the program."""
         ...
 
 

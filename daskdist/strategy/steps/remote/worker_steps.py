@@ -95,8 +95,8 @@ class StepsOnWorker:
         self._loop_thread = threading.get_ident()
         self._outbox = Outbox(comm, is_framed=is_framed)
         self._reader = BatchReader(comm, is_framed=is_framed)
-        # The time of the next `_kick`.
-        self._kick_at = math.inf
+        # The time of the next `_flush`.
+        self._flush_at = math.inf
         # Functions that other threads want called in the event loop, which is woken once for several.
         self._to_call: deque[Callable[[], Any]] = deque()
         self._is_woken = self._is_closed = False
@@ -220,7 +220,7 @@ class StepsOnWorker:
                     f"run: a call for replica {replica}, of which there are fewer now; make it again"
                 )
                 promise.set(Failed(Failure.of(error), None))
-                self._tell_outcome(number, replica, promise.get(), SMALL_BYTES, is_urgent=True)
+                self._send_outcome(number, replica, promise.get(), SMALL_BYTES, is_urgent=True)
                 continue
             slot, executor = self._slots[replica]
             inputs = [sent_function if loaded is None else loaded[0], *map(self._run_input, references)]
@@ -270,19 +270,19 @@ class StepsOnWorker:
         if self._is_closed:
             return
         message = (self._token, number, replica, seq, *travelling(promise.value, math.inf))
-        failed = partial(StepsOnWorker._tell_unsent, self, number, replica, target)
+        failed = partial(StepsOnWorker._report_unsent, self, number, replica, target)
         executor = self._executor_of.get(threading.get_ident())
         is_urgent = executor is None or not executor.can_hold()
         self._peers.send(target, message, failed, is_urgent=is_urgent)
         if not is_urgent:
-            self._kick_within(_SOON_S)
+            self._flush_within(_SOON_S)
 
-    def _tell_unsent(self, number: int, replica: int, target: str, why: str) -> None:
-        self._tell(("unsent", number, replica, target, why))
+    def _report_unsent(self, number: int, replica: int, target: str, why: str) -> None:
+        self._send(("unsent", number, replica, target, why))
 
     def _fetch(self, request: int, number: int, replica: int) -> None:
         _, payload = travelling(self._promises[number][replica].get(), math.inf)
-        self._tell(("value", request, payload))
+        self._send(("value", request, payload))
 
     def value(self, number: int, replica: int) -> Any:
         """Return a result; raise what its call raised."""
@@ -329,17 +329,17 @@ class StepsOnWorker:
                 promise.end.end(why)
 
     def _ping(self, asked_at: float) -> None:
-        self._tell(("pong", asked_at, self.running()))
+        self._send(("pong", asked_at, self.running()))
 
     @property
     def slots(self) -> list[ReplicaSlot]:
         """The replicas on this worker."""
         return [slot for slot, _ in self._slots.values()]
 
-    def tell_leaving(self) -> None:
-        """Tell the program that this worker is going to end, so that it sends no more calls."""
+    def announce_leaving(self) -> None:
+        """Notify the program that this worker is going to end, so that it sends no more calls."""
         self._outbox.append(("leaving",))
-        self._outbox.kick()
+        self._outbox.flush()
 
     def end_stream(self) -> None:
         """Take no further calls, and let the program know at once."""
@@ -357,12 +357,12 @@ class StepsOnWorker:
                 number: {k: [*map(host_array, state)] for k, state in of_number.items()}
                 for number, of_number in states.items()
             }
-            self._tell(("leaving", on_host))
+            self._send(("leaving", on_host))
         return is_new
 
     @property
     def is_at_rest(self) -> bool:
-        """Return whether no call is being made or waits, and the program was told of all."""
+        """Return whether no call is being made or waits, and the program knows the results of all."""
         return not self._running and self._outbox.is_empty and not any(lane.has_more for lane in self._executors)
 
     def running(self) -> list[tuple[int, str, float]]:
@@ -408,7 +408,7 @@ class StepsOnWorker:
 
     async def _bring(self, key: Any, promise: Promise) -> None:
         # Ask the program, which knows whether the task has failed.
-        asking = self._loop.call_later(0.05, self._tell, ("key", key))
+        asking = self._loop.call_later(0.05, self._send, ("key", key))
         value: Any
         try:
             value = await self._keys.bring(key)
@@ -471,7 +471,7 @@ class StepsOnWorker:
             for call_input in inputs:
                 if type(call_input) is Promise and call_input.value is UNSET:
                     if executor.num_held:
-                        self._peers.kick()
+                        self._peers.flush()
                     executor.num_without_waits = executor.num_held = 0
                     self._peers.wait_for(call_input)
             values = [call_input.get() if type(call_input) in _INPUTS else call_input for call_input in inputs]
@@ -485,7 +485,7 @@ class StepsOnWorker:
             undo_log = None if undo_from is None or store is None else store.undo_log(slot.number)
             try:
                 if self._is_closed:
-                    # The call began after running calls were told to end.
+                    # The call began after running calls were asked to end.
                     raise ClusterError("the strategy is closed")
                 if undo_log is not None and undo_from is not None:
                     undo_log.begin(number, undo_from)
@@ -513,7 +513,7 @@ class StepsOnWorker:
         # waiting.
         most_bytes = SMALL_AWAITED_BYTES if is_awaited else SMALL_BYTES
         is_urgent = not is_awaited and not executor.has_more
-        self._tell_outcome(number, slot.number, outcome, most_bytes, is_urgent=is_urgent)
+        self._send_outcome(number, slot.number, outcome, most_bytes, is_urgent=is_urgent)
 
     def _make_call(self, call: WaitingCall) -> None:
         outcome: Any = None
@@ -541,40 +541,40 @@ class StepsOnWorker:
         self.finish(call, outcome)
 
     def finish(self, call: WaitingCall, outcome: Any) -> None:
-        """Set the result of a call, and tell the program."""
+        """Set the result of a call, and send it to the program."""
         is_awaited = call.promise.is_awaited
         call.promise.set(outcome)
         # If all workers have the same result, the first one sends it.
         is_urgent = not call.place and not is_awaited and not any(executor.has_more for executor in self._executors)
         most_bytes = SMALL_AWAITED_BYTES if call.is_replicated and (call.place or is_awaited) else SMALL_BYTES
-        self._tell_outcome(call.number, call.place, outcome, most_bytes, is_urgent=is_urgent)
+        self._send_outcome(call.number, call.place, outcome, most_bytes, is_urgent=is_urgent)
 
-    def _tell_outcome(self, number: int, replica: int, outcome: Any, most_bytes: int, *, is_urgent: bool) -> None:
+    def _send_outcome(self, number: int, replica: int, outcome: Any, most_bytes: int, *, is_urgent: bool) -> None:
         is_wanted = number in self._promises or type(outcome) is Failed
-        told = travelling(outcome, most_bytes) if is_wanted else (None, None)
-        self._tell(("done", number, replica, *told), is_urgent=is_urgent)
+        content = travelling(outcome, most_bytes) if is_wanted else (None, None)
+        self._send(("done", number, replica, *content), is_urgent=is_urgent)
 
-    def _tell(self, message: Any, *, is_urgent: bool = True) -> None:
+    def _send(self, message: Any, *, is_urgent: bool = True) -> None:
         self._outbox.put(message)
         if is_urgent:
-            self._outbox.kick()
+            self._outbox.flush()
         else:
             has_more = any(executor.has_more for executor in self._executors)
-            self._kick_within(_LATER_S if has_more else _SOON_S)
+            self._flush_within(_LATER_S if has_more else _SOON_S)
 
-    def _kick_within(self, within_s: float) -> None:
-        kick_at = time.monotonic() + within_s
-        if kick_at < self._kick_at:
-            self._kick_at = kick_at
-            self._in_loop(lambda: self._loop.call_later(within_s, self._kick))
+    def _flush_within(self, within_s: float) -> None:
+        flush_at = time.monotonic() + within_s
+        if flush_at < self._flush_at:
+            self._flush_at = flush_at
+            self._in_loop(lambda: self._loop.call_later(within_s, self._flush))
 
-    def _kick(self) -> None:
-        self._kick_at = math.inf
-        self._peers.kick()
+    def _flush(self) -> None:
+        self._flush_at = math.inf
+        self._peers.flush()
         if not self._outbox.is_empty:
             # Further messages are likely, so check again.
-            self._kick_within(_LATER_S)
-            self._outbox.kick()
+            self._flush_within(_LATER_S)
+            self._outbox.flush()
 
     def _in_loop(self, function: Callable[[], Any]) -> None:
         if threading.get_ident() == self._loop_thread:

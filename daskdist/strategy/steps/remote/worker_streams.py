@@ -74,11 +74,11 @@ class StreamsOfWorker:
     async def teardown(self, worker: Worker) -> None:
         """Wait for the calls that were sent, while their programs are connected; Dask calls it before a worker ends.
 
-        So a worker that is retired loses none: the programs are told, are given the values that only its replicas have,
-        and continue without it.
+        So a worker that is retired loses none: the programs are notified, are given the values that only its replicas
+        have, and continue without it.
         """
         for steps in self.by_token.values():
-            steps.tell_leaving()
+            steps.announce_leaving()
         now = busy_at = time.monotonic()
         until = busy_at + seconds("timeouts.step")
         while self.by_token and now < until:

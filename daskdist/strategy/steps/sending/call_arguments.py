@@ -19,7 +19,7 @@ from daskdist.execute.messages.pickling import describe_unpicklable, dumps_on_ho
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.replica_plans import ReplicaPlan
 from daskdist.strategy.steps.calls import Call, Record
-from daskdist.strategy.steps.outcomes import Failed, Held, received
+from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received
 from daskdist.strategy.steps.remote.replica_call import LOOP
 from daskdist.strategy.steps.sent_objects import SentObject
 from daskdist.strategy.values.async_value import AsyncValue
@@ -197,10 +197,10 @@ def wired_arguments(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any]
 
 def last_reference(record: Record, place: int, error: Exception) -> tuple[Any, ...]:
     """Return the reference to a result whose worker is lost: what was fetched before, or an error."""
-    structure, payload = record.outcomes[place] or (None, Held(0))
+    structure, payload = record.outcomes[place] or (None, StaysOnWorker(0))
     if type(payload) is Failed:
         return "f", payload
-    if type(payload) is Held:
+    if type(payload) is StaysOnWorker:
         return "f", Failed(Failure.of(error), None)
     try:
         return "p", cloudpickle.dumps(received(structure, payload))

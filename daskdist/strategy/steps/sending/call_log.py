@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.calls import Call, Record, Result
-from daskdist.strategy.steps.outcomes import Held
+from daskdist.strategy.steps.outcomes import StaysOnWorker
 
 # Errors of calls that need a lost worker.
 LOST: Final = (ClusterError, CollectiveError)
@@ -117,8 +117,8 @@ class CallLog:
             steps = list(map(_calls_of, self._steps))
         for number, step in enumerate(steps):
             for place, (record, handle, _) in enumerate(step):
-                is_unseen = record.function is None and handle() is not None
-                if _is_lost(record) or (is_unseen and _is_gone(record, is_open)):
+                is_unobserved = record.function is None and handle() is not None
+                if _is_lost(record) or (is_unobserved and _is_gone(record, is_open)):
                     # Results that each replica had cannot be given to fewer replicas.
                     needs_step = any(
                         earlier.function is not None and _is_gone(earlier, is_open) for earlier, _, _ in step[:place]
@@ -160,6 +160,6 @@ def _is_gone(record: Record, is_open: Callable[[str], bool]) -> bool:
     if record.is_replicated and any(map(is_open, record.workers)):
         return False
     return any(
-        outcome is not None and type(outcome[1]) is Held and not is_open(worker)
+        outcome is not None and type(outcome[1]) is StaysOnWorker and not is_open(worker)
         for worker, outcome in zip(record.workers, record.outcomes, strict=True)
     )

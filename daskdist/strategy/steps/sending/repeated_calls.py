@@ -63,7 +63,7 @@ class RepeatsCalls(RecoversWorkers):
                 return
             logger.warning("making %d calls again that the loss cut short", len(calls))
             for failed in chain.from_iterable(record.failures() for record in records):
-                self.streams.failures.mark_seen(failed)
+                self.streams.failures.mark_observed(failed)
         for number, logged in enumerate(calls):
             try:
                 self._log.make_again(logged, group)
@@ -107,8 +107,8 @@ class RepeatsCalls(RecoversWorkers):
     def raise_not_made_again(self) -> None:
         """Raise the error of calls that were not made again, unless somebody has looked at one of their results."""
         failed, self._failed = self._failed, None
-        if failed is not None and not self.streams.failures.is_seen(failed):
-            self.streams.failures.mark_seen(failed)
+        if failed is not None and not self.streams.failures.is_observed(failed):
+            self.streams.failures.mark_observed(failed)
             raise failed.failure.error()
 
 

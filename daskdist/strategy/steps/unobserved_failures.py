@@ -10,10 +10,10 @@ from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.sending.call_log import LOST
 
 # The number of raised failures to remember.
-_NUM_SEEN: Final = 1024
+_NUM_OBSERVED: Final = 1024
 
 
-class UnseenFailures:
+class UnobservedFailures:
     """Failures of calls whose results were not read: the next wait raises the first, and counts the others.
 
     A failure is identified by the number of the call that raised it. Calls that use its result fail with it, and while
@@ -23,72 +23,72 @@ class UnseenFailures:
     def __init__(self) -> None:
         # call that raised -> the number of calls failed by it whose results can still be read.
         self._num_failed: Counter[int] = Counter()
-        self._unseen: dict[int, Failed] = {}
+        self._unobserved: dict[int, Failed] = {}
         # The failures that can still be seen.
         self._visible: dict[int, Failed] = {}
-        self._seen: deque[int] = deque(maxlen=_NUM_SEEN)
+        self._observed: deque[int] = deque(maxlen=_NUM_OBSERVED)
         # Failures of calls before this one because of lost workers have been reported.
-        self._first_told = 0
+        self._first_reported = 0
 
     def __bool__(self) -> bool:
-        return bool(self._unseen)
+        return bool(self._unobserved)
 
     def forget_lost(self, before: int = 0) -> None:
         """Forget the failures because of lost workers, also those still to come of calls before one."""
-        self._first_told = max(before, self._first_told)
-        for origin, failed in list(self._unseen.items()):
+        self._first_reported = max(before, self._first_reported)
+        for origin, failed in list(self._unobserved.items()):
             if _is_lost(failed):
-                self._unseen.pop(origin, None)
+                self._unobserved.pop(origin, None)
 
     def add(self, record: Record, failed: Failed) -> None:
         """Record that a call failed."""
         origin = failed.origin
-        if record.told_with not in (None, origin):
-            self.mark_seen(failed)
+        if record.reported_with not in (None, origin):
+            self.mark_observed(failed)
         self._count(failed, 0 if record.is_dropped else 1)
         if origin in (None, record.number):
             return
         # A call has one error: other failed arguments of it are not raised separately.
         for needed in records_in(record.needs):
-            needed.told_with = origin
+            needed.reported_with = origin
             for other in needed.failures():
                 if other.origin != origin:
-                    self.mark_seen(other)
+                    self.mark_observed(other)
 
     def drop(self, record: Record) -> None:
         """Record that the results of a call can no longer be read."""
         for failed in record.failures():
             self._count(failed, -1)
 
-    def mark_seen(self, failed: Failed) -> None:
+    def mark_observed(self, failed: Failed) -> None:
         """Record that a failure was raised, so that it is not raised again."""
         if failed.origin is not None:
-            self._seen.append(failed.origin)
-            self._unseen.pop(failed.origin, None)
+            self._observed.append(failed.origin)
+            self._unobserved.pop(failed.origin, None)
             self._visible.pop(failed.origin, None)
 
-    def is_seen(self, failed: Failed) -> bool:
+    def is_observed(self, failed: Failed) -> bool:
         """Return whether a failure was raised."""
-        return failed.origin in self._seen
+        return failed.origin in self._observed
 
     def _count(self, failed: Failed, change: int) -> None:
         origin = failed.origin
-        if origin is None or origin in self._seen or (origin < self._first_told and _is_lost(failed)):
+        if origin is None or origin in self._observed or (origin < self._first_reported and _is_lost(failed)):
             return
         self._num_failed[origin] += change
         if self._num_failed[origin] > 0:
-            self._unseen.pop(origin, None)
+            self._unobserved.pop(origin, None)
             self._visible[origin] = failed
         else:
             del self._num_failed[origin]
             self._visible.pop(origin, None)
-            self._unseen.setdefault(origin, failed)
+            self._unobserved.setdefault(origin, failed)
 
     def first_error(self) -> BaseException | None:
         """Return the error of the first failure in the order of the calls, if there is one."""
         # Another thread may remove some at the same time.
-        unseen = self._unseen.copy()
-        return unseen[min(unseen)].failure.error() if unseen else None
+        unobserved = self._unobserved.copy()
+        return unobserved[min(unobserved)].failure.error() if unobserved else None
 
     def visible(self) -> list[Failed]:
         """Return the failures that can still be seen and were not, in the order of the calls."""
@@ -98,10 +98,10 @@ class UnseenFailures:
     def take_error(self) -> BaseException | None:
         """Forget all failures; return the error of the first in the order of the calls, if there is one."""
         # Another thread may remove some at the same time.
-        taken = [self._unseen.pop(origin, None) for origin in sorted(self._unseen.copy())]
+        taken = [self._unobserved.pop(origin, None) for origin in sorted(self._unobserved.copy())]
         failures = [failed for failed in taken if failed is not None]
         for failed in failures:
-            self.mark_seen(failed)
+            self.mark_observed(failed)
         if not failures:
             return None
         error = failures[0].failure.error()

@@ -12,7 +12,7 @@ from daskdist.strategy.values.global_batch import GlobalBatch
 from daskdist.strategy.values.placeholders import Placeholders
 
 
-def cut_again(batch: GlobalBatch, group: ReplicaGroup, submit: Submit, source: ResultSource) -> None:
+def resplit(batch: GlobalBatch, group: ReplicaGroup, submit: Submit, source: ResultSource) -> None:
     """Cut a batch for other replicas, by a task on the worker of each.
 
     Parameters
@@ -37,8 +37,7 @@ def cut_again(batch: GlobalBatch, group: ReplicaGroup, submit: Submit, source: R
     leaves = [list(map(placeholders.leaf, batch.pieces(number))) for number in range(len(batch.leaves))]
     what = cut_piece, placeholders.handles, placeholders.picks, leaves, batch.structure, batch.skips_empty
     pieces = [
-        submit.call(*what, number, size, worker=worker, name="cut-again")
-        for number, worker in enumerate(group.worker_of)
+        submit.call(*what, number, size, worker=worker, name="resplit") for number, worker in enumerate(group.worker_of)
     ]
     batch.leaves = [
         PerReplicaRef(source, tuple(pieces), pick_from_rows(0, number, batch.is_writable), group.worker_of)
