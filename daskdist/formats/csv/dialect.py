@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.csv.fields import NULLS, Fields, fields_in, infer
+from daskdist.formats.csv.fields import NULLS, Fields, fields_in
 from daskdist.formats.csv.quotes import MARK, Quotes
 from daskdist.storage.byte_ranges import BrokenRecord, ByteRanges
 from daskdist.storage.compression import without_suffix
@@ -213,7 +213,7 @@ def sampled(ranges: ByteRanges, dialect: Dialect, version: Version, sample_bytes
         )
     with failures(path):
         fields = Fields(names, (), **dialect.of_fields)
-        return Sampled(names, infer(without_unequal(data, fields, dialect)[0], fields), True)
+        return Sampled(names, fields.infer(without_unequal(data, fields, dialect)[0]), True)
 
 
 _TEXT: Final = ("str", "str")

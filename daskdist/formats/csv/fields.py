@@ -190,6 +190,32 @@ class Fields:
         column = self._read(data, include_columns=[name]).column(0)
         return self._of_long_integers(data, name, column) or _kind_of(column)
 
+    def infer(self, data: bytes) -> tuple[tuple[str, str], ...]:
+        """Return the type of each column in some rows, and its type if missing values are replaced.
+
+        With missing values, integers become float64 and bools text. A column of missing values only is float64. A
+        column of numbers is text if one of them is not written like a number, or is an integer that a column of floats
+        does not keep: see `number_text`. Integers beyond int64 are uint64, or text where that does not have all.
+        """
+        import pyarrow as pa
+
+        table = self._read(data)
+        types = pa.types
+        numbers = [col.name for col in table.schema if types.is_integer(col.type) or types.is_floating(col.type)]
+        texts = {name for name, is_text in self._number_texts(data, numbers).items() if is_text.any()}
+        floats = [
+            name for name in numbers if types.is_floating(table.field(name).type) or table.column(name).null_count
+        ]
+        rounded = {name for name, is_text in self._rounded(data, table, floats).items() if is_text.any()}
+        kinds = []
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            kind = "str" if name in texts else self._of_long_integers(data, name, column)
+            kind, full = (kind, kind) if kind else (_kind_of(column), _kind_of(column, is_full=True))
+            if kind == "float64" and name in rounded:
+                kind, full = "str", "str" if full == kind else full
+            kinds.append((kind, full))
+        return tuple(kinds)
+
     def _of_long_integers(self, data: bytes, name: str, column: Any) -> str | None:
         # Return the type of a column that was read as floats as its integers have more than 64 bits with a sign: floats
         # would make one of several, such as of identifiers. None for other columns.
@@ -383,31 +409,6 @@ def fields_in(row: bytes, delimiter: str, quote: str, errors: str = "strict") ->
         return next(csv.reader(text, delimiter=delimiter, quoting=csv.QUOTE_NONE), [])
     except csv.Error as error:
         raise ValueError(str(error)) from None
-
-
-def infer(data: bytes, fields: Fields) -> tuple[tuple[str, str], ...]:
-    """Return the type of each column in some rows, and its type if missing values are replaced.
-
-    With missing values, integers become float64 and bools text. A column of missing values only is float64. A column of
-    numbers is text if one of them is not written like a number, or is an integer that a column of floats does not keep:
-    see `number_text`. Integers beyond int64 are uint64, or text where that does not have all of them.
-    """
-    import pyarrow as pa
-
-    table = fields._read(data)
-    types = pa.types
-    numbers = [col.name for col in table.schema if types.is_integer(col.type) or types.is_floating(col.type)]
-    texts = {name for name, is_text in fields._number_texts(data, numbers).items() if is_text.any()}
-    floats = [name for name in numbers if types.is_floating(table.field(name).type) or table.column(name).null_count]
-    rounded = {name for name, is_text in fields._rounded(data, table, floats).items() if is_text.any()}
-    kinds = []
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        kind = "str" if name in texts else fields._of_long_integers(data, name, column)
-        kind, full = (kind, kind) if kind else (_kind_of(column), _kind_of(column, is_full=True))
-        if kind == "float64" and name in rounded:
-            kind, full = "str", "str" if full == kind else full
-        kinds.append((kind, full))
-    return tuple(kinds)
 
 
 def _kind_of(column: Any, *, is_full: bool = False) -> str:

@@ -88,13 +88,13 @@ class WebDataset:
     is_splittable = True
 
     def __post_init__(self) -> None:
-        self._decoding()
+        self.decoding()
 
     def guess(self, path: str, head: bytes) -> bool:
         return without_suffix(path).endswith(self.suffixes)
 
     def spec(self, path: str) -> ElementSpec:
-        decoding = self._decoding()
+        decoding = self.decoding()
         samples, is_sound = self._first_samples(path)
         members = [name for sample, _ in samples for name in sample.members]
         known = list(dict.fromkeys([KEY, *members, *(self.missing or ())]))
@@ -122,11 +122,11 @@ class WebDataset:
             pillow()
         specs = {name: self._field_spec(name, samples, path) for name in columns.names}
         for name in specs.keys() & (self.missing or {}).keys():
-            self._stand_in(name, specs[name])
+            self.replacement(name, specs[name])
         return columns.spec(specs.__getitem__)
 
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
-        decoding, names = self._decoding(), self._columns(first.spec).names
+        decoding, names = self.decoding(), self.columns_of(first.spec).names
         has_images = any(name != KEY and decoding.kind(name) == "image" for name in names)
         listed = self._ranges.list(path, file, _GROWTH if has_images else 1)
         if not listed:
@@ -166,7 +166,7 @@ class WebDataset:
                 f"an element is {element}, but a sample is a dict whose keys are file extensions: "
                 'map it to a dict first, such as {"png": image, "cls": label}'
             )
-        decoding = self._decoding()
+        decoding = self.decoding()
         for name, nest in element.items():
             leaves, structure = Structure.of(nest)
             here = ElementSpec(structure, leaves)
@@ -182,7 +182,7 @@ class WebDataset:
             raise ArgumentError("an element has no fields besides its key, but a sample needs at least one member")
 
     def write(self, rows: Rows, file: IO[bytes]) -> None:
-        decoding, keys = self._decoding(), set()
+        decoding, keys = self.decoding(), set()
         with tarfile.open(mode="w|", fileobj=file, format=tarfile.PAX_FORMAT) as archive:
             for number, element in enumerate(rows.elements()):
                 members = {
@@ -202,11 +202,12 @@ class WebDataset:
     def _ranges(self) -> ByteRanges:
         return ByteRanges(Samples(), self.storage, self.compression)
 
-    def _decoding(self) -> Decoding:
+    def decoding(self) -> Decoding:
+        """Return the decoding of fields that the options ask for."""
         return Decoding(self.decode, ImageOptions(self.image_mode, self.resize))
 
-    def _columns(self, spec: ElementSpec) -> Columns:
-        # Return the columns that the user names, or all fields of the spec.
+    def columns_of(self, spec: ElementSpec) -> Columns:
+        """Return the columns that the user names, or all fields of a spec."""
         names = list(spec.packed) if self.columns is None else optree.tree_leaves(self.columns)
         return Columns.of(self.columns, names)
 
@@ -231,7 +232,7 @@ class WebDataset:
     def _field_spec(self, name: str, samples: list[tuple[Sample, bytes]], path: str) -> ElementSpec:
         if name == KEY:
             return _KEY_SPEC
-        decoding = self._decoding()
+        decoding = self.decoding()
         known = decoding.spec(name)
         if known is not None:
             return known
@@ -253,10 +254,16 @@ class WebDataset:
         # The other samples may have axes of other lengths.
         return ElementSpec(LONE, (TensorSpec((None,) * rank, dtype),))
 
-    def _stand_in(self, name: str, spec: ElementSpec) -> Any:
-        # The replacement of a field that a sample lacks, in decoded form.
+    def replacement(self, name: str, spec: ElementSpec) -> Any:
+        """Return the decoded value of a field for samples that lack it.
+
+        Raises
+        ------
+        ArgumentError
+            The value in ``missing`` is not of the field's type.
+        """
         value = (self.missing or {})[name]
-        kind = self._decoding().kind(name)
+        kind = self.decoding().kind(name)
         try:
             if kind == "json":
                 _leaves_of_json([value], spec)
@@ -275,9 +282,9 @@ class _Reading:
     def __init__(self, form: WebDataset, label: str, piece: RangeRecords, spec: ElementSpec) -> None:
         self.label = label
         self.spec = spec
-        self.columns = form._columns(spec)
+        self.columns = form.columns_of(spec)
         self._piece = piece
-        self._decoding = form._decoding()
+        self._decoding = form.decoding()
         self._is_all = form.columns is None
         self._specs: dict[str, ElementSpec] = {}
         for leaf, nest in zip(self.columns.leaves, self.columns.structure.leaves_of(spec.packed), strict=True):
@@ -286,8 +293,8 @@ class _Reading:
                 here = None if name == KEY else self._decoding.spec(name)
                 self._specs[name] = here or ElementSpec(structure, leaves)
         self._kinds = {name: "" if name == KEY else self._decoding.kind(name) for name in self._specs}
-        stand_ins = self._specs.keys() & (form.missing or {}).keys()
-        self._stand_ins = {name: form._stand_in(name, self._specs[name]) for name in stand_ins}
+        replacements = self._specs.keys() & (form.missing or {}).keys()
+        self._replacements = {name: form.replacement(name, self._specs[name]) for name in replacements}
 
     def values(self, sample: Sample) -> dict[str, Any]:
         """Return the values of a sample, by field.
@@ -314,8 +321,8 @@ class _Reading:
             return sample.key
         member = sample.members.get(name)
         if member is None:
-            if name in self._stand_ins:
-                return self._stand_ins[name]
+            if name in self._replacements:
+                return self._replacements[name]
             raise FileError(
                 f"{where}: has no field {name!r}, only {sorted(sample.members)}; give a value for it with "
                 f"missing={{{name!r}: ...}}, or leave the field out with columns=[...]"

@@ -85,10 +85,10 @@ class Packed(NamedTuple):
 class _Buffer:
     # Bytes-like memory, pickled as a buffer of its own without a copy.
     def __init__(self, raw: memoryview) -> None:
-        self._raw = raw
+        self.raw = raw
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _same, (pickle.PickleBuffer(self._raw),)
+        return _same, (pickle.PickleBuffer(self.raw),)
 
 
 def _same(buffer: Any) -> Any:
@@ -206,7 +206,7 @@ def _small(most_bytes: float, value: Any) -> Any:
     packed = packed_value(value)
     if type(packed) is Packed:
         # Copy now, as the replica may change it before it is sent.
-        return packed._replace(buffers=[bytes(buffer._raw) for buffer in packed.buffers])
+        return packed._replace(buffers=[bytes(buffer.raw) for buffer in packed.buffers])
     # It cannot be sent, but can be used on its worker.
     return StaysOnWorker(num_bytes)
 

@@ -123,7 +123,7 @@ class StreamSet:
                 close_all(opened)
                 raise result
         if not self._streams:
-            beat = asyncio.ensure_future(_beat(reference))
+            beat = asyncio.ensure_future(self._beat(reference))
             # Close the streams when nothing refers to them or to their results.
             weakref.finalize(self, close_all_soon, self._streams.values(), beat, self._loop).atexit = False
         self._streams.update({stream.address: stream for stream in opened})
@@ -588,13 +588,13 @@ class StreamSet:
         self._send_drops()
         return self.failures.take_error()
 
-
-async def _beat(reference: weakref.ref[StreamSet]) -> None:
-    while True:
-        await asyncio.sleep(_BEAT_S)
-        streams = reference()
-        if streams is None:
-            return
-        streams._flush_in_loop()
-        streams._ping()
-        del streams
+    @staticmethod
+    async def _beat(reference: weakref.ref[StreamSet]) -> None:
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            streams = reference()
+            if streams is None:
+                return
+            streams._flush_in_loop()
+            streams._ping()
+            del streams
