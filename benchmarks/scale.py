@@ -34,6 +34,7 @@ from daskdist.execute.callers.choose import NeverRun
 from daskdist.ops.read_files import ReadFiles
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.input_backend import LocalInput
+from daskdist.strategy.steps.local_backend import NoRecovery
 from daskdist.strategy.strategy import Strategy
 
 
@@ -94,7 +95,7 @@ class Counting(NeverRun):
     compacts = True
     divides = True
     home: Hashable | None = ("cluster", "counting")
-    in_doubt = False
+    recovery = repetition = NoRecovery()
 
     def __init__(self, num_workers: int, *, weighs: bool = False) -> None:
         super().__init__()
@@ -123,12 +124,6 @@ class Counting(NeverRun):
 
     def raise_unobserved(self) -> None:
         """Raise nothing: no call is made."""
-
-    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
-        """Do nothing: no worker can be lost."""
-
-    def note_losses(self) -> None:
-        """Do nothing: no worker can be lost."""
 
     def note_iterator(self, iterator: Any) -> None:
         """Do nothing: nobody asks for figures."""

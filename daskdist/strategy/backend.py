@@ -83,6 +83,71 @@ class ResultSource(Protocol):
         ...
 
 
+class Recovery(Protocol):
+    """The interface that continues with other workers when some are lost."""
+
+    @property
+    def in_doubt(self) -> bool:
+        """Return whether workers may be lost, which `recover` checks."""
+        ...
+
+    def note_losses(self) -> bool:
+        """Note whether workers are known to be lost; then `in_doubt`, which is returned, is true."""
+        ...
+
+    def note_leaving(self) -> bool:
+        """Note whether workers are going to leave; then `in_doubt` is true, and `recover` continues without them."""
+        ...
+
+    def take_handed_over(self) -> Sequence[Mapping[int, Mapping[int, list[Any]]]]:
+        """Return the values of workers that have left, once: number of a variable -> number of a replica -> leaves."""
+        ...
+
+    def lost_workers(self, within_s: float) -> list[str]:
+        """Return the workers that are lost but still have replicas, waiting up to some seconds for one.
+
+        Raises
+        ------
+        ClusterError
+            The program is not connected to the cluster.
+        """
+        ...
+
+    def recover(self, group: ReplicaGroup) -> ReplicaGroup:
+        """Return the remaining replicas after the loss of workers, or the group itself if none is lost.
+
+        Calls on the remaining workers have finished by then, and those that need the others have failed.
+        """
+        ...
+
+    def with_replacements(self, group: ReplicaGroup) -> ReplicaGroup:
+        """Return the replicas with those of workers that take the places of lost ones, or the group itself.
+
+        Earlier calls have finished by then.
+        """
+        ...
+
+
+class CallRepetition(Protocol):
+    """The interface that makes calls again which failed because of a lost worker."""
+
+    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
+        """Set a function that returns what to call to continue with the remaining replicas, or None if unused."""
+        ...
+
+    def first_to_make_again(self) -> int | None:
+        """Return the number of the first call that is to be made again, as a worker is lost; None if there is none."""
+        ...
+
+    def make_again(self, group: ReplicaGroup) -> None:
+        """Make the calls of steps again that failed because of a lost worker, and those after them."""
+        ...
+
+    def give_up(self, why: str) -> None:
+        """Do not make the calls again that failed because of a lost worker, and log the reason."""
+        ...
+
+
 class Backend(ResultSource, Protocol):
     """The interface that makes the calls of a strategy, on its replicas or once for all.
 
@@ -102,6 +167,16 @@ class Backend(ResultSource, Protocol):
     most ``daskdist.max-steps-in-flight`` calls of ``run`` are in flight; then the program waits. A result without
     handles is dropped on its worker.
     """
+
+    @property
+    def recovery(self) -> Recovery:
+        """Return the part that continues with other workers when some are lost."""
+        ...
+
+    @property
+    def repetition(self) -> CallRepetition:
+        """Return the part that makes calls again."""
+        ...
 
     def call_replicas(
         self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, group: ReplicaGroup
@@ -172,51 +247,8 @@ class Backend(ResultSource, Protocol):
         """
         ...
 
-    @property
-    def in_doubt(self) -> bool:
-        """Return whether workers may be lost, which `recover` checks."""
-        ...
-
-    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
-        """Set a function that returns what to call to continue with the remaining replicas, or None if unused."""
-        ...
-
-    def note_losses(self) -> bool:
-        """See whether workers are known to be lost; then `in_doubt`, which is returned, is true."""
-        ...
-
-    def note_leaving(self) -> bool:
-        """See whether workers are going to leave, which `recover` continues without; then `in_doubt` is true."""
-        ...
-
-    def take_handed_over(self) -> Sequence[Mapping[int, Mapping[int, list[Any]]]]:
-        """Return the values of workers that have left, once: number of a variable -> number of a replica -> leaves."""
-        ...
-
     def cut_for(self, leaf: Any, group: ReplicaGroup) -> Any:
         """Cut the global batch of a leaf for replicas, if it was cut for another number."""
-        ...
-
-    def first_to_make_again(self) -> int | None:
-        """Return the number of the first call that is to be made again, as a worker is lost; None if there is none."""
-        ...
-
-    def make_again(self, group: ReplicaGroup) -> None:
-        """Make the calls of steps again that failed because of a lost worker, and those after them."""
-        ...
-
-    def give_up(self, why: str) -> None:
-        """Do not make the calls again that failed because of a lost worker, and log the reason."""
-        ...
-
-    def lost_workers(self, within_s: float) -> list[str]:
-        """Return the workers that are lost but still have replicas, waiting up to some seconds for one.
-
-        Raises
-        ------
-        ClusterError
-            The program is not connected to the cluster.
-        """
         ...
 
     def end_call(self, handles: Sequence[Handle], why: str) -> None:
@@ -226,20 +258,6 @@ class Backend(ResultSource, Protocol):
         ------
         ClusterError
             They do not end within ``daskdist.timeouts.step`` seconds.
-        """
-        ...
-
-    def recover(self, group: ReplicaGroup) -> ReplicaGroup:
-        """Return the remaining replicas after the loss of workers, or the group itself if none is lost.
-
-        Calls on the remaining workers have finished by then, and those that need the others have failed.
-        """
-        ...
-
-    def with_replacements(self, group: ReplicaGroup) -> ReplicaGroup:
-        """Return the replicas with those of workers that take the places of lost ones, or the group itself.
-
-        Earlier calls have finished by then.
         """
         ...
 

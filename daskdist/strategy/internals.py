@@ -57,7 +57,7 @@ class StrategyInternals:
     ) -> None:
         self._strategy = weakref.ref(strategy)
         self.token = group.token
-        self.group = CurrentGroup(group, backend)
+        self.group = CurrentGroup(group, backend.recovery)
         self.backend = backend
         self.input = input_backend
         self.merge_calls = merge_calls
@@ -65,7 +65,7 @@ class StrategyInternals:
         self.has_warned_of_uneven = False
         # number -> variable, for the variables that the program still references.
         self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
-        backend.on_loss(weakref.WeakMethod(self.recover))
+        backend.repetition.on_loss(weakref.WeakMethod(self.recover))
 
     def register(self, variable: Variable) -> None:
         """Register a new variable; its copies on replicas are freed when the program drops it."""
@@ -75,12 +75,12 @@ class StrategyInternals:
 
     def recover(self) -> None:
         """Continue with the remaining replicas if some are lost."""
-        if self.backend.in_doubt:
+        if self.backend.recovery.in_doubt:
             self.group.recover(self._align)
 
     def recover_soon(self) -> None:
         """Continue with the remaining replicas if some are known to be lost."""
-        if self.backend.note_losses():
+        if self.backend.recovery.note_losses():
             self.group.recover(self._align)
 
     def take_replacements(self) -> None:
@@ -133,7 +133,7 @@ class StrategyInternals:
     def _align(self) -> None:
         strategy: Any = self._strategy()
         variables = list(self._variables.values())
-        first = self.backend.first_to_make_again()
+        first = self.backend.repetition.first_to_make_again()
         if first is not None and variables:
             self._undo(first, variables)
         # Some copies of a mirrored variable may already have the next value, and others not.
@@ -144,9 +144,9 @@ class StrategyInternals:
             # A variable whose creation failed has no value.
             with cross_replica_scope(strategy), contextlib.suppress(ArgumentError, CollectiveError):
                 strategy.local_results(outcome)
-        for handed_over in self.backend.take_handed_over():
+        for handed_over in self.backend.recovery.take_handed_over():
             self._inherit(handed_over)
-        self.backend.make_again(self.group.now)
+        self.backend.repetition.make_again(self.group.now)
 
     def _inherit(self, handed_over: Mapping[int, Mapping[int, list[Any]]]) -> None:
         # Replicas that left had values of their own.
@@ -164,13 +164,13 @@ class StrategyInternals:
         # Calls that failed on a lost replica may have changed variables on others.
         apart = [variable.name for variable in variables if not variable.is_mirrored]
         if apart:
-            self.backend.give_up(f"{', '.join(apart)} had values on lost workers that no other has")
+            self.backend.repetition.give_up(f"{', '.join(apart)} had values on lost workers that no other has")
             return
         strategy: Any = self._strategy()
         with cross_replica_scope(strategy):
             (outcome,) = self.call_each(1, RECOVERY, undo_on_replica, first)
             if not all(strategy.local_results(outcome)):
-                self.backend.give_up("they changed variables whose earlier values are not kept")
+                self.backend.repetition.give_up("they changed variables whose earlier values are not kept")
 
     def check_scope(self, operation: str) -> None:
         """Raise an error on a replica or in the scope of another strategy; otherwise recover from lost workers.
@@ -181,7 +181,7 @@ class StrategyInternals:
             It is called on a replica or in the scope of another strategy.
         """
         if current_context.get() is None or is_free_for(self._strategy()):
-            if self.backend.in_doubt:
+            if self.backend.recovery.in_doubt:
                 self.recover()
             return
         replica = current_replica()
@@ -230,7 +230,7 @@ class StrategyInternals:
         per_replica = [leaf for leaf in leaves if type(leaf) is PerReplica]
         batches = [leaf for leaf in per_replica if leaf.batch is not None]
         # Without the workers that are going to leave, values for each replica of earlier steps would be of no use.
-        if len(batches) == len(per_replica) and self.backend.note_leaving():
+        if len(batches) == len(per_replica) and self.backend.recovery.note_leaving():
             self.recover()
         elif batches:
             self.recover_soon()

@@ -55,7 +55,7 @@ def call_with_restarts(
             return called
         except Exception as error:
             is_certain = isinstance(error, (ClusterError, CollectiveError))
-            lost = backend.lost_workers(_CERTAIN_WITHIN_S if is_certain else _KNOWN_WITHIN_S)
+            lost = backend.recovery.lost_workers(_CERTAIN_WITHIN_S if is_certain else _KNOWN_WITHIN_S)
             if num_restarts == most or not lost:
                 raise
         num_restarts += 1

@@ -254,15 +254,17 @@ class BackendLaws:
 
     def test_replicas_stay_without_a_loss(self) -> None:
         with _Program(self) as program:
-            check(not program.backend.in_doubt, "nothing failed, and workers are in doubt")
+            check(not program.backend.recovery.in_doubt, "nothing failed, and workers are in doubt")
             check(
-                program.backend.recover(program.group) is program.group, "no worker is lost, and the replicas changed"
+                program.backend.recovery.recover(program.group) is program.group,
+                "no worker is lost, and the replicas changed",
             )
             program.error_of(lambda: program.run(_fail, "no such label"))
             check(
-                program.backend.recover(program.group) is program.group, "no worker is lost, and the replicas changed"
+                program.backend.recovery.recover(program.group) is program.group,
+                "no worker is lost, and the replicas changed",
             )
-            check(not program.backend.in_doubt, "all workers are there, and they are in doubt")
+            check(not program.backend.recovery.in_doubt, "all workers are there, and they are in doubt")
             check(program.results(program.run(_total, np.ones(3))) == [3.0] * program.size, "afterwards")
 
     def _eventually(self, program: Any, key: str, is_so: Callable[[int], bool]) -> None:

@@ -491,7 +491,7 @@ def test_a_step_that_was_taken_is_not_left_out_if_its_function_cannot_be_called(
             return call_maps(value)
         if is_lost:
             kill(strategy, 0)
-            eventually(strategy.internals.backend.note_losses)
+            eventually(strategy.internals.backend.recovery.note_losses)
         raise errors.ClusterError("it cannot be called")
 
     monkeypatch.setattr(steps, "_call_maps", fail_after_a_step)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.strategy.backend import Backend
+from daskdist.strategy.backend import Recovery
 from daskdist.strategy.group import ReplicaGroup
 
 logger: Final = logging.getLogger("daskdist")
@@ -17,10 +17,10 @@ logger: Final = logging.getLogger("daskdist")
 class CurrentGroup:
     """The current replicas, and the numbers of replicas before any were lost."""
 
-    def __init__(self, group: ReplicaGroup, backend: Backend) -> None:
+    def __init__(self, group: ReplicaGroup, recovery: Recovery) -> None:
         # Replaced as a whole if replicas are lost.
         self.now = group
-        self._backend = backend
+        self._recovery = recovery
         self._sizes_before: tuple[int, ...] = ()
         self._lost: tuple[str | None, ...] = ()
         # The flag prevents re-entry, as recovery itself calls replicas.
@@ -36,12 +36,12 @@ class CurrentGroup:
             Called if replicas are lost, to give the remaining ones the same values of variables.
         """
         with self._lock:
-            if self._is_recovering or not self._backend.in_doubt:
+            if self._is_recovering or not self._recovery.in_doubt:
                 return
             self._is_recovering = True
             try:
                 failed: Exception | None = None
-                while (group := self._backend.recover(self.now)) is not self.now:
+                while (group := self._recovery.recover(self.now)) is not self.now:
                     self._replace(group)
                     try:
                         align()
@@ -57,7 +57,7 @@ class CurrentGroup:
     def grow(self) -> bool:
         """Continue with further replicas on workers that take the places of lost ones; return whether there are any."""
         with self._lock:
-            before, self.now = self.now, self._backend.with_replacements(self.now)
+            before, self.now = self.now, self._recovery.with_replacements(self.now)
             if self.now is not before:
                 self._sizes_before += (len(before.replicas),)
             return self.now is not before

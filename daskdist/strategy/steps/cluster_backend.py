@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 from distributed import Client, Future
 
-from daskdist.config import to_send
+from daskdist.config import seconds, to_send
 from daskdist.core.finalizer import Finalizer
 from daskdist.devices import is_on_device
 from daskdist.errors import ClusterError
@@ -54,8 +54,9 @@ from daskdist.strategy.steps.sending.call_arguments import (
     wired_arguments,
 )
 from daskdist.strategy.steps.sending.call_log import LOST, CallLog
-from daskdist.strategy.steps.sending.repeated_calls import RepeatsCalls
+from daskdist.strategy.steps.sending.repeated_calls import RepeatedCalls
 from daskdist.strategy.steps.sending.resplit import resplit
+from daskdist.strategy.steps.sending.worker_recovery import WorkerRecovery
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
@@ -70,7 +71,7 @@ _SOON_S: Final = 0.5
 _MOST_UNSENT: Final = 64
 
 
-class ClusterBackend(RepeatsCalls):
+class ClusterBackend:
     """Calls on the replicas and workers of a cluster.
 
     Parameters
@@ -99,7 +100,6 @@ class ClusterBackend(RepeatsCalls):
     ) -> None:
         self.client = client
         self.cross_replica = cross_replica
-        self.replacements = replacements
         self.live_workers = live_workers
         self.futures = submit.futures
         self._log = CallLog()
@@ -110,9 +110,8 @@ class ClusterBackend(RepeatsCalls):
         self._prepared: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
         self._num_unsent = 0
         self._token = ""
-        self.num_made_again = 0
-        self._failed: Failed | None = None
-        self._recover: Callable[[], Callable[[], None] | None] = lambda: None
+        self.recovery = WorkerRecovery(self.streams, submit, self.objects, cross_replica, replacements)
+        self.repetition = RepeatedCalls(self.streams, self._log)
 
     # --- calls ---
 
@@ -125,8 +124,8 @@ class ClusterBackend(RepeatsCalls):
         group: ReplicaGroup,
     ) -> Call:
         """Call a function on every replica; see `Backend`."""
-        if operation != RECOVERY and self._failed is not None:
-            self.raise_not_made_again()
+        if operation != RECOVERY:
+            self.repetition.raise_failure()
         function = self.objects(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
         takes_batch = takes_results = is_loop = False
         packed: list[Any] = []
@@ -329,6 +328,15 @@ class ClusterBackend(RepeatsCalls):
 
     # --- calls that are made again ---
 
+    @property
+    def num_made_again(self) -> int:
+        """The number of times that calls were made again because workers were lost."""
+        return self.repetition.num_made_again
+
+    def made_again_since(self, number: int) -> bool:
+        """Continue with the remaining replicas if some are lost; return whether calls were made again since a count."""
+        return self.repetition.made_again_since(number)
+
     def logged(self, make: Callable[[Any], Any], group: ReplicaGroup | None = None) -> Any:
         """Make a call on results of a step, by a function that makes it for given replicas; see `ResultSource`."""
         result = make(group)
@@ -513,15 +521,6 @@ class ClusterBackend(RepeatsCalls):
             self.close()
             raise
 
-    @property
-    def in_doubt(self) -> bool:
-        """Return whether something failed since the workers were last checked."""
-        return self.live_workers.in_doubt and self.client.status == "running"
-
-    def missing(self) -> list[str]:
-        """Return the strategy's workers that are lost or were restarted."""
-        return list(dict.fromkeys((*self.streams.lost(), *self.live_workers.leaving, *self._submit.missing())))
-
     def note_iterator(self, iterator: DistributedIterator) -> None:
         """Include an iterator over a distributed dataset in what the program reports to the dashboard."""
         self._report.add(iterator)
@@ -534,6 +533,35 @@ class ClusterBackend(RepeatsCalls):
         """Return the status of each worker, lost ones included; if not ``asks``, as far as the program knows it."""
         return self.streams.status(group, asks=asks)
 
+    def wait_while(self, condition: Callable[[], bool]) -> None:
+        """Wait while a condition holds and calls are under way, whose ends may change it."""
+        streams, capture = self.streams, current_capture()
+
+        def goes_on() -> bool:
+            # The log refers to the batches of steps that are complete, too.
+            self._log.rest()
+            return streams.is_busy and condition()
+
+        if goes_on():
+            if capture is not None:
+                capture.note_wait("steps under way had to end, whose batches fill their part of the workers' memory")
+            streams.wait(lambda: not goes_on())
+
+    def end_call(self, handles: Sequence[Handle], why: str) -> None:
+        """End the functions of a call at their next batch, collective operation or checkpoint, and wait for that."""
+        streams, most = self.streams, seconds("timeouts.step")
+        with streams.lock:
+            for result in handles:
+                self._log.remove(result.call.record)
+                if not result.is_over and streams.is_open(result.worker):
+                    streams.stream_with(result.worker, ()).append("end", result.call.record.number, why)
+        streams.wait(lambda: all(result.is_over for result in handles), most)
+        if late := [result.worker for result in handles if not result.is_over]:
+            raise ClusterError(
+                f"run: {why}, but goes on on {', '.join(late)} after {most:g} s, which is daskdist.timeouts.step; a "
+                "function ends at its next batch, collective operation or checkpoint"
+            )
+
     def finish(self, *, raises_all: bool = False) -> None:
         """Send the pending calls, and wait until all calls have ended; see `Backend`."""
         self.streams.finish()
@@ -543,7 +571,7 @@ class ClusterBackend(RepeatsCalls):
 
     def raise_unobserved(self) -> None:
         """Raise a known error that was not read and can no longer be read."""
-        self.raise_not_made_again()
+        self.repetition.raise_failure()
         self.streams.raise_unobserved()
         self._log.rest()
 

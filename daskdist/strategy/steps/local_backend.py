@@ -20,6 +20,49 @@ if TYPE_CHECKING:
     from daskdist.strategy.replica.contract import StrategyContract
 
 
+class NoRecovery:
+    """The recovery of replicas that cannot be lost, as they are in this process: it has nothing to do."""
+
+    in_doubt = False
+
+    def note_losses(self) -> bool:
+        """Return False, as replicas of this process cannot be lost."""
+        return False
+
+    def note_leaving(self) -> bool:
+        """Return False, as replicas of this process do not leave."""
+        return False
+
+    def take_handed_over(self) -> Sequence[Any]:
+        """Return nothing, as replicas of this process do not leave."""
+        return ()
+
+    def lost_workers(self, within_s: float) -> list[str]:
+        """Return none: replicas of this process cannot be lost."""
+        return []
+
+    def recover(self, group: ReplicaGroup) -> ReplicaGroup:
+        """Return the group, as replicas of this process cannot be lost."""
+        return group
+
+    def with_replacements(self, group: ReplicaGroup) -> ReplicaGroup:
+        """Return the group."""
+        return group
+
+    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
+        """Ignore the function."""
+
+    def first_to_make_again(self) -> int | None:
+        """Return None."""
+        return None
+
+    def make_again(self, group: ReplicaGroup) -> None:
+        """Return immediately."""
+
+    def give_up(self, why: str) -> None:
+        """Return immediately."""
+
+
 class LocalBackend:
     """Calls on replicas of this process.
 
@@ -35,7 +78,6 @@ class LocalBackend:
 
     defers = False
     client = None
-    in_doubt = False
     live_workers: Sequence[str] = ()
     num_made_again = 0
 
@@ -44,6 +86,7 @@ class LocalBackend:
     ) -> None:
         self.places = places
         self.store = store
+        self.recovery = self.repetition = NoRecovery()
         self._strategy = strategy
         self._is_closed = False
         self._lock = threading.Lock()
@@ -102,34 +145,9 @@ class LocalBackend:
         """Make the call."""
         return make(group)  # type: ignore[arg-type]
 
-    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
-        """Ignore the function."""
-
-    def note_losses(self) -> bool:
-        """Return False, as replicas of this process cannot be lost."""
-        return False
-
-    def note_leaving(self) -> bool:
-        """Return False, as replicas of this process do not leave."""
-        return False
-
-    def take_handed_over(self) -> Sequence[Any]:
-        """Return nothing, as replicas of this process do not leave."""
-        return ()
-
     def cut_for(self, leaf: Any, group: ReplicaGroup) -> Any:
         """Return the leaf."""
         return leaf
-
-    def first_to_make_again(self) -> int | None:
-        """Return None."""
-        return None
-
-    def make_again(self, group: ReplicaGroup) -> None:
-        """Return immediately."""
-
-    def give_up(self, why: str) -> None:
-        """Return immediately."""
 
     def peek(self, handle: Handle) -> tuple[Any] | None:
         """Return the result, which is the handle."""
@@ -162,20 +180,8 @@ class LocalBackend:
         """Drop the replicas' copies of a variable."""
         self.store.drop((variable,))
 
-    def lost_workers(self, within_s: float) -> list[str]:
-        """Return none: replicas of this process cannot be lost."""
-        return []
-
     def end_call(self, handles: Sequence[Handle], why: str) -> None:
         """Return immediately: calls have finished."""
-
-    def recover(self, group: ReplicaGroup) -> ReplicaGroup:
-        """Return the group, as replicas of this process cannot be lost."""
-        return group
-
-    def with_replacements(self, group: ReplicaGroup) -> ReplicaGroup:
-        """Return the group."""
-        return group
 
     def status(self, group: ReplicaGroup, *, asks: bool = True) -> tuple[WorkerStatus, ...]:
         """Return the status of this process."""

@@ -15,7 +15,8 @@ from daskdist.execute.paused_workers import MOST_LOSSES, after_repeated_losses, 
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.calls import Losses, Record
 from daskdist.strategy.steps.outcomes import Failed
-from daskdist.strategy.steps.sending.worker_recovery import RecoversWorkers
+from daskdist.strategy.steps.sending.call_log import CallLog
+from daskdist.strategy.steps.stream_set import StreamSet
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -23,23 +24,30 @@ logger: Final = logging.getLogger("daskdist")
 _FOR_MEMORY: Final = 2
 
 
-class RepeatsCalls(RecoversWorkers):
-    """The part of a backend that makes calls again which a lost worker cut short."""
+class RepeatedCalls:
+    """The calls of steps that failed because of a lost worker, and are made again on the remaining ones.
 
-    num_made_again: int
-    # Raised by the next call, unless it was raised where a result was looked at.
-    _failed: Failed | None
-    _recover: Callable[[], Callable[[], None] | None]
+    It implements `daskdist.strategy.backend.CallRepetition`.
+
+    Parameters
+    ----------
+    streams
+        The streams to the workers.
+    log
+        The calls of steps that are not complete.
+    """
+
+    def __init__(self, streams: StreamSet, log: CallLog) -> None:
+        self.streams = streams
+        self.num_made_again = 0
+        self._log = log
+        # Raised by the next call, unless it was raised where a result was looked at.
+        self._failed: Failed | None = None
+        self._recover: Callable[[], Callable[[], None] | None] = lambda: None
 
     def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
         """Set a function that returns what to call to continue with the remaining replicas, or None if unused."""
         self._recover = recover
-
-    def note_losses(self) -> bool:
-        """See whether workers were lost since the last call; return whether some may be."""
-        if self.streams.has_broken and self.streams.lost():
-            self.live_workers.in_doubt = True
-        return self.live_workers.in_doubt and self.client.status == "running"
 
     def made_again_since(self, number: int) -> bool:
         """Continue with the remaining replicas if some are lost; return whether calls were made again since a count."""
@@ -53,7 +61,7 @@ class RepeatsCalls(RecoversWorkers):
         return next((record.number for record, _, _ in self._log.calls_to_make_again(self.streams.is_open)), None)
 
     def make_again(self, group: ReplicaGroup) -> None:
-        """Make the calls again that failed because of a lost worker; see `Backend`."""
+        """Make the calls again that failed because of a lost worker; see `CallRepetition`."""
         calls = self._log.calls_to_make_again(self.streams.is_open)
         records = [record for record, _, _ in calls]
         if calls:
@@ -77,7 +85,7 @@ class RepeatsCalls(RecoversWorkers):
         # Return an error if a call was being made each time that workers were lost.
         for record in records:
             if record.lost:
-                is_for_memory = ended_for_memory(self.client, record.lost) != ""
+                is_for_memory = ended_for_memory(self.streams.client, record.lost) != ""
                 workers, num_losses = record.losses
                 num_losses += _FOR_MEMORY if is_for_memory else 1
                 record.losses, record.lost = Losses((*workers, *record.lost), num_losses), ()
@@ -85,7 +93,7 @@ class RepeatsCalls(RecoversWorkers):
         for record in records:
             workers, num_losses = record.losses
             if num_losses > most:
-                why = after_repeated_losses(self.client, workers)
+                why = after_repeated_losses(self.streams.client, workers)
                 return RepeatedLossError(
                     f"{record.name} ran, or waited for its data, each time that {', '.join(workers)} were lost{why}"
                 )
@@ -104,10 +112,12 @@ class RepeatsCalls(RecoversWorkers):
                 record.fail(failed)
         self._log.clear()
 
-    def raise_not_made_again(self) -> None:
-        """Raise the error of calls that were not made again, unless somebody has looked at one of their results."""
+    def raise_failure(self) -> None:
+        """Raise the error of calls that were not made again, unless it was raised where a result was read."""
+        if self._failed is None:
+            return
         failed, self._failed = self._failed, None
-        if failed is not None and not self.streams.failures.is_observed(failed):
+        if not self.streams.failures.is_observed(failed):
             self.streams.failures.mark_observed(failed)
             raise failed.failure.error()
 

@@ -1,4 +1,4 @@
-"""The workers of a strategy on a cluster, some of which are lost and replaced."""
+"""The recovery of a strategy on a cluster that loses workers: it continues with others."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Final
 from distributed import Client
 
 from daskdist.errors import ClusterError
-from daskdist.execute.callers.cluster_requests import run_on_scheduler, run_on_workers
-from daskdist.execute.callers.live_workers import cancel_lost_tasks
-from daskdist.execute.callers.submit import workers_of
+from daskdist.execute.callers.cluster_requests import closed_error, run_on_scheduler, run_on_workers
+from daskdist.execute.callers.live_workers import LiveWorkers, cancel_lost_tasks
+from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.placement.replacements import Replacements
 from daskdist.strategy.steps.remote.on_scheduler import note_in_use
 from daskdist.strategy.steps.remote.replica_call import CrossReplica
 from daskdist.strategy.steps.remote.worker_streams import install
-from daskdist.strategy.steps.sending.ended_calls import EndsCalls
 from daskdist.strategy.steps.sent_objects import SentObjects
+from daskdist.strategy.steps.stream_set import StreamSet
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -30,16 +30,69 @@ _KNOWN_WITHIN_S: Final = 1.0
 _HANDS_OVER_WITHIN_S: Final = 10.0
 
 
-class RecoversWorkers(EndsCalls):
-    """The part of a backend that continues with other workers, once earlier calls have ended."""
+class WorkerRecovery:
+    """The recovery from the loss of workers: a strategy continues with others, once earlier calls have ended.
 
-    client: Client
-    cross_replica: CrossReplica
-    replacements: Replacements
-    objects: SentObjects
+    It implements `daskdist.strategy.backend.Recovery`.
+
+    Parameters
+    ----------
+    streams
+        The streams to the workers.
+    submit
+        Makes Dask's tasks, and knows which of its workers are lost.
+    objects
+        The objects that workers have.
+    cross_replica
+        Makes the strategy for functions between replicas, on a worker.
+    replacements
+        Finds workers that take the places of lost ones.
+    """
+
+    def __init__(
+        self,
+        streams: StreamSet,
+        submit: Submit,
+        objects: SentObjects,
+        cross_replica: CrossReplica,
+        replacements: Replacements,
+    ) -> None:
+        self.client: Client = streams.client
+        self.live_workers: LiveWorkers = streams.live_workers
+        self.streams = streams
+        self.objects = objects
+        self.cross_replica = cross_replica
+        self.replacements = replacements
+        self._submit = submit
+
+    @property
+    def in_doubt(self) -> bool:
+        """Return whether something failed since the workers were last checked."""
+        return self.live_workers.in_doubt and self.client.status == "running"
+
+    def missing(self) -> list[str]:
+        """Return the strategy's workers that are lost or were restarted."""
+        return list(dict.fromkeys((*self.streams.lost(), *self.live_workers.leaving, *self._submit.missing())))
+
+    def note_losses(self) -> bool:
+        """Note whether workers were lost since the last call; return whether some may be."""
+        if self.streams.has_broken and self.streams.lost():
+            self.live_workers.in_doubt = True
+        return self.in_doubt
+
+    def lost_workers(self, within_s: float) -> list[str]:
+        """Return the workers that are lost but still have replicas, waiting up to some seconds for one."""
+        streams = self.streams
+        with contextlib.suppress(ClusterError):
+            streams.wait(lambda: bool(streams.lost()), within_s)
+        if self.client.status != "running":
+            raise closed_error(self.client)
+        if lost := self.missing():
+            self.live_workers.in_doubt = True
+        return lost
 
     def note_leaving(self) -> bool:
-        """See whether workers are going to leave; return that."""
+        """Note whether workers are going to leave; return that."""
         is_left = bool(self.live_workers.leaving)
         if is_left:
             self.live_workers.in_doubt = True
