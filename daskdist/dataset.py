@@ -42,7 +42,7 @@ from daskdist.core.spec import (
     of_any_rank,
     without_empty_axes,
 )
-from daskdist.core.structure import Structure
+from daskdist.core.structure import TEXT, Structure
 from daskdist.display import plan as display
 from daskdist.display.description import Description, Head, columns_table
 from daskdist.display.drawing import known_cardinality
@@ -417,7 +417,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         if shuffle is not None:
             yes_or_no("list_files", "shuffle", shuffle)
         names = sorted(Storage().expand(file_pattern, ("",)))
-        listed = cls.from_tensor_slices(np.array(names, np.dtypes.StringDType()), name=name)
+        listed = cls.from_tensor_slices(np.array(names, TEXT), name=name)
         return listed if shuffle is False else listed.shuffle(len(names), seed=seed)
 
     # --- constructors: of datasets ---

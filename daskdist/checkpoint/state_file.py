@@ -37,6 +37,7 @@ import numpy as np
 
 from daskdist.checkpoint.nests import where
 from daskdist.core.json_codec import Path, nest_from_json, nest_to_json, typed
+from daskdist.core.structure import FIXED_SIZE_KINDS, TEXT
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.npy import header_of
 from daskdist.storage.atomic_file import atomic_file, remove_temporaries
@@ -48,7 +49,6 @@ VERSION: Final = 1
 STRUCTURE: Final = "checkpoint.json"
 
 _MAGIC: Final = b"PK\x03\x04"
-_KINDS: Final = "biufcmMSUV"
 # The largest ``checkpoint.json``: parsed JSON takes many times its size in memory.
 _MOST_STRUCTURE_BYTES: Final = 2**28
 # The longest description of a dtype: NumPy refuses to read longer headers.
@@ -169,7 +169,7 @@ def _text_added(array: Any, path: tuple[Any, ...], arrays: list[Any]) -> list[in
 
 
 def _check_dtype(dtype: np.dtype[Any], path: tuple[Any, ...]) -> None:
-    if dtype.kind not in _KINDS or dtype.hasobject:
+    if dtype.kind not in FIXED_SIZE_KINDS + "V" or dtype.hasobject:
         raise ArgumentError(
             f"{where(path)}: dtype {dtype} cannot be saved; numbers, bools, times, text, bytes and fields of them can"
         )
@@ -328,6 +328,6 @@ def _texts(data: Any, lengths: Any) -> Any:
         raise ValueError("the lengths of text do not add up to its size")
     encoded = data.tobytes()
     texts = [encoded[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
-    array = np.empty(lengths.shape, np.dtypes.StringDType())
-    array[...] = np.array(texts, np.dtypes.StringDType()).reshape(lengths.shape)
+    array = np.empty(lengths.shape, TEXT)
+    array[...] = np.array(texts, TEXT).reshape(lengths.shape)
     return array

@@ -14,7 +14,7 @@ import numpy as np
 
 from daskdist.core.array_pool import NUMBERS
 from daskdist.core.ragged import unchecked_ragged
-from daskdist.core.structure import Structure
+from daskdist.core.structure import TEXT, Structure
 
 _SCALARS: Final = frozenset(
     {np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64}
@@ -105,7 +105,7 @@ def column_of(values: Sequence[Any], *, narrow: bool = False) -> Any:
         return _integers(values, narrow)
     if kind is bool:
         return np.array(values, np.bool_)
-    return np.array(values, np.dtypes.StringDType()) if kind is str else None
+    return np.array(values, TEXT) if kind is str else None
 
 
 def _stacked(arrays: Sequence[Any]) -> Any:

@@ -21,7 +21,7 @@ import numpy as np
 import optree
 
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec
-from daskdist.core.structure import Structure
+from daskdist.core.structure import FIXED_SIZE_KINDS, TEXT, Structure
 from daskdist.errors import ArgumentError
 
 # The largest depth of a nest; a deeper one probably contains itself.
@@ -35,8 +35,7 @@ _SPECS: Final[dict[str, type[TensorSpec]]] = {
     "row of ragged": RaggedRowSpec,
 }
 # The dtypes without a portable short name in NumPy.
-_DTYPES: Final[dict[str, np.dtype[Any]]] = {"text": np.dtype(np.dtypes.StringDType()), "bytes": np.dtype(object)}
-_KINDS: Final = "biufcmMSU"
+_DTYPES: Final[dict[str, np.dtype[Any]]] = {"text": TEXT, "bytes": np.dtype(object)}
 
 
 def nest_to_json(nest: Any, encode_leaf: Callable[[Any, Path], Any], path: Path = ()) -> Any:
@@ -146,7 +145,7 @@ def dtype_to_json(dtype: np.dtype[Any]) -> str:
     for name, known in _DTYPES.items():
         if dtype == known:
             return name
-    if dtype.kind not in _KINDS:
+    if dtype.kind not in FIXED_SIZE_KINDS:
         raise ArgumentError(
             f"save: dtype {dtype!r} cannot be saved; numbers, bools, times, text and bytes can, but not text that "
             "may be missing"
@@ -159,7 +158,7 @@ def dtype_from_json(content: Any) -> np.dtype[Any]:
     dtype = _DTYPES.get(typed(content, str))
     if dtype is None:
         dtype = np.dtype(content).newbyteorder("=")
-        if dtype.kind not in _KINDS:
+        if dtype.kind not in FIXED_SIZE_KINDS:
             raise ValueError(f"dtype {content!r}")
     return dtype
 

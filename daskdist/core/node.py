@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Final
 
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.randomness.pass_numbers import PassNumber
-from daskdist.core.spec import ElementSpec
+from daskdist.core.spec import ElementSpec, SpecUnknown
 from daskdist.url_secrets import without_secrets
 
 logger: Final = logging.getLogger("daskdist")
@@ -318,6 +319,35 @@ class Transformation(Node):
         if self.facts.keeps_count or self.facts.keeps_rows or self.source.cardinality == 0:
             return self.source.cardinality
         return UNKNOWN
+
+
+@dataclass(frozen=True, eq=False)
+class SpecFromCalls(Transformation):
+    """A transformation whose spec is that of the results of its function for made-up elements."""
+
+    def learn_spec(self) -> ElementSpec:
+        """Call the function, and return the spec of its results; called once.
+
+        Raises
+        ------
+        SpecUnknown
+            The spec depends on real elements.
+        """
+        raise NotImplementedError
+
+    @cached_property
+    def _learned_spec(self) -> ElementSpec | SpecUnknown:
+        try:
+            return self.learn_spec()
+        except SpecUnknown as unknown:
+            # Without the traceback, whose frames would be kept as long as this.
+            return SpecUnknown(str(unknown))
+
+    @property
+    def spec(self) -> ElementSpec:
+        if isinstance(self._learned_spec, SpecUnknown):
+            raise SpecUnknown(str(self._learned_spec))
+        return self._learned_spec
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.ragged import Ragged
-from daskdist.core.structure import Leaves, Nested, Structure, as_array, is_plain, spec_of_nested
+from daskdist.core.structure import TEXT, Leaves, Nested, Structure, as_array, is_plain, spec_of_nested
 from daskdist.errors import ArgumentError, UserFunctionError
 
 Shape = tuple[int | None, ...]
@@ -20,7 +20,6 @@ Shape = tuple[int | None, ...]
 MadeUp = tuple[int, float | None]
 # Creates a dataset from rows and the spec of its elements.
 MakeDataset = Callable[[Block | Bundle, "ElementSpec | None"], Any]
-_TEXT: Final = np.dtype(np.dtypes.StringDType())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class TensorSpec:
         object.__setattr__(self, "shape", shape)
         dtype = np.dtype(self.dtype)
         # Elements have text of any length, and bytes as objects.
-        like: Any = {"<U0": _TEXT, "|S0": object}.get(dtype.str, dtype)
+        like: Any = {"<U0": TEXT, "|S0": object}.get(dtype.str, dtype)
         object.__setattr__(self, "dtype", np.dtype(like))
 
     @classmethod
@@ -63,7 +62,7 @@ class TensorSpec:
             return RaggedTensorSpec(value.shape, value.dtype)
         shape = np.shape(value)
         # The dtype of a single text of NumPy tells the width of this text only.
-        return cls(shape, _TEXT if not shape and value.dtype.kind == "U" else value.dtype)
+        return cls(shape, TEXT if not shape and value.dtype.kind == "U" else value.dtype)
 
     def is_compatible_with(self, other: Any) -> bool:
         """Return whether an array, or every array of another spec, conforms to this spec.
@@ -116,7 +115,7 @@ class TensorSpec:
         kind = self.dtype.kind
         if kind in "biufc":
             array[...] = _numbers_like(array, value)
-        elif kind == "O" or self.dtype == _TEXT:
+        elif kind == "O" or self.dtype == TEXT:
             text = "a 1 b" if value is None else "" if value in _WITHOUT_TEXT else str(value)
             array[...] = text.encode() if kind == "O" else text
         return array[()]

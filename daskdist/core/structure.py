@@ -21,6 +21,10 @@ from daskdist.errors import ArgumentError
 
 Leaves = tuple[Any, ...]
 
+# The dtype of text.
+TEXT: Final = np.dtype(np.dtypes.StringDType())
+# The kinds of dtypes whose values are bytes of one length, without references to objects.
+FIXED_SIZE_KINDS: Final = "biufcmMSU"
 # The most characters of a nesting in a message.
 _MOST_CHARACTERS: Final = 300
 
@@ -224,7 +228,7 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
         # Variable-length text, so that elements of different lengths stack. A scalar would be a Python string without
         # a dtype, and NumPy's fixed-width text loses trailing zeros.
         text = leaf if isinstance(leaf, (str, list)) else array
-        return np.array(text, np.dtypes.StringDType())
+        return np.array(text, TEXT)
     if array.dtype.kind == "S":
         # NumPy's bytes lose trailing zeros.
         return np.array(leaf, object)

@@ -21,7 +21,7 @@ from daskdist.core.cardinality import counted
 from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import LONE
+from daskdist.core.structure import LONE, TEXT
 from daskdist.errors import FileError, MissingPackageError
 from daskdist.formats.stored_arrays import (
     RangeReader,
@@ -38,7 +38,6 @@ from daskdist.storage.filesystem import Storage, Version, failures, is_remote, l
 from daskdist.storage.schema_check import FirstFile
 
 _MAGIC: Final = b"\x89HDF\r\n\x1a\n"
-_TEXT: Final = np.dtype(np.dtypes.StringDType())
 _BYTES: Final = np.dtype(object)
 # The depth to which groups, and links to links, are followed, as a group in a damaged file may contain itself.
 _MOST_LEVELS: Final = 32
@@ -234,7 +233,7 @@ def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> StoredArray:
     text = h5py.check_string_dtype(dataset.dtype)
     base = None if text else h5py.check_vlen_dtype(dataset.dtype)
     if text is not None and text.length is None:
-        row = TensorSpec(shape[1:], _TEXT if text.encoding == "utf-8" else _BYTES)
+        row = TensorSpec(shape[1:], TEXT if text.encoding == "utf-8" else _BYTES)
         return StoredArray(name, shape[0], ElementSpec(LONE, (row,)), prod(shape[1:]) * row.dtype.itemsize, chunk_rows)
     if base is not None:
         # For another byte order the library returns unswapped bytes.
@@ -281,7 +280,7 @@ def _values(dataset: Any, start: int, stop: int, num_bytes: int, read: Callable[
     if text.encoding != "utf-8":
         return values
     try:
-        return np.array([value.decode() for value in values.ravel()], _TEXT).reshape(values.shape)
+        return np.array([value.decode() for value in values.ravel()], TEXT).reshape(values.shape)
     except UnicodeDecodeError as error:
         raise ValueError(f"array {dataset.name!r} has text that is not UTF-8: {error}") from None
 

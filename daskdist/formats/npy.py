@@ -22,7 +22,7 @@ import numpy as np
 from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
-from daskdist.core.structure import LONE
+from daskdist.core.structure import FIXED_SIZE_KINDS, LONE
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats import WritableFormat
 from daskdist.formats.stored_arrays import (
@@ -145,7 +145,7 @@ class Npy:
             return part.arrays.block(lambda stored: self._rows(part, members[stored.name]), split.label)
 
     def check(self, spec: ElementSpec) -> None:
-        if check_writable(spec, ".npy", "biufcmMSU", _ADVICE) != [LONE_NAME]:
+        if check_writable(spec, ".npy", FIXED_SIZE_KINDS, _ADVICE) != [LONE_NAME]:
             raise ArgumentError(f".npy takes a single array, but elements are {spec.structure}; write .npz")
 
     def write(self, rows: Rows, file: IO[bytes]) -> None:
@@ -224,7 +224,7 @@ class Npz(Npy):
     suffixes = (".npz", ".npy")
 
     def check(self, spec: ElementSpec) -> None:
-        if check_writable(spec, ".npz", "biufcmMSU", _ADVICE) == [LONE_NAME]:
+        if check_writable(spec, ".npz", FIXED_SIZE_KINDS, _ADVICE) == [LONE_NAME]:
             raise ArgumentError(".npz takes a dict of arrays, but elements are single arrays; write .npy")
 
     def write(self, rows: Rows, file: IO[bytes]) -> None:

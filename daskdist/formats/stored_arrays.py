@@ -28,7 +28,7 @@ from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import LONE, Structure
+from daskdist.core.structure import FIXED_SIZE_KINDS, LONE, Structure
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.schema_check import FirstFile, unlike
 from daskdist.tables.columns import Columns
@@ -128,7 +128,7 @@ def names_in(asked: Any) -> list[str]:
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return a dtype in native byte order, without metadata."""
-    return np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufcmMSU" else dtype
+    return np.dtype(dtype.newbyteorder("=").str) if dtype.kind in FIXED_SIZE_KINDS else dtype
 
 
 def leaves_of(rows: Any) -> list[Any]:

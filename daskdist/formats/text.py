@@ -16,14 +16,13 @@ from daskdist.core.block import Block
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import LONE
+from daskdist.core.structure import LONE, TEXT
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.byte_ranges import GROWTH, ByteRanges, RangeRecords
 from daskdist.storage.compression import without_suffix
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.schema_check import FirstFile
 
-_TEXT: Final = np.dtype(np.dtypes.StringDType())
 _MARK: Final = b"\xef\xbb\xbf"
 
 
@@ -79,7 +78,7 @@ class Text:
 
     def spec(self, path: str) -> ElementSpec:
         self.storage.version(path)
-        return ElementSpec(LONE, (TensorSpec((), np.dtype(object) if self.encoding is None else _TEXT),))
+        return ElementSpec(LONE, (TensorSpec((), np.dtype(object) if self.encoding is None else TEXT),))
 
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         return self._ranges.list(path, file, GROWTH)
@@ -121,7 +120,7 @@ class Text:
         return piece.data.removeprefix(_MARK) if is_marked else piece.data
 
     def _block(self, split: Split, lines: Sequence[Any]) -> Block:
-        column: np.ndarray[Any, Any] = np.empty(len(lines), object if self.encoding is None else _TEXT)
+        column: np.ndarray[Any, Any] = np.empty(len(lines), object if self.encoding is None else TEXT)
         column[:] = lines
         return Block(LONE, [column], split.label)
 

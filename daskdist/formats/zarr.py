@@ -19,7 +19,7 @@ import numpy as np
 from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import LONE
+from daskdist.core.structure import FIXED_SIZE_KINDS, LONE, TEXT
 from daskdist.errors import ArgumentError, FileError, MissingPackageError
 from daskdist.formats.stored_arrays import (
     LONE_NAME,
@@ -40,8 +40,6 @@ from daskdist.storage.hidden_files import is_hidden_from
 from daskdist.storage.replace_directory import current, pointed_from, pointer_to, replace_directory, temporary_beside
 from daskdist.storage.schema_check import FirstFile
 
-_TEXT: Final = np.dtype(np.dtypes.StringDType())
-_KINDS: Final = "biufcmMSUTO"
 _ADVICE: Final = "convert it to numbers, times, text or bytes with map(...)"
 # The ends of the names under which Zarr, and `atomic_file`, write a file in a local directory.
 _UNFINISHED: Final = re.compile(r"\.[0-9a-f]{32}\.(partial|tmp)$")
@@ -234,7 +232,7 @@ def _names(group: Any, asked: Any) -> list[str]:
 def _stored(array: Any, name: str, path: str) -> StoredArray:
     check_rows(name, array.shape, path)
     chunk_rows = (array.shards or array.chunks)[0]
-    if array.dtype == _TEXT or (array.dtype == object and _is_bytes(array)):
+    if array.dtype == TEXT or (array.dtype == object and _is_bytes(array)):
         row = ElementSpec(LONE, (TensorSpec(array.shape[1:], array.dtype),))
         row_bytes = int(np.prod(array.shape[1:])) * array.dtype.itemsize
         return StoredArray(name, array.shape[0], row, row_bytes, max(chunk_rows, 1))
@@ -395,7 +393,7 @@ def _fitting(leaf: Any, array: Any, label: str, name: str) -> Any:
     # Check rows before they are written: Zarr would silently cast or truncate other dtypes, and broadcast other shapes.
     what = f"{label}: array {name!r}" if name else f"{label}: its array"
     held = array.dtype
-    if held == _TEXT and leaf.dtype.kind == "U":
+    if held == TEXT and leaf.dtype.kind == "U":
         leaf = leaf.astype(held)
     leaf_dtype = leaf.dtype
     fits = leaf_dtype == held or (leaf_dtype.kind in "biufcSUT" and np.can_cast(leaf_dtype, held, "safe"))
@@ -424,7 +422,7 @@ def check_store(spec: ElementSpec) -> tuple[str, ...]:
     ArgumentError
         The elements cannot be written; the message names the leaf and a remedy.
     """
-    return tuple(check_writable(spec, "Zarr", _KINDS, _ADVICE))
+    return tuple(check_writable(spec, "Zarr", FIXED_SIZE_KINDS + "TO", _ADVICE))
 
 
 def unfinished_store(

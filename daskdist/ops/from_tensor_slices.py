@@ -16,7 +16,7 @@ from daskdist.core.node import Facts, Pieces, Source
 from daskdist.core.primitive import Primitive, Read, Split, payload_itself
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec
-from daskdist.core.structure import Leaves, Structure
+from daskdist.core.structure import TEXT, Leaves, Structure
 from daskdist.errors import ArgumentError
 
 
@@ -115,7 +115,7 @@ def _with_text(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray) and leaf.dtype == object and set(map(type, leaf.flat)) == {str}:
         # Text with half of a pair of surrogates stays as it is.
         with contextlib.suppress(TypeError, ValueError):
-            return leaf.astype(np.dtypes.StringDType())
+            return leaf.astype(TEXT)
     return leaf
 
 

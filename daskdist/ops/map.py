@@ -16,10 +16,10 @@ from daskdist.core.cardinality import counted
 from daskdist.core.columns import PLAIN, column_of, plain_leaves_of
 from daskdist.core.failing.origin import Origin
 from daskdist.core.functions.user_function import UserFunction, numbers_in
-from daskdist.core.node import Facts, Node, Transformation, walk
+from daskdist.core.node import Facts, Node, SpecFromCalls, walk
 from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.randomness.seed import SeedsInCall
-from daskdist.core.spec import ElementSpec, SpecUnknown, learned_spec
+from daskdist.core.spec import ElementSpec, learned_spec
 from daskdist.core.structure import LONE, Structure
 from daskdist.core.vectorize.apply import Vectorised, blocks_of, call_at_once
 from daskdist.errors import ArgumentError, UserFunctionError
@@ -36,7 +36,7 @@ _LISTS: Final = ". A returned list is a tuple of its items; for one array, retur
 
 
 @dataclass(frozen=True, eq=False)
-class Map(Transformation):
+class Map(SpecFromCalls):
     """The result of a function for each element; after ``batch``, for each batch.
 
     Parameters
@@ -58,14 +58,10 @@ class Map(Transformation):
     facts = Facts(compute=True, keeps_count=True, per_worker=True)
     may_have_ragged_rows = False
 
-    @cached_property
-    def _spec(self) -> ElementSpec | SpecUnknown:
+    def learn_spec(self) -> ElementSpec:
         spec = self.source.spec
-        try:
-            numbers = numbers_in(self.function.function)
-            return learned_spec(lambda unknown, value: self._tried(spec, unknown, value), numbers, spec)
-        except SpecUnknown as unknown:
-            return SpecUnknown(str(unknown))
+        numbers = numbers_in(self.function.function)
+        return learned_spec(lambda unknown, value: self._tried(spec, unknown, value), numbers, spec)
 
     def _tried(self, spec: ElementSpec, unknown: int, value: float | None) -> ElementSpec:
         if not self.vectorized:
@@ -73,12 +69,6 @@ class Map(Transformation):
         columns = [leaf.grouped(2).example(unknown, value) for leaf in spec.leaves]
         leaves, structure = call_at_once(self.function, spec.structure, columns, 2, "two made-up rows")
         return ElementSpec.of_rows(structure, leaves)
-
-    @property
-    def spec(self) -> ElementSpec:
-        if isinstance(self._spec, SpecUnknown):
-            raise SpecUnknown(str(self._spec))
-        return self._spec
 
     @cached_property
     def has_large_results(self) -> bool:

@@ -10,10 +10,10 @@ from typing import Any
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.functions.user_function import UserFunction
-from daskdist.core.node import CountingNode, Facts, Transformation
+from daskdist.core.node import CountingNode, Facts, SpecFromCalls
 from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.randomness.seed import generator_of
-from daskdist.core.spec import ElementSpec, SpecUnknown
+from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError
 from daskdist.ops.element_random import PAIR, WORDS, paired
 from daskdist.ops.map import MapRows, spec_after
@@ -57,7 +57,7 @@ class SeededFunction(UserFunction):
 
 
 @dataclass(frozen=True, eq=False)
-class MapWithRng(CountingNode, Transformation):
+class MapWithRng(CountingNode, SpecFromCalls):
     """The result of a function for each element and its own random generator.
 
     The seed, the pass and the number of the element determine a generator.
@@ -84,18 +84,8 @@ class MapWithRng(CountingNode, Transformation):
     def __post_init__(self) -> None:
         whole_number("map", "rng", self.rng)
 
-    @cached_property
-    def _spec(self) -> ElementSpec | SpecUnknown:
-        try:
-            return spec_after(self.function, ElementSpec.nest(PAIR, [self.source.spec, WORDS]))
-        except SpecUnknown as unknown:
-            return SpecUnknown(str(unknown))
-
-    @property
-    def spec(self) -> ElementSpec:
-        if isinstance(self._spec, SpecUnknown):
-            raise SpecUnknown(str(self._spec))
-        return self._spec
+    def learn_spec(self) -> ElementSpec:
+        return spec_after(self.function, ElementSpec.nest(PAIR, [self.source.spec, WORDS]))
 
     @property
     def note(self) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows, from_items
 from daskdist.core.functions.user_function import UserFunction, numbers_in
-from daskdist.core.node import Facts, Transformation
+from daskdist.core.node import Facts, SpecFromCalls
 from daskdist.core.primitive import Chain, Primitive
 from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.spec import ElementSpec, SpecUnknown, is_safe, learned_spec
@@ -23,7 +22,7 @@ _NUM_STEPS_TRIED: Final = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Scan(Transformation):
+class Scan(SpecFromCalls):
     """The outputs of ``function(state, element) -> (state, output)``."""
 
     structure: Structure
@@ -34,12 +33,8 @@ class Scan(Transformation):
     facts = Facts(keeps_count=True)
     may_have_ragged_rows = False
 
-    @cached_property
-    def _spec(self) -> ElementSpec | SpecUnknown:
-        try:
-            return learned_spec(self._tried, numbers_in(self.function.function), self.source.spec)
-        except SpecUnknown as unknown:
-            return SpecUnknown(str(unknown))
+    def learn_spec(self) -> ElementSpec:
+        return learned_spec(self._tried, numbers_in(self.function.function), self.source.spec)
 
     def _tried(self, unknown: int, value: float | None) -> ElementSpec:
         example = self.source.spec.example(unknown, value)
@@ -53,12 +48,6 @@ class Scan(Transformation):
             if common is None:
                 raise SpecUnknown("the structure, rank or dtype of its output depends on the state")
         return common  # type: ignore[return-value]
-
-    @property
-    def spec(self) -> ElementSpec:
-        if isinstance(self._spec, SpecUnknown):
-            raise SpecUnknown(str(self._spec))
-        return self._spec
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = ScanRows(self.structure, self.function)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
+# Intervals ``(first, stop)``, without ``stop``.
+Pairs = Iterable[tuple[int, int]]
+
 
 class Intervals:
     """A set of whole numbers, kept as sorted intervals that do not touch.

@@ -36,13 +36,12 @@ import numpy as np
 from daskdist.core.block import Block
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec, TensorSpec
-from daskdist.core.structure import LONE, Structure
+from daskdist.core.structure import LONE, TEXT, Structure
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.hive_partitions import Partitions
 from daskdist.tables.columns import Columns
 from daskdist.tables.decimals import nearest_floats
 
-_TEXT: Final = np.dtype(np.dtypes.StringDType())
 _BYTES: Final = np.dtype(object)
 
 
@@ -268,7 +267,7 @@ def _dtype(kind: Any, where: str, missing: Any) -> np.dtype[Any]:
     if types.is_decimal(kind) or types.is_null(kind):
         return np.dtype(np.float64)
     if _is_text(kind):
-        return _TEXT
+        return TEXT
     if _is_bytes(kind):
         return _BYTES
     if types.is_date(kind):
@@ -447,7 +446,7 @@ def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
         array = _filled(array, where, missing, dtype)
     elif dtype.kind not in "fmM":
         _refuse_nulls(array, where)
-    if dtype == _TEXT:
+    if dtype == TEXT:
         return texts_of(array)
     if dtype == _BYTES:
         objects = np.empty(len(array), dtype)
@@ -472,7 +471,7 @@ def texts_of(array: Any) -> np.ndarray[Any, Any]:
     """Convert an Arrow array of text without nulls, shape ``(num_rows,)``, dtype ``StringDType``."""
     import pyarrow as pa
 
-    texts = np.empty(len(array), _TEXT)
+    texts = np.empty(len(array), TEXT)
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
         array = array.cast(pa.large_string())
     for start in range(0, len(array), _NUM_TEXTS):
@@ -494,7 +493,7 @@ def _repeated_texts(array: Any) -> np.ndarray[Any, Any] | None:
     short = _of_short(words) if is_plain and len(words) and not array.null_count and not words.null_count else None
     if short is None:
         return None
-    texts, indices = np.empty(len(array), _TEXT), array.indices.to_numpy()
+    texts, indices = np.empty(len(array), TEXT), array.indices.to_numpy()
     for start in range(0, len(array), _NUM_TEXTS):
         part = slice(start, start + _NUM_TEXTS)
         _fill_from_bytes(texts[part], short[indices[part]])
@@ -539,7 +538,7 @@ def _filled(array: Any, where: str, missing: Any, dtype: np.dtype[Any]) -> Any:
     import pyarrow as pa
 
     try:
-        kind = pa.float64() if dtype == np.float64 else pa.large_string() if dtype == _TEXT else array.type
+        kind = pa.float64() if dtype == np.float64 else pa.large_string() if dtype == TEXT else array.type
         array = _without_views(array)
         kind = array.type if str(kind) in _VIEWS else kind
         return array.cast(kind).fill_null(pa.scalar(missing, kind))

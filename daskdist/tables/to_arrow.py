@@ -30,12 +30,12 @@ from daskdist.core.block import Batches, Block, Rows
 from daskdist.core.failing.failed_elements import check_any_is_there
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, Shape, TensorSpec
+from daskdist.core.structure import TEXT
 from daskdist.errors import ArgumentError, MissingPackageError
 
 # The name of the column of an element that is a single leaf.
 LONE_NAME: Final = "value"
 
-_TEXT: Final = np.dtype(np.dtypes.StringDType())
 _UNITS: Final = {"M": ("D", "s", "ms", "us", "ns"), "m": ("s", "ms", "us", "ns")}
 # Kinds of dtype that share a type of column.
 _TOGETHER: Final = ("TU", "OS")
@@ -109,7 +109,7 @@ def _refused(leaf: TensorSpec) -> str:
     if dtype.kind in _UNITS and not _has_unit(dtype):
         units = ", ".join(_UNITS[dtype.kind])
         return f"columns count time in {units}; change it with map, such as x.astype('{dtype.kind}8[s]')"
-    if dtype.kind == "T" and dtype != _TEXT:
+    if dtype.kind == "T" and dtype != TEXT:
         return "a column cannot hold text with a missing value; fill it in with map"
     if dtype.kind not in "biufMmSUTO" or (dtype.kind == "f" and dtype.itemsize > 8):
         return "columns hold bools, numbers of up to 64 bits, times, text and bytes; convert it to these with map"
@@ -258,7 +258,7 @@ def _spec_of(rows: Rows) -> ElementSpec:
 def _spec_of_value(value: Any) -> TensorSpec:
     spec = TensorSpec.of(value)
     # NumPy's fixed-width words of different lengths differ in dtype, so one dtype stands for all.
-    words: dict[str, np.dtype[Any]] = {"U": _TEXT, "S": np.dtype(object)}
+    words: dict[str, np.dtype[Any]] = {"U": TEXT, "S": np.dtype(object)}
     return TensorSpec(spec.shape, words[spec.dtype.kind]) if spec.dtype.kind in words else spec
 
 
@@ -282,7 +282,7 @@ def _whole(column: Any, leaf: TensorSpec) -> Any:
         _check_shape(column[place], leaf, place)
     if isinstance(column[0], (np.str_, np.bytes_)):
         # A fixed-width array would lose trailing zeros.
-        values = np.empty(len(column), _TEXT if isinstance(column[0], np.str_) else object)
+        values = np.empty(len(column), TEXT if isinstance(column[0], np.str_) else object)
         values[:] = [str(value) if isinstance(value, np.str_) else bytes(value) for value in column]
         return values
     return Ragged.of(column) if _axes(leaf)[:1] == (None,) else np.stack(column)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.structure import as_array
+from daskdist.core.structure import TEXT, as_array
 from daskdist.dataset import Dataset, TensorFlowDataset
 from daskdist.errors import ArgumentError
 from daskdist.formats import endings
@@ -217,7 +217,7 @@ def make_csv_dataset(
     form = _of_fields(columns, dict(zip(chosen, fields, strict=True)), dialect, compression_type).learned(paths)
     ds: Dataset = TensorFlowDataset(read_node(form, paths))
     if num_parallel_reads is not None and num_parallel_reads != 1 and len(paths) > 1:
-        names_of_files = TensorFlowDataset.from_tensor_slices(np.array(paths, np.dtypes.StringDType()))
+        names_of_files = TensorFlowDataset.from_tensor_slices(np.array(paths, TEXT))
         cycle = None if num_parallel_reads < 1 else num_parallel_reads
         ds = names_of_files.interleave(
             lambda path: Dataset(read_node(form, (str(path),))), cycle, 1, deterministic=not sloppy

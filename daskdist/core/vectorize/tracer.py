@@ -15,12 +15,11 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from daskdist.core.structure import as_array
+from daskdist.core.structure import TEXT, as_array
 
 # Numbers and times. Elements of text and objects have other types, and complex products are rounded differently.
 KINDS: Final = "biufmM"
 _MOST_OPERATIONS: Final = 5000
-_TEXT: Final = np.dtypes.StringDType()
 
 
 class NotVectorisable(Exception):  # noqa: N818 - a signal between layers
@@ -80,7 +79,7 @@ class Trace:
         NotVectorisable
             It is not a plain array of numbers or times, or of text.
         """
-        if type(column) is np.ndarray and column.dtype == _TEXT and column.ndim == 1:
+        if type(column) is np.ndarray and column.dtype == TEXT and column.ndim == 1:
             return TracedText(self, column)
         if type(column) is not np.ndarray or column.dtype.kind not in KINDS:
             raise self.fail(f"its elements have a leaf of {getattr(column, 'dtype', type(column).__name__)}")

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.structure import FIXED_SIZE_KINDS
+
 # Lists of at least this many integers are stored as arrays.
 _MANY: Final = 8
-_KINDS: Final = "biufcmMSU"
 # The most that packed bytes may unpack to.
 _MOST_BYTES: Final = 2**30
 
@@ -59,13 +60,23 @@ def unpack(packed: bytes) -> Any:
         raise ValueError(str(error)) from error
 
 
+def narrowed(numbers: Any) -> Any:
+    """Return an array of integers, of which there is at least one, in the smallest dtype that holds them."""
+    low, high = int(numbers.min()), int(numbers.max())
+    for dtype in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32):
+        limits = np.iinfo(dtype)
+        if limits.min <= low and high <= limits.max:
+            return numbers.astype(dtype)
+    return numbers
+
+
 def _encoded(value: Any, data: list[bytes]) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
     if kind is list:
         if len(value) >= _MANY and all(type(item) is int and -(2**63) <= item < 2**63 for item in value):
-            return {"i": _array(_smallest(value), data)}
+            return {"i": _array(narrowed(np.array(value, np.int64)), data)}
         return [_encoded(item, data) for item in value]
     if isinstance(value, tuple):
         return {"t": [_encoded(item, data) for item in value]}
@@ -73,21 +84,11 @@ def _encoded(value: Any, data: list[bytes]) -> Any:
         return {"d": [[_encoded(key, data), _encoded(item, data)] for key, item in value.items()]}
     if kind is bytes:
         return {"b": _array(np.frombuffer(value, np.uint8), data)}
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _KINDS:
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in FIXED_SIZE_KINDS:
         return {"a" if isinstance(value, np.ndarray) else "g": _array(np.asarray(value), data)}
     if kind is complex:
         return {"c": [value.real, value.imag]}
     raise TypeError(f"{kind.__name__} {value!r:.80}")
-
-
-def _smallest(numbers: list[int]) -> Any:
-    array = np.array(numbers, np.int64)
-    low, high = int(array.min()), int(array.max())
-    for dtype in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32):
-        limits = np.iinfo(dtype)
-        if limits.min <= low and high <= limits.max:
-            return array.astype(dtype)
-    return array
 
 
 def _array(array: Any, data: list[bytes]) -> list[Any]:
@@ -104,7 +105,7 @@ class _Reader:
     def array(self, dtype: str, shape: list[int], size: int) -> Any:
         self._start, start = self._start + size, self._start
         kind = np.dtype(dtype)
-        if kind.kind not in _KINDS:
+        if kind.kind not in FIXED_SIZE_KINDS:
             raise ValueError(f"no array of a state has the dtype {dtype}")
         if start + size > len(self._data):
             raise ValueError("it is incomplete")

@@ -19,7 +19,8 @@ import numpy as np
 from daskdist.core.failing.failed_elements import Carried, LeftOut
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Epoch
-from daskdist.execute.resume.packing import is_plain
+from daskdist.core.structure import FIXED_SIZE_KINDS
+from daskdist.execute.resume.packing import is_plain, narrowed
 
 # The path from the end of a pipeline to a primitive: the numbers of inputs, and the keys of streams that arrangements
 # opened.
@@ -135,7 +136,8 @@ class AnswerLog:
         is_small = _size_of(fact) <= _MOST_FACT_BYTES * num_elements + _SMALL_FACT_BYTES
         if is_small and isinstance(fact, np.ndarray):
             # A copy: a fact may be a view of a whole block.
-            fact = _narrowed(fact) if fact.dtype.kind in "iu" and fact.size else fact.copy()
+            # Keys and lengths are mostly small numbers of 8 bytes. Operations take them as integers of any width.
+            fact = narrowed(fact) if fact.dtype.kind in "iu" and fact.size else fact.copy()
         self.facts.append(fact if is_small else None)
 
     def note_raised(self, number: int, place: tuple[int, int], num_errors: int) -> None:
@@ -385,19 +387,9 @@ class Answers:
         return answers
 
 
-def _narrowed(numbers: Any) -> Any:
-    # Keys and lengths are mostly small numbers of 8 bytes. Operations take them as integers of any width.
-    low, high = int(numbers.min()), int(numbers.max())
-    for dtype in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32):
-        limits = np.iinfo(dtype)
-        if limits.min <= low and high <= limits.max:
-            return numbers.astype(dtype)
-    return numbers
-
-
 def _size_of(fact: Any) -> float:
     if isinstance(fact, (np.ndarray, np.generic)):
-        return fact.nbytes if fact.dtype.kind in "biufcmMSU" else float("inf")
+        return fact.nbytes if fact.dtype.kind in FIXED_SIZE_KINDS else float("inf")
     if isinstance(fact, (str, bytes)):
         return len(fact)
     if isinstance(fact, (bool, int, float)):

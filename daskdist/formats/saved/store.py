@@ -26,14 +26,12 @@ import numpy as np
 from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.json_codec import dtype_from_json, dtype_to_json, no_dataset
 from daskdist.core.ragged import Ragged
-from daskdist.core.structure import Leaves, Nested, Structure, as_array
+from daskdist.core.structure import TEXT, Leaves, Nested, Structure, as_array
 from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.formats.saved.manifest import KEY, SavedPart, codec
 from daskdist.storage.atomic_file import located, writing
 from daskdist.tables.to_arrow import columns_of
 from daskdist.url_secrets import shown_cause
-
-_TEXT: Final = np.dtype(np.dtypes.StringDType())
 
 # The errors of Arrow and NumPy for a damaged file depend on the place of the damage.
 _DAMAGE: Final = (OSError, ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, RecursionError)
@@ -63,7 +61,7 @@ class _Layout:
 
     @property
     def is_strings(self) -> bool:
-        return self.dtype in (_TEXT, object)
+        return self.dtype in (TEXT, object)
 
     @property
     def width(self) -> int:
@@ -147,7 +145,7 @@ def _with_metadata(schema: Any, **content: Any) -> Any:
 
 
 def _gives_rows(column: Any) -> bool:
-    return not isinstance(column, list) and (column.ndim > 1 or column.dtype not in (_TEXT, object))
+    return not isinstance(column, list) and (column.ndim > 1 or column.dtype not in (TEXT, object))
 
 
 def _checked(column: Any, path: str) -> Any:
@@ -251,7 +249,7 @@ def _strings(column: Any) -> Any:
     import pyarrow as pa
 
     values = column.reshape(-1).tolist()
-    if column.dtype == _TEXT:
+    if column.dtype == TEXT:
         return pa.array(values, pa.large_string())
     odd = next((value for value in values if type(value) is not bytes), None)
     if odd is not None or None in values:
@@ -442,7 +440,7 @@ def _decoded(column: Any, layout: _Layout) -> Any:
     if not (layout.is_strings and layout.width):
         return column
     array: np.ndarray[Any, Any]
-    if layout.dtype == _TEXT:
+    if layout.dtype == TEXT:
         array = np.array([text.decode() for text in _cut(column.values)], layout.dtype)
     else:
         array = np.empty(len(column.values), object)

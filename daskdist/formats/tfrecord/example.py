@@ -23,20 +23,19 @@ import numpy as np
 from daskdist.core.cardinality import counted
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import Structure
+from daskdist.core.structure import TEXT, Structure
 from daskdist.errors import ArgumentError
 from daskdist.formats.tfrecord.example_walk import PADDING, Malformed, Wanted, integers_of, walk
 
 Array = np.ndarray[Any, Any]
 
-_TEXT: Final = np.dtype(np.dtypes.StringDType())
 _BYTES: Final = np.dtype(object)
 _FLOAT: Final = np.dtype(np.float32)
 _INTEGER: Final = np.dtype(np.int64)
 
 # Field of a feature -> the type of its list.
 _KINDS: Final = {1: "bytes", 2: "float32", 3: "int64"}
-_FIELDS: Final = {_BYTES: 1, _TEXT: 1, _FLOAT: 2, _INTEGER: 3}
+_FIELDS: Final = {_BYTES: 1, TEXT: 1, _FLOAT: 2, _INTEGER: 3}
 _DAMAGED: Final = 0
 # The number of records to parse at once, so few that intermediate arrays stay in the processor's cache.
 _CHUNK_ROWS: Final = 8192
@@ -155,7 +154,7 @@ def _dtype_of(dtype: Any, kind: str) -> np.dtype[Any]:
     if dtype in (bytes, object, np.bytes_, "bytes", "string"):
         return _BYTES
     if dtype in (str, np.str_, "str"):
-        return _TEXT
+        return TEXT
     with contextlib.suppress(TypeError):
         numpy_dtype: np.dtype[Any] = _FLOAT if dtype is float else np.dtype(dtype)
         if numpy_dtype in _FIELDS:
@@ -180,7 +179,7 @@ def _default_of(feature: FixedLenFeature) -> Array | None:
         values[:] = flat
         return np.broadcast_to(values[0], shape) if values.size == 1 else values.reshape(shape)
     except (TypeError, ValueError, OverflowError):
-        dtype = {_BYTES: "bytes", _TEXT: "str"}.get(feature.dtype, feature.dtype)
+        dtype = {_BYTES: "bytes", TEXT: "str"}.get(feature.dtype, feature.dtype)
         raise ArgumentError(
             f"FixedLenFeature: default_value is {default!r:.80}; give {dtype}, one value or an array of shape {shape}"
         ) from None
@@ -188,10 +187,10 @@ def _default_of(feature: FixedLenFeature) -> Array | None:
 
 def _loose(dtype: np.dtype[Any]) -> Any:
     # NumPy's bytes would lose trailing zeros.
-    return object if dtype in (_BYTES, _TEXT) else None
+    return object if dtype in (_BYTES, TEXT) else None
 
 
-_TYPES: Final[dict[Any, Any]] = {_BYTES: bytes, _TEXT: str, _FLOAT: (int, float), _INTEGER: int}
+_TYPES: Final[dict[Any, Any]] = {_BYTES: bytes, TEXT: str, _FLOAT: (int, float), _INTEGER: int}
 
 
 @dataclass(frozen=True)
@@ -300,7 +299,7 @@ class Examples:
             Wanted(
                 name.encode(),
                 _FIELDS[feature.dtype],
-                feature.dtype == _TEXT,
+                feature.dtype == TEXT,
                 prod(feature.shape) if isinstance(feature, FixedLenFeature) else None,
                 prod(feature.shape) if isinstance(feature, FixedLenSequenceFeature) else 1,
                 _may_be_missing(feature),
@@ -376,8 +375,8 @@ def _array(name: str, feature: Feature, feature_and_content: tuple[int, bytes] |
         raise Malformed(f"feature {name!r} holds {_KINDS[field]}, but {_KINDS[_FIELDS[dtype]]} is expected")
     try:
         values = _values(field, content)
-        if dtype == _TEXT:
-            values = np.array([value.decode() for value in values], _TEXT)
+        if dtype == TEXT:
+            values = np.array([value.decode() for value in values], TEXT)
     except UnicodeDecodeError as error:
         raise Malformed(f"feature {name!r} is not UTF-8: {error.reason}; read it as bytes") from None
     except Malformed as error:

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from daskdist.core.structure import TEXT
 from daskdist.tables.byte_rows import objects_at, rows_at, spans
 
 Array = np.ndarray[Any, Any]
@@ -360,7 +361,7 @@ class _Bytes:
 
     def _decoded(self, is_odd: Array) -> Array:
         raw = objects_at(self._data, self._start, self._length).tolist()
-        text: Array = np.empty(len(raw), np.dtypes.StringDType())
+        text: Array = np.empty(len(raw), TEXT)
         try:
             text[:] = list(map(bytes.decode, raw))
         except UnicodeDecodeError:

@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import LONE
+from daskdist.core.structure import LONE, TEXT
 from daskdist.errors import ArgumentError
 from daskdist.formats.image_codec import IMAGES, ImageOptions, encoded_image, why_no_image
 from daskdist.formats.npy import header_of
@@ -42,7 +42,6 @@ _KINDS: Final = {
     "npy": "npy",
 }
 _NAMES: Final = ("image", "int", "text", "json", "npy", "raw")
-_TEXT: Final = np.dtype(np.dtypes.StringDType())
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Decoding:
         leaf = {
             "image": self.images.spec,
             "int": TensorSpec((), np.dtype(np.int64)),
-            "text": TensorSpec((), _TEXT),
+            "text": TensorSpec((), TEXT),
             "raw": TensorSpec((), np.dtype(object)),
         }.get(self.kind(name))
         return None if leaf is None else ElementSpec(LONE, (leaf,))
@@ -121,7 +120,7 @@ class Decoding:
             return f"is {leaf}, which no field can hold; convert it to an array"
         fits = {
             "int": leaf.dtype.kind in "iu" and not leaf.shape,
-            "text": leaf.dtype == _TEXT and not leaf.shape,
+            "text": leaf.dtype == TEXT and not leaf.shape,
             "npy": leaf.dtype.kind in "biufcmM",
             "raw": leaf.dtype == object and not leaf.shape,
         }
@@ -178,7 +177,7 @@ def array_of(data: bytes) -> np.ndarray[Any, Any]:
     array = np.frombuffer(data, dtype, count, start) if count else np.empty(0, dtype)
     array = array.reshape(shape, order="F" if in_columns else "C")
     if dtype.kind == "U":
-        return array.astype(np.dtypes.StringDType())
+        return array.astype(TEXT)
     return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
 

@@ -24,7 +24,7 @@ from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import LONE, Structure, as_array
+from daskdist.core.structure import LONE, TEXT, Structure, as_array
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.image_codec import ImageOptions, pillow
 from daskdist.formats.webdataset.decoding import Decoding
@@ -37,7 +37,6 @@ from daskdist.tables.columns import Columns
 from daskdist.tables.from_arrow import leaves_of, spec_of
 from daskdist.url_secrets import shown_cause
 
-_TEXT: Final = np.dtype(np.dtypes.StringDType())
 # The spec is inferred from the first file: bytes read at first (more until there is a sample), and the most samples.
 _HEAD_BYTES: Final = 2**16
 _MOST_SAMPLES: Final = 64
@@ -274,7 +273,7 @@ class WebDataset:
         return leaf if kind in ("image", "npy") else leaf[()]
 
 
-_KEY_SPEC: Final = ElementSpec(LONE, (TensorSpec((), _TEXT),))
+_KEY_SPEC: Final = ElementSpec(LONE, (TensorSpec((), TEXT),))
 
 
 class _Reading:
@@ -484,7 +483,7 @@ def _arrow_of(packed: Any) -> Any:
 
     if isinstance(packed, dict):
         return pa.struct([pa.field(name, _arrow_of(item)) for name, item in packed.items()])
-    kind = pa.string() if packed.dtype == _TEXT else pa.from_numpy_dtype(packed.dtype)
+    kind = pa.string() if packed.dtype == TEXT else pa.from_numpy_dtype(packed.dtype)
     for _ in packed.shape:
         kind = pa.list_(kind)
     return kind

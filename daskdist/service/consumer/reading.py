@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from daskdist.core.block import Rows
-from daskdist.service.intervals import Intervals
+from daskdist.service.intervals import Intervals, Pairs
 
 logger: Final = logging.getLogger("daskdist")
 
-Pairs = list[tuple[int, int]]
 
 # A program that has taken nothing for this long leaves the elements of new tasks to other consumers.
 _IDLE_S: Final = 0.25
@@ -74,7 +73,7 @@ class Arrived:
 
     def remove(self, task: str, unwanted: Intervals) -> Pairs:
         """Drop elements of a task that were not taken yet, and return their intervals."""
-        removed: Pairs = []
+        removed: list[tuple[int, int]] = []
         parts, self.parts = self.parts, deque()
         for part_task, first, rows in parts:
             if part_task != task:

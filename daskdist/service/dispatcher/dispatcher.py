@@ -7,7 +7,7 @@ method reports an event and returns commands, which the scheduler plugin carries
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from daskdist.service.dispatcher.commands import (
@@ -30,10 +30,9 @@ from daskdist.service.dispatcher.jobs import (
     Task,
 )
 from daskdist.service.dispatcher.status import JobStatus, job_status
-from daskdist.service.intervals import Intervals
+from daskdist.service.intervals import Intervals, Pairs
 from daskdist.service.sharding_policy import ShardingPolicy
 
-Pairs = Iterable[tuple[int, int]]
 # The key of a value that is kept: its kind, and its name.
 Key = tuple[Any, ...]
 

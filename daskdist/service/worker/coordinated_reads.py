@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daskdist.errors import ArgumentError
-from daskdist.service.intervals import Intervals
+from daskdist.service.intervals import Intervals, Pairs
 from daskdist.service.worker.delivery import (
     Action,
     Consumer,
@@ -11,7 +11,6 @@ from daskdist.service.worker.delivery import (
     Done,
     End,
     Forget,
-    Pairs,
     PartSizes,
     Send,
     has_room,

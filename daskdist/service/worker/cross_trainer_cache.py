@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 
-from daskdist.service.intervals import Intervals
+from daskdist.service.intervals import Intervals, Pairs
 from daskdist.service.worker.delivery import (
     Action,
     Confirm,
@@ -14,7 +14,6 @@ from daskdist.service.worker.delivery import (
     Done,
     End,
     Forget,
-    Pairs,
     Passed,
     Send,
     has_room,

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from daskdist.service.intervals import Intervals
-
-Pairs = Iterable[tuple[int, int]]
+from daskdist.service.intervals import Intervals, Pairs
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from daskdist.service.intervals import Intervals
+from daskdist.service.intervals import Intervals, Pairs
 from daskdist.service.worker.delivery import (
     Action,
     Consumer,
@@ -12,7 +12,6 @@ from daskdist.service.worker.delivery import (
     Done,
     End,
     Forget,
-    Pairs,
     PartSizes,
     Recall,
     Send,

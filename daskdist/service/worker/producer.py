@@ -28,7 +28,7 @@ from daskdist.passes.independent_pieces import pieces_of
 from daskdist.passes.plan import plan
 from daskdist.passes.seed import drawn_seeds, with_drawn
 from daskdist.service.dispatcher.commands import TaskSpec
-from daskdist.service.intervals import Intervals
+from daskdist.service.intervals import Intervals, Pairs
 from daskdist.service.sharding_policy import ShardingPolicy
 from daskdist.service.worker.coordinated_reads import CoordinatedReads
 from daskdist.service.worker.cross_trainer_cache import SharedCache
@@ -164,7 +164,7 @@ class Producer:
         self.failure = failure
         self._carry_out(self.delivery.finished())
 
-    def join(self, consumer: Consumer, done: list[tuple[int, int]]) -> None:
+    def join(self, consumer: Consumer, done: Pairs) -> None:
         """Add a consumer, and the elements that it acknowledged before."""
         self._unreported.update(done)
         try:
@@ -185,16 +185,16 @@ class Producer:
         self.delivery.away(name)
         self._carry_out([])
 
-    def acknowledge(self, name: str, pairs: list[tuple[int, int]]) -> None:
+    def acknowledge(self, name: str, pairs: Pairs) -> None:
         """Record the elements that a consumer has used."""
         self._unreported.update(pairs)
         self._carry_out(self.delivery.acknowledged(name, pairs))
 
-    def return_elements(self, name: str, pairs: list[tuple[int, int]]) -> None:
+    def return_elements(self, name: str, pairs: Pairs) -> None:
         """Record the elements that a consumer returns."""
         self._carry_out(self.delivery.returned(name, pairs))
 
-    def lose(self, name: str, done: list[tuple[int, int]] | None = None) -> None:
+    def lose(self, name: str, done: Pairs | None = None) -> None:
         """Remove a consumer; ``done`` has the elements it used if it left, and is None if it was lost."""
         is_redelivered = done is not None or self.spec.options.redelivers
         used = done or ()

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from daskdist.service.dispatcher.commands import TaskSpec
-from daskdist.service.intervals import Intervals
+from daskdist.service.intervals import Intervals, Pairs
 from daskdist.service.worker.delivery import Consumer
 from daskdist.service.worker.pickled_dataset import PickledDataset
 from daskdist.service.worker.producer import Producer
-
-Pairs = list[tuple[int, int]]
 
 
 class Producers:
