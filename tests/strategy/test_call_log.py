@@ -8,7 +8,7 @@ from daskdist.errors import ClusterError
 from daskdist.execute.messages.failure import Failure
 from daskdist.strategy.steps.calls import Call, Record, note_lost
 from daskdist.strategy.steps.outcomes import Failed
-from daskdist.strategy.steps.sending.call_log import CallLog
+from daskdist.strategy.steps.recovery.call_log import CallLog
 
 
 def a_call(number, function=None):

@@ -12,6 +12,9 @@ from distributed import Future
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.outcomes import Failed
 
+# The prefix of the names of calls without a time limit: loops over distributed datasets.
+LOOP_PREFIX: Final = "loop-"
+
 
 class Losses(NamedTuple):
     """The losses of workers that were making a call, in all attempts to make it.

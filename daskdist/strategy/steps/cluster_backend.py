@@ -34,6 +34,10 @@ from daskdist.strategy.steps.calls import Call, Result, alone, workers_in
 from daskdist.strategy.steps.captures import Capture, current_capture
 from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, loaded_structure, pickled_structure, received
 from daskdist.strategy.steps.program_end import ClusterUse, end_unused
+from daskdist.strategy.steps.recovery.call_log import LOST, CallLog
+from daskdist.strategy.steps.recovery.repeated_calls import RepeatedCalls
+from daskdist.strategy.steps.recovery.resplit import resplit
+from daskdist.strategy.steps.recovery.worker_recovery import WorkerRecovery
 from daskdist.strategy.steps.remote.on_scheduler import note_in_use
 from daskdist.strategy.steps.remote.program_report import ProgramReport
 from daskdist.strategy.steps.remote.replica_call import CrossReplica
@@ -53,11 +57,7 @@ from daskdist.strategy.steps.sending.call_arguments import (
     place_of_argument,
     wired_arguments,
 )
-from daskdist.strategy.steps.sending.call_log import LOST, CallLog
-from daskdist.strategy.steps.sending.repeated_calls import RepeatedCalls
-from daskdist.strategy.steps.sending.resplit import resplit
-from daskdist.strategy.steps.sending.worker_recovery import WorkerRecovery
-from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
+from daskdist.strategy.steps.sending.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_array

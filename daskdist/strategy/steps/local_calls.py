@@ -21,7 +21,7 @@ from daskdist.strategy.group import Replica
 from daskdist.strategy.input.replica_iterator import replica_iterators
 from daskdist.strategy.input.replica_plans import ReplicaPlan
 from daskdist.strategy.replica.context import ReplicaContext
-from daskdist.strategy.steps.remote.call_function import call_on_replica
+from daskdist.strategy.steps.call_on_replica import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
 from daskdist.strategy.values.flat import unflattened_call
 from daskdist.strategy.values.per_replica import PerReplica

@@ -18,7 +18,7 @@ from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers.live_workers import LOGGED_AFTER_S, STILL_WAITED_FOR
 from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.steps.remote.replica_call import LOOP
+from daskdist.strategy.steps.calls import LOOP_PREFIX
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -176,12 +176,12 @@ class StepStream:
         """
         since, calls = time.monotonic() - self.running_at, self.running if self.is_open else []
         for _, name, running_s in calls:
-            if not name.startswith(LOOP) and running_s + since > most_s:
+            if not name.startswith(LOOP_PREFIX) and running_s + since > most_s:
                 raise ClusterError(
                     f"{name} has been running on {self.address} for {running_s + since:.0f} s, which is longer than "
                     "daskdist.timeouts.step; it goes on there, and holds up what is called after it"
                 )
-        return any(name.startswith(LOOP) for _, name, _ in calls)
+        return any(name.startswith(LOOP_PREFIX) for _, name, _ in calls)
 
     def close(self, why: str = "it was closed") -> None:
         """Close the connection, in the event loop; the worker frees everything of the strategy."""

@@ -25,13 +25,12 @@ from daskdist.execute.messages.failure import Failure
 from daskdist.execute.paused_workers import ended_for_memory, error_of_task
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
-from daskdist.strategy.steps.calls import Call, Record, Result, futures_in, note_lost
+from daskdist.strategy.steps.calls import LOOP_PREFIX, Call, Record, Result, futures_in, note_lost
 from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received
-from daskdist.strategy.steps.remote.replica_call import LOOP
+from daskdist.strategy.steps.recovery.call_log import CallLog
 from daskdist.strategy.steps.replicated_kinds import ReplicatedKinds
 from daskdist.strategy.steps.sending.call_arguments import last_reference
-from daskdist.strategy.steps.sending.call_log import CallLog
-from daskdist.strategy.steps.sent_objects import SentObject
+from daskdist.strategy.steps.sending.sent_objects import SentObject
 from daskdist.strategy.steps.stream import StepStream, close_all, close_all_soon
 from daskdist.strategy.steps.unobserved_failures import UnobservedFailures
 from daskdist.strategy.steps.worker_statuses import worker_statuses
@@ -506,7 +505,7 @@ class StreamSet:
 
     def names_under_way(self) -> list[str]:
         """Return the names of the calls that are under way."""
-        return [record.name.removeprefix(LOOP) for record in list(self._under_way.values())]
+        return [record.name.removeprefix(LOOP_PREFIX) for record in list(self._under_way.values())]
 
     def finish(self, within_s: float | None = None) -> None:
         """Send what waits, and wait until all calls are over, or for so many seconds."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from daskdist.strategy.steps.calls import Record, records_in
 from daskdist.strategy.steps.outcomes import Failed
-from daskdist.strategy.steps.sending.call_log import LOST
+from daskdist.strategy.steps.recovery.call_log import LOST
 
 # The number of raised failures to remember.
 _NUM_OBSERVED: Final = 1024

@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable
 
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import RunningCall, WorkerStatus, state_of
-from daskdist.strategy.steps.calls import Record
-from daskdist.strategy.steps.remote.replica_call import LOOP
+from daskdist.strategy.steps.calls import LOOP_PREFIX, Record
 from daskdist.strategy.steps.stream import StepStream
 
 
@@ -51,7 +50,7 @@ def _status(
     members = group.members(stream.address)
     if stream.is_open:
         said = stream.running if tells_running else ()
-        running = tuple([RunningCall(number, name.removeprefix(LOOP), so_far) for number, name, so_far in said])
+        running = tuple([RunningCall(number, name.removeprefix(LOOP_PREFIX), so_far) for number, name, so_far in said])
         state = state_of(running, num_calls)
     else:
         running, state = (), "lost"

@@ -24,15 +24,13 @@ from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.replica.replica_times import ReplicaTimes
-from daskdist.strategy.steps.remote.call_function import call_on_replica
+from daskdist.strategy.steps.call_on_replica import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
 from daskdist.strategy.values.extract import Extract, ExtractFromRows, FlatResult
 from daskdist.strategy.values.flat import LEAVES
 from daskdist.strategy.values.placeholders import Placeholder, filled
 from daskdist.strategy.variables.store import VariableStore
 
-# The prefix of the names of calls without a time limit: loops over distributed datasets.
-LOOP: Final = "loop-"
 # The prefix of the names of other calls of `Strategy.run`.
 STEP: Final = "run-"
 _UNCHANGEABLE: Final = LEAVES - {np.ndarray}

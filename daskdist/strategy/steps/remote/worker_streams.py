@@ -19,9 +19,10 @@ from daskdist.execute.messages.outbox import can_be_framed
 from daskdist.execute.task_times import task_times
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.steps.calls import LOOP_PREFIX
 from daskdist.strategy.steps.remote.data_keys import data_keys_of
 from daskdist.strategy.steps.remote.peers import Peers
-from daskdist.strategy.steps.remote.replica_call import LOOP, CrossReplica
+from daskdist.strategy.steps.remote.replica_call import CrossReplica
 from daskdist.strategy.steps.remote.worker_steps import StepsOnWorker
 from daskdist.strategy.steps.stream import OPERATION
 
@@ -111,7 +112,7 @@ class StreamsOfWorker:
 
     def _running(self, worker: Worker) -> str:
         running = [call for steps in self.by_token.values() for call in steps.running()]
-        return ", ".join(f"{name.removeprefix(LOOP)} for {so_far:.0f} s" for _, name, so_far in running)
+        return ", ".join(f"{name.removeprefix(LOOP_PREFIX)} for {so_far:.0f} s" for _, name, so_far in running)
 
     def _receive(self, message: Any) -> None:
         token, *rest = message

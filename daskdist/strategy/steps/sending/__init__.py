@@ -1,1 +1,1 @@
-"""The sending of calls: their arguments."""
+"""The sending of calls: their arguments, and the objects that workers keep."""

@@ -18,10 +18,9 @@ from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.pickling import describe_unpicklable, dumps_on_host, type_name
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.replica_plans import ReplicaPlan
-from daskdist.strategy.steps.calls import Call, Record
+from daskdist.strategy.steps.calls import LOOP_PREFIX, Call, Record
 from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received
-from daskdist.strategy.steps.remote.replica_call import LOOP
-from daskdist.strategy.steps.sent_objects import SentObject
+from daskdist.strategy.steps.sending.sent_objects import SentObject
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import ExtractAll, ExtractFromResult, ExtractFromRows, PerReplicaRef, Remote
 from daskdist.strategy.values.per_replica import PerReplica
@@ -266,7 +265,7 @@ def pickled_value(value: Any, name: Callable[[], str]) -> bytes:
 @lru_cache(maxsize=256)
 def name_of_call(operation: str, function: str, is_loop: bool) -> str:
     """Return the name of a call: one object for all calls of a function, which messages sent together have once."""
-    return f"{LOOP if is_loop else ''}{operation}-{function}"
+    return f"{LOOP_PREFIX if is_loop else ''}{operation}-{function}"
 
 
 def is_plan(value: Any) -> bool:

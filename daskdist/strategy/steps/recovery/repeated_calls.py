@@ -15,7 +15,7 @@ from daskdist.execute.paused_workers import MOST_LOSSES, after_repeated_losses, 
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.calls import Losses, Record
 from daskdist.strategy.steps.outcomes import Failed
-from daskdist.strategy.steps.sending.call_log import CallLog
+from daskdist.strategy.steps.recovery.call_log import CallLog
 from daskdist.strategy.steps.stream_set import StreamSet
 
 logger: Final = logging.getLogger("daskdist")

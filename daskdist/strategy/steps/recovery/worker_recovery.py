@@ -19,7 +19,7 @@ from daskdist.strategy.placement.replacements import Replacements
 from daskdist.strategy.steps.remote.on_scheduler import note_in_use
 from daskdist.strategy.steps.remote.replica_call import CrossReplica
 from daskdist.strategy.steps.remote.worker_streams import install
-from daskdist.strategy.steps.sent_objects import SentObjects
+from daskdist.strategy.steps.sending.sent_objects import SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 
 logger: Final = logging.getLogger("daskdist")
