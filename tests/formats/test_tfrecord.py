@@ -23,7 +23,7 @@ from daskdist.core.block import Block
 from daskdist.core.dataset_base import node_of
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
-from daskdist.formats.tfrecord import crc
+from daskdist.formats.tfrecord import checksums
 from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
@@ -188,7 +188,7 @@ def test_any_lengths(tmp_path, seed):
 
 def test_checksums_of_lengths():
     lengths = np.array([0, 1, 127, 2**16, 2**33 + 5, 2**63], np.uint64)
-    assert crc.of_lengths(lengths).tolist() == [
+    assert checksums.length_checksums(lengths).tolist() == [
         struct.unpack("<I", masked(struct.pack("<Q", length)))[0] for length in lengths.tolist()
     ]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from daskdist.core.cardinality import counted
 from daskdist.errors import FileError
-from daskdist.formats.tfrecord.crc import of_lengths, of_records
+from daskdist.formats.tfrecord.checksums import length_checksums, record_checksums, wrong_lengths
 from daskdist.storage.byte_ranges import BrokenRecord
 from daskdist.storage.compression import inferred
 from daskdist.tables.byte_rows import RowPieces, objects_at, rows_at
@@ -57,7 +57,7 @@ def headers_of(data: Any, *, check: bool) -> Headers:
     broken = None
     if check:
         stated = np.ascontiguousarray(headers[:, 8:]).view("<u4").reshape(-1)
-        wrong = np.flatnonzero(of_lengths(lengths) != stated)
+        wrong = wrong_lengths(lengths, stated)
         if len(wrong):
             first = int(wrong[0])
             broken = f"a record states a length of {lengths[first]} bytes, whose checksum differs"
@@ -167,9 +167,9 @@ def framed(data: Array, lengths: Array) -> bytes:
     raw = objects_at(data, np.cumsum(lengths) - lengths, lengths)
     pieces = RowPieces(len(lengths))
     pieces.each(lengths.astype("<u8").view(np.uint8).reshape(-1, 8))
-    pieces.each(of_lengths(lengths).astype("<u4").view(np.uint8).reshape(-1, 4))
+    pieces.each(length_checksums(lengths).astype("<u4").view(np.uint8).reshape(-1, 4))
     pieces.add(data, lengths)
-    pieces.each(of_records(raw).astype("<u4").view(np.uint8).reshape(-1, 4))
+    pieces.each(record_checksums(raw).astype("<u4").view(np.uint8).reshape(-1, 4))
     return pieces.joined().tobytes()
 
 
@@ -178,4 +178,4 @@ def is_plain(head: bytes) -> bool:
     if len(head) < HEADER_BYTES:
         return False
     length, stated = np.frombuffer(head, "<u8", 1), np.frombuffer(head, "<u4", 1, 8)
-    return bool(of_lengths(length)[0] == stated[0])
+    return not len(wrong_lengths(length, stated))

@@ -19,7 +19,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.tfrecord.crc import library, of_records
+from daskdist.formats.tfrecord.checksums import crc32c, wrong_records
 from daskdist.formats.tfrecord.example import Examples, Feature
 from daskdist.formats.tfrecord.example_writer import block_of, check_example, examples_of
 from daskdist.formats.tfrecord.record_framing import FOOTER_BYTES, HEADER_BYTES, Records, framed, headers_of, is_plain
@@ -77,7 +77,7 @@ class TFRecord:
 
     def spec(self, path: str) -> ElementSpec:
         if self.check_crc:
-            library()
+            crc32c()
         self.storage.version(path)
         return (
             ElementSpec(LONE, (TensorSpec((), np.dtype(object)),))
@@ -126,10 +126,10 @@ class TFRecord:
         raw = objects_at(piece.data, starts, lengths) if self.check_crc or self.features is None else None
         if raw is not None and self.check_crc:
             stated = rows_at(piece.data, starts + lengths, FOOTER_BYTES).view("<u4").reshape(-1)
-            is_right = of_records(raw) == stated
-            if not is_right.all():
-                refused = [(row, "its checksum is not that of its bytes") for row in np.flatnonzero(~is_right).tolist()]
-                rows, raw = np.flatnonzero(is_right), raw[is_right]
+            wrong = wrong_records(raw, stated)
+            if len(wrong):
+                refused = [(row, "its checksum is not that of its bytes") for row in wrong.tolist()]
+                rows, raw = np.delete(rows, wrong), np.delete(raw, wrong)
         if self.features is None:
             columns, structure = [raw], LONE
         else:
@@ -146,7 +146,7 @@ class TFRecord:
         return Block(structure, columns, split.label, origin), notes
 
     def check(self, spec: ElementSpec) -> None:
-        library()
+        crc32c()
         leaf = spec.leaves[0] if spec.leaves else None
         if spec.structure == LONE and leaf is not None and (leaf.shape, leaf.dtype.kind) in (((), "O"), ((), "S")):
             return

@@ -1,4 +1,7 @@
-"""The checksums of TFRecord files: CRC-32C, rotated and shifted so that checksums of checksums are not weaker."""
+"""Checksums of TFRecord files: computed, and compared with those that a file states.
+
+They are CRC-32C, rotated and shifted so that checksums of checksums are not weaker.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _POLYNOMIAL: Final = 0x82F63B78
 _LENGTH_BYTES: Final = 8
 
 
-def library() -> Callable[[bytes], int]:
+def crc32c() -> Callable[[bytes], int]:
     """Return the function that computes the CRC-32C of bytes.
 
     Raises
@@ -37,12 +40,12 @@ def library() -> Callable[[bytes], int]:
     return function
 
 
-def of_records(records: Array) -> Array:
+def record_checksums(records: Array) -> Array:
     """Return the checksums of records, given as an array of bytes objects."""
-    return _masked(np.fromiter(map(library(), records.tolist()), np.uint32, len(records)))
+    return _masked(np.fromiter(map(crc32c(), records.tolist()), np.uint32, len(records)))
 
 
-def of_lengths(lengths: Array) -> Array:
+def length_checksums(lengths: Array) -> Array:
     """Return the checksums of lengths, encoded in eight bytes as in a file."""
     tables, initial = _tables()
     lengths = lengths.astype(np.uint64, copy=False)
@@ -52,6 +55,16 @@ def of_lengths(lengths: Array) -> Array:
             break
         crcs ^= table[((lengths >> np.uint64(8 * place)) & np.uint64(255)).astype(np.intp)]
     return _masked(crcs)
+
+
+def wrong_records(records: Array, stated: Array) -> Array:
+    """Return the indexes of the records whose checksums are not the stated ones."""
+    return np.flatnonzero(record_checksums(records) != stated)
+
+
+def wrong_lengths(lengths: Array, stated: Array) -> Array:
+    """Return the indexes of the lengths whose checksums are not the stated ones."""
+    return np.flatnonzero(length_checksums(lengths) != stated)
 
 
 def _masked(crcs: Array) -> Array:
