@@ -95,7 +95,7 @@ HEAVY = {
     "daskdist.strategy.multi_worker",
     "daskdist.service.address",
     "daskdist.service.current_status",
-    "daskdist.service.consumer.connection",
+    "daskdist.service.consumer.dispatcher_connection",
     "daskdist.service.registry",
     "daskdist.service.service_dataset",
     "daskdist.service.dispatcher.scheduler_plugin",

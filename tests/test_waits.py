@@ -49,7 +49,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "execute/callers/sent_blocks.py": {
             "asyncio.run_coroutine_threadsafe(fetching, worker.loop.asyncio_loop).result"
         },
-        "service/consumer/connection.py": {
+        "service/consumer/dispatcher_connection.py": {
             "asyncio.run_coroutine_threadsafe(_asked(address, request), event_loop()).result"
         },
         "service/servers.py": {"stop.wait"},

@@ -23,7 +23,7 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError
 from daskdist.storage.compression import SUFFIXES
 from daskdist.storage.filesystem import Storage
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 
 GROUP: Final = "daskdist.formats"
 

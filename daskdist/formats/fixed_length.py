@@ -22,7 +22,7 @@ from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.byte_ranges import BrokenRecord, ByteRange, ByteRanges
 from daskdist.storage.compression import decompressed, without_suffix
 from daskdist.storage.filesystem import Storage, Version, failures
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.tables.byte_rows import objects_at
 from daskdist.url_secrets import shown_cause
 

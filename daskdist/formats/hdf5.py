@@ -35,7 +35,7 @@ from daskdist.formats.stored_arrays import (
     native,
 )
 from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 
 _MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 _BYTES: Final = np.dtype(object)

@@ -21,7 +21,7 @@ from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.image_codec import IMAGES, ImageOptions
 from daskdist.storage.filesystem import Storage, is_remote, local
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.url_secrets import shown_cause
 
 _MAGIC: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")

@@ -37,7 +37,7 @@ from daskdist.formats.stored_arrays import (
     columns_of,
 )
 from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 
 _MAGIC: Final = b"\x93NUMPY"
 _ZIP: Final = b"PK"

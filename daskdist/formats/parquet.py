@@ -21,8 +21,8 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.bisection import first_invalid, valid_parts
 from daskdist.storage.filesystem import Storage, Version, failures, is_remote
+from daskdist.storage.first_file import FirstFile, differs_from_first
 from daskdist.storage.hive_partitions import Partitions
-from daskdist.storage.schema_check import FirstFile, unlike
 from daskdist.tables.from_arrow import TableReader
 from daskdist.tables.to_arrow import check_columns, table_of
 from daskdist.url_secrets import shown_cause
@@ -92,7 +92,7 @@ class Parquet:
             except ArgumentError as error:
                 raise FileError(f"{path}: {error}; the first file, {first.path}, has it") from None
             if spec != first.spec:
-                raise unlike(path, spec, first)
+                raise differs_from_first(path, spec, first)
             _known.first, _known.schema = first, footer.schema
         row_bytes = spec.num_bytes
         splits = []

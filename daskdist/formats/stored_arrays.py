@@ -30,7 +30,7 @@ from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import FIXED_SIZE_KINDS, LONE, Structure
 from daskdist.errors import ArgumentError, FileError
-from daskdist.storage.schema_check import FirstFile, unlike
+from daskdist.storage.first_file import FirstFile, differs_from_first
 from daskdist.tables.columns import Columns
 
 # The name of the only array of a file without names.
@@ -322,7 +322,7 @@ def check_alike(arrays: StoredArrays, path: str, first: FirstFile) -> None:
     """
     spec = arrays.spec
     if spec != first.spec:
-        raise unlike(path, spec, first)
+        raise differs_from_first(path, spec, first)
 
 
 def rows_label(path: str, start: int, stop: int) -> str:

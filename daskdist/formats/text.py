@@ -21,7 +21,7 @@ from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.byte_ranges import GROWTH, ByteRanges, RangeRecords
 from daskdist.storage.compression import without_suffix
 from daskdist.storage.filesystem import Storage
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 
 _MARK: Final = b"\xef\xbb\xbf"
 

@@ -36,9 +36,9 @@ from daskdist.formats.stored_arrays import (
 )
 from daskdist.storage.atomic_file import put
 from daskdist.storage.filesystem import Paths, Storage, failures, is_remote, local
+from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hidden_files import is_hidden_from
 from daskdist.storage.replace_directory import current, pointed_from, pointer_to, replace_directory, temporary_beside
-from daskdist.storage.schema_check import FirstFile
 
 _ADVICE: Final = "convert it to numbers, times, text or bytes with map(...)"
 # The ends of the names under which Zarr, and `atomic_file`, write a file in a local directory.

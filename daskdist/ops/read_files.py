@@ -26,8 +26,8 @@ from daskdist.long_work import shown
 from daskdist.ops.skip import Skip
 from daskdist.ops.take import Take
 from daskdist.storage.filesystem import Storage, is_remote
+from daskdist.storage.first_file import FirstFile, readable_files
 from daskdist.storage.grouped_splits import GroupSplits, ReadGroup
-from daskdist.storage.schema_check import FirstFile, readable
 from daskdist.url_secrets import without_secrets
 
 
@@ -153,7 +153,7 @@ class ReadFiles(FileBackedSource):
     def _first(self) -> FirstFile:
         if self.whole is not None:
             return self.whole._first
-        path, spec = next(readable(self.paths, self.format.spec))
+        path, spec = next(readable_files(self.paths, self.format.spec))
         return FirstFile(path, spec)
 
     def splits_of_file(self, file: int) -> Sequence[Split]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from daskdist.service.address import service_address
-from daskdist.service.consumer.connection import ask
+from daskdist.service.consumer.dispatcher_connection import ask
 from daskdist.service.dispatcher.status import ServiceStatus
 
 

@@ -13,7 +13,7 @@ from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
 from daskdist.passes.seed import fingerprint
 from daskdist.service.address import ServiceAddress
-from daskdist.service.consumer.connection import ask
+from daskdist.service.consumer.dispatcher_connection import ask
 from daskdist.service.request import ServiceRequest, checked_compression
 from daskdist.service.service_dataset import DatasetFacts, Served, check_endless, entry_of, shared_out
 

@@ -1,4 +1,4 @@
-"""`StrategyInternals`: the internal parts of a strategy."""
+"""`StrategyInternals`: the parts of a strategy that other modules use, and users do not."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ARGUMENT_LEAVES: Final = LEAVES | {PerReplica, AsyncValue, Variable}
 
 
 class StrategyInternals:
-    """The internal parts of a strategy."""
+    """The internal parts of a strategy, which implement `daskdist.strategy.replica.contract.InternalsContract`."""
 
     def __init__(
         self,

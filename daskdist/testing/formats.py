@@ -20,7 +20,7 @@ from daskdist.errors import FileError
 from daskdist.formats import DirectoryFormat, Format, ReadsValidRows, WritableFormat
 from daskdist.ops.read_files import read_node
 from daskdist.ops.with_options import Options
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.testing.equality import check, same_elements
 
 

@@ -19,7 +19,7 @@ from daskdist import TensorSpec, errors, read_arrow, read_files
 from daskdist.core.dataset_base import node_of
 from daskdist.formats.arrow.arrow_format import Arrow
 from daskdist.formats.arrow.arrow_messages import index_of
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.testing import FormatLaws
 from daskdist.testing.formats import spoiled
 

@@ -26,7 +26,7 @@ from daskdist.formats.csv.csv_format import Csv, Schema
 from daskdist.formats.csv.dialect import Dialect
 from daskdist.formats.csv.fields import fields_in
 from daskdist.formats.csv.number_text import may_hold_number_text, number_texts
-from daskdist.formats.csv.quotes import MARK, Quotes
+from daskdist.formats.csv.quotes import BYTE_ORDER_MARK, Quotes
 from daskdist.storage.byte_ranges import BrokenRecord
 from daskdist.testing import FormatLaws
 
@@ -108,13 +108,13 @@ class TestCsvCompressed(TestCsv):
 
 # --- where rows begin ---
 
-TOKENS = [b'"', b'"', b",", b"\n", b"\r\n", b"\r", b"a", b'""', b'\n"', b',"', b'",', MARK]
+TOKENS = [b'"', b'"', b",", b"\n", b"\r\n", b"\r", b"a", b'""', b'\n"', b',"', b'",', BYTE_ORDER_MARK]
 
 
 def rows_by_pyarrow(data):
     """Return the rows that pyarrow finds in some bytes; it reports each of them as having too few fields."""
     rows = []
-    if data not in (b"", MARK):
+    if data not in (b"", BYTE_ORDER_MARK):
         names = [str(k) for k in range(60)]
         pc.read_csv(
             pa.BufferReader(data),
@@ -641,7 +641,7 @@ def test_fields_of_a_row_are_as_in_pyarrow(quote):
         row = ",".join(["z", *fields]).encode()
         framing = Quotes(quote=quote.encode())
         # Skip data that is not one row: newlines outside of quotes, or quotes that are not closed.
-        if len(framing.rows(row)[0]) != 1 or len(framing.marks(row)) % 2:
+        if len(framing.rows(row)[0]) != 1 or len(framing.quote_positions(row)) % 2:
             continue
         options = pc.ParseOptions(quote_char=quote or False, newlines_in_values=bool(quote))
         expected = pc.read_csv(pa.BufferReader(row + b"\n"), parse_options=options).column_names

@@ -13,7 +13,7 @@ import pytest
 from daskdist import TensorSpec, data, errors, read_fixed_length
 from daskdist.core.dataset_base import node_of
 from daskdist.formats.fixed_length import FixedLength
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.testing import FormatLaws
 
 

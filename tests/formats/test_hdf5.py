@@ -19,7 +19,7 @@ from daskdist import TensorSpec, errors, read_files, read_hdf5
 from daskdist.core.structure import Structure
 from daskdist.formats import hdf5 as module
 from daskdist.formats.hdf5 import Hdf5
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.testing import FormatLaws
 from daskdist.testing.formats import spoiled
 

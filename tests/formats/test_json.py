@@ -17,7 +17,7 @@ from conftest import TESTS
 from daskdist import TensorSpec, errors, read_files, read_json
 from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.formats.json.json_format import Json
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()

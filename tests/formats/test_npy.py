@@ -19,7 +19,7 @@ from daskdist.core.spec import ElementSpec, RaggedTensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.formats import npy
 from daskdist.formats.npy import Npy, Npz, npy_writer
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.testing import FormatLaws
 
 POINT = np.dtype([("at", "<f4", (2,)), ("n", ">i2"), ("deep", [("flag", "?"), ("when", "<M8[s]")])])

@@ -24,7 +24,7 @@ from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.formats.parquet import Parquet
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.testing import FormatLaws
 
 Pair = namedtuple("Pair", "x y")

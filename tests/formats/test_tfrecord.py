@@ -25,7 +25,7 @@ from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
 from daskdist.formats.tfrecord import checksums
 from daskdist.formats.tfrecord.tfrecord_format import TFRecord
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.testing import FormatLaws
 
 DATA = TESTS / "data"

@@ -30,7 +30,7 @@ from daskdist.formats.webdataset.decoding import Decoding
 from daskdist.formats.webdataset.samples import Samples
 from daskdist.formats.webdataset.webdataset_format import WebDataset
 from daskdist.storage import byte_ranges
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.testing import FormatLaws
 
 DIGITS = TESTS / "data" / "webdataset-digits.tar"

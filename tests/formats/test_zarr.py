@@ -28,7 +28,7 @@ from daskdist.core.block import from_items
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.formats.zarr import Zarr, unfinished_store
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.testing import FormatLaws
 from daskdist.testing.formats import spoiled
 

@@ -18,7 +18,7 @@ import daskdist
 from daskdist import Dataset, errors
 from daskdist.data import service
 from daskdist.data.service import CrossTrainerCache, ShardingPolicy, distribute
-from daskdist.service.consumer.pace import FEW
+from daskdist.service.consumer.read_ahead_limit import LEAST_AHEAD
 from daskdist.service.consumer.reading import Reading
 from daskdist.testing import same_elements, same_multiset
 
@@ -193,7 +193,7 @@ def test_elements_that_a_consumer_leaves_go_to_the_next(client):
     numbers_found = np.concatenate(found).tolist()
     assert len(numbers_found) == len(set(numbers_found))
     # The first consumer's pipeline had taken a few batches ahead, which are lost.
-    assert 10_000 - len(numbers_found) <= 10 * 2 * FEW
+    assert 10_000 - len(numbers_found) <= 10 * 2 * LEAST_AHEAD
 
 
 def test_consumers_forget_finished_parts_of_an_endless_task(client):

@@ -16,7 +16,7 @@ from distributed.protocol.compression import compressions
 from daskdist import Dataset, errors
 from daskdist.data.experimental.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from daskdist.service.compression import compress, readable
-from daskdist.service.consumer.pace import FEW, Pace
+from daskdist.service.consumer.read_ahead_limit import LEAST_AHEAD, ReadAheadLimit
 from daskdist.service.dispatcher.commands import JobOptions, TaskSpec
 from daskdist.service.sharding_policy import ShardingPolicy
 from daskdist.service.worker.coordinated_reads import CoordinatedReads
@@ -38,28 +38,28 @@ PART_BYTES = 16_384 * 8
 
 def test_a_pipeline_takes_as_many_ahead_as_its_program_uses_in_a_moment():
     now = 0.0
-    pace = Pace(clock=lambda: now)
+    limit = ReadAheadLimit(clock=lambda: now)
 
     def used(num_elements, seconds):
         nonlocal now
-        pace.waits()
-        pace.took(num_elements, wait=True)
+        limit.waits()
+        limit.took(num_elements, wait=True)
         now += seconds
-        pace.waits()
-        return pace.allowed(wait=True)
+        limit.waits()
+        return limit.allowed(wait=True)
 
-    assert pace.allowed(wait=True) == FEW
+    assert limit.allowed(wait=True) == LEAST_AHEAD
     # The program uses 100,000 elements a second, and then three.
     assert used(200, 0.002) == 1000
-    assert used(3, 1.0) == FEW
-    pace.took(1, wait=True)
-    assert pace.allowed(wait=False) == FEW
-    pace.took(FEW, wait=False)
-    assert pace.allowed(wait=False) == 0
+    assert used(3, 1.0) == LEAST_AHEAD
+    limit.took(1, wait=True)
+    assert limit.allowed(wait=False) == LEAST_AHEAD
+    limit.took(LEAST_AHEAD, wait=False)
+    assert limit.allowed(wait=False) == 0
     now += 1.0
-    pace.waits()
-    assert pace.allowed(wait=False) == FEW
-    assert Pace(1).allowed(wait=True) == 1
+    limit.waits()
+    assert limit.allowed(wait=False) == LEAST_AHEAD
+    assert ReadAheadLimit(1).allowed(wait=True) == 1
 
 
 @pytest.mark.parametrize("make", [FirstCome, lambda: CoordinatedReads(2)])

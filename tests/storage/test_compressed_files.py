@@ -17,7 +17,7 @@ from daskdist import data, errors, read_text
 from daskdist.core.dataset_base import node_of
 from daskdist.formats.text import Text
 from daskdist.storage import byte_ranges
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 
 COMPRESSED = {
     "gz": gzip.compress,

@@ -29,8 +29,8 @@ from daskdist.formats.arrow.arrow_messages import (
     opened,
 )
 from daskdist.storage.filesystem import Storage, Version
+from daskdist.storage.first_file import FirstFile, differs_from_first
 from daskdist.storage.hive_partitions import Partitions
-from daskdist.storage.schema_check import FirstFile, unlike
 from daskdist.tables.from_arrow import TableReader
 
 # A batch of at least this fraction of a split's size is not combined with others.
@@ -105,7 +105,7 @@ class Arrow:
         except ArgumentError as error:
             raise FileError(f"{path}: {error}; the first file, {first.path}, has it") from None
         if spec != first.spec:
-            raise unlike(path, spec, first)
+            raise differs_from_first(path, spec, first)
         share = len(self._tables.read_from(index.schema.names)) / max(len(index.schema.names), 1)
         # Text and bytes take more than their dtype says.
         row_bytes = None if any(leaf.dtype.kind in "TO" for leaf in spec.leaves) else spec.num_bytes

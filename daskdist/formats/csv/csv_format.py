@@ -31,7 +31,7 @@ from daskdist.formats.csv.fields import Fields, InvalidValue, arrow_type, kind_n
 from daskdist.formats.sampled import SampledFormat
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges, RangeRecords
 from daskdist.storage.filesystem import failures
-from daskdist.storage.schema_check import FirstFile, readable, unlike
+from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
 
 # Files with at least this many columns have splits of the usual size.
 _MANY_COLUMNS: Final = 1000
@@ -104,7 +104,7 @@ class Csv(SampledFormat):
             No file has valid rows, or none has a header.
         """
         sampled_columns = None
-        for _, seen in readable(paths, self._sampled):
+        for _, seen in readable_files(paths, self._sampled):
             if seen is not None and seen.has_rows:
                 sampled_columns = seen
                 break
@@ -121,7 +121,7 @@ class Csv(SampledFormat):
         schema = self._known(first.path)
         spec = self._spec(schema, first.path)
         if spec != first.spec:
-            raise unlike(path, spec, first)
+            raise differs_from_first(path, spec, first)
         # Each column of a split has a fixed cost, however few rows there are.
         splits = self._ranges(path).list(path, file, 1 if len(schema.names) >= _MANY_COLUMNS else GROWTH)
         if not splits:

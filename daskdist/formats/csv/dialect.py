@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.csv.fields import NULLS, Fields, fields_in
-from daskdist.formats.csv.quotes import MARK, Quotes
+from daskdist.formats.csv.quotes import BYTE_ORDER_MARK, Quotes
 from daskdist.storage.byte_ranges import BrokenRecord, ByteRanges
 from daskdist.storage.compression import without_suffix
 from daskdist.storage.filesystem import Version, failures
@@ -138,7 +138,7 @@ def marked_again(data: bytes, offset: int) -> bytes:
     offset
         Their offset in the file, at whose beginning the mark is no text.
     """
-    return MARK + data if offset and data.startswith(MARK) else data
+    return BYTE_ORDER_MARK + data if offset and data.startswith(BYTE_ORDER_MARK) else data
 
 
 def without_unequal(data: bytes, fields: Fields, dialect: Dialect) -> tuple[bytes, list[tuple[int, int, str]]]:
@@ -306,7 +306,7 @@ def _rows_from(path: str, ranges: ByteRanges, framing: Quotes, begin: int, sampl
             break
         sample_bytes *= 16
     # The last row may be incomplete; if it is damaged, reading it will raise.
-    is_whole = is_all and len(framing.marks(data)) % 2 == 0
+    is_whole = is_all and len(framing.quote_positions(data)) % 2 == 0
     return data if is_whole or not len(begins) else data[: begins[-1]]
 
 
@@ -314,7 +314,7 @@ def _first_row(
     data: bytes, framing: Quotes, *, is_end: bool, path: str = "", comment: str | None = None
 ) -> tuple[bytes, int] | None:
     # Return the first row that is neither blank nor a comment, and its end; None if it is incomplete or missing.
-    start = len(data) - len(data.removeprefix(MARK).lstrip(b"\r\n"))
+    start = len(data) - len(data.removeprefix(BYTE_ORDER_MARK).lstrip(b"\r\n"))
     while comment is not None and data.startswith(comment.encode(), start):
         line_end = _LINE_END.search(data, start)
         if line_end is None:
@@ -323,7 +323,7 @@ def _first_row(
     if start == len(data):
         return None
     try:
-        end = framing.boundary(data[start:], 1, is_end=is_end, may_be_marked=True)
+        end = framing.boundary(data[start:], 1, is_end=is_end, may_have_mark=True)
     except BrokenRecord as error:
         raise FileError(f"{path}: {error.reason}") from None
     return None if end is None else (data[start : start + end], start + end)

@@ -26,7 +26,7 @@ from daskdist.formats.csv.number_text import (
     number_texts,
     rounded_integers,
 )
-from daskdist.formats.csv.quotes import MARK
+from daskdist.formats.csv.quotes import BYTE_ORDER_MARK
 
 NULLS: Final = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null")
 
@@ -145,7 +145,7 @@ class Fields:
             return "skip"
 
         # ASCII bytes are enough to count fields, and pyarrow must be able to decode the rows that it reports.
-        masked = data.removeprefix(MARK).translate(_MASKED)
+        masked = data.removeprefix(BYTE_ORDER_MARK).translate(_MASKED)
         if masked:
             self._read(masked, note, include_columns=[self.names[0]])
         return counts
@@ -330,7 +330,7 @@ class Fields:
         import pyarrow as pa
 
         types = {name: arrow_type(kind) for name, kind in kinds.items()}
-        if not data or data == MARK:
+        if not data or data == BYTE_ORDER_MARK:
             return pa.table({name: pa.array([], kind) for name, kind in types.items()})
         bools = [name for name, kind in kinds.items() if kind == "bool"]
         stated = [name for name in bools if name not in self.inferred]
@@ -401,7 +401,7 @@ def fields_in(row: bytes, delimiter: str, quote: str, errors: str = "strict") ->
     ValueError
         The text is not UTF-8, or a field is longer than the limit of Python's csv reader.
     """
-    text = io.StringIO(row.removeprefix(MARK).decode(errors=errors), newline="")
+    text = io.StringIO(row.removeprefix(BYTE_ORDER_MARK).decode(errors=errors), newline="")
     # Python's reader takes a fiftieth of pyarrow's time for many columns, and treats quotes in the same way.
     try:
         if quote:

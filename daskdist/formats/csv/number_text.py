@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.formats.csv.quotes import MARK
+from daskdist.formats.csv.quotes import BYTE_ORDER_MARK
 
 # The number of bytes to examine together, so that they stay in the processor's cache.
 _AT_ONCE: Final = 2**17
@@ -34,7 +34,7 @@ def may_hold_number_text(data: bytes, delimiter: str, quote: str) -> bool:
     delimiter, quote
         The character between fields, and the quote character; an empty quote for none.
     """
-    if is_number_text(data.removeprefix(MARK)):
+    if is_number_text(data.removeprefix(BYTE_ORDER_MARK)):
         return True
     has_x, has_plus, has_minus = b"x" in data or b"X" in data, b"+" in data, b"-" in data
     # Most characters that may precede a field sort before the digits; false positives do no harm.

@@ -15,7 +15,7 @@ import numpy as np
 
 from daskdist.storage.byte_ranges import BrokenRecord
 
-MARK: Final = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN = 10, 13
 
 # A longer field is taken for one without a closing quote, so that a file is not read to its end for it.
@@ -46,61 +46,61 @@ class Quotes:
     def is_local(self) -> bool:
         return not (self.quote and self.newlines)
 
-    def boundary(self, data: bytes, at_least: int, *, is_end: bool, may_be_marked: bool = False) -> int | None:
-        # With `may_be_marked`, a row may begin with a byte-order mark there, which is text.
+    def boundary(self, data: bytes, at_least: int, *, is_end: bool, may_have_mark: bool = False) -> int | None:
+        # With `may_have_mark`, the row may begin with a byte-order mark, which is then text.
         if not at_least:
             return 0
-        marks = _NONE if self.is_local else self.marks(data)
+        quotes = _NONE if self.is_local else self.quote_positions(data)
         at: int | None = at_least - 1
         while at is not None:
             place = _line_end(data, at, is_end)
             if place is None:
                 break
             last, begin = place
-            if np.searchsorted(marks, last) % 2:
+            if np.searchsorted(quotes, last) % 2:
                 # Continue after the closing quote.
                 closing = data.find(self.quote, last)
                 at = None if closing < 0 else closing
-            elif may_be_marked or not _may_be_marked(data, begin, is_end):
+            elif may_have_mark or not _may_begin_with_mark(data, begin, is_end):
                 return begin
             else:
                 # Readers take a byte-order mark at the beginning for that of the encoding, so no part may begin with
                 # one.
                 at = begin
-        if len(marks) % 2:
-            self._see_that_it_closes(data, marks, is_end)
+        if len(quotes) % 2:
+            self._check_closed(data, quotes, is_end)
         return len(data) if is_end else None
 
-    def _see_that_it_closes(self, data: bytes, marks: Positions, is_end: bool) -> None:
-        opened = int(marks[-1])
+    def _check_closed(self, data: bytes, quotes: Positions, is_end: bool) -> None:
+        opened = int(quotes[-1])
         if is_end:
             where = "before the end of the file"
         elif len(data) - opened > _LONGEST_BYTES:
             where = f"within {_LONGEST_BYTES} bytes"
         else:
             return
-        begin = self._begin_of_row(data, opened, marks)
+        begin = self._begin_of_row(data, opened, quotes)
         raise BrokenRecord(
             begin,
             f"the row {data[begin : begin + 60]!r} has a quote, at byte {opened - begin} of it, that is not closed "
             f"{where}; give quote=None if quotes are just text here",
         )
 
-    def _begin_of_row(self, data: bytes, at: int, marks: Positions) -> int:
+    def _begin_of_row(self, data: bytes, at: int, quotes: Positions) -> int:
         while True:
             last = max(data.rfind(b"\n", 0, at), data.rfind(b"\r", 0, at))
-            number = int(np.searchsorted(marks, last))
+            number = int(np.searchsorted(quotes, last))
             if last < 0 or number % 2 == 0:
                 return last + 1
-            at = int(marks[number - 1])
+            at = int(quotes[number - 1])
 
     def rows(self, data: bytes, *, with_blank: bool = False) -> tuple[Positions, Positions]:
         """Return the begin and end of each complete row, without its newline; blank lines only if ``with_blank``."""
         array, ends = np.frombuffer(data, np.uint8), _line_ends(data)
-        marks = self.marks(data)
-        if len(marks):
-            ends = ends[np.searchsorted(marks, ends) % 2 == 0]
-        begins = np.concatenate([[3 if data.startswith(MARK) else 0], ends + 1])
+        quotes = self.quote_positions(data)
+        if len(quotes):
+            ends = ends[np.searchsorted(quotes, ends) % 2 == 0]
+        begins = np.concatenate([[3 if data.startswith(BYTE_ORDER_MARK) else 0], ends + 1])
         ends = np.append(ends, len(data))
         is_row = begins < ends
         if with_blank:
@@ -112,10 +112,10 @@ class Quotes:
 
     def has_quoted_newline(self, data: bytes) -> bool:
         """Return whether a newline is in quotes, or a quote is not closed."""
-        marks = self.marks(data)
-        return bool(len(marks) % 2 or (np.searchsorted(marks, _line_ends(data)) % 2).any())
+        quotes = self.quote_positions(data)
+        return bool(len(quotes) % 2 or (np.searchsorted(quotes, _line_ends(data)) % 2).any())
 
-    def marks(self, data: bytes) -> Positions:
+    def quote_positions(self, data: bytes) -> Positions:
         """Return the positions of opening and closing quotes in turn; a doubled quote counts as closing and opening."""
         if not self.quote or self.quote not in data:
             return _NONE
@@ -135,7 +135,7 @@ class Quotes:
         # Return for each quote whether it begins a field.
         before = np.frombuffer(data, np.uint8).take(positions - 1, mode="wrap")
         opens = self._ends_field.take(before)
-        if len(positions) and positions[0] == (3 if data.startswith(MARK) else 0):
+        if len(positions) and positions[0] == (3 if data.startswith(BYTE_ORDER_MARK) else 0):
             opens[0] = True
         return opens
 
@@ -193,6 +193,6 @@ def _line_end(data: bytes, at: int, is_end: bool) -> tuple[int, int] | None:
     return carriage, carriage + 1
 
 
-def _may_be_marked(data: bytes, begin: int, is_end: bool) -> bool:
+def _may_begin_with_mark(data: bytes, begin: int, is_end: bool) -> bool:
     head = data[begin : begin + 3]
-    return head == MARK or (not is_end and len(head) < 3 and MARK.startswith(head))
+    return head == BYTE_ORDER_MARK or (not is_end and len(head) < 3 and BYTE_ORDER_MARK.startswith(head))

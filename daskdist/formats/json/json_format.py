@@ -34,7 +34,7 @@ from daskdist.formats.sampled import SampledFormat
 from daskdist.formats.text import Lines
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges
 from daskdist.storage.filesystem import Storage, Version, failures
-from daskdist.storage.schema_check import FirstFile, readable, unlike
+from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
 
 _MARK: Final = b"\xef\xbb\xbf"
 # The number of bytes at the beginning of a file that decide whether its objects are lines.
@@ -107,7 +107,7 @@ class Json(SampledFormat):
     def learned(self, paths: Sequence[str]) -> Json:
         """Return this reader with the schema of the first file that has an object."""
         first = None
-        for path, kind in readable(paths, self._kind):
+        for path, kind in readable_files(paths, self._kind):
             first = first or path
             if kind.fields:
                 return replace(self, schema=self._schema_of(path))
@@ -120,7 +120,7 @@ class Json(SampledFormat):
         schema = self._schema_of(first.path)
         spec = self._spec(schema, first.path)
         if spec != first.spec:
-            raise unlike(path, spec, first)
+            raise differs_from_first(path, spec, first)
         are_lines = self._are_lines(path)
         ranges = self._ranges(are_lines)
         if are_lines:

@@ -11,7 +11,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.formats.saved.manifest import MANIFEST, is_manifest, read_manifest
 from daskdist.formats.saved.store import read_part
-from daskdist.storage.schema_check import FirstFile, unlike
+from daskdist.storage.first_file import FirstFile, differs_from_first
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Saved:
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         manifest = read_manifest(path)
         if manifest.spec.most_general_common_spec(first.spec) is None:
-            raise unlike(path, manifest.spec, first)
+            raise differs_from_first(path, manifest.spec, first)
         return [
             Split(
                 f"{path} part {number}",

@@ -25,7 +25,7 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.sql.column_types import POSTGRESQL, Column, array_of, column_of, reflected_kind, sampled_kind
 from daskdist.formats.sql.login import Login, connected
-from daskdist.storage.schema_check import FirstFile, unlike
+from daskdist.storage.first_file import FirstFile, differs_from_first
 from daskdist.tables.from_arrow import TableReader
 
 # The number of rows to sample for the types of columns and the size of rows.
@@ -200,7 +200,7 @@ class Sql:
             except ArgumentError as error:
                 raise FileError(f"{path}: {error}; the first one, {first.path}, has it") from None
             if spec != first.spec:
-                raise unlike(path, spec, first)
+                raise differs_from_first(path, spec, first)
             ranges, num_bytes = self._ranges(connection, relation)
         here = f"{path} {relation.label}"
         labels = [here if relation.index is None else f"{here}, {part.label(relation.index)}" for part in ranges]

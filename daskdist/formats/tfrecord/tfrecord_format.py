@@ -26,7 +26,7 @@ from daskdist.formats.tfrecord.record_framing import FOOTER_BYTES, HEADER_BYTES,
 from daskdist.storage.byte_ranges import ByteRanges, RangeRecords
 from daskdist.storage.compression import compressed, inferred, suffix_of, without_suffix
 from daskdist.storage.filesystem import Storage
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.tables.byte_rows import objects_at, rows_at
 
 Array = np.ndarray[Any, Any]

@@ -32,7 +32,7 @@ from daskdist.formats.webdataset.samples import KEY, Sample, Samples, parts_of, 
 from daskdist.storage.byte_ranges import ByteRange, ByteRanges, RangeRecords
 from daskdist.storage.compression import without_suffix
 from daskdist.storage.filesystem import Storage
-from daskdist.storage.schema_check import FirstFile
+from daskdist.storage.first_file import FirstFile
 from daskdist.tables.columns import Columns
 from daskdist.tables.from_arrow import leaves_of, spec_of
 from daskdist.url_secrets import shown_cause

@@ -23,10 +23,10 @@ from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Exhausted, NotReady
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.service.address import ServiceAddress
-from daskdist.service.consumer.connection import connected, event_loop
-from daskdist.service.consumer.links import Link
-from daskdist.service.consumer.pace import Pace
+from daskdist.service.consumer.dispatcher_connection import connected, event_loop
+from daskdist.service.consumer.read_ahead_limit import ReadAheadLimit
 from daskdist.service.consumer.reading import Arrived, Reading
+from daskdist.service.consumer.worker_connection import WorkerConnection
 from daskdist.service.dispatcher.commands import DatasetEntry, Join
 from daskdist.service.messages import receive, send
 from daskdist.waiting import wait_intervals
@@ -78,7 +78,7 @@ class ServiceReader:
     ) -> None:
         name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}-{next(_numbers)}"
         self._arrived = arrived = Arrived()
-        self._pace = Pace(joining["window_elements"])
+        self._read_ahead_limit = ReadAheadLimit(joining["window_elements"])
         self._loop = event_loop()
         self._process = os.getpid()
         self._connection = connection = _Connection(
@@ -104,14 +104,14 @@ class ServiceReader:
                 "this iterator of a served dataset belongs to the process that this one was forked from; iterate over "
                 "the dataset here"
             )
-        arrived, pace = self._arrived, self._pace
+        arrived, limit = self._arrived, self._read_ahead_limit
         if wait:
-            pace.waits()
+            limit.waits()
             with arrived.changed:
                 in_hand = arrived.done_with()
             if in_hand:
                 self._loop.call_soon_threadsafe(self._connection.acknowledge, in_hand)
-        num_rows = min(num_rows, pace.allowed(wait=wait))
+        num_rows = min(num_rows, limit.allowed(wait=wait))
         if num_rows < 1:
             raise NotReady
         with arrived.changed:
@@ -122,7 +122,7 @@ class ServiceReader:
             place = arrived.place()
             if place is not None:
                 rows = arrived.take(place, num_rows)
-                pace.took(len(rows), wait=wait)
+                limit.took(len(rows), wait=wait)
                 return rows
         if not arrived.is_over:
             raise NotReady
@@ -187,7 +187,7 @@ class _Connection:
         self._comm: Comm | None = None
         self._task: asyncio.Task[None] | None = None
         # By the address of a worker: its connection, and how often in a row it was lost before any message arrived.
-        self._links: dict[str, Link] = {}
+        self._connections: dict[str, WorkerConnection] = {}
         self._num_failed: dict[str, int] = {}
         # The workers that are to be connected to again.
         self._is_cut: set[str] = set()
@@ -259,8 +259,8 @@ class _Connection:
         except (OSError, TimeoutError):
             pass
         finally:
-            for link in list(self._links.values()):
-                link.task.cancel()
+            for connection in list(self._connections.values()):
+                connection.task.cancel()
             if self._comm is not None:
                 self._comm.abort()
             self.has_left.set()
@@ -325,39 +325,39 @@ class _Connection:
     # --- workers ---
 
     def _to_worker(self, worker: str, message: Any) -> None:
-        link = self._links.get(worker)
-        if link is None and message[0] == "join" and worker not in self._is_cut and not self._is_leaving:
-            link = self._links[worker] = Link(
+        connection = self._connections.get(worker)
+        if connection is None and message[0] == "join" and worker not in self._is_cut and not self._is_leaving:
+            connection = self._connections[worker] = WorkerConnection(
                 worker, self._name, next(_numbers), self._address, self._compression, self._got, self._lost
             )
         # A message that cannot be sent now is covered by the next "join".
-        if link is not None:
-            link.append(message)
+        if connection is not None:
+            connection.append(message)
 
-    def _got(self, link: Link, message: Any) -> None:
-        self._num_failed.pop(link.worker, None)
-        self._reading.got(link.worker, message)
+    def _got(self, connection: WorkerConnection, message: Any) -> None:
+        self._num_failed.pop(connection.worker, None)
+        self._reading.got(connection.worker, message)
         if self._arrived.failure is not None:
             self.stop()
 
-    def _lost(self, link: Link, error: Exception | None) -> None:
-        if self._links.get(link.worker) is not link:
+    def _lost(self, connection: WorkerConnection, error: Exception | None) -> None:
+        if self._connections.get(connection.worker) is not connection:
             return
-        del self._links[link.worker]
+        del self._connections[connection.worker]
         if error is not None:
             self._arrived.end(error)
             self.stop()
         elif not self._is_leaving:
             # Only the dispatcher knows whether the worker is gone and which workers get its tasks.
-            num_failed = self._num_failed[link.worker] = self._num_failed.get(link.worker, 0) + 1
+            num_failed = self._num_failed[connection.worker] = self._num_failed.get(connection.worker, 0) + 1
             if num_failed == _WARN_AFTER:
                 logger.warning(
                     "a dataset from the service cannot be read from the worker %s: connections to it break",
-                    link.worker,
+                    connection.worker,
                 )
-            self._is_cut.add(link.worker)
+            self._is_cut.add(connection.worker)
             delay_s = min(_RETRY_S * 2 ** min(num_failed, 10), _MOST_RETRY_S)
-            asyncio.get_running_loop().call_later(delay_s, self._connect_again, link.worker)
+            asyncio.get_running_loop().call_later(delay_s, self._connect_again, connection.worker)
 
     def _connect_again(self, worker: str) -> None:
         self._is_cut.discard(worker)

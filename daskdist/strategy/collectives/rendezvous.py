@@ -163,7 +163,7 @@ class Rendezvous:
                 gate.acquire()
                 turn_round.gates.append(gate)
         if is_last:
-            self._hold(turn_round, turn)
+            self._complete(turn_round, turn)
         else:
             if self._waits is not None:
                 self._waits()
@@ -203,7 +203,8 @@ class Rendezvous:
         failed = self._failed.get(self._counts[number] - 1)
         return None if failed is None else f"{_RAISED}{failed}"
 
-    def _hold(self, turn_round: _Round, turn: int) -> None:
+    def _complete(self, turn_round: _Round, turn: int) -> None:
+        # Compute the result once all replicas of this process have arrived.
         try:
             contributions = {number: turn_round.contributions[number] for number in self.members}
             (first, values), *rest = contributions.values()
@@ -248,7 +249,7 @@ class Rendezvous:
         # The function may change the setting between calls.
         most = collective_s()
         end = since + most
-        at_once = threading.TIMEOUT_MAX if self._exchange is None else _LOOK_EVERY_S
+        longest_s = threading.TIMEOUT_MAX if self._exchange is None else _LOOK_EVERY_S
         absent: Callable[[float], Sequence[int] | None] | None = None
         elsewhere: Sequence[int] | None = ()
         while not turn_round.is_over:
@@ -268,7 +269,7 @@ class Rendezvous:
                 if elsewhere is not None:
                     raise late_error(collective.name, sorted([*missing, *elsewhere]), most)
                 rest = _ANSWER_S
-            gate.acquire(timeout=min(rest, at_once))
+            gate.acquire(timeout=min(rest, longest_s))
 
 
 def _open(turn_round: _Round) -> None:

@@ -24,7 +24,7 @@ from daskdist.strategy.group import ReplicaGroup, Step
 from daskdist.strategy.values.device_arrays import host_nest
 
 # Up to this many workers send to all others directly; more use a tree.
-_MOST_AT_ONCE: Final = 8
+_MOST_WITHOUT_TREE: Final = 8
 # Up to this many workers send each other a whole large value; with more, each reduces a part.
 _MOST_WHOLE: Final = 2
 # Up to this many workers are connected from device to device: each sends small messages to all others.
@@ -83,9 +83,9 @@ class Transport:
                 return collective.final(reduced)
         # Other processes receive NumPy arrays.
         partial = host_nest(partial)
-        if isinstance(collective, Merge) or len(self._group.workers) > _MOST_AT_ONCE:
-            return self._in_a_tree(turn, collective, signature, partial)
-        return collective.final(self._at_once(turn, collective, signature, partial))
+        if isinstance(collective, Merge) or len(self._group.workers) > _MOST_WITHOUT_TREE:
+            return self._in_tree(turn, collective, signature, partial)
+        return collective.final(self._between_all(turn, collective, signature, partial))
 
     def _by_links(self, turn: int, collective: AllReduce, signature: CallSignature, partial: Any) -> Any:
         # Return the result on this worker's device; None if it is to be exchanged between the hosts.
@@ -123,7 +123,7 @@ class Transport:
         others = [address for address in self._group.workers if address != worker.address]
         return lambda end: inquiry.absent(others, end)
 
-    def _at_once(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
+    def _between_all(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
         # Each worker computes the result, in the same order; of large values, each of more than two workers computes a
         # part.
         num_workers = len(self._group.workers)
@@ -184,13 +184,13 @@ class Transport:
             return collective.combined_in_place(values, numbers.index(others[0]))
         return collective.combined(values)
 
-    def _in_a_tree(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
+    def _in_tree(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
         result = partial
         numbers: Sequence[int] = range(len(self._group.workers))
         led: list[Sequence[int]] = []
         above = 0
         while len(numbers) > 1:
-            groups = [numbers[k : k + _MOST_AT_ONCE] for k in range(0, len(numbers), _MOST_AT_ONCE)]
+            groups = [numbers[k : k + _MOST_WITHOUT_TREE] for k in range(0, len(numbers), _MOST_WITHOUT_TREE)]
             group = next(group for group in groups if self._own in group)
             above = group[0]
             if above != self._own:

@@ -1,4 +1,4 @@
-"""The contract between a strategy and its replicas, variables and datasets."""
+"""Interfaces of a strategy for its replicas, variables and datasets, which cannot import the strategy itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from daskdist.strategy.replica.merge_calls import MergeCalls
 from daskdist.strategy.values.per_replica import PerReplica
 
 
-class Internals(Protocol):
-    """The internal parts of a strategy."""
+class InternalsContract(Protocol):
+    """The interface of `StrategyInternals` for replicas, variables and datasets."""
 
     @property
     def token(self) -> str:
@@ -61,10 +61,10 @@ class Internals(Protocol):
 
 
 class StrategyContract(Protocol):
-    """The interface of a strategy for its replicas, variables and datasets."""
+    """The interface of `Strategy` for its replicas, variables and datasets."""
 
     @property
-    def internals(self) -> Internals:
+    def internals(self) -> InternalsContract:
         """Return the internal parts."""
         ...
 

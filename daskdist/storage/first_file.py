@@ -1,4 +1,4 @@
-"""A check that the elements of all files have the spec of the first file."""
+"""The first readable file of several, whose spec the elements of the others must have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FirstFile:
     spec: ElementSpec
 
 
-def readable(paths: Sequence[str], learn: Callable[[str], T]) -> Iterator[tuple[str, T]]:
+def readable_files(paths: Sequence[str], learn: Callable[[str], T]) -> Iterator[tuple[str, T]]:
     """Yield each readable file with the result of ``learn``; at least one.
 
     Raises
@@ -55,7 +55,7 @@ def readable(paths: Sequence[str], learn: Callable[[str], T]) -> Iterator[tuple[
         raise failed[0]
 
 
-def unlike(path: str, spec: ElementSpec, first: FirstFile) -> FileError:
+def differs_from_first(path: str, spec: ElementSpec, first: FirstFile) -> FileError:
     """Return the error for a file whose elements differ from those of the first."""
     return FileError(
         f"{path}: its elements are {spec.packed}, but those of the first file, {first.path}, are {first.spec.packed}"

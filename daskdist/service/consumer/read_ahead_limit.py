@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Final
 
 # A pipeline takes this many elements ahead of its program, or what the program uses in this time if that is more.
-FEW: Final = 4
+LEAST_AHEAD: Final = 4
 MOMENT_S: Final = 0.01
 
 
-class Pace:
+class ReadAheadLimit:
     """A limit on the elements a pipeline takes ahead: they are lost to other consumers when its iterator is closed.
 
     Parameters
@@ -25,7 +25,7 @@ class Pace:
     def __init__(self, most: int | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._most = most
         self._clock = clock
-        self._moment = FEW
+        self._moment = LEAST_AHEAD
         # Since the program last waited for an element: the numbers of elements taken, and taken ahead; and that time.
         self._num_taken = self._num_ahead = 0
         self._began_at = clock()
@@ -33,9 +33,9 @@ class Pace:
     def waits(self) -> None:
         """Record that the program waits for the next element, so it has used all that were taken."""
         used_s = self._clock() - self._began_at
-        self._moment = FEW
+        self._moment = LEAST_AHEAD
         if self._num_taken:
-            self._moment = max(int(self._num_taken * MOMENT_S / max(used_s, 1e-6)), FEW)
+            self._moment = max(int(self._num_taken * MOMENT_S / max(used_s, 1e-6)), LEAST_AHEAD)
         self._num_taken = self._num_ahead = 0
 
     def allowed(self, *, wait: bool) -> int:

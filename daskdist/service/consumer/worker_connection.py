@@ -15,7 +15,7 @@ from daskdist.service.compression import readable
 from daskdist.service.messages import READ_OPERATION
 
 
-class Link:
+class WorkerConnection:
     """A connection over which a consumer reads from a worker, in the event loop.
 
     Parameters
@@ -29,9 +29,10 @@ class Link:
     compression
         As in `daskdist.service.compression.readable`.
     got
-        Called with each message of the worker: ``got(link, message)``.
+        Called with each message of the worker: ``got(connection, message)``.
     lost
-        Called when the connection ends: ``lost(link, error)``, where ``error`` is None if it was closed or broken.
+        Called when the connection ends: ``lost(connection, error)``, where ``error`` is None if it was closed or
+        broken.
     """
 
     def __init__(
@@ -41,8 +42,8 @@ class Link:
         number: int,
         address: ServiceAddress,
         compression: str | None,
-        got: Callable[[Link, Any], None],
-        lost: Callable[[Link, Exception | None], None],
+        got: Callable[[WorkerConnection, Any], None],
+        lost: Callable[[WorkerConnection, Exception | None], None],
     ) -> None:
         self.worker = worker
         self._got = got
