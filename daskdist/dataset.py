@@ -2654,7 +2654,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         # The caller, its workers, and the bytes that may be outstanding on each.
         options = self.options()
         if strategy is not None:
-            return strategy.reader(self), strategy.workers, options.memory_budget_bytes
+            return strategy._reader(self), strategy.workers, options.memory_budget_bytes
         # Use threads, from which writing benefits even if reading does not.
         caller = local_caller(self._node, options.num_threads or num_threads(), num_processes=options.num_processes)
         return caller, (None,), options.memory_budget_bytes
@@ -2677,7 +2677,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError(f"{operation}: the dataset is endless; use take(n) first")
         # Writers check that each element matches.
-        return self._spec_by(self._caller if strategy is None else lambda: strategy.reader(self))
+        return self._spec_by(self._caller if strategy is None else lambda: strategy._reader(self))
 
     def _rows_to_write(
         self, operation: str, unbatch: bool | None, strategy: WritingStrategy | None

@@ -31,6 +31,7 @@ from started import Started
 
 import daskdist
 from daskdist.core.finalizer import Finalizer
+from daskdist.strategy.replica.contract import internals_of
 
 TESTS = Path(__file__).parent
 # Collecting doctests would put this folder on the path, and its module would then be imported instead of CuPy.
@@ -434,7 +435,7 @@ def mirrored(num_replicas: int) -> daskdist.MirroredStrategy:
 def messages_sent(strategy: daskdist.MultiWorkerMirroredStrategy) -> Iterator[list[tuple[Any, ...]]]:
     """Record the messages that a strategy sends to its workers in the block, each after the address of its worker."""
     found: list[tuple[Any, ...]] = []
-    streams = list(strategy.internals.backend.streams._streams.values())
+    streams = list(internals_of(strategy).backend.streams._streams.values())
 
     def noted(stream: Any, append: Callable[..., None]) -> Callable[..., None]:
         def note(*message: Any, num_bytes: int = 0) -> None:

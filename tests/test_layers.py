@@ -148,10 +148,12 @@ OPTIONAL_OF_LIBRARIES = {"_collectors", "_inst", "_rand", "_register_atexit"}
 # Functions of these modules use private names of objects whose public names are for users, or are those of arrays.
 OF_OBJECTS_OF_USERS = {
     "core/dataset_base.py",
+    "core/functions/fixed_values.py",
     "core/structure.py",
     "core/vectorize/sandbox.py",
     "core/vectorize/tracer.py",
     "dataset.py",
+    "strategy/replica/contract.py",
 }
 OF_DASK_AND_PYTHON = {
     "Scheduler._instances",
@@ -508,7 +510,7 @@ OF_ARRAYS_AND_LIBRARIES = {
     *("shape", "status", "stream", "strides", "to_delayed", "tolist"),
 }
 # Objects of users may lack these methods.
-OF_USERS = {"count", "list_splits", "view_elsewhere"}
+OF_USERS = {"count", "list_splits"}
 
 
 @each_file

@@ -21,6 +21,7 @@ from daskdist.display.plan import size, table
 from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.stream.local_iterator import iterate, rows_of
 from daskdist.execute.stream.side_outputs import PortionSize, side_outputs_of
+from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.strategy import Strategy
 from daskdist.tables.describe import count_rows
 
@@ -163,7 +164,7 @@ def size_of(batch: Any) -> tuple[int, int]:
 
 def _portions(strategy: Strategy, dataset: Dataset) -> Generator[tuple[int, int], None, None]:
     portions = PortionSize(in_bytes("bundle-bytes"))
-    caller = strategy.reader(dataset)
+    caller = internals_of(strategy).input.reader(dataset)
     for part in side_outputs_of(primitive_of(dataset), count_rows, portions, caller, strategy.workers, name="bench"):
         yield part.num_elements, part.num_bytes
 

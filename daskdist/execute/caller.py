@@ -259,6 +259,6 @@ class WritingStrategy(Protocol):
         """The address of each worker; ``(None,)`` for this process."""
         ...
 
-    def reader(self, dataset: Any) -> Caller:
+    def _reader(self, dataset: Any) -> Caller:
         """Return a caller for one pass over a dataset, closed with the pass."""
         ...

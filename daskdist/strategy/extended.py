@@ -17,6 +17,7 @@ from daskdist.strategy.group import Replica
 from daskdist.strategy.reduce.reductions import Op, checked_op
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.context import current_replica
+from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved_nest
 from daskdist.strategy.values.extract import Extract, FlatResult
@@ -102,7 +103,7 @@ class StrategyExtended:
         ArgumentError
             The value is not a variable.
         """
-        return bool(variable_of("variable_created_in_scope", v).token == self.strategy.internals.token)
+        return bool(variable_of("variable_created_in_scope", v).token == internals_of(self.strategy).token)
 
     def value_container(self, value: Any) -> Any:
         """Return the `PerReplica` or `Variable` that contains a value: the value itself."""
@@ -198,7 +199,7 @@ class StrategyExtended:
         places = [self._destination("reduce_to", destination) for _, destination in pairs]
         # Place the end of the tree on the first destination.
         on = next((place.worker for place in places if place is not None), None)
-        reduced = self.strategy.internals.reduce(op, [value for value, _ in pairs], None, on)
+        reduced = internals_of(self.strategy).reduce(op, [value for value, _ in pairs], None, on)
 
         def is_there(place: Replica) -> bool:
             is_host = named(place.device).is_host
@@ -239,7 +240,7 @@ class StrategyExtended:
         }
         """
         place = self._destination("broadcast_to", destinations)
-        self.strategy.internals.check_values("broadcast_to", optree.tree_leaves(tensor, none_is_leaf=True))
+        internals_of(self.strategy).check_values("broadcast_to", optree.tree_leaves(tensor, none_is_leaf=True))
         tensor = optree.tree_map(
             lambda leaf: leaf.read_value() if isinstance(leaf, Variable) else leaf, tensor, none_is_leaf=True
         )
@@ -355,10 +356,10 @@ class StrategyExtended:
         template = [placeholders.template(sent[number]) for number in numbers]
         worker = (place or strategy.replicas[0]).worker
         device = place.device if place is not None else None
-        handle = strategy.internals.backend.call(
+        handle = internals_of(strategy).backend.call(
             put, placeholders.handles, placeholders.picks, template, device, worker=worker, name="broadcast"
         )
-        for number, leaf in zip(numbers, strategy.internals.returned.leaves(handle, len(numbers)), strict=True):
+        for number, leaf in zip(numbers, internals_of(strategy).returned.leaves(handle, len(numbers)), strict=True):
             sent[number] = leaf
         return sent
 
@@ -368,7 +369,7 @@ class StrategyExtended:
         if destination is None:
             return None
         if isinstance(destination, PerReplica):
-            strategy.internals.check_values(operation, [destination])
+            internals_of(strategy).check_values(operation, [destination])
             return None
         by_name: dict[str, Replica] = dict(zip(self.worker_devices, strategy.replicas, strict=True))
         if isinstance(destination, str):

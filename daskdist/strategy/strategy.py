@@ -61,11 +61,6 @@ class Strategy(Viewed):
         )
 
     @property
-    def internals(self) -> StrategyInternals:
-        """The internal parts."""
-        return self._internals
-
-    @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas."""
         return len(self.replicas)
@@ -522,8 +517,7 @@ class Strategy(Viewed):
         rows = [[None if value is ABSENT else value for value in row] for row in results_by_replica(leaves)]
         return tuple(optree.tree_unflatten(treespec, row) for row in rows)
 
-    def reader(self, dataset: Dataset) -> Caller:
-        """Return a caller for one pass over a dataset; it is closed when the pass ends."""
+    def _reader(self, dataset: Dataset) -> Caller:
         return self._internals.input.reader(dataset)
 
     def status(self) -> StrategyStatus:

@@ -12,6 +12,7 @@ from daskdist import Dataset
 from daskdist.dashboard.figures import NUM_KEPT, DashboardFigures
 from daskdist.dashboard.tables import details, summary
 from daskdist.strategy.replica import replica_times
+from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.replica.replica_times import ReplicaTimes, rows_in
 
 
@@ -151,7 +152,7 @@ def figures_now(dask_scheduler):
 
 @pytest.mark.cluster
 def test_steps_and_rows_are_counted_where_they_are_taken(client, on_cluster):
-    token = on_cluster.internals.token
+    token = internals_of(on_cluster).token
     dataset = on_cluster.distribute_dataset(Dataset.range(96).batch(12))
 
     def totals():

@@ -23,6 +23,7 @@ from daskdist import Dataset, Options, Ragged
 from daskdist.core.block import Block
 from daskdist.core.structure import LONE
 from daskdist.execute.callers.kept_blocks import KeptBlocks
+from daskdist.strategy.replica.contract import internals_of
 from daskdist.testing import same_elements
 
 NUM_ROWS = 1280
@@ -307,11 +308,11 @@ def test_nothing_stays_of_a_dataset_that_is_gone(on_cluster, client):
     rows, before = ROWS.copy(), keys_there(client, "from_tensor_slices")
     distributed = on_cluster.distribute_dataset(Dataset.from_tensor_slices(rows).batch(128))
     batches_of(on_cluster, distributed)
-    assert len(on_cluster.internals.input._submit.kept_blocks) == 1
+    assert len(internals_of(on_cluster).input._submit.kept_blocks) == 1
     assert keys_there(client, "from_tensor_slices") - before
     del distributed
     gc.collect()
-    assert len(on_cluster.internals.input._submit.kept_blocks) == 0
+    assert len(internals_of(on_cluster).input._submit.kept_blocks) == 0
     assert keys_left(client, "from_tensor_slices", before) == {}
 
 
@@ -334,7 +335,7 @@ def test_data_over_the_budget_of_a_pipeline_is_read_in_parts(on_cluster, tasks):
     dataset = Dataset.from_tensor_slices(ROWS).batch(128).with_options(Options(memory_budget_bytes=40_000))
     assert np.array_equal(np.concatenate(batches_of(on_cluster, on_cluster.distribute_dataset(dataset))), ROWS)
     assert tasks["from_tensor_slices"] > 1
-    assert len(on_cluster.internals.input._submit.kept_blocks) == 0
+    assert len(internals_of(on_cluster).input._submit.kept_blocks) == 0
 
 
 @pytest.mark.cluster

@@ -25,6 +25,7 @@ from daskdist.errors import UserFunctionError
 from daskdist.execute.stream.element_puller import ElementPuller
 from daskdist.execute.stream.element_reader import ElementReader
 from daskdist.ops.from_generator import Generated
+from daskdist.strategy.replica.contract import internals_of
 
 NUMBER = TensorSpec((), np.int64)
 
@@ -608,7 +609,7 @@ def test_batches_of_steps_under_way_leave_most_of_the_workers_memory_free(small_
         program = threading.Thread(target=lambda: found.append(float(function(strategy, 26))))
         program.start()
         eventually(waits_for_steps)
-        num_steps = strategy.internals.backend.streams.num_steps
+        num_steps = internals_of(strategy).backend.streams.num_steps
         gate.set()
         program.join(60)
     assert found == [500_000 * sum(range(100, 104))]

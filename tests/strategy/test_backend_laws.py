@@ -9,6 +9,7 @@ import pytest
 from conftest import mirrored
 
 import daskdist
+from daskdist.strategy.replica.contract import internals_of
 from daskdist.testing import BackendLaws
 
 
@@ -16,8 +17,8 @@ class TestLocalBackend(BackendLaws):
     @contextlib.contextmanager
     def opened(self):
         strategy = mirrored(3)
-        yield strategy.internals.backend, strategy.internals.group.now
-        strategy.internals.backend.close()
+        yield internals_of(strategy).backend, internals_of(strategy).group.now
+        internals_of(strategy).backend.close()
 
 
 class TestClusterBackend(BackendLaws):
@@ -28,7 +29,7 @@ class TestClusterBackend(BackendLaws):
     @contextlib.contextmanager
     def opened(self):
         with daskdist.MultiWorkerMirroredStrategy(self.client) as strategy:
-            yield strategy.internals.backend, strategy.internals.group.now
+            yield internals_of(strategy).backend, internals_of(strategy).group.now
 
 
 class TestClusterBackendOfTwoReplicasAWorker(BackendLaws):
@@ -39,7 +40,7 @@ class TestClusterBackendOfTwoReplicasAWorker(BackendLaws):
     @contextlib.contextmanager
     def opened(self):
         with daskdist.MultiWorkerMirroredStrategy(self.client, num_replicas_per_worker=2) as strategy:
-            yield strategy.internals.backend, strategy.internals.group.now
+            yield internals_of(strategy).backend, internals_of(strategy).group.now
 
 
 class TestClusterBackendByWayOfTheScheduler(TestClusterBackend):

@@ -14,6 +14,7 @@ from conftest import eventually, without_closing
 from distributed import Event
 
 import daskdist
+from daskdist.strategy.replica.contract import internals_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(100)]
 NUM_CALLS = 20
@@ -49,7 +50,7 @@ def test_calls_of_an_abandoned_strategy(client, tmp_path, how):
         strategy.run(note, args=(str(tmp_path), number, None))
     strategy.run(total, args=(str(tmp_path), next(batches)))
     del batches
-    token, backend = strategy.internals.token, weakref.ref(strategy.internals.backend)
+    token, backend = internals_of(strategy).token, weakref.ref(internals_of(strategy).backend)
     if how == "dropped":
         del strategy
         eventually(lambda: gc.collect() >= 0 and backend() is None)

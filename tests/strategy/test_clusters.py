@@ -27,6 +27,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 import daskdist
 from daskdist import ClusterResolver, Dataset, DeviceAssignment, MultiWorkerMirroredStrategy, errors
 from daskdist.strategy.collectives.mailbox import mailbox_of
+from daskdist.strategy.replica.contract import internals_of
 
 pytestmark = pytest.mark.cluster
 
@@ -572,7 +573,7 @@ def test_workers_forget_an_unreferenced_strategy(start_cluster, tmp_path):
 
         # `run` waits for the first call of a function.
         strategy.run(step, args=(False,))
-        return strategy.internals.token, strategy.run(step, args=(True,))
+        return internals_of(strategy).token, strategy.run(step, args=(True,))
 
     token, values = begun()
     gc.collect()
@@ -591,12 +592,13 @@ def test_workers_forget_the_strategies_of_programs_that_are_gone(start_cluster, 
     client = start_cluster(2, 1)
     program = f"""
 import os, daskdist
+from daskdist.strategy.replica.contract import internals_of
 strategy = daskdist.MultiWorkerMirroredStrategy({client.scheduler.address!r})
 with strategy.scope():
     kept = daskdist.Variable(0.0)
 kept.numpy()
 print(strategy.client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.workers_to_close(n=2)))
-print(strategy.internals.token, flush=True)
+print(internals_of(strategy).token, flush=True)
 os._exit(0) if {is_killed} else None
 """
     done = programs.run("-c", program, check=True)

@@ -20,6 +20,7 @@ from daskdist import PerReplica, errors
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.collectives.rendezvous import CallSignature
 from daskdist.strategy.collectives.transport import Transport
+from daskdist.strategy.replica.contract import internals_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -131,7 +132,7 @@ def test_messages_to_a_replica_that_raised_are_dropped(on_cluster):
             raise KeyError("no such thing")
         return daskdist.get_replica_context().all_reduce("SUM", np.ones(1000))
 
-    token = on_cluster.internals.group.now.token
+    token = internals_of(on_cluster).group.now.token
     for _ in range(2):
         with pytest.raises((KeyError, errors.CollectiveError), match="no such thing"):
             on_cluster.local_results(on_cluster.run(step, args=(PerReplica([0, 1]),)))
@@ -144,7 +145,7 @@ def test_nothing_is_kept_of_finished_steps(on_cluster):
     for _ in range(5):
         on_cluster.local_results(on_cluster.run(reduced, args=(1.0,)))
         on_cluster.local_results(on_cluster.run(abs, args=(1.0,)))
-    sizes = on_cluster.client.run(sizes_of_mailbox, on_cluster.internals.group.now.token)
+    sizes = on_cluster.client.run(sizes_of_mailbox, internals_of(on_cluster).group.now.token)
     # Only the record of the last step of each replica is kept.
     assert list(sizes.values()) == [(0, 1, 0)] * 2
 
@@ -224,7 +225,7 @@ def test_waiting_for_sent_values_has_a_limit(on_cluster):
         return "waited for"
 
     first, second = on_cluster.workers
-    told = on_cluster.client.run(wait, on_cluster.internals.token, workers=[first])[first]
+    told = on_cluster.client.run(wait, internals_of(on_cluster).token, workers=[first])[first]
     assert told.startswith(f"all_reduce(SUM): {second} did not receive a message within 0.05 s")
 
 
@@ -243,7 +244,7 @@ def test_waiting_for_sent_values_without_a_limit(on_cluster):
         return sent.done()
 
     first, _ = on_cluster.workers
-    assert on_cluster.client.run(wait, on_cluster.internals.token, workers=[first]) == {first: True}
+    assert on_cluster.client.run(wait, internals_of(on_cluster).token, workers=[first]) == {first: True}
 
 
 @pytest.mark.cluster

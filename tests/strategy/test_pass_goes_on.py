@@ -22,6 +22,7 @@ from distributed import Client, LocalCluster, WorkerPlugin
 import daskdist
 from daskdist import Dataset, Options, errors
 from daskdist.execute.messages.outbox import Outbox
+from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.steps.sending import worker_recovery
 from daskdist.strategy.steps.stream import StepStream
 
@@ -151,7 +152,7 @@ def test_rows_that_only_a_lost_worker_had_are_sent_again(strategy, source, looks
     assert sorted(visited()) == list(range(1_800))
     # The program drops the rows that it kept to send them again.
     gc.collect()
-    eventually(lambda: not len(strategy.internals.backend._submit.sent_blocks))
+    eventually(lambda: not len(internals_of(strategy).backend._submit.sent_blocks))
 
 
 def test_two_workers_are_lost_one_after_the_other(strategy):
@@ -195,7 +196,7 @@ def test_weights_contain_each_complete_step_once(strategy, size):
         if number == 19:
             np.asarray(weights)
             kill(strategy, 2)
-            eventually(lambda: strategy.internals.backend.streams.lost())
+            eventually(lambda: internals_of(strategy).backend.streams.lost())
     np.testing.assert_allclose(np.asarray(weights), expected)
 
 
@@ -328,7 +329,7 @@ def test_steps_that_cannot_be_made_again_and_whose_results_nobody_has_are_told_o
             strategy.run(step, args=(batch,))
             if number == 50:
                 kill(strategy, 0)
-        eventually(lambda: len(strategy.internals.replicas_left()) == 2)
+        eventually(lambda: len(internals_of(strategy).replicas_left()) == 2)
         strategy.run(len, args=([],))
 
     with pytest.raises(errors.ClusterError, match="steps that failed with a lost worker are not made again"):
@@ -337,7 +338,7 @@ def test_steps_that_cannot_be_made_again_and_whose_results_nobody_has_are_told_o
 
 def test_a_worker_is_retired_in_a_pass(strategy, killable_workers):
     client, leaving = killable_workers.client, strategy.workers[0]
-    workers = strategy.internals.backend.live_workers
+    workers = internals_of(strategy).backend.live_workers
     rows, total = [], 0
     for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(1_800).shuffle(100, seed=1).batch(30))):
         result = strategy.run(rows_and_sum, args=(batch,))
@@ -351,7 +352,7 @@ def test_a_worker_is_retired_in_a_pass(strategy, killable_workers):
     assert int(total) == sum(range(1_800))
     assert leaving not in strategy.workers
     # No step was interrupted.
-    assert strategy.internals.backend.num_made_again == 0
+    assert internals_of(strategy).backend.num_made_again == 0
 
 
 @pytest.mark.parametrize("is_at_rest", [False, True])
@@ -371,7 +372,7 @@ def test_replicas_of_a_retired_worker_hand_over_values_of_their_own(strategy, ki
             assert list(killable_workers.client.retire_workers([leaving])) == [leaving]
             if is_at_rest:
                 # It does not wait for the program.
-                eventually(lambda: not strategy.internals.backend.streams.is_open(leaving))
+                eventually(lambda: not internals_of(strategy).backend.streams.is_open(leaving))
                 assert (int(total.read_value()), int(steps.read_value())) == (sum(range(330)), 11)
     assert leaving not in strategy.workers
     assert (int(total.read_value()), int(steps.read_value())) == (sum(range(600)), 20)
@@ -393,7 +394,7 @@ def test_a_retired_worker_takes_no_step_after_it_handed_over_its_values(strategy
     client, leaving = killable_workers.client, strategy.workers[0]
     with strategy.scope():
         total = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
-    streams = strategy.internals.backend.streams
+    streams = internals_of(strategy).backend.streams
     strategy.local_results(strategy.run(total.assign_add, args=(1,)))
     client.register_plugin(SlowTeardown(tmp_path / "goes on"), name="slow teardown")
     with ThreadPoolExecutor(1) as threads:
@@ -433,7 +434,7 @@ def test_a_leaving_worker_that_is_silent_is_logged(strategy, summed, monkeypatch
     caplog.set_level(logging.WARNING)
     leaving = strategy.workers[0]
     os.kill(strategy.pids[0], signal.SIGSTOP)
-    strategy.internals.backend.live_workers.note_leaving(leaving)
+    internals_of(strategy).backend.live_workers.note_leaving(leaving)
     assert [int(x) for x in strategy.local_results(strategy.run(int, args=(1,)))] == [1, 1]
     assert f"{leaving}, which leaves, did not hand over its ON_READ variables within 0.5 s" in caplog.text
     assert leaving not in strategy.workers
@@ -442,7 +443,7 @@ def test_a_leaving_worker_that_is_silent_is_logged(strategy, summed, monkeypatch
 
 
 def test_values_handed_over_stay_if_the_worker_ends_before_it_answers_again(strategy, summed, killable_workers, caplog):
-    backend, leaving = strategy.internals.backend, strategy.workers[0]
+    backend, leaving = internals_of(strategy).backend, strategy.workers[0]
     caplog.set_level(logging.WARNING)
 
     def hand_over(dask_worker):
@@ -491,7 +492,7 @@ def test_a_step_that_was_taken_is_not_left_out_if_its_function_cannot_be_called(
             return call_maps(value)
         if is_lost:
             kill(strategy, 0)
-            eventually(strategy.internals.backend.recovery.note_losses)
+            eventually(internals_of(strategy).backend.recovery.note_losses)
         raise errors.ClusterError("it cannot be called")
 
     monkeypatch.setattr(steps, "_call_maps", fail_after_a_step)
@@ -527,7 +528,7 @@ def test_another_worker_tells_of_a_loss_first(killable_workers, monkeypatch):
     monkeypatch.setattr(Outbox, "write_all", is_read_late(Outbox.write_all))
     client = killable_workers.wait()
     with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=1) as strategy:
-        failures.append(strategy.internals.backend.streams.failures)
+        failures.append(internals_of(strategy).backend.streams.failures)
         with strategy.scope():
             count = daskdist.Variable(0, aggregation="SUM")
         first = client.run(os.getpid, workers=strategy.workers[:1])
@@ -547,7 +548,7 @@ def test_an_error_that_nobody_saw_is_raised_after_a_worker_is_lost(strategy):
         return len(x)
 
     def train():
-        streams = strategy.internals.backend.streams
+        streams = internals_of(strategy).backend.streams
         for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(600).batch(6))):
             strategy.run(fail_at, args=(batch,))
             if number == 60:

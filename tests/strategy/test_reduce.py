@@ -23,6 +23,7 @@ from daskdist import PerReplica, Ragged, Reduction, errors
 from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.strategy.reduce.pairwise import reduce_rows
 from daskdist.strategy.reduce.tree import fold_tree, groups_of
+from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.steps.local_backend import LocalBackend
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import ExtractAll, Remote
@@ -362,7 +363,7 @@ def test_a_mean_over_uneven_replicas_is_reported_once(strategy, caplog):
     def told(num_rows, reduce):
         caplog.clear()
         replicas = strategy if "MultiWorker" in type(strategy).__name__ else mirrored(2)
-        replicas.internals.has_warned_of_uneven = False
+        internals_of(replicas).has_warned_of_uneven = False
         for batch in replicas.distribute_dataset(daskdist.Dataset.range(num_rows).batch(4)):
             reduce(replicas, replicas.run(lambda batch: batch.sum(), args=(batch,)), batch)
         return [record.getMessage() for record in caplog.records if "counts replicas, not rows" in record.getMessage()]

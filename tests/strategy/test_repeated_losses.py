@@ -15,6 +15,7 @@ from distributed.scheduler import KilledWorker
 
 from daskdist import Dataset, MultiWorkerMirroredStrategy, errors
 from daskdist.execute.callers.submit import Submit
+from daskdist.strategy.replica.contract import internals_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -92,7 +93,7 @@ def test_a_step_whose_results_nobody_looks_at_ends_workers(strategy):
             # The variable keeps the results until the next step.
             num_rows = strategy.run(step, args=(batch,))
             if number == BAD // 24:
-                eventually(lambda: len(strategy.internals.replicas_left()) == 1)
+                eventually(lambda: len(internals_of(strategy).replicas_left()) == 1)
             else:
                 strategy.local_results(num_rows)
 
@@ -128,7 +129,7 @@ def test_a_pass_ends_where_each_attempt_of_a_task_ended_a_worker(strategy):
                 os.kill(os.getpid(), signal.SIGKILL)
         return row
 
-    streams = strategy.internals.backend.streams
+    streams = internals_of(strategy).backend.streams
     steps = iter(strategy.distribute_dataset(Dataset.range(ROWS).map(read).batch(24)))
     next(steps)
     # It is read ahead.

@@ -11,6 +11,7 @@ from conftest import eventually, messages_sent, new_cluster, of_kind
 
 import daskdist
 from daskdist import PerReplica
+from daskdist.strategy.replica.contract import internals_of
 
 pytestmark = pytest.mark.cluster
 STARTS = PerReplica([np.linspace(0, 1, 500), np.linspace(1, 3, 500) ** 3])
@@ -113,7 +114,7 @@ def test_a_result_outlives_the_worker_that_would_send_it():
         strategy.local_results(strategy.run(np.sum, args=(weights,)))
         root = strategy.workers[0]
         os.kill(client.run(os.getpid)[root], signal.SIGKILL)
-        eventually(lambda: not strategy.internals.backend.streams.is_open(root))
+        eventually(lambda: not internals_of(strategy).backend.streams.is_open(root))
         np.testing.assert_array_equal(np.asarray(weights), trained_here(4))
         with pytest.raises((daskdist.errors.ClusterError, daskdist.errors.CollectiveError), match=f"lost {root}"):
             strategy.local_results(strategy.run(np.copy, args=(weights,)))

@@ -17,6 +17,7 @@ from distributed import Client, LocalCluster, get_worker
 
 import daskdist
 from daskdist import PerReplica, errors
+from daskdist.strategy.replica.contract import internals_of
 
 
 @pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
@@ -446,7 +447,9 @@ def test_after_an_error_nothing_is_waited_for(client, tmp_path):
         with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
             strategy.run(abs, args=(-1,))
             for _ in range(3):
-                strategy.internals.backend.call(lambda _: wait_for_it(), [], worker=strategy.workers[0], name="wait")
+                internals_of(strategy).backend.call(
+                    lambda _: wait_for_it(), [], worker=strategy.workers[0], name="wait"
+                )
             raise RuntimeError("half way")
 
     try:

@@ -23,6 +23,7 @@ from daskdist import Dataset, PerReplica, Ragged, errors
 from daskdist.execute.callers import live_workers
 from daskdist.execute.messages.outbox import pack_messages, unpack_messages
 from daskdist.strategy.reduce.tree import list_spec
+from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.steps.outcomes import Packed, StaysOnWorker, loaded_structure, received, travelling
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.promises import Promise
@@ -172,7 +173,7 @@ def test_results_and_objects_are_dropped_on_the_workers(on_cluster, client):
     assert all(num_results >= 3 for _, num_results, _, _ in counted.values())
     kept.clear()
     del total
-    on_cluster.internals.backend.objects.clear()
+    internals_of(on_cluster).backend.objects.clear()
     # Records of a function are dropped together with the function.
     del ones
 
@@ -267,7 +268,7 @@ def test_an_unread_failure_is_raised_at_the_end_of_a_pass_or_function(on_cluster
     def fail_and_wait():
         fail()
         # The program knows of the failure once no call is under way.
-        eventually(lambda: not on_cluster.internals.backend.streams.is_busy)
+        eventually(lambda: not internals_of(on_cluster).backend.streams.is_busy)
 
     def fail_in_pass():
         for _ in on_cluster.distribute_dataset(Dataset.range(4).batch(2)):
@@ -278,7 +279,7 @@ def test_an_unread_failure_is_raised_at_the_end_of_a_pass_or_function(on_cluster
         ways[where]()
     # Raise failures of later calls now, so that no other test gets them.
     with contextlib.suppress(ValueError):
-        on_cluster.internals.backend.finish()
+        internals_of(on_cluster).backend.finish()
 
 
 @pytest.mark.cluster
@@ -348,7 +349,7 @@ def test_an_error_that_comes_after_another_one_of_its_step_was_raised_is_not_rai
         on_cluster.local_results(on_cluster.run(fail_late, args=(made,)))
     (tmp_path / "raised").touch()
     del made
-    on_cluster.internals.backend.finish()
+    internals_of(on_cluster).backend.finish()
     assert on_cluster.local_results(on_cluster.run(float, args=(1,))) == (1.0, 1.0)
 
 
@@ -427,7 +428,7 @@ def test_an_error_is_raised_while_later_steps_are_still_under_way(on_cluster, cl
         assert not gate.is_set()
     finally:
         gate.set()
-    on_cluster.internals.backend.finish()
+    internals_of(on_cluster).backend.finish()
 
 
 @pytest.mark.cluster
@@ -544,7 +545,7 @@ def test_streams_are_encrypted_where_the_cluster_is(relay):
             dask.config.set({"daskdist.steps.relay": relay}),
             daskdist.MultiWorkerMirroredStrategy(client) as strategy,
         ):
-            for stream in strategy.internals.backend.streams._streams.values():
+            for stream in internals_of(strategy).backend.streams._streams.values():
                 assert stream.is_relayed == (relay is True)
                 assert stream._comm.peer_address.startswith("tls://")
             assert all(worker.startswith("tls://") for worker in strategy.workers)
@@ -608,7 +609,7 @@ def test_a_worker_that_is_stopped_for_a_while_is_waited_for(on_cluster, caplog):
 
 @pytest.mark.cluster
 def test_time_in_which_the_program_did_not_listen_is_no_silence_of_a_worker(on_cluster, client):
-    (stream, *_) = on_cluster.internals.backend.streams._streams.values()
+    (stream, *_) = internals_of(on_cluster).backend.streams._streams.values()
 
     async def have_died():
         now = time.monotonic()
@@ -670,6 +671,7 @@ def test_reading_a_hanging_result_times_out(on_cluster, client, name):
 def test_an_unread_failure_is_logged_at_the_end_of_the_program(client, tmp_path):
     program = f"""
 import pathlib, time, daskdist
+from daskdist.strategy.replica.contract import internals_of
 
 def fail(path):
     if path:
@@ -680,7 +682,7 @@ def fail(path):
 strategy = daskdist.MultiWorkerMirroredStrategy({client.scheduler.address!r})
 strategy.local_results(strategy.run(fail, args=("",)))
 strategy.run(fail, args=({str(tmp_path / "made ")!r},))
-while len(list(pathlib.Path({str(tmp_path)!r}).iterdir())) < 2 or strategy.internals.backend.streams._under_way:
+while len(list(pathlib.Path({str(tmp_path)!r}).iterdir())) < 2 or internals_of(strategy).backend.streams._under_way:
     time.sleep(0.01)
 """
     done = programs.run("-c", program, check=True)

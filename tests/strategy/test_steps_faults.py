@@ -16,6 +16,7 @@ from distributed import Client, Event, LocalCluster, get_worker
 
 import daskdist
 from daskdist import Dataset, errors
+from daskdist.strategy.replica.contract import internals_of
 
 pytestmark = pytest.mark.cluster
 
@@ -161,7 +162,7 @@ def test_calls_that_wait_are_not_made_after_an_error_closed_the_strategy(client)
 
 
 def test_workers_are_asked_for_an_answer_between_calls_only(on_cluster, client):
-    streams = on_cluster.internals.backend.streams
+    streams = internals_of(on_cluster).backend.streams
     loop = client.loop.asyncio_loop
 
     async def ping():

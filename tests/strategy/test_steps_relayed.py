@@ -23,6 +23,7 @@ from started import Started
 
 import daskdist
 from daskdist import Dataset, errors
+from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.steps.stream import connect_to_worker
 
 pytestmark = pytest.mark.cluster
@@ -89,7 +90,7 @@ def far(far_client):
 
 
 def are_relayed(strategy):
-    return [stream.is_relayed for stream in strategy.internals.backend.streams._streams.values()]
+    return [stream.is_relayed for stream in internals_of(strategy).backend.streams._streams.values()]
 
 
 def num_strategies(dask_worker):
@@ -122,8 +123,8 @@ def test_a_program_that_reaches_no_worker(far):
         with pytest.raises(ValueError, match="this cannot be done"):
             strategy.local_results(strategy.run(fail, args=(batches[0],)))
         # Send data for tasks to workers, and back.
-        placed = strategy.internals.backend._submit.place(rows, strategy.workers[1])
-        np.testing.assert_array_equal(strategy.internals.backend._submit.result(placed), rows)
+        placed = internals_of(strategy).backend._submit.place(rows, strategy.workers[1])
+        np.testing.assert_array_equal(internals_of(strategy).backend._submit.result(placed), rows)
         placed.release()
         assert refused == []
         assert set(far.run(num_strategies).values()) == {1}

@@ -144,7 +144,7 @@ def with_values(function: Callable[..., Any], values: Values) -> Callable[..., A
 def with_views(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function in which objects that stay in their process are replaced by their views for other processes.
 
-    These are objects with a method ``view_elsewhere``, such as strategies.
+    These are objects with a method ``_view_elsewhere``, such as strategies.
     """
     reach = _Reach(function)
     skipped = reach.recursive | {id(function) for function in reach.functions if _is_imported(function)}
@@ -158,7 +158,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _elsewhere(value: Any) -> Any:
-    view = getattr(type(value), "view_elsewhere", None)
+    view = getattr(type(value), "_view_elsewhere", None)
     return value if view is None else view(value)
 
 

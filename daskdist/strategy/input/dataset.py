@@ -49,7 +49,7 @@ from daskdist.strategy.input.options import InputOptions, InputReplicationMode
 from daskdist.strategy.input.pipeline import PassSource, Pipeline, known_shares_of, num_steps, pipelines_of, shares_of
 from daskdist.strategy.input.progress_steps import ProgressSteps
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
-from daskdist.strategy.replica.contract import StrategyContract
+from daskdist.strategy.replica.contract import StrategyContract, internals_of
 
 logger: Final = logging.getLogger("daskdist")
 # strategy -> the sharding decisions that were logged, each with its pipeline.
@@ -163,7 +163,7 @@ class DistributedDataset:
 
         Workers that were added or restarted take the places of lost ones.
         """
-        self.strategy.internals.take_replacements()
+        internals_of(self.strategy).take_replacements()
         if self._code_tokens() != self._code_of_feed:
             # Cached data of the old functions must not mix with new data.
             self._fed_replicas = ()
@@ -172,7 +172,7 @@ class DistributedDataset:
     def __iter__(self) -> DistributedIterator:
         check_in_program("iter")
         feed = self.feed_for_pass()
-        backend = self.strategy.internals.backend
+        backend = internals_of(self.strategy).backend
         iterator = DistributedIterator(
             feed.pipelines,
             feed.spec,
@@ -182,13 +182,13 @@ class DistributedDataset:
             options=self.options,
             devices=[named(replica.device) for replica in self.strategy.replicas if replica.worker is None],
             drops_uneven=feed.drops_uneven,
-            replicas=None if self.strategy.workers == (None,) else self.strategy.internals.replicas_left,
+            replicas=None if self.strategy.workers == (None,) else internals_of(self.strategy).replicas_left,
             follow=self._after_loss,
             call_maps=feed.maps_on_replicas and partial(_mapped, self.strategy, feed.maps_on_replicas),
             copy_stats=partial(_copy_stats, self.strategy),
-            worker_times=self.strategy.internals.input.worker_times,
-            raise_unobserved=self.strategy.internals.raise_unobserved,
-            finish_steps=partial(self.strategy.internals.finish, raises_all=True),
+            worker_times=internals_of(self.strategy).input.worker_times,
+            raise_unobserved=internals_of(self.strategy).raise_unobserved,
+            finish_steps=partial(internals_of(self.strategy).finish, raises_all=True),
             wait_while=backend.wait_while,
             source=feed.source,
         )
@@ -376,7 +376,7 @@ def _mapped(strategy: StrategyContract, maps: MapsOnReplicas, value: Any) -> Any
 
 
 def _copy_stats(strategy: StrategyContract) -> CopyStats | None:
-    input_backend: InputBackend = strategy.internals.input
+    input_backend: InputBackend = internals_of(strategy).input
     return input_backend.copy_stats([(replica.worker, replica.device) for replica in strategy.replicas])
 
 
@@ -400,7 +400,7 @@ def _make_feed(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaF
     # The spec does not depend on the shard number: fill its placeholder with any.
     filled_node = filled(node, 0, 1)
     of_one = dataset if filled_node is node else Dataset(filled_node)
-    spec = spec_by(of_one, lambda: strategy.reader(of_one))
+    spec = spec_by(of_one, lambda: internals_of(strategy).input.reader(of_one))
     workers = strategy.workers
     consumers = tuple(replica.worker for replica in strategy.replicas)
     policy = dataset_options.auto_shard_policy or AutoShardPolicy.AUTO
@@ -429,7 +429,7 @@ def _make_feed(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaF
         spec,
         length,
         cardinality,
-        lambda: strategy.reader(dataset),
+        lambda: internals_of(strategy).input.reader(dataset),
         bool(dataset_options.drop_uneven),
         sharding,
         sharding.policy.name if len(workers) > 1 else "none needed",

@@ -25,7 +25,7 @@ from daskdist.strategy.input.input_backend import PipelineDataset
 from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputContext, InputOptions, InputReplicationMode
 from daskdist.strategy.input.pipeline import PassSource, Pipeline
-from daskdist.strategy.replica.contract import StrategyContract
+from daskdist.strategy.replica.contract import StrategyContract, internals_of
 
 
 def of_function(
@@ -49,7 +49,7 @@ def _make_feed(
     num_replicas = strategy.num_replicas_in_sync
     contexts = [InputContext(len(served), number, num_replicas) for number in range(len(served))]
     workers = [consumers[0] for consumers in served]
-    datasets, reader = strategy.internals.input.make_datasets(dataset_fn, list(zip(workers, contexts, strict=True)))
+    datasets, reader = internals_of(strategy).input.make_datasets(dataset_fn, list(zip(workers, contexts, strict=True)))
     spec = _common_spec(datasets, workers)
     varies = any(leaf.shape and leaf.shape[0] is None for leaf in spec.leaves)
     pipelines = [

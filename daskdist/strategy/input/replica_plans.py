@@ -36,7 +36,7 @@ from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputOptions
 from daskdist.strategy.input.pipeline import Cuts, PassSource, Pipeline
 from daskdist.strategy.input.shared_reader import SharedReader, SharedReadPlan
-from daskdist.strategy.replica.contract import StrategyContract
+from daskdist.strategy.replica.contract import StrategyContract, internals_of
 from daskdist.strategy.values.extract import ExtractAll, PerReplicaRef
 from daskdist.strategy.values.flat import flattened
 from daskdist.strategy.values.per_replica import PerReplica
@@ -175,7 +175,7 @@ def _dataset_argument(
         dataset_plans = dataset.plans = plans_of(strategy, dataset, feed)
     plans: Sequence[Any] = dataset_plans.plans
     if dataset_plans.futures or dataset_plans.referenced:
-        plans = strategy.internals.input.with_kept_blocks(plans, dataset_plans.futures, dataset_plans.referenced)
+        plans = internals_of(strategy).input.with_kept_blocks(plans, dataset_plans.futures, dataset_plans.referenced)
     # Only now is it certain that the call will be made.
     token = uuid.uuid4().hex
     epochs = feed.begin_passes_of_call()
@@ -185,7 +185,7 @@ def _dataset_argument(
     if isinstance(pipelines[0].node, OnWorker):
         handles = [pipeline.node.held for pipeline in pipelines for _ in pipeline.consumers]  # type: ignore[attr-defined]
         workers = tuple(replica.worker for replica in strategy.replicas)
-        held = PerReplica(PerReplicaRef(strategy.internals.backend, handles, ExtractAll(), workers))
+        held = PerReplica(PerReplicaRef(internals_of(strategy).backend, handles, ExtractAll(), workers))
     elif strategy.workers == (None,):
         # Replicas of this process may begin one after the other: keep the data that was read for later ones.
         devices = [named(replica.device) for replica in strategy.replicas]
@@ -284,7 +284,7 @@ def _check_located(
     locations = merged_options(pipeline.node).locations
     if locations is None:
         return
-    addresses = strategy.internals.input.addresses(locations)
+    addresses = internals_of(strategy).input.addresses(locations)
     readers = strategy.workers if isinstance(step_source, Pipeline) else dict.fromkeys(pipeline.consumers)
     for split in (split for splits in read_by(pipeline.node) for split in splits if split.path):
         there = addresses(split.path)

@@ -20,7 +20,7 @@ from daskdist.strategy.collectives.rendezvous import Collective, Rendezvous
 from daskdist.strategy.reduce.reductions import Op
 from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.replica.checkpoints import ReplicaCheckpoints
-from daskdist.strategy.replica.contract import StrategyContract
+from daskdist.strategy.replica.contract import StrategyContract, internals_of
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import catch_up, host_nest, in_stream_of, moved_nest, own_copy
 from daskdist.strategy.values.flat import LEAVES, flattened
@@ -201,7 +201,7 @@ class ReplicaContext:
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"merge_call: args is a {type(args).__name__}; give a tuple, such as args=(x,)")
         strategy, device = self.strategy, named(self._device)
-        merge_calls = strategy.internals.merge_calls
+        merge_calls = internals_of(strategy).merge_calls
 
         def call(fn: Callable[..., Any], merged: Any, along: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
             args, by_name = merged
@@ -209,7 +209,7 @@ class ReplicaContext:
             with merge_calls.open(along) as changes, cross_replica_scope(strategy, is_merge_call=True), stream:
                 return fn(strategy, *args, **by_name), changes()
 
-        call_args = _with_own_copies((tuple(args), dict(kwargs or {})), but_of=strategy.internals.token)
+        call_args = _with_own_copies((tuple(args), dict(kwargs or {})), but_of=internals_of(strategy).token)
         merge = Merge(merge_fn, call)
         result, changes = self.meet(merge, (call_args, merge_calls.collect(call_args)))[self.replica_id_in_sync_group]
         merge_calls.apply(changes, self)

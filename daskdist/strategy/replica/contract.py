@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from daskdist.execute.caller import Caller
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.group import Replica
 from daskdist.strategy.replica.merge_calls import MergeCalls
 from daskdist.strategy.values.per_replica import PerReplica
+
+_InternalsT = TypeVar("_InternalsT", covariant=True)
 
 
 class InternalsContract(Protocol):
@@ -60,13 +61,20 @@ class InternalsContract(Protocol):
         ...
 
 
-class StrategyContract(Protocol):
-    """The interface of `Strategy` for its replicas, variables and datasets."""
+class WithInternals(Protocol[_InternalsT]):
+    """An object with internal parts, which users do not see."""
 
     @property
-    def internals(self) -> InternalsContract:
-        """Return the internal parts."""
-        ...
+    def _internals(self) -> _InternalsT: ...
+
+
+def internals_of(strategy: WithInternals[_InternalsT]) -> _InternalsT:
+    """Return the internal parts of a strategy: a `StrategyInternals`, or its contract for lower modules."""
+    return strategy._internals
+
+
+class StrategyContract(WithInternals[InternalsContract], Protocol):
+    """The interface of `Strategy` for its replicas, variables and datasets."""
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -93,8 +101,4 @@ class StrategyContract(Protocol):
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Wait for the values of a `PerReplica` and return them in replica order."""
-        ...
-
-    def reader(self, dataset: Any) -> Caller:
-        """Return a caller for one pass over a dataset."""
         ...

@@ -27,8 +27,7 @@ class Viewed:
 
     num_replicas_in_sync: Any
 
-    def view_elsewhere(self) -> StrategyView:
-        """Return the current view."""
+    def _view_elsewhere(self) -> StrategyView:
         return StrategyView(self.num_replicas_in_sync)
 
     def __dask_tokenize__(self) -> object:

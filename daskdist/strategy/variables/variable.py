@@ -21,7 +21,7 @@ from daskdist.strategy.collectives.operations import Agreed, First
 from daskdist.strategy.reduce.reductions import ReduceOp
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.context import ReplicaContext, current_replica, current_scope_strategy
-from daskdist.strategy.replica.contract import StrategyContract
+from daskdist.strategy.replica.contract import StrategyContract, internals_of
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import called_on_device, host_array
 from daskdist.strategy.values.extract import FlatResult
@@ -139,10 +139,10 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         self.key = VariableKey(next(_numbers))
         self.name = str(name) if name is not None else f"Variable_{self.key.number}"
         strategy = self._strategy = self._scope()
-        self.token = strategy.internals.token
+        self.token = internals_of(strategy).token
         self.layout = CopyLayout(None)
         # Register before the value is set, so that the copies are freed if that fails.
-        strategy.internals.register(self)
+        internals_of(strategy).register(self)
         self._begin(initial_value, None if dtype is None else np.dtype(dtype))
 
     def _scope(self) -> StrategyContract:
@@ -155,7 +155,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         strategy = current_scope_strategy()
         if strategy is None:
             raise ArgumentError(f"{self.name}: no strategy is current; create it in a `with strategy.scope():` block")
-        if not strategy.internals.merge_calls.makes_variables:
+        if not internals_of(strategy).merge_calls.makes_variables:
             raise RuntimeError(
                 f"{self.name}: created on a worker, in a function of merge_call; create it before, in the program"
             )
@@ -164,7 +164,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     def _begin(self, initial_value: Any, dtype: np.dtype[Any] | None) -> None:
         strategy = self._strategy_in_use()
         if isinstance(initial_value, _MAKERS):
-            results = strategy.internals.call_each(
+            results = internals_of(strategy).call_each(
                 1, "variable", make_on_replica, self, initial_value, dtype and dtype.str
             )
             layouts = strategy.local_results(results[0])
@@ -254,7 +254,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         return self._packed_copies(PerReplica(is_asked))  # type: ignore[no-any-return]
 
     def _packed_copies(self, *args: Any) -> Any:
-        internals, layout = self._strategy_in_use().internals, self.layout
+        internals, layout = internals_of(self._strategy_in_use()), self.layout
         return layout.packed(internals.call_each(layout.num_leaves, "variable", read_on_replica, self, *args))
 
     # --- reading and assigning ---
@@ -279,7 +279,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         if copy is not None:
             return self.layout.packed(copy.mutable_leaves)
         strategy, layout = self._strategy_in_use(), self.layout
-        columns = strategy.internals.call_each(layout.num_leaves, "variable", read_on_replica, self)
+        columns = internals_of(strategy).call_each(layout.num_leaves, "variable", read_on_replica, self)
         if layout.treespec is None:
             return columns[0]
         if self.is_on_read and self.aggregation is VariableAggregation.NONE:
@@ -410,7 +410,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     def _write(self, how: str, leaves: list[Any]) -> list[PerReplica]:
         layout = self.layout
         self._check_here(how, leaves)
-        return self._strategy_in_use().internals.call_each(
+        return internals_of(self._strategy_in_use()).call_each(
             layout.num_leaves, "variable", write_on_replica, self, how, leaves
         )
 
@@ -441,11 +441,11 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             return state_among_replicas(self)
         strategy = self._strategy_in_use()
         if self.is_saved_per_replica:
-            states = strategy.internals.call_each(1, "variable", state_on_replica, self)
+            states = internals_of(strategy).call_each(1, "variable", state_on_replica, self)
             return {"replicas": list(strategy.local_results(states[0]))}
         if self.layout.treespec is not None:
             return {"value": self.numpy()}
-        states = strategy.internals.call_each(1, "variable", state_on_replica, self)
+        states = internals_of(strategy).call_each(1, "variable", state_on_replica, self)
         return {"value": strategy.local_results(states[0])[0]}
 
     def load_state_dict(self, state: Any) -> None:
@@ -469,7 +469,9 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         states = saved if self.is_saved_per_replica else [saved] * strategy.num_replicas_in_sync
         per_replica = PerReplica([FlatResult([state], list_spec(1)) for state in states])
         # Wait, to raise the errors of values that do not fit.
-        strategy.local_results(strategy.internals.call_each(1, "variable", restore_on_replica, self, per_replica)[0])
+        strategy.local_results(
+            internals_of(strategy).call_each(1, "variable", restore_on_replica, self, per_replica)[0]
+        )
 
     # --- strategy ---
 
@@ -477,7 +479,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         """Return the strategy to use: that of the current scope, or the variable's own."""
         scope = current_scope_strategy()
         # On a worker, a strategy is known only in functions called by merge_call.
-        strategy = scope if scope is not None and scope.internals.token == self.token else self._strategy
+        strategy = scope if scope is not None and internals_of(scope).token == self.token else self._strategy
         if strategy is None:
             raise ArgumentError(
                 f"{self.name}: used outside of its strategy; on a worker, use it in functions called by run on a "
