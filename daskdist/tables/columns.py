@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import optree
@@ -14,6 +14,9 @@ from daskdist.core.array_pool import pooled_empty
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError
+
+# The largest number of columns that are written to an array one by one.
+_FEW_COLUMNS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,10 @@ def _scalar(name: str, spec: ElementSpec) -> TensorSpec:
 
 
 def _side_by_side(columns: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    # Two passes over whole cache lines are faster than one that writes every 16th float.
-    stacked = np.array(columns)
-    array: np.ndarray[Any, Any] = pooled_empty(stacked.shape[::-1], stacked.dtype)
-    np.copyto(array, stacked.T)
+    dtype = np.result_type(*[column.dtype for column in columns])
+    array: np.ndarray[Any, Any] = pooled_empty((len(columns[0]), len(columns)), dtype)
+    if len(columns) <= _FEW_COLUMNS:
+        return np.stack(columns, axis=1, out=array)
+    # Two passes over whole cache lines are faster than one that writes every 16th number.
+    np.copyto(array, np.array(columns).T)
     return array
