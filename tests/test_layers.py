@@ -153,7 +153,9 @@ OF_OBJECTS_OF_USERS = {
     "core/vectorize/sandbox.py",
     "core/vectorize/tracer.py",
     "dataset.py",
+    "strategy/replica/context.py",
     "strategy/replica/contract.py",
+    "strategy/values/per_replica.py",
 }
 OF_DASK_AND_PYTHON = {
     "Scheduler._instances",

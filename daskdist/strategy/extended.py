@@ -16,7 +16,7 @@ from daskdist.errors import ArgumentError, UnknownDeviceError
 from daskdist.strategy.group import Replica
 from daskdist.strategy.reduce.reductions import Op, checked_op
 from daskdist.strategy.reduce.tree import list_spec
-from daskdist.strategy.replica.context import current_replica
+from daskdist.strategy.replica.context import current_replica, let_update_alone
 from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved_nest
@@ -395,7 +395,7 @@ class Alone:
         replica = current_replica()
         if replica is not None:
             # The flag belongs to the replica and is set for this call.
-            replica.updates_alone = True
+            let_update_alone(replica)
         return self.__wrapped__(*args, **kwargs)
 
 

@@ -19,7 +19,7 @@ from daskdist.errors import ArgumentError
 from daskdist.strategy.steps.captures import Capture, capturing
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import Extract
-from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.per_replica import PerReplica, num_values, reference_of
 from daskdist.strategy.values.placeholders import Placeholders, filled
 
 
@@ -125,7 +125,7 @@ def settle(nest: Any) -> None:
     for leaf in optree.tree_leaves(nest):
         if isinstance(leaf, AsyncValue):
             leaf.settle()
-        elif isinstance(leaf, PerReplica) and leaf.reference is None:
+        elif isinstance(leaf, PerReplica) and reference_of(leaf) is None:
             settle(leaf.values)
 
 
@@ -146,10 +146,10 @@ def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current
     for path, spec, value in zip(treespec.paths(), specs, values, strict=True):
         pairs = [(spec, value)]
         if isinstance(spec, PerReplicaSpec):
-            if not isinstance(value, PerReplica) or value.number() != len(spec.specs):
-                actual = f"{value.number()} values" if isinstance(value, PerReplica) else type(value).__name__
+            if not isinstance(value, PerReplica) or num_values(value) != len(spec.specs):
+                actual = f"{num_values(value)} values" if isinstance(value, PerReplica) else type(value).__name__
                 raise ArgumentError(f"{name}: argument {path} is {actual}; input_signature has {spec}")
-            reference = value.reference
+            reference = reference_of(value)
             known = None if reference is None else reference.spec
             if all(_is_known(part_spec, known, f"{name}: argument {path}") for part_spec in spec.specs):
                 continue

@@ -28,7 +28,15 @@ from daskdist.strategy.steps.returned_values import ReturnedValues
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import PerReplicaRef
 from daskdist.strategy.values.flat import LEAVES, flattened_call
-from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.per_replica import (
+    PerReplica,
+    batch_of,
+    can_be_used_by,
+    is_uneven,
+    num_values,
+    reference_of,
+    values_read_later,
+)
 from daskdist.strategy.variables.read_copies import has_variables, with_copies
 from daskdist.strategy.variables.replica_copy import (
     align_on_replica,
@@ -208,16 +216,16 @@ class StrategyInternals:
             if type(leaf) in LEAVES:
                 continue
             if isinstance(leaf, PerReplica):
-                if leaf.batch is None and leaf.number() != size:
-                    raise self.group.wrong_size(operation, leaf.number())
-                if (reference := leaf.reference) is not None and reference.caller is self.backend:
+                if batch_of(leaf) is None and num_values(leaf) != size:
+                    raise self.group.wrong_size(operation, num_values(leaf))
+                if (reference := reference_of(leaf)) is not None and reference.caller is self.backend:
                     continue
             elif isinstance(leaf, Variable):
                 leaf.check_is_of(self.token, operation)
                 continue
             elif not isinstance(leaf, AsyncValue):
                 continue
-            if not leaf.can_be_given_to(self.backend):
+            if not can_be_used_by(leaf, self.backend):
                 raise ArgumentError(
                     f"{operation}: a value belongs to a strategy on another cluster; fetch it "
                     "first, for example with np.asarray"
@@ -228,7 +236,7 @@ class StrategyInternals:
     ) -> Sequence[Handle]:
         """Call a function on every replica; return the handles of its results."""
         per_replica = [leaf for leaf in leaves if type(leaf) is PerReplica]
-        batches = [leaf for leaf in per_replica if leaf.batch is not None]
+        batches = [leaf for leaf in per_replica if batch_of(leaf) is not None]
         # Without the workers that are going to leave, values for each replica of earlier steps would be of no use.
         if len(batches) == len(per_replica) and self.backend.recovery.note_leaving():
             self.recover()
@@ -240,9 +248,9 @@ class StrategyInternals:
                 for leaf in batches:
                     self.backend.cut_for(leaf, group)
                 for leaf in leaves:
-                    if type(leaf) is PerReplica and leaf.number() != len(group.replicas):
+                    if type(leaf) is PerReplica and num_values(leaf) != len(group.replicas):
                         # A worker was lost since `check_values`.
-                        raise self.group.wrong_size(operation, leaf.number())
+                        raise self.group.wrong_size(operation, num_values(leaf))
             try:
                 return self.backend.call_replicas(operation, fn, leaves, treespec, group)
             except ClusterError:
@@ -263,7 +271,7 @@ class StrategyInternals:
             return self._reduce_weighted(op, value, axis, weights)
         if op is ReduceOp.MEAN and axis is None and not self.has_warned_of_uneven:
             self._warn_of_uneven(value)
-        if type(value) is PerReplica and (value.reference is not None or not has_variables(value)):
+        if type(value) is PerReplica and (reference_of(value) is not None or not has_variables(value)):
             self.check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
         leaves, treespec = with_copies("reduce", self.token, value)
@@ -284,7 +292,7 @@ class StrategyInternals:
 
     def _warn_of_uneven(self, value: Any) -> None:
         leaves = [value] if type(value) is PerReplica else optree.tree_leaves(value)
-        if any(type(leaf) is PerReplica and leaf.is_uneven for leaf in leaves):
+        if any(type(leaf) is PerReplica and is_uneven(leaf) for leaf in leaves):
             self.has_warned_of_uneven = True
             logger.warning(
                 "reduce: MEAN with axis=None counts replicas, not rows, and the replicas of this step have different "
@@ -318,7 +326,7 @@ class StrategyInternals:
     def _fold(
         self, op: Op, axis: Axis, values: list[PerReplica], on: str | None, *, is_weighted: bool = False
     ) -> list[Any]:
-        reference = values[0].reference if len(values) == 1 and values[0].batch is None else None
+        reference = reference_of(values[0]) if len(values) == 1 and batch_of(values[0]) is None else None
         make = _FoldCall(self.backend, op, axis, reference or values, setting("split-every"), on, is_weighted)
         return self.returned.leaves(self.backend.logged(make, self.group.now), len(values) - is_weighted)
 
@@ -340,9 +348,9 @@ class _FoldCall:
         if isinstance(values, PerReplicaRef):
             parts, size = values, len(values.handles)
         else:
-            parts, size = values[0].reference if len(values) == 1 else None, values[0].number()
+            parts, size = reference_of(values[0]) if len(values) == 1 else None, num_values(values[0])
             if parts is None:
-                parts = list(map(list, zip(*[value.parts() for value in values], strict=True)))
+                parts = list(map(list, zip(*[values_read_later(value) for value in values], strict=True)))
         workers = group.worker_of
         if size != len(workers):
             # There are fewer replicas than values now, and the values are in this process.

@@ -35,7 +35,14 @@ from daskdist.strategy.restarts import call_with_restarts
 from daskdist.strategy.status import StrategyStatus
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.flat import flattened_call
-from daskdist.strategy.values.per_replica import PerReplica, results_by_replica
+from daskdist.strategy.values.per_replica import (
+    PerReplica,
+    is_uneven,
+    mark_uneven,
+    num_values,
+    results_by_replica,
+    values_read_later,
+)
 from daskdist.strategy.values.placeholders import Placeholders, results_of
 from daskdist.strategy.values.value_context import ValueContext
 from daskdist.strategy.variables.read_copies import with_copies
@@ -264,10 +271,8 @@ class Strategy(Viewed):
             backend = self._internals.backend
             handles, leaves, structure = call_with_restarts(backend, lambda: self._call(fn, args, kwargs), most)
         results = self._internals.returned.of_run(fn, handles, structure)
-        if True in [type(leaf) is PerReplica and leaf.is_uneven for leaf in leaves]:
-            for result in optree.tree_leaves(results):
-                if type(result) is PerReplica:
-                    result.is_uneven = True
+        if True in [type(leaf) is PerReplica and is_uneven(leaf) for leaf in leaves]:
+            mark_uneven(optree.tree_leaves(results))
         return results
 
     def _call(
@@ -512,7 +517,7 @@ class Strategy(Viewed):
         if not any(isinstance(leaf, PerReplica) for leaf in leaves):
             return (optree.tree_unflatten(treespec, results_of(leaves)),)
         # Values may be of more replicas than are left.
-        (size, *others) = {leaf.number(): None for leaf in leaves if isinstance(leaf, PerReplica)}
+        (size, *others) = {num_values(leaf): None for leaf in leaves if isinstance(leaf, PerReplica)}
         self._internals.check_values("local_results", leaves, None if others else size)
         rows = [[None if value is ABSENT else value for value in row] for row in results_by_replica(leaves)]
         return tuple(optree.tree_unflatten(treespec, row) for row in rows)
@@ -590,5 +595,5 @@ class Strategy(Viewed):
 
 def _gather_values(backend: Backend, gather: Gather, values: Sequence[PerReplica], group: ReplicaGroup) -> Any:
     placeholders = Placeholders()
-    template, worker = placeholders.template([list(value.parts()) for value in values]), group.worker_of[0]
+    template, worker = placeholders.template([list(values_read_later(value)) for value in values]), group.worker_of[0]
     return backend.call(gather, placeholders.handles, placeholders.picks, template, worker=worker, name="gather-values")

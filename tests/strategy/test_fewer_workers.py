@@ -18,6 +18,7 @@ from distributed import Client, LocalCluster
 import daskdist
 from daskdist import Dataset, errors
 from daskdist.execute.callers.live_workers import cancel_lost_tasks
+from daskdist.strategy.replica.context import let_update_alone
 
 pytestmark = pytest.mark.cluster
 LOST = (errors.ClusterError, errors.CollectiveError)
@@ -192,7 +193,7 @@ def test_mirrored_values_stay_equal_on_the_remaining_replicas(strategy_of, tmp_p
             os.kill(os.getpid(), signal.SIGKILL)
         # The worker is lost when some replicas have the new value and others do not.
         replica = daskdist.get_replica_context()
-        replica.updates_alone = True
+        let_update_alone(replica)
         state.assign(np.full(2, number + 5.0))
         (folder / f"assigned {number}").touch()
         replica.all_reduce("SUM", 1)

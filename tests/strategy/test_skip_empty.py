@@ -9,6 +9,7 @@ from conftest import mirrored
 
 import daskdist
 from daskdist import Dataset, Options, PerReplica, errors
+from daskdist.strategy.values.per_replica import is_uneven
 
 SKIP = Options(last_batch="skip_empty")
 
@@ -117,7 +118,7 @@ def test_batches_that_are_put_on_devices():
         batch = last_batch(strategy)
         value = strategy.run(lambda batch: batch * 2, args=(batch,))
         assert int(strategy.reduce("SUM", value, axis=0)) == 16
-        assert batch.is_uneven
+        assert is_uneven(batch)
         assert strategy.local_results(value)[1] is None
     finally:
         strict_device.unregister()

@@ -15,6 +15,7 @@ from variable_checks import copies, numbers, variable
 
 import daskdist
 from daskdist import PerReplica, Variable, VariableAggregation, VariableSynchronization, devices, errors
+from daskdist.strategy.replica.context import store_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -635,7 +636,7 @@ def test_unreferenced_variables_are_freed(strategy):
     variable(strategy, 0.0)
 
     def kept():
-        return int(number in daskdist.get_replica_context().store()._states)
+        return int(number in store_of(daskdist.get_replica_context())._states)
 
     deadline = time.monotonic() + 20
     while any(map(int, strategy.local_results(strategy.run(kept)))):
@@ -668,7 +669,7 @@ def test_an_object_is_freed_after_a_call_of_its_method(on_cluster):
 
 def test_refused_values_are_freed(two):
     def kept():
-        states = daskdist.get_replica_context().store()._states
+        states = store_of(daskdist.get_replica_context())._states
         return sum(Refused.__name__ in str(each) for each in states.values())
 
     with pytest.raises(errors.ArgumentError, match="aggregation SUM is for arrays"):

@@ -45,7 +45,7 @@ from daskdist.strategy.input.replica_plans import (
 )
 from daskdist.strategy.input.shared_reader import SharedPass, SharedReader, SharedReadPlan
 from daskdist.strategy.replica.call_end import CallEnd
-from daskdist.strategy.replica.context import current_replica
+from daskdist.strategy.replica.context import current_replica, meet
 from daskdist.strategy.replica.replica_times import ReplicaTimes
 from daskdist.waiting import wait_intervals
 
@@ -207,7 +207,7 @@ class ReplicaIterator(Iterator[Any]):
             raise ArgumentError("state_dict: call it in the function of the replica, not in a thread of its own")
         with self.lock:
             part = self._state_part()
-        return self._readers.state(replica.meet(Collect("state_dict of a distributed dataset"), part))
+        return self._readers.state(meet(replica, Collect("state_dict of a distributed dataset"), part))
 
     def _state_part(self) -> StatePart:
         if self._is_closed:

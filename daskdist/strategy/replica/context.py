@@ -56,7 +56,7 @@ class ReplicaContext:
     device
         The name of the replica's device.
     end
-        Tells whether the call is to end; None in the program's process.
+        Returns whether the call is to end; None in the program's process.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class ReplicaContext:
         self.num_replicas_in_sync = num_replicas_in_sync
         self._strategy = strategy
         self._rendezvous = rendezvous
-        self.store = store
+        self._store = store
         self._device = device
         self._end = end
         # The checkpoints of the call, once there are some.
         self._checkpoints: ReplicaCheckpoints | None = None
         # True if assignments to variables only change this replica's copy.
-        self.updates_alone = False
+        self._updates_alone = False
 
     @cached_property
     def strategy(self) -> Any:
@@ -134,7 +134,7 @@ class ReplicaContext:
         """
         collective = all_reduce_of(reduce_op)
         leaves, treespec = _given("all_reduce", value)
-        results = self.meet(collective, (leaves, treespec))
+        results = self._meet(collective, (leaves, treespec))
         return optree.tree_unflatten(treespec, results)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
@@ -164,7 +164,7 @@ class ReplicaContext:
         """
         along = AllGather(whole_number("all_gather", "axis", axis, at_least=0))
         leaves, treespec = _given("all_gather", value)
-        return optree.tree_unflatten(treespec, self.meet(along, (leaves, treespec)))
+        return optree.tree_unflatten(treespec, self._meet(along, (leaves, treespec)))
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Call a function once for all replicas, in the cross-replica context.
@@ -211,7 +211,7 @@ class ReplicaContext:
 
         call_args = _with_own_copies((tuple(args), dict(kwargs or {})), but_of=internals_of(strategy).token)
         merge = Merge(merge_fn, call)
-        result, changes = self.meet(merge, (call_args, merge_calls.collect(call_args)))[self.replica_id_in_sync_group]
+        result, changes = self._meet(merge, (call_args, merge_calls.collect(call_args)))[self.replica_id_in_sync_group]
         merge_calls.apply(changes, self)
         if not device.is_host:
             with in_stream_of(device):
@@ -310,24 +310,22 @@ class ReplicaContext:
 
     @property
     def _own_checkpoints(self) -> ReplicaCheckpoints:
-        self.check_end()
+        self._check_end()
         if self._checkpoints is None:
-            self._checkpoints = ReplicaCheckpoints(self.meet, self.replica_id_in_sync_group, self._end)
+            self._checkpoints = ReplicaCheckpoints(self._meet, self.replica_id_in_sync_group, self._end)
         return self._checkpoints
 
-    def finish_checkpoints(self, *, is_failed: bool) -> None:
-        """Wait until checkpoints are written, after the function has returned or raised an error."""
+    def _finish_checkpoints(self, *, is_failed: bool) -> None:
         if self._checkpoints is not None:
             self._checkpoints.close(is_failed=is_failed)
 
-    def check_end(self) -> None:
+    def _check_end(self) -> None:
         """Raise an error if the call is to end, because its program is gone or a worker is lost."""
         if self._end is not None:
             self._end.check()
 
-    def meet(self, collective: Collective, contribution: Any) -> Any:
-        """Take part in a collective operation with this replica's contribution; return its result."""
-        self.check_end()
+    def _meet(self, collective: Collective, contribution: Any) -> Any:
+        self._check_end()
         number = self.replica_id_in_sync_group
         if are_loaded():
             self._let_look(collective)
@@ -357,6 +355,31 @@ class ReplicaContext:
 
     def __repr__(self) -> str:
         return f"<ReplicaContext: replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}>"
+
+
+def meet(replica: ReplicaContext, collective: Collective, contribution: Any) -> Any:
+    """Take part in a collective operation with a replica's contribution; return its result."""
+    return replica._meet(collective, contribution)
+
+
+def finish_checkpoints(replica: ReplicaContext, *, is_failed: bool) -> None:
+    """Wait until a replica's checkpoints are written, after its function has returned or raised an error."""
+    replica._finish_checkpoints(is_failed=is_failed)
+
+
+def store_of(replica: ReplicaContext) -> Any:
+    """Return the `VariableStore` of the replicas in this process, or None."""
+    return replica._store()
+
+
+def updates_alone(replica: ReplicaContext) -> bool:
+    """Return whether assignments to variables only change the replica's own copy."""
+    return replica._updates_alone
+
+
+def let_update_alone(replica: ReplicaContext) -> None:
+    """Let assignments to variables only change the replica's own copy."""
+    replica._updates_alone = True
 
 
 def _own_array(leaf: Any) -> Any:

@@ -12,7 +12,7 @@ from daskdist.core.functions.current_context import current_context
 from daskdist.devices import are_loaded, named
 from daskdist.devices.profiling import profiled
 from daskdist.strategy.group import Replica
-from daskdist.strategy.replica.context import ReplicaContext
+from daskdist.strategy.replica.context import ReplicaContext, finish_checkpoints
 from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, put_on
 from daskdist.strategy.values.error_context import add_context
 from daskdist.strategy.values.flat import LEAVES
@@ -49,7 +49,7 @@ def call_on_replica(
             with in_stream_of(device), profiled(f"step: {name}"):
                 args, kwargs = optree.tree_map(partial(put_on, device), (tuple(args), kwargs), none_is_leaf=True)
                 result = _without_variables(fn(*args, **kwargs))
-        context.finish_checkpoints(is_failed=False)
+        finish_checkpoints(context, is_failed=False)
         return result
     except BaseException as error:
         where = f" on {replica.worker}" if replica.worker else ""
@@ -58,7 +58,7 @@ def call_on_replica(
             f"raised by replica {context.replica_id_in_sync_group}, {replica.device}{where}, in "
             f"{getattr(fn, '__qualname__', fn)}",
         )
-        context.finish_checkpoints(is_failed=True)
+        finish_checkpoints(context, is_failed=True)
         raise
     finally:
         current_context.reset(token)

@@ -62,7 +62,7 @@ from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.values.extract import PerReplicaRef
-from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.per_replica import PerReplica, batch_of, follow_batch, reference_of
 
 logger: Final = logging.getLogger("daskdist")
 # The time to wait for a step's other replicas once one has failed.
@@ -134,9 +134,10 @@ class ClusterBackend:
         for leaf in leaves:
             reference = None
             if type(leaf) is PerReplica:
-                takes_batch |= leaf.batch is not None
-                takes_results |= leaf.batch is None
-                reference = leaf.reference
+                has_batch = batch_of(leaf) is not None
+                takes_batch |= has_batch
+                takes_results |= not has_batch
+                reference = reference_of(leaf)
                 if reference is None:
                     kept += tuple([part.futures for part in leaf.values if type(part) is WithRemoteResults])
                     is_loop |= is_plan(leaf.values[0])
@@ -157,7 +158,7 @@ class ClusterBackend:
         call = self._send(replica_call, group)
         if replica_call.undo_from is not None:
             replica_call.leaves = [
-                leaf if type(leaf) is PerReplica and leaf.batch is not None else as_now(arg)
+                leaf if type(leaf) is PerReplica and batch_of(leaf) is not None else as_now(arg)
                 for leaf, arg in zip(leaves, packed, strict=True)
             ]
             self._log.add(call, replica_call, begins_step=takes_batch)
@@ -169,7 +170,7 @@ class ClusterBackend:
         if replica_call.is_loop:
             raise ClusterError("a loop on replicas is not made again by itself")
         leaves = [
-            self.cut_for(leaf, group) if type(leaf) is PerReplica and leaf.batch is not None else leaf
+            self.cut_for(leaf, group) if type(leaf) is PerReplica and batch_of(leaf) is not None else leaf
             for leaf in replica_call.leaves
         ]
         for leaf in leaves:
@@ -345,19 +346,18 @@ class ClusterBackend:
 
     def cut_for(self, leaf: PerReplica, group: ReplicaGroup) -> Any:
         """Return the pieces of a leaf of a global batch, cut again if there are fewer replicas than pieces."""
-        batch = leaf.batch
+        batch = batch_of(leaf)
         if len(batch) != len(group.replicas):
             resplit(batch, group, self._submit, self)
-        if leaf.number() != len(batch):
-            leaf.become(batch.leaves[leaf.batch_leaf])
-        return leaf.reference or PerReplica([self.packed(part, lambda: "run: a batch") for part in leaf.values])
+        follow_batch(leaf)
+        return reference_of(leaf) or PerReplica([self.packed(part, lambda: "run: a batch") for part in leaf.values])
 
     # --- arguments ---
 
     def packed(self, leaf: Any, name: Callable[[], str]) -> Any:
         """Return an argument in the form for sending; large values and objects as handles that are sent once."""
         if type(leaf) is PerReplica:
-            return leaf.reference or PerReplica([self.packed(part, name) for part in leaf.values])
+            return reference_of(leaf) or PerReplica([self.packed(part, name) for part in leaf.values])
         if SentObjects.goes_along(leaf):
             if isinstance(leaf, np.ndarray):
                 # Replicas get the array read-only, like values that are sent once.

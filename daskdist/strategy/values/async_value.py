@@ -68,7 +68,7 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         here = self.caller.peek(source.handle) if type(source) is Remote else None
         return here and (source.pick(here[0]),)  # type: ignore[union-attr]
 
-    def can_be_given_to(self, caller: ResultSource) -> bool:
+    def can_be_used_by(self, caller: ResultSource) -> bool:
         """Return whether a call of this caller can use the value."""
         return self.source is None or are_on_one_cluster(self.caller, caller)
 
@@ -166,7 +166,7 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
     def __str__(self) -> str:
         return str(self.result())
 
-    def values_by_key(self) -> dict[Any, Any]:
+    def _values_by_key(self) -> dict[Any, Any]:
         return {(self.__dask_tokenize__(), 0): self}
 
     def __dask_tokenize__(self) -> str:

@@ -21,13 +21,13 @@ class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
 
     __slots__ = ()
 
-    def values_by_key(self) -> dict[Any, Any]:
+    def _values_by_key(self) -> dict[Any, Any]:
         """Return the values, some of them asynchronous, by key and in order."""
         raise NotImplementedError
 
     def __dask_graph__(self) -> Any:
         graph: dict[Any, Any] = {}
-        for key, value in self.values_by_key().items():
+        for key, value in self._values_by_key().items():
             placeholders = Placeholders()
             template = placeholders.template(value)
             handles: Sequence[Handle] = placeholders.handles
@@ -38,7 +38,7 @@ class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
         return graph
 
     def __dask_keys__(self) -> list[Any]:
-        return list(self.values_by_key())
+        return list(self._values_by_key())
 
     @staticmethod
     def __dask_optimize__(graph: Any, keys: Any, **kwargs: Any) -> Any:
@@ -47,7 +47,7 @@ class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
     @property
     def __dask_scheduler__(self) -> Any:
         # The source of the values, even of those already here, so that several are computed together.
-        for value in self.values_by_key().values():
+        for value in self._values_by_key().values():
             client = value.caller.client if isinstance(value, PendingValue) else None
             if client is not None and client.status == "running":
                 return client.get

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from dask.base import tokenize
@@ -19,7 +19,7 @@ from daskdist.strategy.values.no_single_value import NoSingleValue
 from daskdist.strategy.values.placeholders import results_of
 
 # Makes two threads that read the same values get the same objects.
-_looking: Final = threading.Lock()
+_values_lock: Final = threading.Lock()
 
 
 class DistributedValues(NoSingleValue):
@@ -54,46 +54,31 @@ class PerReplica(ValueCollection, DistributedValues):
     }
     """
 
-    __slots__ = ("_name", "_values", "batch", "batch_leaf", "is_uneven", "reference")
+    __slots__ = ("_batch", "_batch_leaf", "_is_uneven", "_name", "_reference", "_values")
 
     def __init__(
         self, values: Sequence[Any] | PerReplicaRef, *, batch: Any = None, batch_leaf: int = 0, is_uneven: bool = False
     ) -> None:
         # A reference is kept until one of the values is read.
-        self.reference: PerReplicaRef | None = values if type(values) is PerReplicaRef else None
-        self._values: tuple[Any, ...] | None = tuple(values) if self.reference is None else None
+        self._reference: PerReplicaRef | None = values if type(values) is PerReplicaRef else None
+        self._values: tuple[Any, ...] | None = tuple(values) if self._reference is None else None
         # The global batch that the values are a leaf of, and the number of the leaf; None if they are of no batch.
-        self.batch = batch
-        self.batch_leaf = batch_leaf
+        self._batch = batch
+        self._batch_leaf = batch_leaf
         # True if it came of a step in which replicas have different numbers of rows.
-        self.is_uneven = is_uneven
+        self._is_uneven = is_uneven
 
     @property
     def values(self) -> tuple[Any, ...]:
         """The value of each replica, in replica order."""
-        reference = self.reference
+        reference = self._reference
         if reference is not None:
-            values = self.parts()
+            values = values_read_later(self)
             # Two threads that read the values get the same objects.
-            with _looking:
+            with _values_lock:
                 self._values = self._values or values
-                self.reference = None
+                self._reference = None
         return self._values  # type: ignore[return-value]
-
-    def parts(self) -> tuple[Any, ...]:
-        """Return the value of each replica as `values` does, but read later: a call may be made again until then."""
-        reference = self.reference
-        if reference is None:
-            return self.values
-        numbers = range(len(reference.handles))
-        return tuple([AsyncValue(reference.caller, reference.part(number), reference.spec) for number in numbers])
-
-    def become(self, values: Sequence[Any] | PerReplicaRef) -> None:
-        """Replace the values."""
-        is_reference = type(values) is PerReplicaRef
-        with _looking:
-            self._values = None if is_reference else tuple(values)
-            self.reference = values if is_reference else None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerReplica, (self.values,)
@@ -117,7 +102,7 @@ class PerReplica(ValueCollection, DistributedValues):
             text = values_text("PerReplica", [value for (value,) in here])  # type: ignore[misc]
         return {"text/plain": text} if html is None else {"text/plain": text, "text/html": html}
 
-    def values_by_key(self) -> dict[Any, Any]:
+    def _values_by_key(self) -> dict[Any, Any]:
         name = self.__dask_tokenize__()
         return {(name, number): value for number, value in enumerate(self.values)}
 
@@ -127,19 +112,6 @@ class PerReplica(ValueCollection, DistributedValues):
             self._name = f"per-replica-{tokenize(*self.values)}"
         return self._name
 
-    def number(self) -> int:
-        """Return the number of values."""
-        reference = self.reference
-        return len(self._values if reference is None else reference.handles)  # type: ignore[arg-type]
-
-    def can_be_given_to(self, caller: ResultSource) -> bool:
-        """Return whether a call of this caller can use the values, which have one source."""
-        reference = self.reference
-        if reference is not None:
-            return are_on_one_cluster(reference.caller, caller)
-        values = self.values
-        return not values or not isinstance(values[0], AsyncValue) or values[0].can_be_given_to(caller)
-
     def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
         return PerReplica, ()
 
@@ -147,16 +119,78 @@ class PerReplica(ValueCollection, DistributedValues):
         return _persisted, (self.__dask_keys__(), list(map(workers_needed, self.values)))
 
 
+def reference_of(value: PerReplica) -> PerReplicaRef | None:
+    """Return the reference to the values; None once one of them was read, or if there never was one."""
+    return value._reference
+
+
+def batch_of(value: PerReplica) -> Any:
+    """Return the `GlobalBatch` that the values are a leaf of; None if they are of no batch."""
+    return value._batch
+
+
+def is_uneven(value: PerReplica) -> bool:
+    """Return whether the values come of a step in which replicas have different numbers of rows."""
+    return value._is_uneven
+
+
+def mark_uneven(values: Iterable[Any]) -> None:
+    """Note of values, among them some of replicas, that they come of a step that `is_uneven`."""
+    for value in values:
+        if type(value) is PerReplica:
+            value._is_uneven = True
+
+
+def num_values(value: PerReplica) -> int:
+    """Return the number of values."""
+    reference = value._reference
+    return len(value._values if reference is None else reference.handles)  # type: ignore[arg-type]
+
+
+def values_read_later(value: PerReplica) -> tuple[Any, ...]:
+    """Return the value of each replica as `PerReplica.values` does; calls may be made again until they are read."""
+    reference = value._reference
+    if reference is None:
+        return value.values
+    numbers = range(len(reference.handles))
+    return tuple([AsyncValue(reference.caller, reference.part(number), reference.spec) for number in numbers])
+
+
+def follow_batch(value: PerReplica) -> None:
+    """Replace the values by the pieces of their batch, if it was split for another number of replicas."""
+    batch = value._batch
+    if num_values(value) != len(batch):
+        _become(value, batch.leaves[value._batch_leaf])
+
+
+def _become(value: PerReplica, values: Sequence[Any] | PerReplicaRef) -> None:
+    is_reference = type(values) is PerReplicaRef
+    with _values_lock:
+        value._values = None if is_reference else tuple(values)
+        value._reference = values if is_reference else None  # type: ignore[assignment]
+
+
+def can_be_used_by(value: PerReplica | AsyncValue, caller: ResultSource) -> bool:
+    """Return whether a call of this caller can use a value, or the values of replicas, which have one source."""
+    if isinstance(value, AsyncValue):
+        return value.can_be_used_by(caller)
+    reference = value._reference
+    if reference is not None:
+        return are_on_one_cluster(reference.caller, caller)
+    values = value.values
+    return not values or not isinstance(values[0], AsyncValue) or values[0].can_be_used_by(caller)
+
+
 def results_by_replica(leaves: Sequence[Any]) -> list[list[Any]]:
     """Wait for values, some of them per replica, and return those of each replica."""
     while True:
-        columns = [leaf.parts() if isinstance(leaf, PerReplica) else None for leaf in leaves]
+        columns = [values_read_later(leaf) if isinstance(leaf, PerReplica) else None for leaf in leaves]
         (size, *_) = [len(column) for column in columns if column is not None]
         rows = [
             [leaf if column is None else column[place] for leaf, column in zip(leaves, columns, strict=True)]
             for place in range(size)
         ]
-        reference = next((leaf.reference for leaf in leaves if isinstance(leaf, PerReplica) and leaf.reference), None)
+        reference = next((leaf._reference for leaf in leaves if isinstance(leaf, PerReplica) and leaf._reference), None)
         number = 0 if reference is None else reference.caller.num_made_again
         try:
             here = results_of([value for row in rows for value in row])
@@ -167,7 +201,7 @@ def results_by_replica(leaves: Sequence[Any]) -> list[list[Any]]:
             continue
         for leaf, column in zip(leaves, columns, strict=True):
             if column is not None:
-                leaf.become(column)
+                _become(leaf, column)
         return [here[start : start + len(leaves)] for start in range(0, len(here), len(leaves))]
 
 

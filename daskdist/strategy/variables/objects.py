@@ -21,7 +21,7 @@ from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.strategy.collectives.operations import Agreed, First
 from daskdist.strategy.reduce.reductions import ReduceOp
-from daskdist.strategy.replica.context import ReplicaContext
+from daskdist.strategy.replica.context import ReplicaContext, meet
 from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved_nest
 from daskdist.strategy.variables.aggregation import VariableAggregation
 
@@ -71,12 +71,12 @@ def aggregated(what: str, aggregation: VariableAggregation, replica: ReplicaCont
     """
     if aggregation is VariableAggregation.NONE:
         box = _Box(value, _digest(value, what))
-        replica.meet(AgreedObjects(what, ADVICE), box)
+        meet(replica, AgreedObjects(what, ADVICE), box)
         return box.value
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         is_first = replica.replica_id_in_sync_group == 0
         # Copy now, as the first replica may change its object as soon as all replicas have arrived.
-        contents = replica.meet(First(what), [copied(value, what)] if is_first else None)
+        contents = meet(replica, First(what), [copied(value, what)] if is_first else None)
         return value if is_first else _on_device_of(replica, copied(contents[0], what))
     try:
         nest = as_numpy(value, copied=False)

@@ -18,7 +18,7 @@ from daskdist.strategy.collectives.operations import Collect, First
 from daskdist.strategy.reduce.device_reduction import cast
 from daskdist.strategy.reduce.reductions import ReduceOp
 from daskdist.strategy.reduce.tree import list_spec
-from daskdist.strategy.replica.context import ReplicaContext, current_replica
+from daskdist.strategy.replica.context import ReplicaContext, current_replica, meet, store_of, updates_alone
 from daskdist.strategy.replica.threads import check_thread
 from daskdist.strategy.values.device_arrays import host_array, host_nest, moved
 from daskdist.strategy.values.extract import FlatResult
@@ -37,12 +37,12 @@ class ReplicaCopy:
         self.variable = variable
         self.replica = replica
         self.device: Device = named(replica.devices[0])
-        self._store: Any = replica.store()
+        self._store: Any = store_of(replica)
 
     @property
     def is_own(self) -> bool:
         """Return whether the copy may differ from those of other replicas."""
-        if self.replica.updates_alone or self.replica.num_replicas_in_sync == 1:
+        if updates_alone(self.replica) or self.replica.num_replicas_in_sync == 1:
             return True
         return self.variable.synchronization is VariableSynchronization.ON_READ
 
@@ -152,7 +152,7 @@ def copy_on_replica(variable: VariableRecord) -> ReplicaCopy | None:
     if replica is None:
         check_thread("a variable")
         return None
-    store = replica.store()
+    store = store_of(replica)
     if store is None:
         raise ArgumentError(f"{variable.name}: not on this worker; its strategy is closed, or the worker was restarted")
     if store.token != variable.token:
@@ -186,7 +186,7 @@ def make_on_replica(variable: VariableRecord, make: Callable[[], Any], dtype: st
     if replica.num_replicas_in_sync > 1:
         arrays = optree.tree_leaves(value) if layout.treespec is not None else []
         contribution = (layout, arrays) if replica.replica_id_in_sync_group == 0 else None
-        layout, arrays = replica.meet(First(f"the initial value of {variable.name}"), contribution)
+        layout, arrays = meet(replica, First(f"the initial value of {variable.name}"), contribution)
         if layout.treespec is not None:
             value = layout.packed(arrays)
         elif replica.replica_id_in_sync_group:
@@ -248,7 +248,7 @@ def align_on_replica(variable: VariableRecord) -> FlatResult:
     replica = copy.replica
     if replica.num_replicas_in_sync > 1:
         is_first = replica.replica_id_in_sync_group == 0
-        first_leaves = replica.meet(First(f"{variable.name}, aligned"), copy.host_leaves if is_first else None)
+        first_leaves = meet(replica, First(f"{variable.name}, aligned"), copy.host_leaves if is_first else None)
         if not is_first:
             copy.write("put", first_leaves)
     return _listed([True])
@@ -279,7 +279,7 @@ def join_on_replica(variable: VariableRecord) -> FlatResult:
         leaves = copy.host_leaves
     except ArgumentError:
         leaves = None
-    collected = copy.replica.meet(Collect(f"{variable.name}, joined"), leaves)
+    collected = meet(copy.replica, Collect(f"{variable.name}, joined"), leaves)
     of_all = [values for values in collected if values is not None]
     if leaves is None and of_all:
         leaves = of_all[0]
@@ -294,7 +294,7 @@ def join_on_replica(variable: VariableRecord) -> FlatResult:
 def undo_on_replica(call: int) -> FlatResult:
     """Restore the variables of a replica as they were before a call; return whether they are known."""
     replica = current_replica()
-    store: Any = None if replica is None else replica.store()
+    store: Any = None if replica is None else store_of(replica)
     return _listed([store is None or store.undo(replica.replica_id_in_sync_group, call)])  # type: ignore[union-attr]
 
 
@@ -363,7 +363,7 @@ def state_among_replicas(variable: VariableRecord) -> dict[str, Any]:
     copy = _required_copy(variable)
     (state,) = state_on_replica(variable).leaves
     if variable.is_saved_per_replica:
-        return {"replicas": copy.replica.meet(Collect(f"{variable.name}.state_dict"), state)}
+        return {"replicas": meet(copy.replica, Collect(f"{variable.name}.state_dict"), state)}
     if variable.is_on_read and variable.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
         state = copy.replica.all_reduce(ReduceOp(variable.aggregation.value), state)
     return {"value": state}

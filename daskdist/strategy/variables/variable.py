@@ -20,7 +20,7 @@ from daskdist.execute.messages.by_reference import ByReference, VariableKey
 from daskdist.strategy.collectives.operations import Agreed, First
 from daskdist.strategy.reduce.reductions import ReduceOp
 from daskdist.strategy.reduce.tree import list_spec
-from daskdist.strategy.replica.context import ReplicaContext, current_replica, current_scope_strategy
+from daskdist.strategy.replica.context import ReplicaContext, current_replica, current_scope_strategy, meet
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import called_on_device, host_array
@@ -355,11 +355,11 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         aggregation = self.aggregation
         what = f"{self.name}.{how}"
         if aggregation is VariableAggregation.NONE:
-            replica.meet(Agreed(what, ADVICE), (leaves, self.layout.treespec))
+            meet(replica, Agreed(what, ADVICE), (leaves, self.layout.treespec))
             return leaves
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             is_first = replica.replica_id_in_sync_group == 0
-            return replica.meet(First(what), leaves if is_first else None)  # type: ignore[no-any-return]
+            return meet(replica, First(what), leaves if is_first else None)  # type: ignore[no-any-return]
         if aggregation is VariableAggregation.SUM and any(type(leaf) in NUMBERS for leaf in leaves):
             raise ArgumentError(
                 f"{what}: a Python number on each of {replica.num_replicas_in_sync} replicas would be summed, but is "
