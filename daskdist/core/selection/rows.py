@@ -16,6 +16,8 @@ from daskdist.core.selection.windows import BlockWindows, RowWindows, windows_of
 _MANY_ROWS: Final = 8
 # With more pieces, windows are not kept as such.
 _MOST_PIECES: Final = 512
+# So many rows mostly use all blocks.
+_ENOUGH_ROWS: Final = 65_536
 
 
 class Selection:
@@ -144,16 +146,19 @@ class Selection:
         """Return the same rows without unused blocks."""
         if self.block_index is None:
             return self if len(self) else Selection((), range(0))
-        counts = np.bincount(self.block_index, minlength=len(self.blocks))
-        used = np.flatnonzero(counts)
-        if len(used) == len(self.blocks):
+        index, num_blocks = self.block_index, len(self.blocks)
+        # The first of many rows tell already if they use all blocks.
+        if len(index) > _ENOUGH_ROWS and np.bincount(index[:_ENOUGH_ROWS], minlength=num_blocks).all():
+            return self
+        used = np.flatnonzero(np.bincount(index, minlength=num_blocks))
+        if len(used) == num_blocks:
             return self
         blocks = tuple(self.blocks[i] for i in used)
         if len(used) <= 1:
             return Selection(blocks, self.rows)
-        places = np.zeros(len(self.blocks), np.intp)
+        places = np.zeros(num_blocks, np.intp)
         places[used] = np.arange(len(used))
-        return Selection(blocks, self.rows, places.take(self.block_index))
+        return Selection(blocks, self.rows, places.take(index))
 
     def keep(self) -> None:
         """Let its blocks no longer count as outstanding."""

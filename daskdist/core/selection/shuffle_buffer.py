@@ -14,9 +14,9 @@ from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run
 
-# The number of rows to process together when a buffer is tidied.
+# The number of rows to process together.
 _AT_ONCE = 65_536
-# The table of `_parts_of` has at most so many entries, as a power of 2.
+# The table of `_parts_by_number` has at most so many entries, as a power of 2.
 _TABLE_BITS = 16
 # The size of the table of `in_ascending_order` for each number, which bounds its memory.
 _NUMBERS_PER_ITEM = 4
@@ -95,11 +95,16 @@ class RowBuffer:
         """
         if not all(rows.is_range and len(rows.blocks) == 1 for _, rows in parts):
             return None
-        part_of_number = _parts_of(numbers, np.array([first for first, _ in parts]))
+        parts_of = _parts_by_number(numbers, np.array([first for first, _ in parts]))
         buffer = cls(parts[0][1])
-        before = [(buffer._place(rows.blocks[0]) << 32) + rows.rows[0] - first for first, rows in parts]
-        buffer._rows, buffer._codes = None, np.array(before, np.int64).take(part_of_number)
-        buffer._codes += numbers
+        before = np.array(
+            [(buffer._place(rows.blocks[0]) << 32) + rows.rows[0] - first for first, rows in parts], np.int64
+        )
+        buffer._rows, buffer._codes = None, np.empty(len(numbers), np.int64)
+        # Few at a time stay in the processor's cache.
+        for start in range(0, len(numbers), _AT_ONCE):
+            some = numbers[start : start + _AT_ONCE]
+            np.add(before.take(parts_of(some)), some, out=buffer._codes[start : start + _AT_ONCE])
         return buffer
 
     def __len__(self) -> int:
@@ -219,18 +224,22 @@ def buffer_of_numbers(parts: Sequence[tuple[int, Any]], numbers: Index) -> RowBu
     return BatchBuffer.of_parts(chosen) if isinstance(parts[0][1], Groups) else RowBuffer.of_parts(chosen)
 
 
-def _parts_of(numbers: Index, firsts: Index) -> Index:
-    # Return for each number the last part that begins at it or before. Most are found by a table of the parts at the
-    # ends of intervals, which takes a fifth of the time of a search.
+def _parts_by_number(numbers: Index, firsts: Index) -> Callable[[Index], Index]:
+    # Return a function that returns for each of some of the numbers the last part that begins at it or before. Most are
+    # found by a table of the parts at the ends of intervals, which takes a fifth of the time of a search.
     start, stop = int(numbers.min()), int(numbers.max()) + 1
     shift = max((stop - start).bit_length() - _TABLE_BITS, 0)
     ends = start + (np.arange(1, ((stop - start) >> shift) + 2) << shift)
     at_ends = np.searchsorted(firsts, np.append(start, ends - 1), side="right") - 1
     if (np.diff(at_ends) > 1).any():
-        return np.searchsorted(firsts, numbers, side="right") - 1
-    parts = at_ends[1:].astype(np.int32).take((numbers - start) >> shift)
-    parts -= numbers < firsts.take(parts)
-    return parts
+        return lambda some: np.searchsorted(firsts, some, side="right") - 1
+    table = at_ends[1:].astype(np.int32)
+
+    def parts_of(some: Index) -> Index:
+        parts = table.take((some - start) >> shift)
+        return parts - (some < firsts.take(parts))
+
+    return parts_of
 
 
 def in_ascending_order(numbers: Index) -> tuple[Index, Index]:
