@@ -23,7 +23,7 @@ import daskdist
 from daskdist import Dataset, Options, errors
 from daskdist.execute.messages.outbox import Outbox
 from daskdist.strategy.replica.contract import internals_of
-from daskdist.strategy.steps.sending import worker_recovery
+from daskdist.strategy.steps.recovery import worker_recovery
 from daskdist.strategy.steps.stream import StepStream
 
 pytestmark = pytest.mark.cluster

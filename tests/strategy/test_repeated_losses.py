@@ -13,7 +13,7 @@ from conftest import eventually, new_cluster
 from distributed import Event, get_worker
 from distributed.scheduler import KilledWorker
 
-from daskdist import Dataset, MultiWorkerMirroredStrategy, errors
+from daskdist import Dataset, MultiWorkerMirroredStrategy, errors, function
 from daskdist.execute.callers.submit import Submit
 from daskdist.strategy.replica.contract import internals_of
 
@@ -99,6 +99,48 @@ def test_a_step_whose_results_nobody_looks_at_ends_workers(strategy):
 
     with dask.config.set({ALLOWED: 1}), pytest.raises(errors.RepeatedLossError, match=r"run-step ran.*; the logs"):
         train()
+    assert len(strategy.workers) == 1
+
+
+def ends_its_process(batch):
+    if BAD in batch:
+        os._exit(1)
+    return batch
+
+
+@pytest.mark.parametrize("way", ["each looked at", "all at the end", "in a function"])
+def test_a_step_that_ends_each_worker_is_named_when_none_is_left(strategy, way):
+    def visit_at_the_end():
+        steps = strategy.distribute_dataset(Dataset.range(ROWS).batch(24))
+        values = [strategy.run(ends_its_process, args=(batch,)) for batch in steps]
+        return [strategy.local_results(value) for value in values]
+
+    def visit_each():
+        return visit(strategy, Dataset.range(ROWS), ends_its_process)
+
+    ways = {
+        "each looked at": visit_each,
+        "all at the end": visit_at_the_end,
+        "in a function": function(visit_at_the_end),
+    }
+    with pytest.raises(errors.RepeatedLossError, match=r"^run-ends_its_process ran.*; no worker is left"):
+        ways[way]()
+
+
+def test_workers_that_are_lost_at_different_steps_end_no_pass(strategy, tmp_path):
+    def step(batch, number, lost):
+        killed = tmp_path / str(number)
+        if number in lost and get_worker().address == lost[number] and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+    rows, lost = [], dict(zip((3, 6), strategy.workers[1:], strict=True))
+    with dask.config.set({ALLOWED: 1}):
+        for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(ROWS).batch(24))):
+            rows.append(strategy.run(step, args=(batch, number, lost)))
+        rows = [part for values in rows for part in strategy.local_results(values)]
+    assert np.concatenate(rows).tolist() == [*range(ROWS)]
     assert len(strategy.workers) == 1
 
 

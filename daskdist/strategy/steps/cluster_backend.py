@@ -110,8 +110,8 @@ class ClusterBackend:
         self._prepared: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
         self._num_unsent = 0
         self._token = ""
-        self.recovery = WorkerRecovery(self.streams, submit, self.objects, cross_replica, replacements)
         self.repetition = RepeatedCalls(self.streams, self._log)
+        self.recovery = WorkerRecovery(self.streams, submit, self.objects, cross_replica, replacements, self.repetition)
 
     # --- calls ---
 

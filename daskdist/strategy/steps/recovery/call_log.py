@@ -127,14 +127,17 @@ class CallLog:
                     return list(chain(step if needs_step else step[place:], *steps[number + 1 :]))
         return []
 
-    def make_again(self, logged: LoggedCall, group: ReplicaGroup) -> None:
-        """Make a call again; whatever refers to its results refers to the new ones."""
+    def make_again(self, logged: LoggedCall, group: ReplicaGroup) -> Record | None:
+        """Make a call again and return its record; whatever refers to its results refers to the new ones.
+
+        A call is not made again if nothing can read its result.
+        """
         record, handle, make = logged
         call = handle()
         if call is None and record.function is None:
-            # Nothing can read the result. In the log it would hold up all later steps.
+            # In the log it would hold up all later steps.
             self.remove(record)
-            return
+            return None
         result = make(group)
         new: Call = result.call if type(result) is Result else result
         new.record.losses = record.losses
@@ -142,8 +145,10 @@ class CallLog:
             for step in self._steps:
                 if record in step:
                     step[step.index(record)] = new.record
+        record = new.record
         if call is not None:
             call.become(new)
+        return record
 
 
 def _calls_of(step: list[Any]) -> list[LoggedCall]:

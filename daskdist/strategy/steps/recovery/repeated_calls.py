@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Final
 
@@ -22,6 +23,8 @@ logger: Final = logging.getLogger("daskdist")
 
 # A loss counts so often if Dask ended the worker for its memory: the next worker may have no more memory.
 _FOR_MEMORY: Final = 2
+# Seconds that a call which is made again is the only one under way, if it takes as long.
+_ALONE_S: Final = 1.0
 
 
 class RepeatedCalls:
@@ -66,7 +69,7 @@ class RepeatedCalls:
         records = [record for record, _, _ in calls]
         if calls:
             self.num_made_again += 1
-            if error := self._repeated_loss(records):
+            if error := self._repeated_loss(records, dask.config.get(MOST_LOSSES)):
                 self._fail(records, error)
                 return
             logger.warning("making %d calls again that the loss cut short", len(calls))
@@ -74,28 +77,37 @@ class RepeatedCalls:
                 self.streams.failures.mark_observed(failed)
         for number, logged in enumerate(calls):
             try:
-                self._log.make_again(logged, group)
+                if (record := self._log.make_again(logged, group)) is not None:
+                    # One call at a time, so that it is known which one a worker was making that is lost again.
+                    self.streams.wait(partial(_is_over, record), _ALONE_S)
             except Exception as error:
                 if lost := self.streams.lost():
                     raise self.streams.lost_error(lost) from error
                 self._fail(records[number:], _not_made_again(f"{logged[0].name}: {error}"))
                 return
 
-    def _repeated_loss(self, records: Sequence[Record]) -> RepeatedLossError | None:
-        # Return an error if a call was being made each time that workers were lost.
+    def fail_repeated_losses(self) -> None:
+        """Let calls fail, as no worker is left, if one of them ended several workers."""
+        records = [record for record, _, _ in self._log.calls_to_make_again(self.streams.is_open)]
+        if error := self._repeated_loss(records, 1, "; no worker is left, create a new strategy"):
+            self.num_made_again += 1
+            self._fail(records, error)
+
+    def _repeated_loss(self, records: Sequence[Record], most: int, rest: str = "") -> RepeatedLossError | None:
+        # Return an error if a call was being made more than ``most`` times that workers were lost.
         for record in records:
             if record.lost:
                 is_for_memory = ended_for_memory(self.streams.client, record.lost) != ""
                 workers, num_losses = record.losses
                 num_losses += _FOR_MEMORY if is_for_memory else 1
                 record.losses, record.lost = Losses((*workers, *record.lost), num_losses), ()
-        most = dask.config.get(MOST_LOSSES)
         for record in records:
             workers, num_losses = record.losses
             if num_losses > most:
                 why = after_repeated_losses(self.streams.client, workers)
+                lost = ", ".join(workers)
                 return RepeatedLossError(
-                    f"{record.name} ran, or waited for its data, each time that {', '.join(workers)} were lost{why}"
+                    f"{record.name} ran, or waited for its data, each time that {lost} were lost{why}{rest}"
                 )
         return None
 
@@ -120,6 +132,10 @@ class RepeatedCalls:
         if not self.streams.failures.is_observed(failed):
             self.streams.failures.mark_observed(failed)
             raise failed.failure.error()
+
+
+def _is_over(record: Record) -> bool:
+    return not record.num_left
 
 
 def _not_made_again(why: str) -> ClusterError:

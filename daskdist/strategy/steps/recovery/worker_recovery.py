@@ -16,6 +16,7 @@ from daskdist.execute.callers.live_workers import LiveWorkers, cancel_lost_tasks
 from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.placement.replacements import Replacements
+from daskdist.strategy.steps.recovery.repeated_calls import RepeatedCalls
 from daskdist.strategy.steps.remote.on_scheduler import note_in_use
 from daskdist.strategy.steps.remote.replica_call import CrossReplica
 from daskdist.strategy.steps.remote.worker_streams import install
@@ -47,6 +48,8 @@ class WorkerRecovery:
         Makes the strategy for functions between replicas, on a worker.
     replacements
         Finds workers that take the places of lost ones.
+    repeated_calls
+        The calls that are made again.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class WorkerRecovery:
         objects: SentObjects,
         cross_replica: CrossReplica,
         replacements: Replacements,
+        repeated_calls: RepeatedCalls,
     ) -> None:
         self.client: Client = streams.client
         self.live_workers: LiveWorkers = streams.live_workers
@@ -64,6 +68,7 @@ class WorkerRecovery:
         self.cross_replica = cross_replica
         self.replacements = replacements
         self._submit = submit
+        self._repeated_calls = repeated_calls
 
     @property
     def in_doubt(self) -> bool:
@@ -126,7 +131,9 @@ class WorkerRecovery:
                 if not self.missing():
                     raise
                 # Another worker was lost meanwhile.
-        # No worker is lost; or none is left, and calls will raise.
+        if lost and len(lost) == len(live_workers.present):
+            # Further calls will raise.
+            self._repeated_calls.fail_repeated_losses()
         live_workers.in_doubt = False
         return group
 
