@@ -116,13 +116,13 @@ def _stacked(arrays: Sequence[Any]) -> Any:
         try:
             values = np.concatenate(arrays)
         except ValueError:
-            # They differ in their number of axes.
+            # The arrays differ in their number of axes.
             return None
         return _split(values, list(map(len, arrays)))
     all_shapes = list(map(shape_of, arrays))
     shapes = set(all_shapes)
     if len(shapes) != 1:
-        # Shapes without axes are shorter than (None,).
+        # Include the number of the first axes, so that scalars differ from arrays.
         is_ragged = len({(len(shape[:1]), *shape[1:]) for shape in shapes}) == 1 and first.dtype.kind in NUMBERS
         if not is_ragged:
             return None

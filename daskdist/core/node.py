@@ -216,9 +216,9 @@ class Node:
         return self
 
     def reading(self, regroup: Callable[[Any], Any]) -> Node | None:
-        """Return a source whose elements have the nest that a function makes of theirs; None where it cannot read that.
+        """Return a source that reads elements in the nest that ``regroup`` returns for theirs; None if it cannot.
 
-        The function takes a nest of anything, such as the names of columns, in the nest of an element.
+        The leaves of the nests that ``regroup`` takes and returns may be anything, such as names of columns.
         """
         return None
 
@@ -297,7 +297,7 @@ class Transformation(Node):
 
     @property
     def may_be_large(self) -> bool:
-        """True if that matters to those who compute the elements: not if they want all of them together."""
+        """True if `has_large_results` matters: not while all elements are computed before the first is used."""
         return not _are_wanted_together.get() and self.has_large_results
 
     @property
@@ -373,7 +373,7 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def warn_if_empty(nodes: Iterable[Node]) -> None:
-    """Log a warning about each operation by which no element may have come, for pipelines of which none came."""
+    """Log a warning for each operation that may be the reason why pipelines returned no elements."""
     operations = {id(node): node for last in nodes for node in walk(last) if node.why_empty}
     for node in [operation for operation in operations.values() if operation.cardinality == UNKNOWN]:
         logger.warning("this pass had no elements. Perhaps %s has none: %s", node, node.why_empty)
@@ -416,7 +416,7 @@ def counting(node: Node) -> Iterator[CountingNode]:
 
 @contextmanager
 def elements_wanted(*, together: bool) -> Iterator[None]:
-    """Plan pipelines whose elements are all computed before the first of them is used, or used as they come."""
+    """Plan pipelines inside a block for elements that are all computed before one is used, or used as they come."""
     token = _are_wanted_together.set(together)
     try:
         yield

@@ -82,7 +82,7 @@ class ReadingToDevices(Protocol):
         ...
 
     def kept_on_device(self) -> Callable[..., Rows]:
-        """Return the function that does."""
+        """Return the function that leaves columns on their device."""
         ...
 
 
@@ -134,11 +134,11 @@ class Context(Protocol):
         ...
 
     def note_length(self, number: int, length: int) -> None:
-        """Record the length of the ``number``-th part of what comes one after the other, once it is over."""
+        """Record the length of part ``number``, when it is over, of a stream of consecutive parts."""
         ...
 
     def lengths(self) -> Sequence[tuple[int, int]]:
-        """Return the lengths of parts that were over before a position was taken, each with how often it follows."""
+        """Return the lengths of parts that were over before a position was taken, each with how often it repeats."""
         ...
 
     def compact(self, run: Run, in_use: Iterable[Run]) -> Run:

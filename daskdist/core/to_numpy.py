@@ -81,7 +81,7 @@ def to_numpy(value: Any) -> Any:
 
 def is_masked_array(value: Any) -> bool:
     """Return whether a value is a NumPy masked array or ``numpy.ma.masked``."""
-    # Without the import of the module there are none, and importing it takes a while, also in another thread.
+    # If the module is not imported there are no masked arrays; do not import it, which takes a while.
     masked_type = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
     return masked_type is not None and isinstance(value, masked_type)
 

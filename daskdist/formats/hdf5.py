@@ -248,7 +248,7 @@ def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> StoredArray:
 
 
 def _mapped(path: str, place: MappedRange | None) -> Any:
-    # None if it must be read.
+    # Return None if it must be read.
     if place is None:
         return None
     mapped = np.asarray(np.memmap(local(path), place.dtype, "r", place.offset, place.shape))
@@ -304,7 +304,7 @@ def _unfiltered_chunks(dataset: Any, start: int, stop: int) -> Iterator[tuple[in
 
 
 def _chunk_size(dataset: Any, place: tuple[int, ...]) -> int | None:
-    # None if it was never written.
+    # Return None if the chunk was never written.
     info = dataset.id.get_chunk_info_by_coord(place)
     return None if info.byte_offset is None else int(info.size)
 
@@ -323,7 +323,7 @@ def _references(dataset: Any, start: int, stop: int, read: Callable[[int, int], 
     # Compressed chunks, which few versions of the library allow here, detect most damage themselves.
     row = prod(dataset.shape[1:]) * _REFERENCE.itemsize
     if dataset.chunks is None:
-        # None if it is not in the file yet, or in the index.
+        # The offset is None if the values are not written yet, or are stored in the header.
         offset = dataset.id.get_offset()
         if offset is not None:
             yield read(offset + start * row, offset + stop * row)

@@ -111,7 +111,7 @@ class Images:
 def images_below(
     path: str | os.PathLike[str], extensions: Sequence[str], storage: Storage
 ) -> tuple[str, tuple[str, ...]]:
-    """Return a directory as its files' paths begin with it, and the images below it, sorted.
+    """Return the directory at the beginning of all its files' paths, and the images below it, sorted.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def classes_of(files: Sequence[str], root: str) -> list[str]:
 
 
 def _root_of(path: str, storage: Storage) -> str:
-    """Return a directory in the form of the beginning of its files' paths."""
+    """Return a directory as it stands at the beginning of its files' paths."""
     if not is_remote(path):
         return local(path)
     fs, inner = storage.located(path)

@@ -183,7 +183,7 @@ class Parquet:
 
     @property
     def _clauses(self) -> list[list[Any]]:
-        # Conditions: all of one list must hold.
+        # Lists of conditions; all conditions of at least one list must hold.
         if self.filters is None:
             return []
         is_nested = bool(self.filters) and all(isinstance(clause, list) for clause in self.filters)
@@ -457,7 +457,7 @@ def may_hold(condition: tuple[str, str, Any], bounds: Mapping[str, tuple[Any, An
 
 
 def _number(value: Any) -> Any:
-    # Return numbers as Python's, which are compared exactly: NumPy would round those of Python to its own.
+    # Return numbers as Python's, which compare exactly: NumPy would round Python's numbers to its own first.
     return value.item() if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
 
 

@@ -58,7 +58,7 @@ class ZarrSplit:
     Parameters
     ----------
     path
-        Of the store.
+        The path of the store.
     start, stop
         The range of rows.
     arrays

@@ -181,7 +181,7 @@ class SizeCursor(ABC):
     is_over: bool = field(default=False, kw_only=True)
 
     def skip(self, num_batches: int) -> int:
-        """Skip batches: of the elements before the last resume point, those in no batch there are pulled."""
+        """Skip batches; of the elements before the last resume point, pull only those that were in no batch there."""
         point = self.source.go_on(num_batches)
         if point is None:
             return 0

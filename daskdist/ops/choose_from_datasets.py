@@ -210,7 +210,7 @@ class ChosenCursor(DirectedCursor):
     choices: NotedChoices
 
     def skip(self, num_elements: int) -> int:
-        """Skip elements: those up to the last resume point, of which each source had a number."""
+        """Skip elements: those before the last resume point by their number in each source."""
         point = self.choices.source.go_on(num_elements)
         if point is None:
             return 0

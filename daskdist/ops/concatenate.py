@@ -68,7 +68,7 @@ class ConcatenateCursor:
     num_elements: int = 0
 
     def skip(self, num_elements: int) -> int:
-        """Skip elements; of sources that were over, all that there are."""
+        """Skip elements: all elements of sources that were over."""
         self.number, num_skipped = whole_parts(self.context.lengths(), num_elements)
         if self.number < len(self.sources):
             self.num_elements = self.sources[self.number].skip(num_elements - num_skipped)  # type: ignore[attr-defined]

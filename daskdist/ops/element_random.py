@@ -102,7 +102,7 @@ class DrawsForFunction(CountingNode, Transformation):
     def __dask_tokenize__(self) -> object:
         from dask.tokenize import normalize_token
 
-        # Leave out the seed if nothing is drawn with it.
+        # The seed counts only if something is drawn with it.
         values = [getattr(self, attribute.name) for attribute in fields(self) if attribute.name != "seed"]
         return type(self).__name__, normalize_token(values), self.seed if self.draws else 0
 

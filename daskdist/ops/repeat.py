@@ -67,7 +67,7 @@ class RepeatCursor:
     num_elements: int = 0
 
     def skip(self, num_elements: int) -> int:
-        """Skip passes that were over, whatever is in them, and elements of the next one."""
+        """Skip complete passes without reading them, and elements of the next one."""
         self.passes, num_skipped = whole_parts(self.context.lengths(), num_elements)
         self.is_empty = not num_skipped
         self.context.note_passes_over(self.passes)

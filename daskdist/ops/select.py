@@ -42,12 +42,12 @@ class RegroupedLeaves(Transformation):
         return Compute(inputs[0], RegroupRows(self.regroup), self.name, factor=1)
 
     def of_reader(self) -> Node:
-        """Return the operation, or its source where that can read the same itself.
+        """Return the operation, or a source that reads the same columns itself.
 
         Raises
         ------
         ArgumentError
-            There is no such column; not where columns are known only when data is read.
+            There is no such column. This is not checked if columns are known only when data is read.
         """
         source, last = self.source, []
         while source.facts.by_count or source.facts.keeps_order:
@@ -98,7 +98,7 @@ class RegroupRows:
 
     def __call__(self, rows: Rows) -> Rows:
         if not len(rows):
-            # Their structure may be that before a function, which had nothing to call it with.
+            # Their structure may be that of a function's input, as the function was not called.
             return rows
         places, structure = regrouped(rows.structure, self.regroup)
         if isinstance(rows, Block):

@@ -153,9 +153,10 @@ class ShuffleCursor:
         return occupants, first
 
     def _pull_numbers(self, numbers: Index, stop: int) -> list[tuple[int, Run]]:
-        # Return the runs with elements of some numbers, each with its first number; elements from ``stop`` on wait.
+        # Return the runs that contain the elements of some numbers, each with the number of its first element; elements
+        # from ``stop`` on are kept for later.
         start = int(numbers.min())
-        # One entry of the table for each number, or for several if there are many.
+        # The table has an entry for each number, or if there are many, for several consecutive ones.
         shift = max((stop - start).bit_length() - _TABLE_BITS, 0)
         is_needed = np.zeros(((stop - start) >> shift) + 1, bool)
         is_needed[(numbers - start) >> shift] = True

@@ -45,7 +45,7 @@ from daskdist.ops.select import RegroupRows, picked, regrouped
 
 logger: Final = logging.getLogger("daskdist")
 
-# The most elements whose whole order is kept at hand; which part an element is in does not depend on it.
+# The most elements whose whole order is kept in memory; it does not affect the part of an element.
 _MOST_DRAWN: Final = 2**16
 # The most elements of a label that are divided among the parts together; fewer suffice if they divide evenly.
 _MOST_IN_TURN: Final = 1000
@@ -89,7 +89,7 @@ class SplitNode(Transformation):
     parts
         The numbers of the parts.
     seed
-        Decides, with the number or key of an element, its part.
+        Determines, with the number or key of an element, the part that the element is in.
     """
 
     shares: tuple[float, ...]
@@ -116,13 +116,13 @@ class SplitNode(Transformation):
         return np.cumsum(self.shares)[:-1]
 
     def are_kept(self, part_numbers: Index) -> Index:
-        """Return the places of those numbers of parts whose elements are kept."""
+        """Return the indexes of the elements to keep, given the number of the part of each."""
         is_kept = np.zeros(len(self.shares), bool)
         is_kept[list(self.parts)] = True
         return np.flatnonzero(is_kept[part_numbers])
 
     def key(self) -> np.uint64:
-        """Return a random word that the seed decides."""
+        """Return a random word that depends on the seed."""
         return np.uint64(generator(self.seed, 0).integers(2**64, dtype=np.uint64))
 
 
@@ -133,8 +133,8 @@ class SplitByRow(SplitNode):
     Parameters
     ----------
     num_rows
-        The number of all elements, so that parts have exact sizes; None where it was not known when the split was made:
-        the parts have to agree about it.
+        The number of all elements, so that parts have exact sizes; None if it was not known when the split was created;
+        it is not looked up later, so that all parts agree.
     """
 
     num_rows: int | None = field(default=None, repr=False)

@@ -24,7 +24,7 @@ from daskdist.core.structure import LONE
 
 logger: Final = logging.getLogger("daskdist")
 
-# The operations and the spans of windows that were warned of.
+# The operations and the lengths of windows about which a warning was logged.
 WARNED_OF: Final[set[tuple[str, int]]] = set()
 # The most windows of one pull, unless they lie in one block.
 _AT_ONCE = 1024

@@ -1,6 +1,6 @@
 """Functions that batch the rows of windows, as in ``window(3).flat_map(lambda window: window.batch(3))``.
 
-What such a function gives is arithmetic on row numbers: no dataset has to be made of each window.
+Its results are row arithmetic, so no dataset has to be made for each window.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from daskdist.ops.zip import Zip
 
 @dataclass(frozen=True, eq=False)
 class UnknownWindow(Source):
-    """The rows of a leaf of any window. It can be batched and zipped; to look at its elements fails.
+    """The rows of a leaf of any window. It can be batched and zipped; access to its elements raises.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class UnknownWindow(Source):
     has_ragged_rows
         Whether they may be rows of a `Ragged`.
     asked
-        Has an item for each time that the number of its elements was asked for, which differs from window to window.
+        Gets an item each time the number of elements is asked for, which differs from window to window.
     """
 
     known_spec: ElementSpec
@@ -59,9 +59,9 @@ class UnknownWindow(Source):
 
 
 def batches_of_windows(node: Node, function: NestedFunction) -> bool | None:
-    """Return whether a function gives just one batch of each window, and leaves out those that are not full.
+    """Return whether a function returns exactly one batch for each window, and leaves out windows that are not full.
 
-    None where it does anything else, or where that cannot be told without the elements of windows.
+    None if it does anything else, or if that depends on the elements of windows.
     """
     spec = known_spec(node.inputs[0]) if isinstance(node, Window) else None
     if not isinstance(node, Window) or spec is None:

@@ -12,10 +12,10 @@ from daskdist.ops.with_options import merged_options
 
 
 def counted_by(node: Node) -> tuple[Node, list[Node]]:
-    """Return the pipeline whose elements are to be counted, and the batches that those are then put into.
+    """Return the pipeline whose elements are to be counted, and the batch operations after it, the last one first.
 
-    Operations that give an element for each are left out, with what their functions may raise; and so are batches, the
-    first of which comes last. Of files, one column is read.
+    Operations that return one element for each are left out, with the errors that their functions may raise. Only one
+    column of files is read.
     """
     batches: list[Node] = []
     if merged_options(node).on_error == "skip":

@@ -62,7 +62,7 @@ class PassLayout:
         return cls(*content)
 
     def is_like(self, other: PassLayout) -> bool:
-        """Return whether both share out a pass in the same way: with one pipeline for all, workers do not count."""
+        """Return whether both share out a pass in the same way; the number of workers counts if each has a pipeline."""
         if self.split_bytes is None:
             other = replace(other, split_bytes=None)
         if len(self.num_replicas) == len(other.num_replicas) == 1 and "HINT" not in (self.policy, other.policy):
@@ -98,7 +98,7 @@ class Leg:
 
 @dataclass(frozen=True)
 class RestOfStreams:
-    """Row arithmetic of what is left of some streams, in the order of the steps that they would have made."""
+    """Row arithmetic of the remaining elements of streams, in the order of the steps that they would have made."""
 
     leg: Leg
 
@@ -113,7 +113,7 @@ class RestOfStreams:
 
 @dataclass
 class StepOrderCursor:
-    """A cursor over elements of several streams, of each as many in turn as it has replicas."""
+    """A cursor over the elements of several streams in turn: from each as many as it has replicas."""
 
     sources: list[Any]
     num_replicas: tuple[int, ...]
@@ -157,19 +157,19 @@ class StepOrderCursor:
 def rest_of(
     streams: Sequence[Primitive], leg: Leg, layout: PassLayout, spec: ElementSpec
 ) -> tuple[Primitive, tuple[int, ...]]:
-    """Return the stream of what is left, for the replicas of a layout; and the path to what ``streams`` are inputs of.
+    """Return the stream of the remaining elements for a layout, and the path to the node whose inputs are ``streams``.
 
-    Where batches of any rows can be made, they are as large as the layout says. Otherwise each replica gets the parts
-    of batches as they were cut before.
+    If rows can be batched again, batches have the size of the layout. Otherwise each replica gets the pieces of batches
+    as they were cut before.
 
     Parameters
     ----------
     streams
         The streams as they were shared out before.
     leg
-        The way in which they were, and their positions.
+        How they were shared out, and their positions.
     layout
-        The way in which the rest is.
+        How the rest is shared out.
     spec
         The spec of a batch.
     """
@@ -194,7 +194,7 @@ def _stack(spec: ElementSpec) -> bool:
 
 
 def final_batch(node: Node) -> Node | None:
-    """Return the operation that makes the global batches, which has a ``group_size``; None if no such one does."""
+    """Return the operation with a ``group_size`` that makes the global batches; None if there is none."""
     while node.group_size is None:
         if len(node.inputs) != 1 or node.facts.levels or node.facts.regroups:
             return None

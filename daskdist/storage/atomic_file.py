@@ -70,7 +70,7 @@ def atomic_file(fs: Any, path: str, check: Callable[[], None] = lambda: None) ->
 
 
 def remove_temporaries(fs: Any, path: str) -> None:
-    """Delete temporary files that dead processes left of a file, if possible; no process may be writing it."""
+    """Delete temporary files of a file that dead processes left, if possible; no process may be writing the file."""
     root, _, name = path.rpartition("/")
     with suppress(Exception):
         for entry in fs.ls(root, detail=False):

@@ -205,7 +205,7 @@ class ByteRanges:
             The file is missing, or not compressed as its name says.
         """
         version, compression = self.storage.version(path), self.compression_of(path)
-        # The larger factor only: records that decoding enlarges are compact, and compress little further.
+        # Not the product: records that grow when they are decoded are compact, so compression gains little.
         ratio = max(_RATIO if compression else 1, growth)
         size = max(in_bytes("split-bytes") // ratio, 1)
         kind = "compressed bytes" if compression else "bytes"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-# The metadata files of a Zarr store; without them a directory is none.
+# The metadata files of a Zarr store; a directory without them is not a store.
 METADATA: Final = ("zarr.json", ".zarray", ".zgroup", ".zmetadata", ".zattrs")
 
 

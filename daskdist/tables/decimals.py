@@ -1,4 +1,4 @@
-"""Decimals as floats: the nearest, as Python has them.
+"""Conversion of decimals to the nearest floats, as in Python.
 
 Arrow's own conversion is off by one in the last place for about every eighth value.
 """
@@ -21,7 +21,7 @@ def nearest_floats(array: Any) -> Any:
     kind = array.type
     is_exact = kind.precision <= _EXACT_DIGITS and 0 <= kind.scale <= _EXACT_POWER
     if kind.bit_width == 128 and is_exact and len(array):
-        # The quotient of exact numbers is the nearest. The upper half of each value has only its sign.
+        # Both numbers are exact, so their quotient is the nearest float. The upper half of a value has only its sign.
         halves = np.frombuffer(array.buffers()[1], np.int64, 2 * len(array), 16 * array.offset)
         return pa.array(halves[::2] / 10.0**kind.scale, mask=array.is_null().to_numpy(zero_copy_only=False))
     return array.cast(pa.string()).cast(pa.float64())

@@ -17,7 +17,7 @@ from daskdist.core.structure import Nested
 
 Array = np.ndarray[Any, Any]
 
-# With up to this many values, quantiles are exact; of more, this many are kept, each with a weight.
+# Quantiles of up to this many values are exact; of more values, this many are kept, each with a weight.
 _MOST_VALUES: Final = 2**14
 # Up to this many distinct values are counted exactly; larger numbers are estimated from the smallest hashes.
 _MOST_HASHES: Final = 2**12
@@ -32,13 +32,13 @@ class ColumnStatistics:
     Parameters
     ----------
     count, num_nulls
-        The number of values, and of those that are missing besides: NaN and NaT.
+        The number of values, and the number of missing values (NaN and NaT), which are not among them.
     mean, squares
-        The mean, and the sum of squared differences from it; NaN where values are no numbers.
+        The mean, and the sum of squared differences from it; NaN if the values are not numbers.
     least, greatest
-        The smallest and the largest value; None where there are none, or they have no order.
+        The smallest and the largest value; None if there are no values, or they have no order.
     points, weights
-        Sorted values that stand for all, and for how many each does; without any where they are no numbers.
+        Sorted values that represent all values, and how many values each represents; empty if they are not numbers.
     hashes
         The smallest distinct hashes of values, sorted.
     """
@@ -75,7 +75,7 @@ class ColumnStatistics:
         return cls(len(column), total - len(column), mean, squares, least, greatest, points, weights, hashes)
 
     def with_other(self, other: ColumnStatistics) -> ColumnStatistics:
-        """Return the statistics of the values of both."""
+        """Return the statistics of these values and others together."""
         if not self.count or not other.count:
             kept, empty = (self, other) if self.count else (other, self)
             return ColumnStatistics(
@@ -105,12 +105,12 @@ class ColumnStatistics:
 
     @property
     def std(self) -> float:
-        """The standard deviation of a sample, as in pandas; NaN of fewer than two values."""
+        """The standard deviation of a sample, as in pandas; NaN for fewer than two values."""
         return float(np.sqrt(self.squares / (self.count - 1))) if self.count > 1 else float("nan")
 
     @property
     def num_distinct(self) -> int:
-        """The number of distinct values; estimated, to about 2 %, where there are more than a few thousand."""
+        """The number of distinct values; estimated to about 2 % if there are more than a few thousand."""
         if len(self.hashes) < _MOST_HASHES:
             return len(self.hashes)
         estimate = round(MOST_COUNTED / float(as_shares(self.hashes[-1:])[0]))
@@ -168,7 +168,7 @@ class PartStatistics:
     columns: dict[str, ColumnStatistics]
 
     def with_other(self, other: PartStatistics) -> PartStatistics:
-        """Return the statistics of the elements of both."""
+        """Return the statistics of these elements and others together."""
         columns = dict(self.columns)
         for name, column in other.columns.items():
             columns[name] = columns[name].with_other(column) if name in columns else column
@@ -201,12 +201,12 @@ def describe_nothing(spec: ElementSpec) -> PartStatistics:
 
 
 def column_name(path: str) -> str:
-    """Return the name of a leaf: of one in a dict its key, else its path.
+    """Return the name of a leaf: its key if it is in a dict, else its path.
 
     >>> column_name("['a']"), column_name("['a'][0]"), column_name("")
     ('a', "['a'][0]", 'value')
     """
-    # The path of a key is also a list of one text.
+    # The path of a key, such as ['a'], is also Python's text of a list of one string.
     with suppress(SyntaxError, ValueError):
         match ast.literal_eval(path or "''"):
             case [str(key)]:

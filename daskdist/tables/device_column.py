@@ -12,7 +12,7 @@ from daskdist.core.to_numpy import HOST_CONVERTERS
 
 
 class DeviceColumn:
-    """A column of a block that is on a device, for gathering there. To code for the host it is a NumPy array.
+    """A column of a block that is on a device, for gathering there. Code for the host can use it as a NumPy array.
 
     Used on the host, or sent to another process, it is copied to the host as a whole, once.
 

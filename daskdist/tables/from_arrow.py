@@ -379,7 +379,7 @@ def _numbers() -> dict[int, np.dtype[Any]]:
 
 
 def _number_array(array: Any) -> np.ndarray[Any, Any]:
-    # Without nulls. Arrow's `to_numpy` imports pandas, which takes longer than to read many a file.
+    # There are no nulls. Arrow's `to_numpy` would import pandas, which takes longer than reading most files.
     dtype = _numbers()[array.type.id]
     if not len(array):
         return np.empty(0, dtype)
@@ -394,7 +394,7 @@ def _lone(array: Any, where: str, missing: Any) -> Any:
 
 
 def _within(missing: Any) -> Any:
-    # The replacement of a null within lists; a list as `missing` replaces missing lists, and no nulls within.
+    # The replacement of a null within lists. If `missing` is a list, it replaces missing lists, not nulls in lists.
     return None if isinstance(missing, (list, tuple)) else missing
 
 
@@ -455,7 +455,7 @@ def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
     if pa.types.is_null(kind):
         return np.full(len(array), np.nan)
     if pa.types.is_time(kind):
-        # Convert as integers, where nulls are possible.
+        # Arrow casts times of day to durations only by way of integers.
         numbers = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
         array = numbers.cast(pa.int64()).cast(pa.duration(kind.unit))
     values: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
@@ -501,7 +501,8 @@ def _repeated_texts(array: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _fill_from_bytes(texts: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
-    # Use an iterator's buffer: an assignment takes bytes of most lengths for unaligned, and creates each text twice.
+    # A plain assignment treats bytes of most lengths as unaligned, and then creates each text twice. An iterator with
+    # a buffer does not.
     done = 0
     with np.nditer(
         texts, ["buffered", "external_loop", "refs_ok"], ["writeonly"], values.dtype, casting="unsafe", buffersize=2048

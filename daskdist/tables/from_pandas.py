@@ -163,7 +163,7 @@ def column_as_leaf(value: Any) -> Any:
     if _is_plain(dtype) or not (is_pandas or is_arrow or (dtype is not None and hasattr(value, "to_arrow"))):
         return value
     if is_pandas and _is_plain(np.asarray(value).dtype):
-        # Such as nullable and sparse numbers.
+        # For example nullable or sparse numbers, which NumPy converts.
         return value
     import pyarrow as pa
 

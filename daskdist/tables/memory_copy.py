@@ -8,7 +8,7 @@ import numpy as np
 
 from daskdist.config import num_threads
 
-# Fewer bytes are copied sooner than threads start.
+# Fewer bytes are copied before threads have started.
 _LEAST_BYTES: Final = 2**20
 _MOST_THREADS: Final = 16
 
@@ -24,7 +24,7 @@ def copy_memory(source: Any, target: Any) -> None:
         return
     import pyarrow as pa
 
-    # Threads of Python that copy parts would wait for each other's GIL after each part.
+    # Python's threads would wait for the GIL after each part.
     writer = pa.FixedSizeBufferWriter(pa.py_buffer(target))
     writer.set_memcopy_threads(number)
     writer.set_memcopy_threshold(_LEAST_BYTES)

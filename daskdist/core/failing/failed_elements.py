@@ -19,9 +19,9 @@ _OF_ELEMENT: Final = "_daskdist_of_element"
 _LEFT_UNCOUNTED: Final = "_daskdist_left_uncounted"
 # The number of a computation of a block, and the number of its input that failed there.
 Place = tuple[int, int]
-# The most failed elements that a carried value has the numbers of.
+# The most failed elements whose numbers are kept with a carried value.
 _MOST_FAILED: Final = 1000
-# The place of a failure to read.
+# The place of a failure of the reader, which is the first computation of a block.
 _NOT_READ: Final = (0, 0)
 
 
@@ -49,7 +49,7 @@ class LeftOut(NamedTuple):
 
 
 class Uncounted(NamedTuple):
-    """An element that failed in a call of a chain, which carries a value on without it.
+    """An element that failed in a call of a chain, so that the value which the chain carries does not count it.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Carried(NamedTuple):
     num_uncounted
         The number of elements before it that failed, so that it does not count them.
     failed
-        Those that failed since ``first_call``, each as its call and the number of its input; of many only the last.
+        Those that failed since ``first_call``, each as its call and the number of its input; of many, the last ones.
     first_call
         The first call that was made for this value.
     """
@@ -247,7 +247,7 @@ class PartlyFailed(Bundle):
 
 
 def check_any_is_there(rows: Rows) -> None:
-    """Raise the error of the first element if all failed: their structure is unknown, and is not to be looked at."""
+    """Raise the error of the first element if all failed, since their structure is unknown."""
     if isinstance(rows, PartlyFailed) and len(rows) and rows.is_all:
         rows.item(0)
 
@@ -321,7 +321,7 @@ class TryEach:
 
 
 def _called(function: Callable[[Rows], Rows], rows: Rows, stage: int, index: int | None = None) -> Rows:
-    # Let the notes of elements that were left out say by which computation, and the number of its input.
+    # Add the computation, and the number of its input, to the notes of elements that were left out.
     result = function(rows)
     # A filter that keeps all rows returns them with the notes of the computation before.
     if result.skipped and result is not rows:

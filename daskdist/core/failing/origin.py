@@ -81,7 +81,7 @@ class SelectedOrigins:
         return self.origins[block].where(int(self.rows[index]))
 
     def __reduce__(self) -> Any:
-        # Rows that are few of many blocks would otherwise take the origins of all rows of those blocks along.
+        # Otherwise a few rows of many blocks would keep the origins of all rows of those blocks.
         return SelectedOrigins, _selected(self, range(len(self.rows)))
 
 
@@ -102,7 +102,7 @@ class JoinedOrigin:
 
 
 def _selected(origin: Origin | SelectedOrigins | JoinedOrigin, rows: Any) -> tuple[list[Any], Any, Any]:
-    # Return the arguments of a `SelectedOrigins` of rows that has no origins of other rows.
+    # Return the arguments of a `SelectedOrigins` that has the origins of these rows only.
     if isinstance(origin, JoinedOrigin):
         parts = [SelectedOrigins(*_selected(part, rows)) for part in origin.origins]
         return [JoinedOrigin(parts)], range(len(rows)), None

@@ -14,7 +14,7 @@ NUMBERS: Final = "biufcmM"
 
 
 def mixed(values: Any, key: Any) -> Index:
-    """Return 64 random bits for each number, which the key decides: the finalizer of SplitMix64."""
+    """Return 64 random bits for each number and the key, by the finalizer of SplitMix64."""
     with np.errstate(over="ignore"):
         word = (values + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + key
         word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -23,12 +23,12 @@ def mixed(values: Any, key: Any) -> Index:
 
 
 def as_shares(words: Index) -> Index:
-    """Return numbers from 0 to below 1 that random words stand for."""
+    """Return random words as numbers from 0 to below 1."""
     return (words >> np.uint64(11)) * 2.0**-53
 
 
 def hash_words(column: Index) -> Index:
-    """Return 64 bits for each value of a column, equal for equal values; of numbers they are not random yet.
+    """Return 64 bits for each value of a column, equal for equal values; those of numbers are not random yet.
 
     >>> hash_words(np.array([1, 2])), hash_words(np.array([0.0, -0.0]))
     (array([1, 2], dtype=uint64), array([0, 0], dtype=uint64))

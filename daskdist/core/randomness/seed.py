@@ -159,12 +159,12 @@ class _Words(np.random.bit_generator.ISpawnableSeedSequence):
 
 
 def numbers_of(state: Any) -> tuple[int, ...]:
-    """Return the state of a generator that `generator` made as numbers."""
+    """Return the state of a generator from `generator`, as numbers."""
     return (state["state"]["state"], state["state"]["inc"], state["has_uint32"], state["uinteger"])
 
 
 def state_of(like: Any, numbers: tuple[int, ...]) -> dict[str, Any]:
-    """Return the state of which `numbers_of` made numbers, for a generator with a state ``like`` it."""
+    """Return the state that `numbers_of` returned as numbers; ``like`` is the state of another such generator."""
     state, inc, has_uint32, uinteger = numbers
     return {**like, "state": {"state": state, "inc": inc}, "has_uint32": has_uint32, "uinteger": uinteger}
 

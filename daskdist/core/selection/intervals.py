@@ -68,7 +68,7 @@ class RowIntervals:
         )
 
     def _part(self, start: int, stop: int) -> RowIntervals:
-        # As `spans` of one, at least one row long, mostly of views.
+        # The same as `spans` for a single span with rows, mostly without copies.
         first = int(np.searchsorted(self.bounds, start, "right")) - 1
         last = int(np.searchsorted(self.bounds, stop, "left"))
         starts, bounds = self.starts[first:last].copy(), self.bounds[first : last + 1] - start

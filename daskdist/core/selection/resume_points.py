@@ -12,7 +12,7 @@ from daskdist.core.primitive import Context, Cursor, Noted
 # The least number of elements between two points; later it is this share of the elements so far.
 _FEW_ELEMENTS: Final = 512
 _SHARE: Final = 64
-# States of more numbers are not recorded: the facts take less.
+# Larger states are not recorded, since the facts take less memory.
 _MOST_NUMBERS: Final = 512
 
 

@@ -161,12 +161,12 @@ class Selection:
         return Selection(blocks, self.rows, places.take(index))
 
     def keep(self) -> None:
-        """Let its blocks no longer count as outstanding."""
+        """Stop counting its blocks as outstanding."""
         for ref in self.blocks:
             ref.keep()
 
     def stay(self) -> None:
-        """Note that its blocks are there and stay."""
+        """Record that its blocks exist and stay."""
         for ref in self.blocks:
             ref.is_kept = True
 

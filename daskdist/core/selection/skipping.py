@@ -16,7 +16,7 @@ def whole_parts(lengths: Iterable[tuple[int, int]], num_elements: int) -> tuple[
     Parameters
     ----------
     lengths
-        The lengths of parts, each with how often it follows.
+        The lengths of parts, each with its number of repetitions.
     num_elements
         The number of elements. Empty parts that follow these elements count, too.
 

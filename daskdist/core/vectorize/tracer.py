@@ -210,7 +210,7 @@ class Rules:
     functions, operators
         By the NumPy function, or the function of the module ``operator``.
     ufuncs, reductions
-        Of a ufunc, and of its method ``reduce``.
+        By the ufunc, and by the ufunc whose method ``reduce`` is called.
     index
         The rule of ``x[key]``.
     of_shapes

@@ -1,7 +1,7 @@
 """The positions and row counts of the record batches of an Arrow file.
 
-pyarrow tells the number of batches of a file, but not their sizes, and of a stream nothing: its messages are looked at
-in turn. That reads only a little of a local file, which is mapped into memory, and all of a remote stream, once.
+pyarrow tells the number of batches of a file, but not their sizes, and nothing about a stream. So the messages are read
+in turn: only little of a local file, which is mapped into memory, and all of a remote stream, once.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _messages(source: Any, start: int) -> Iterator[tuple[str, Message]]:
 
 
 def _least(schema: Any) -> Any:
-    # Options for reading one column, which is decompressed fast. A batch has its number of rows besides.
+    # Options for reading one column, which is decompressed fast; any column tells the number of rows of a batch.
     import pyarrow as pa
 
     numbers = [number for number, kind in enumerate(schema.types) if pa.types.is_primitive(kind)]
@@ -182,7 +182,7 @@ def _described(positions: Sequence[Message], batches: Iterable[Any], is_local: b
     messages = []
     for message, batch in zip(positions, batches, strict=True):
         buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
-        # A buffer that was decompressed is no part of another one.
+        # A decompressed buffer is not a part of another buffer.
         is_mapped = is_local and bool(buffers) and all(buffer.parent is not None for buffer in buffers)
         messages.append(replace(message, num_rows=batch.num_rows, is_mapped=is_mapped))
     return tuple(messages)

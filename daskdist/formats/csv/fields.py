@@ -217,8 +217,8 @@ class Fields:
         return tuple(kinds)
 
     def _of_long_integers(self, data: bytes, name: str, column: Any) -> str | None:
-        # Return the type of a column that was read as floats as its integers have more than 64 bits with a sign: floats
-        # would make one of several, such as of identifiers. None for other columns.
+        # Return the type of a column of integers beyond int64, which pyarrow reads as floats: different integers, such
+        # as identifiers, would become the same float. None for other columns.
         import pyarrow as pa
         import pyarrow.compute as pc
 

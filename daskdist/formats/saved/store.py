@@ -364,7 +364,7 @@ def _columns(reader: Any, layouts: Sequence[_Layout], num_rows: int) -> list[Any
             # Earlier versions cut compressed parts into several batches.
             (batch,) = reader.read_all().combine_chunks().to_batches()
     except MemoryError as error:
-        # An invalid length, as memory is sufficient for a part.
+        # The length is invalid, since any part fits into memory.
         raise ValueError(error) from None
     if layouts and batch.num_rows != num_rows:
         raise ValueError(f"there are {batch.num_rows} rows, not {num_rows}")

@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 PADDING: Final = 16
 # With fewer records, a step for all costs more than one for each.
 _FEW: Final = 24
-# Longer encodings of lengths exceed memory.
+# A length with a longer encoding would exceed any memory.
 _LENGTH_BYTES: Final = 5
 _TOO_LONG: Final = 2**62
 _VARINT_BYTES: Final = 10
