@@ -39,7 +39,7 @@ class HasState(Protocol):
 class HasSteps(Protocol):
     """An object whose state counts steps that may still be under way."""
 
-    finish_steps: Callable[[], None]
+    _finish_steps: Callable[[], None]
     """Waits until all steps have ended, and raises the error of one that nobody has seen."""
 
 
@@ -177,7 +177,7 @@ class Checkpoint:
         for value in self._objects.values():
             # Otherwise a program that was killed now would continue after steps that were never complete.
             if isinstance(value, HasSteps):
-                value.finish_steps()
+                value._finish_steps()
         states = {}
         for name, value in self._objects.items():
             state = value.state_dict() if isinstance(value, Stateful) else value

@@ -10,10 +10,10 @@ from daskdist.core.node import Node, walk
 from daskdist.display.plain_text import PlainText
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.processes import Processes
-from daskdist.execute.stream.local_iterator import ConvertedIterator, ElementIterator
+from daskdist.execute.stream.local_iterator import ConvertedIterator, ElementIterator, caller_of, nodes_of, times_of
 from daskdist.ops.read_files import ReadFiles
 from daskdist.passes.remainders import level
-from daskdist.strategy.input.iterator import DistributedIterator
+from daskdist.strategy.input.iterator import DistributedIterator, is_local, worker_times_of
 
 _FEWEST_STEPS: Final = 3
 # A smaller share of waiting is not worth a change.
@@ -63,7 +63,7 @@ def explain_slow(iterator: DistributedIterator | ElementIterator | ConvertedIter
 
 def _sentences(iterator: DistributedIterator | ElementIterator) -> Iterator[str]:
     stats = iterator.stats()
-    times = iterator.times
+    times = times_of(iterator)
     num_steps = times.num_steps
     if num_steps < _FEWEST_STEPS:
         yield f"{counted(num_steps, 'step')} so far: take some steps first."
@@ -74,7 +74,7 @@ def _sentences(iterator: DistributedIterator | ElementIterator) -> Iterator[str]
     )
     if stats["num_skipped"]:
         yield f"{counted(stats['num_skipped'], 'element')} left out because reading or computing them failed."
-    if isinstance(iterator, DistributedIterator) and not iterator.is_here:
+    if isinstance(iterator, DistributedIterator) and not is_local(iterator):
         yield from _on_cluster(iterator)
         return
     if times.waiting_share < _LITTLE_WAITING:
@@ -107,7 +107,7 @@ def _on_cluster(iterator: DistributedIterator) -> Iterator[str]:
     yield (
         "On a cluster, steps are handed out before their data has arrived: the time in steps includes waiting for data."
     )
-    workers = iterator.worker_times()
+    workers = worker_times_of(iterator)
     if workers is None:
         return
     if replicas_s := workers.step_s + workers.waiting_s:
@@ -124,7 +124,7 @@ def _on_cluster(iterator: DistributedIterator) -> Iterator[str]:
         yield _work(workers.busy_s)
         # Copies between workers take no thread.
         tasks_s = all_s - workers.busy_s.get("transfer", 0.0)
-        busy_share = tasks_s / max(workers.num_threads * iterator.times.total_s, 1e-9)
+        busy_share = tasks_s / max(workers.num_threads * times_of(iterator).total_s, 1e-9)
         threads = counted(workers.num_threads, "thread")
         yield (
             f"The {threads} of the workers are always busy with it: add workers, or reduce the work."
@@ -132,7 +132,7 @@ def _on_cluster(iterator: DistributedIterator) -> Iterator[str]:
             else f"The {threads} of the workers are busy with it {busy_share:.0%} of the time: more workers would not "
             "help, since these have too little work at a time."
         )
-    yield from _of_plan(iterator.nodes)
+    yield from _of_plan(nodes_of(iterator))
 
 
 def _work(busy_s: dict[str, float]) -> str:
@@ -147,7 +147,7 @@ def _of_input(
     all_s = sum(busy_s.values())
     if all_s:
         yield _work(busy_s)
-    caller = iterator.caller
+    caller = caller_of(iterator)
     if isinstance(caller, Processes):
         number = caller.num_processes
         yield (
@@ -155,7 +155,7 @@ def _of_input(
             "Options(num_processes=...), if there are idle cores, or reduce the work."
         )
     elif not caller.num_ahead and copies_ahead:
-        if all_s > _BUSY * iterator.times.total_s:
+        if all_s > _BUSY * times_of(iterator).total_s:
             yield (
                 "Input is computed by the thread that copies to devices, which is busy with it: add prefetch(2) at the "
                 "end of the dataset, or Options(num_threads=...), to compute it in other threads."
@@ -167,7 +167,7 @@ def _of_input(
         )
     elif all_s:
         threads = counted(caller.num_ahead, "thread")
-        share = all_s / max(caller.num_ahead * iterator.times.total_s, 1e-9)
+        share = all_s / max(caller.num_ahead * times_of(iterator).total_s, 1e-9)
         yield (
             f"The {threads} that compute input are always busy: use more threads, with Options(num_threads=...), if "
             "there are idle cores, or reduce the work."
@@ -175,7 +175,7 @@ def _of_input(
             else f"The {threads} that compute input are busy {share:.0%} of the time: more threads would not help, "
             "since these have too little work at a time."
         )
-    yield from _of_plan(iterator.nodes)
+    yield from _of_plan(nodes_of(iterator))
 
 
 def _of_plan(nodes: Iterable[Node]) -> Iterator[str]:

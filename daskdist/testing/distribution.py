@@ -23,7 +23,7 @@ from daskdist.passes.plan import plan
 from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
-from daskdist.strategy.input.dataset import DistributedDataset
+from daskdist.strategy.input.dataset import DistributedDataset, input_pipelines_of
 from daskdist.strategy.input.input_backend import LocalInput
 from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.mirrored import MirroredStrategy
@@ -178,7 +178,7 @@ def check_rows(dataset: Iterable[Any], strategy: Strategy, outcome: Outcome) -> 
 
 def check_pieces(outcome: Outcome) -> None:
     """Check that each replica gets, step by step, the pieces into which the rule splits the batches of its pipeline."""
-    pipelines = outcome.distributed.pipelines
+    pipelines = input_pipelines_of(outcome.distributed)
     lanes = [list(_expected_steps(pipeline)) for pipeline in pipelines]
     num_replicas = [len(pipeline.consumers) for pipeline in pipelines]
     expected = []

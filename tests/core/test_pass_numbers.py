@@ -20,6 +20,7 @@ import daskdist
 from daskdist import Dataset, Options
 from daskdist.core.dataset_base import primitive_of
 from daskdist.sharding import AutoShardPolicy
+from daskdist.strategy.input.dataset import strategy_of
 from daskdist.testing import SimulatedWorkers
 
 # Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
@@ -43,7 +44,7 @@ def orders(num_passes=3):
 
 
 def steps(distributed):
-    strategy = distributed.strategy
+    strategy = strategy_of(distributed)
     return [np.concatenate(strategy.local_results(step)) for step in distributed]
 
 
@@ -133,7 +134,7 @@ def test_without_a_given_seed_shares_of_workers_draw_differently(tmp_path):
         ds = daskdist.read_parquet(str(tmp_path), "n").shuffle(24, seed=seed).batch(24)
         distributed = SimulatedWorkers([1, 1]).distribute_dataset(ds.with_options(Options(auto_shard_policy="file")))
         # Each worker has one batch, which its two steps divide between the replicas.
-        halves = [distributed.strategy.local_results(step) for step in distributed]
+        halves = [strategy_of(distributed).local_results(step) for step in distributed]
         return [flat([half[worker] for half in halves]) for worker in range(2)]
 
     first, second = shares(None)

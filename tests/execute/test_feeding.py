@@ -26,6 +26,7 @@ from daskdist.execute.transfer.deferred_release import DeferredRelease
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy.input import replica_plans, shared_reader
+from daskdist.strategy.input.dataset import feed_for_pass
 from daskdist.testing import afresh
 
 KIB = 2**10
@@ -791,7 +792,7 @@ def test_a_replica_that_ends_waits_for_no_other(monkeypatch):
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(Dataset.range(2**16).batch(2**10))
     with dask.config.set({"daskdist.window-bytes": "16 KiB"}):
-        feed = distributed.feed_for_pass()
+        feed = feed_for_pass(distributed)
         plans = replica_plans.plans_of(strategy, distributed, feed)
         reader = shared_reader.SharedReader(plans.plans[0].read_plan, [0, 1])
         shared = reader.begin(0, 0)

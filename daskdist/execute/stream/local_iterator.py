@@ -113,21 +113,21 @@ class ElementIterator(Iterator[Any]):
         self._is_writable = is_writable
         self._reported_spec = reported_spec
         self._work = work
-        self.nodes = [] if node is None else [node]
-        self.times = StepTimes()
+        self._nodes = [] if node is None else [node]
+        self._times = StepTimes()
         self._number = 0
         # The number of elements in the bundles before the current one, with those that failed.
         self._num_passed = 0
         self._is_over = False
         # The position before an element whose request was interrupted: the numbers of `_state_at`, or its result.
         self._interrupted_at: tuple[int, int, int] | dict[str, Any] | None = None
-        self.lock = RLock()
+        self._lock = RLock()
         # The caller is closed even if iteration never began.
         Finalizer(self, self._interpreter.close)
 
     def __next__(self) -> Any:
         begun_at = perf_counter()
-        with self.lock:
+        with self._lock:
             if self._interrupted_at is not None:
                 self._reopen()
             # As in `_numbers`, without a call for each element.
@@ -136,7 +136,7 @@ class ElementIterator(Iterator[Any]):
             try:
                 element = self._next()
                 self._number += 1
-                self.times.num_steps += 1
+                self._times.num_steps += 1
             except UserFunctionError as error:
                 raise shortened(error) from error.__cause__
             except Exception:
@@ -146,7 +146,7 @@ class ElementIterator(Iterator[Any]):
                 self._interrupted_at = num_passed, num_errors, number
                 raise
             finally:
-                self.times.note(begun_at, perf_counter())
+                self._times.note(begun_at, perf_counter())
         return writable_element(element) if self._is_writable else element
 
     def _next(self) -> Any:
@@ -167,7 +167,7 @@ class ElementIterator(Iterator[Any]):
                 if interpreter.num_skipped and not self._is_over:
                     logger.warning("left out %d elements in all", interpreter.num_skipped)
                 elif not (self._num_passed or self._is_over):
-                    warn_if_empty(self.nodes)
+                    warn_if_empty(self._nodes)
                 self._is_over = True
                 self._close()
                 break
@@ -184,7 +184,7 @@ class ElementIterator(Iterator[Any]):
                 raise ArgumentError(INTERRUPTED)
             if isinstance(self._interrupted_at, tuple):
                 self._interrupted_at = self._state_at(*self._interrupted_at)
-            self._interpreter = Interpreter(self.caller, budget_bytes=self._budget_bytes)
+            self._interpreter = Interpreter(self._caller, budget_bytes=self._budget_bytes)
             self._builder = BundleBuilder(self._interpreter, self._primitive, None, empty=pooled_empty)
             self._current = _Current()
             self._go_on(self._builder, self._interrupted_at)  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ class ElementIterator(Iterator[Any]):
             self._work.close()
 
     @property
-    def caller(self) -> Caller:
+    def _caller(self) -> Caller:
         """The caller that computes the elements."""
         return self._interpreter.caller
 
@@ -235,8 +235,8 @@ class ElementIterator(Iterator[Any]):
             time that reading, functions and gathering took, by their names in `Dataset.explain`, summed over all
             threads; it is missing where other processes compute.
         """
-        times = self.times.as_dict()
-        busy = {"busy_s": caller.busy.by_name()} if isinstance(caller := self.caller, LocalCaller) else {}
+        times = self._times.as_dict()
+        busy = {"busy_s": caller.busy.by_name()} if isinstance(caller := self._caller, LocalCaller) else {}
         return {**stats_of([self._interpreter], self._number), **times, **busy}
 
     @synchronized
@@ -490,3 +490,21 @@ def rows_by(
                 yield rows
     finally:
         interpreter.close()
+
+
+# --- internals of iterators, also of distributed ones ---
+
+
+def times_of(iterator: Any) -> StepTimes:
+    """Return the times of the steps of an iterator."""
+    return iterator._times  # type: ignore[no-any-return]
+
+
+def nodes_of(iterator: Any) -> list[Node]:
+    """Return the last operation of each pipeline of an iterator; none if it does not know."""
+    return iterator._nodes  # type: ignore[no-any-return]
+
+
+def caller_of(iterator: Any) -> Caller:
+    """Return the caller that computes the elements of an iterator."""
+    return iterator._caller  # type: ignore[no-any-return]

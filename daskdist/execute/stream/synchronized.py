@@ -13,7 +13,7 @@ class HasLock(Protocol):
     A thread may need it twice: the garbage collector can close an iterator in the middle of that iterator's own step.
     """
 
-    lock: Any
+    _lock: Any
 
 
 _S = TypeVar("_S", bound=HasLock)
@@ -22,11 +22,11 @@ _R = TypeVar("_R")
 
 
 def synchronized(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
-    """Make a method hold the object's ``lock`` while it runs."""
+    """Make a method hold the object's ``_lock`` while it runs."""
 
     @functools.wraps(method)
     def with_lock(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with self.lock:
+        with self._lock:
             return method(self, *args, **kwargs)
 
     return with_lock

@@ -32,7 +32,7 @@ from daskdist.display.plain_text import PlainText
 from daskdist.display.plan import shares_table, tree
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Caller
-from daskdist.execute.stream.local_iterator import rows_of
+from daskdist.execute.stream.local_iterator import nodes_of, rows_of
 from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.execute.transfer.gather_on_device import describe_row_order, is_on_devices
 from daskdist.ops.with_options import merged_options
@@ -133,7 +133,7 @@ class DistributedDataset:
         options: InputOptions,
         code: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        self.strategy = strategy
+        self._strategy = strategy
         # Returns hashes of the code of the dataset's functions: they change when a function is redefined.
         self._code_tokens = code
         self._code_of_feed: tuple[str, ...] = ()
@@ -142,28 +142,24 @@ class DistributedDataset:
         self._fed_replicas: Sequence[Replica] = ()
         self._last_feed: ReplicaFeed
         # The `DatasetPlans` for replicas that iterate over the dataset themselves, made at the first use.
-        self.plans: Any = None
-        self.options = options
+        self._plans: Any = None
+        self._options = options
         self._feed  # noqa: B018
 
     @property
     def _feed(self) -> ReplicaFeed:
         """The feed of the current replicas."""
-        replicas = self.strategy.replicas
+        replicas = self._strategy.replicas
         if self._fed_replicas is not replicas:
             self._code_of_feed = self._code_tokens()
             self._last_feed = self._make_feed()
-            self.plans = None
-            self.__dict__.pop("known_element_spec", None)
+            self._plans = None
+            self.__dict__.pop("_known_element_spec", None)
             self._fed_replicas = replicas
         return self._last_feed
 
-    def feed_for_pass(self) -> ReplicaFeed:
-        """Return the feed for a pass that begins now, with functions as they are defined now.
-
-        Workers that were added or restarted take the places of lost ones.
-        """
-        internals_of(self.strategy).take_replacements()
+    def _feed_for_pass(self) -> ReplicaFeed:
+        internals_of(self._strategy).take_replacements()
         if self._code_tokens() != self._code_of_feed:
             # Cached data of the old functions must not mix with new data.
             self._fed_replicas = ()
@@ -171,24 +167,24 @@ class DistributedDataset:
 
     def __iter__(self) -> DistributedIterator:
         check_in_program("iter")
-        feed = self.feed_for_pass()
-        backend = internals_of(self.strategy).backend
+        feed = self._feed_for_pass()
+        backend = internals_of(self._strategy).backend
         iterator = DistributedIterator(
             feed.pipelines,
             feed.spec,
-            self.known_element_spec,
+            self._known_element_spec,
             feed.reader(),
             feed.begin_pass(),
-            options=self.options,
-            devices=[named(replica.device) for replica in self.strategy.replicas if replica.worker is None],
+            options=self._options,
+            devices=[named(replica.device) for replica in self._strategy.replicas if replica.worker is None],
             drops_uneven=feed.drops_uneven,
-            replicas=None if self.strategy.workers == (None,) else internals_of(self.strategy).replicas_left,
+            replicas=None if self._strategy.workers == (None,) else internals_of(self._strategy).replicas_left,
             follow=self._after_loss,
-            call_maps=feed.maps_on_replicas and partial(_mapped, self.strategy, feed.maps_on_replicas),
-            copy_stats=partial(_copy_stats, self.strategy),
-            worker_times=internals_of(self.strategy).input.worker_times,
-            raise_unobserved=internals_of(self.strategy).raise_unobserved,
-            finish_steps=partial(internals_of(self.strategy).finish, raises_all=True),
+            call_maps=feed.maps_on_replicas and partial(_mapped, self._strategy, feed.maps_on_replicas),
+            copy_stats=partial(_copy_stats, self._strategy),
+            worker_times=internals_of(self._strategy).input.worker_times,
+            raise_unobserved=internals_of(self._strategy).raise_unobserved,
+            finish_steps=partial(internals_of(self._strategy).finish, raises_all=True),
             wait_while=backend.wait_while,
             source=feed.source,
         )
@@ -198,8 +194,8 @@ class DistributedDataset:
     def _after_loss(self) -> tuple[PassSource, Callable[[Any], Any] | None, Any]:
         # The parts of an iterator that depend on the replicas.
         feed = self._feed
-        call_maps = feed.maps_on_replicas and partial(_mapped, self.strategy, feed.maps_on_replicas)
-        return feed.source, call_maps, self.known_element_spec
+        call_maps = feed.maps_on_replicas and partial(_mapped, self._strategy, feed.maps_on_replicas)
+        return feed.source, call_maps, self._known_element_spec
 
     def progress(self, title: str = "") -> ProgressSteps:
         """Return the steps of one pass, with progress shown on standard error.
@@ -219,9 +215,10 @@ class DistributedDataset:
         ...     steps.report(loss=batch.mean())
         """
         iterator = iter(self)
-        is_counted = all(is_cheap_to_list(pipeline.node) for pipeline in iterator.pipelines)
-        total = self._last_feed.cardinality() if is_counted else UNKNOWN
-        return ProgressSteps(iterator, total if total >= 0 else None, title)
+        feed = self._last_feed
+        is_counted = all(map(is_cheap_to_list, nodes_of(iterator)))
+        total = feed.cardinality() if is_counted else UNKNOWN
+        return ProgressSteps(iterator, feed.pipelines, total if total >= 0 else None, title)
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a distributed dataset stays in its program. {TO_REPLICAS}")
@@ -230,11 +227,6 @@ class DistributedDataset:
     def sharding(self) -> Decision:
         """The policy that assigns input to workers, and the reason for it."""
         return self._feed.sharding
-
-    @property
-    def pipelines(self) -> Sequence[Pipeline]:
-        """The input pipelines; the first feeds the first replicas, and so on."""
-        return self._feed.pipelines
 
     @property
     def element_spec(self) -> Any:
@@ -248,7 +240,7 @@ class DistributedDataset:
         SpecUnknown
             A function that replicas call on their devices cannot be called here.
         """
-        num_replicas = self.strategy.num_replicas_in_sync
+        num_replicas = self._strategy.num_replicas_in_sync
         spec = self._feed.spec
         if num_replicas > 1:
             spec = spec.with_leaves(list(map(self._piece, spec.leaves)))
@@ -264,7 +256,7 @@ class DistributedDataset:
         return replace(leaf, shape=(self._feed.length(leaf.shape[0]), *leaf.shape[1:]))
 
     @cached_property
-    def known_element_spec(self) -> Any:
+    def _known_element_spec(self) -> Any:
         """The `element_spec`; None if it is not known before there are elements."""
         # Cached: it may call the replicas' functions with samples.
         try:
@@ -281,12 +273,12 @@ class DistributedDataset:
 
     def explain(self) -> PlainText:
         """Describe how input is divided and why, what each worker reads, and which leaves stay on the host."""
-        replicas = self.strategy.replicas
+        replicas = self._strategy.replicas
         feed = self._feed
         return PlainText(
             "\n".join(
                 [
-                    f"{counted(len(replicas), 'replica')} on {counted(len(self.strategy.workers), 'worker')}",
+                    f"{counted(len(replicas), 'replica')} on {counted(len(self._strategy.workers), 'worker')}",
                     f"sharding: {feed.sharding_title} ({feed.sharding})",
                     shares_table(shares_of(feed.pipelines, replicas)),
                     "pipeline:",
@@ -300,7 +292,7 @@ class DistributedDataset:
 
     def _left_on_the_host(self) -> list[str]:
         # A line about the leaves that stay on the host although replicas are on devices.
-        there = [device for replica in self.strategy.replicas if not (device := named(replica.device)).is_host]
+        there = [device for replica in self._strategy.replicas if not (device := named(replica.device)).is_host]
         spec = self._feed.spec
         left = [
             f"{path or '(the element)'} ({what})"
@@ -314,9 +306,9 @@ class DistributedDataset:
         is_wanted = merged_options(pipeline.node).shuffle_on_device
         if not (is_on_devices(pipeline.primitive) if is_wanted is None else is_wanted):
             return []
-        if all(named(replica.device).is_host for replica in self.strategy.replicas):
+        if all(named(replica.device).is_host for replica in self._strategy.replicas):
             return ["shuffle_on_device: of no effect, as all replicas are on the host"]
-        where = "" if self.strategy.workers == (None,) else "in loops on replicas, "
+        where = "" if self._strategy.workers == (None,) else "in loops on replicas, "
         return [f"shuffle_on_device: {where}{describe_row_order(pipeline.primitive, self._feed.spec)}"]
 
     def _repr_html_(self) -> str | None:
@@ -336,8 +328,8 @@ class DistributedDataset:
         )
 
     def __repr__(self) -> str:
-        replicas = counted(self.strategy.num_replicas_in_sync, "replica")
-        return f"<DistributedDataset over {replicas}: {self.known_element_spec}>"
+        replicas = counted(self._strategy.num_replicas_in_sync, "replica")
+        return f"<DistributedDataset over {replicas}: {self._known_element_spec}>"
 
     # For type checkers, `__getattr__` would make all names valid.
     if not TYPE_CHECKING:
@@ -349,6 +341,41 @@ class DistributedDataset:
             is_of_datasets = not name.startswith("_") and hasattr(Dataset, name)
             advice = f"dataset.{name} before distribute_dataset" if is_of_datasets else None
             raise missing_attribute(self, f"{type(self).__name__!r} object", name, advice)
+
+
+def strategy_of(dataset: DistributedDataset) -> StrategyContract:
+    """Return the strategy of a dataset."""
+    return dataset._strategy
+
+
+def input_pipelines_of(dataset: DistributedDataset) -> Sequence[Pipeline]:
+    """Return the input pipelines; the first feeds the first replicas, and so on."""
+    return dataset._feed.pipelines
+
+
+def options_of(dataset: DistributedDataset) -> InputOptions:
+    """Return the options for the input of replicas."""
+    return dataset._options
+
+
+def feed_for_pass(dataset: DistributedDataset) -> ReplicaFeed:
+    """Return the feed for a pass that begins now, with functions as they are defined now.
+
+    Workers that were added or restarted take the places of lost ones.
+    """
+    return dataset._feed_for_pass()
+
+
+def plans_of_feed(dataset: DistributedDataset, make: Callable[[], Any]) -> Any:
+    """Return the `DatasetPlans` of the last feed, made by a function at the first use."""
+    if dataset._plans is None:
+        dataset._plans = make()
+    return dataset._plans
+
+
+def known_element_spec(dataset: DistributedDataset) -> Any:
+    """Return the ``element_spec`` of a dataset; None if it is not known before there are elements."""
+    return dataset._known_element_spec
 
 
 def _lacking(leaf: TensorSpec, devices: Sequence[Device]) -> str:

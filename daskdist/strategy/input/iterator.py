@@ -89,13 +89,13 @@ class DistributedIterator:
         self._follow = follow
         # Returns statistics of copies that the replicas' workers make.
         self._copy_stats = copy_stats
-        self._worker_times = worker_times
+        self._ask_worker_times = worker_times
         # Calls the device functions of `map` on the replicas with a step's elements; None if there are none.
         self._call_maps = call_maps
         # Raises the failures of calls whose results were never looked at.
         self._raise_unobserved = raise_unobserved
         # Waits until all calls of `run` have ended, and raises the error of one that nobody has seen.
-        self.finish_steps = finish_steps
+        self._finish_steps = finish_steps
         # Waits while a condition holds and calls are under way.
         self._wait_while = wait_while
         self._caller = caller
@@ -104,10 +104,10 @@ class DistributedIterator:
         self._reported = ReportedFailures()
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
         self._num_steps = 0
-        self.times = StepTimes()
-        self.lock = RLock()
+        self._times = StepTimes()
+        self._lock = RLock()
         self._is_writable = any(merged_options(pipeline.node).writable for pipeline in pipelines)
-        self.is_here = pipelines[0].consumers[0] is None
+        self._is_here = pipelines[0].consumers[0] is None
         # The backend that fetches values that are looked at.
         self._backend = caller.backend
         self._options = options
@@ -129,7 +129,7 @@ class DistributedIterator:
         self._interrupted_at: tuple[HandedOut, int] | dict[str, Any] | None = None
         # The bytes of the bundles on each worker that were handed out and are still referenced, mostly by steps under
         # way; None without a limit of memory.
-        memory_bytes = None if self.is_here else caller.memory_bytes
+        memory_bytes = None if self._is_here else caller.memory_bytes
         limit_bytes = 0 if memory_bytes is None else memory_bytes // _STEPS_OF_MEMORY
         self._in_use = Windows("steps", limit_bytes, limit_bytes) if limit_bytes else None
         # True if a bundle was begun since the last look whether there is room for more.
@@ -147,7 +147,7 @@ class DistributedIterator:
         feeds: list[PipelineCursor] = []
         self._interpreters: list[Interpreter] = []
         self._primitives: list[Primitive] = []
-        self.pipelines, self._epochs = pipelines, epochs
+        self._pipelines, self._epochs = pipelines, epochs
         for pipeline, epoch in zip(pipelines, epochs, strict=True):
             interpreter = Interpreter(self._caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
@@ -158,7 +158,7 @@ class DistributedIterator:
             self._primitives.append(primitive)
             # Elements of a ``dataset_fn`` have to be looked at to know whether they have rows.
             asks_lengths = sum(num_lanes) > 1 and pipeline.varies and not pipeline.primitive.grouped
-            local_empty = pooled_empty if self.is_here else None
+            local_empty = pooled_empty if self._is_here else None
             builder = BundleBuilder(
                 interpreter,
                 primitive,
@@ -168,7 +168,7 @@ class DistributedIterator:
                 num_steps_ahead=options.per_replica_buffer_size,
                 empty=pinned_empty(devices[0]) if is_pinned else local_empty,
                 device_gathers=gathers,
-                as_views=self.is_here and not is_pinned,
+                as_views=self._is_here and not is_pinned,
             )
             feeds.append(PipelineCursor(builder, self._caller))
         self._feeds = JointCursor(feeds, num_lanes, drops_uneven=self._drops_uneven)
@@ -212,13 +212,13 @@ class DistributedIterator:
         """
         check_in_program("next")
         begun_at = perf_counter()
-        with self.lock:
+        with self._lock:
             if self._interrupted_at is not None:
                 self._reopen()
             before = self._numbers()
             try:
                 value = self._next()
-                self.times.num_steps += 1
+                self._times.num_steps += 1
                 return value
             except UserFunctionError as error:
                 raise shortened(error) from error.__cause__
@@ -229,7 +229,7 @@ class DistributedIterator:
                 self._interrupted_at = before
                 raise
             finally:
-                self.times.note(begun_at, perf_counter())
+                self._times.note(begun_at, perf_counter())
 
     def _has_changed(self) -> bool:
         return self._replicas_left is not None and self._replicas_left() is not self._replicas
@@ -278,7 +278,7 @@ class DistributedIterator:
             if num_skipped := self._own_stats()["num_skipped"]:
                 logger.warning("left out %d elements in all", num_skipped)
             elif not (self._num_steps or self._is_over):
-                warn_if_empty(self.nodes)
+                warn_if_empty(self._nodes)
             self._is_over = True
             self._close()
             self._raise_unobserved()
@@ -341,7 +341,7 @@ class DistributedIterator:
             for the input of a step (``waiting_s``), since the strategy was created.
         """
         stats = self._own_stats()
-        if (times := self.worker_times()) is not None:
+        if (times := self._worker_times()) is not None:
             stats["busy_s"] = times.busy_s
             stats["replicas"] = {"step_s": times.step_s, "waiting_s": times.waiting_s}
         if self._puts_on_devices:
@@ -349,31 +349,24 @@ class DistributedIterator:
         copied = None if self._copy_stats is None else self._copy_stats()
         return stats if copied is None else {**stats, "device": copied.as_dict()}
 
-    def worker_times(self) -> WorkerTimes | None:
-        """Ask workers how they spend their time on this pass; None in one process, or if they are not connected."""
-        return self._worker_times(self._caller)
+    def _worker_times(self) -> WorkerTimes | None:
+        return self._ask_worker_times(self._caller)
 
     def _own_stats(self) -> dict[str, Any]:
         # These statistics need no answers of workers.
-        times = self.times.as_dict()
+        times = self._times.as_dict()
         busy = {"busy_s": self._caller.busy.by_name()} if isinstance(self._caller, LocalCaller) else {}
-        ahead = dict(zip(("ahead_bytes", "most_ahead_bytes"), self.ahead_bytes(), strict=True))
+        ahead = dict(zip(("ahead_bytes", "most_ahead_bytes"), self._ahead_bytes(), strict=True))
         return {**stats_of(self._interpreters, self._num_steps), **times, **ahead, **busy}
 
-    def ahead_bytes(self) -> tuple[int, int]:
-        """Return the bytes of batches that are read ahead, and the most there may be."""
+    def _ahead_bytes(self) -> tuple[int, int]:
         windows = [window for interpreter in self._interpreters for window in list(interpreter.bundles.values())]
         return sum(window.used_bytes for window in windows), sum(window.limit_bytes for window in windows)
 
     @property
-    def nodes(self) -> list[Node]:
+    def _nodes(self) -> list[Node]:
         """The last operation of the pipeline of each worker."""
-        return [pipeline.node for pipeline in self.pipelines]
-
-    @property
-    def caller(self) -> Caller:
-        """The caller that computes the input."""
-        return self._caller
+        return [pipeline.node for pipeline in self._pipelines]
 
     def _repr_html_(self) -> str | None:
         return times_page(type(self).__name__, self._own_stats())
@@ -427,7 +420,7 @@ class DistributedIterator:
     def _state(self, handed_out: HandedOut, num_steps: int) -> dict[str, Any]:
         positions = []
         for epoch, seeds, (num_elements, num_errors), interpreter in zip(
-            self._epochs, seeds_of(self.pipelines), handed_out, self._interpreters, strict=True
+            self._epochs, seeds_of(self._pipelines), handed_out, self._interpreters, strict=True
         ):
             answers, num_others = interpreter.answers_at(num_elements, num_errors)
             positions.append(StreamPosition(epoch, seeds, num_elements, num_others, answers))
@@ -478,11 +471,11 @@ class DistributedIterator:
         self._wait_for_room()
         places, num_empty = self._feeds.next()
         self._num_steps += 1
-        if not self.is_here:
+        if not self._is_here:
             self._note_bundles([lane for lane, _ in places])
         if len(places) == 1:
             return self._structure.pack(self._leaves(*places[0]))
-        if not num_empty and not self.is_here:
+        if not num_empty and not self._is_here:
             return self._structure.pack(self._references(places))
         rows = [self._empty if place[1] < 0 else self._leaves(*place) for place in places]
         return self._step_value(rows, is_uneven=self._feeds.is_uneven)
@@ -533,7 +526,7 @@ class DistributedIterator:
                 (ABSENT,) * len(leaves) if leaves is self._empty or _is_empty(leaves) else leaves for leaves in rows
             ]
         columns = list(zip(*rows, strict=True))
-        batch = None if self.is_here else self._global_batch(columns)
+        batch = None if self._is_here else self._global_batch(columns)
         return self._structure.pack(
             [
                 PerReplica(column, batch=batch, batch_leaf=leaf, is_uneven=is_uneven)
@@ -562,7 +555,7 @@ class DistributedIterator:
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:
         ref = lane.ref
-        if self.is_here:
+        if self._is_here:
             leaves: Leaves = self._caller.result(ref.handle).item(place)  # type: ignore[union-attr]
             return list(map(writable, leaves)) if self._is_writable else leaves
         # Keep the handle only: through the reference, the data would still count as read ahead.
@@ -585,3 +578,18 @@ def _are_uneven(rows: Sequence[Sequence[Any]]) -> bool:
 def _is_empty(leaves: Sequence[Any]) -> bool:
     # On a cluster, values that are not on a worker are the element without rows.
     return any(not isinstance(leaf, AsyncValue) and getattr(leaf, "shape", ())[:1] == (0,) for leaf in leaves)
+
+
+def is_local(iterator: DistributedIterator) -> bool:
+    """Return whether the replicas are in this process."""
+    return iterator._is_here
+
+
+def worker_times_of(iterator: DistributedIterator) -> WorkerTimes | None:
+    """Ask workers how they spend their time on a pass; None in one process, or if they are not connected."""
+    return iterator._worker_times()
+
+
+def ahead_bytes_of(iterator: DistributedIterator) -> tuple[int, int]:
+    """Return the bytes of batches that a pass has read ahead, and the most there may be."""
+    return iterator._ahead_bytes()

@@ -7,6 +7,7 @@ from typing import Any
 
 from daskdist.core.node import upstream
 from daskdist.display.progress_bar import figures_in_words, progress_bar
+from daskdist.execute.stream.local_iterator import times_of
 from daskdist.long_work import ProgressDisplay
 from daskdist.ops.split_batches import SplitBatches
 from daskdist.strategy.input.iterator import DistributedIterator
@@ -17,12 +18,14 @@ from daskdist.strategy.values.async_value import AsyncValue
 class ProgressSteps(Iterator[Any]):
     """The steps of one pass, with progress shown on standard error; made by `DistributedDataset.progress`."""
 
-    def __init__(self, steps: DistributedIterator, total: int | None, title: str) -> None:
+    def __init__(
+        self, steps: DistributedIterator, pipelines: Sequence[Pipeline], total: int | None, title: str
+    ) -> None:
         self._steps = steps
         self._display: ProgressDisplay | None = progress_bar(total, title)
         self._num_steps = 0
         self._figures: dict[str, Any] = {}
-        self._rows = _rows_of_step(steps.pipelines)
+        self._rows = _rows_of_step(pipelines)
 
     def report(self, **figures: Any) -> None:
         """Show values beside the progress, such as ``report(loss=loss)``.
@@ -59,7 +62,7 @@ class ProgressSteps(Iterator[Any]):
         return step
 
     def _show(self, display: ProgressDisplay) -> None:
-        times = self._steps.times
+        times = times_of(self._steps)
         words = [f"{times.rate(self._num_steps):,.1f} steps/s"]
         if self._rows is not None:
             words.append(f"{times.rate(self._num_steps * self._rows):,.0f} rows/s")

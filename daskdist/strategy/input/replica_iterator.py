@@ -106,7 +106,7 @@ class ReplicaIterator(Iterator[Any]):
         self._reported = ReportedFailures()
         # True if the raised error is of one element and others follow it.
         self._goes_on = False
-        self.lock = RLock()
+        self._lock = RLock()
         self._elements: Iterator[Any] = self._pass()
 
     @synchronized
@@ -205,7 +205,7 @@ class ReplicaIterator(Iterator[Any]):
         replica = current_replica()
         if replica is None or replica.replica_id_in_sync_group != self._number:
             raise ArgumentError("state_dict: call it in the function of the replica, not in a thread of its own")
-        with self.lock:
+        with self._lock:
             part = self._state_part()
         return self._readers.state(meet(replica, Collect("state_dict of a distributed dataset"), part))
 
@@ -240,16 +240,16 @@ class ReplicaIterator(Iterator[Any]):
 
     def close(self) -> None:
         """Stop reading ahead and drop the data that was read; no step follows."""
-        if not self.lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             # Another thread is taking a step, and may wait for other replicas.
             self._readers.wake()
             for within_s in wait_intervals("a step of this iterator in another thread", "timeouts.data"):
-                if self.lock.acquire(timeout=within_s):
+                if self._lock.acquire(timeout=within_s):
                     break
         try:
             self._close()
         finally:
-            self.lock.release()
+            self._lock.release()
 
     def _close(self) -> None:
         self._is_closed = True

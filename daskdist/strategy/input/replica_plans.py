@@ -29,7 +29,15 @@ from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.passes.autoshard import read_by
 from daskdist.passes.rest_of_pass import Leg
 from daskdist.strategy.collectives.step_counts import RemotePipeline
-from daskdist.strategy.input.dataset import DistributedDataset, ReplicaFeed
+from daskdist.strategy.input.dataset import (
+    DistributedDataset,
+    ReplicaFeed,
+    feed_for_pass,
+    known_element_spec,
+    options_of,
+    plans_of_feed,
+    strategy_of,
+)
 from daskdist.strategy.input.device_maps import DeviceMaps
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.on_worker import OnWorker
@@ -163,16 +171,14 @@ def with_plans(
 def _dataset_argument(
     strategy: StrategyContract, dataset: DistributedDataset, readers: list[SharedReader]
 ) -> DatasetArgument:
-    if dataset.strategy is not strategy:
+    if strategy_of(dataset) is not strategy:
         raise ArgumentError(
             "run: a distributed dataset is of another strategy; distribute it with the strategy whose run you call"
         )
-    # First, since this may change `plans`: after a loss, or when functions were redefined.
-    feed = dataset.feed_for_pass()
+    # First, since this drops earlier plans after a loss, or when functions were redefined.
+    feed = feed_for_pass(dataset)
     pipelines = feed.pipelines
-    dataset_plans: DatasetPlans | None = dataset.plans
-    if dataset_plans is None:
-        dataset_plans = dataset.plans = plans_of(strategy, dataset, feed)
+    dataset_plans: DatasetPlans = plans_of_feed(dataset, lambda: plans_of(strategy, dataset, feed))
     plans: Sequence[Any] = dataset_plans.plans
     if dataset_plans.futures or dataset_plans.referenced:
         plans = internals_of(strategy).input.with_kept_blocks(plans, dataset_plans.futures, dataset_plans.referenced)
@@ -230,17 +236,17 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feed: Repl
             others,
             num_replicas == 1,
             feed.drops_uneven,
-            dataset.options.per_replica_buffer_size,
+            options_of(dataset).per_replica_buffer_size,
             ((0,),) * len(fresh),
         )
         replicas = strategy.replicas[first_replica : first_replica + len(pipeline.consumers)]
-        if dataset.options.fetch_to_device:
+        if options_of(dataset).fetch_to_device:
             read_plan = replace(read_plan, devices=tuple(replica.device for replica in replicas))
-        spec = _spec_of_one(dataset.known_element_spec)
+        spec = _spec_of_one(known_element_spec(dataset))
         needed = [number, *[place for place, source in enumerate(step_sources) if isinstance(source, Pipeline)]]
         source = _source_for(feed.source, fresh, needed)
         maps = feed.maps[number]
-        plans.append(ReplicaPlan(read_plan, number, first_replica, feed.spec, spec, dataset.options, maps, source))
+        plans.append(ReplicaPlan(read_plan, number, first_replica, feed.spec, spec, options_of(dataset), maps, source))
         first_replica += len(pipeline.consumers)
     return DatasetPlans(plans, futures, referenced)
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 from daskdist.config import setting
 from daskdist.dashboard.figures import REPORT_OPERATION
 from daskdist.display.step_times import StepTimes
-from daskdist.strategy.input.iterator import DistributedIterator
+from daskdist.execute.stream.local_iterator import times_of
+from daskdist.strategy.input.iterator import DistributedIterator, ahead_bytes_of
 from daskdist.strategy.steps.stream_set import StreamSet
 
 _REPORT_EVERY_S: Final = 1.0
@@ -38,7 +39,7 @@ class ProgramReport:
 
     def add(self, iterator: DistributedIterator) -> None:
         """Include an iterator in the reports, for as long as it lives."""
-        self._iterators.append((iterator.times, weakref.ref(iterator)))
+        self._iterators.append((times_of(iterator), weakref.ref(iterator)))
 
     def content(self) -> dict[str, Any]:
         """Return the figures now, as in `daskdist.dashboard.figures.ProgramFigures`.
@@ -62,7 +63,7 @@ class ProgramReport:
             self._iterators.append((times, reference))
             waiting_s += times.waiting_s
             step_s += times.step_s
-            used, most = iterator.ahead_bytes()
+            used, most = ahead_bytes_of(iterator)
             ahead_bytes += used
             most_ahead_bytes += most
         return {
