@@ -274,8 +274,8 @@ def _check_keys(saved: Mapping[Any, Any], present: Mapping[Any, Any], path: tupl
 def differences(missing: Iterable[Any], superfluous: Iterable[Any]) -> str:
     """Return the part of a message that lists missing and superfluous keys."""
     clauses = [
-        f"{', '.join(f'{key!r:.80}' for key in list(keys)[:20])}{' and others' if len(list(keys)) > 20 else ''} {what}"
-        for keys, what in ((missing, "missing"), (superfluous, "superfluous"))
+        f"{', '.join(f'{key!r:.80}' for key in list(keys)[:20])}{' and others' if len(list(keys)) > 20 else ''} {word}"
+        for keys, word in ((missing, "missing"), (superfluous, "superfluous"))
         if keys
     ]
     return "; ".join(clauses)

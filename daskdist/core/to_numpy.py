@@ -67,10 +67,10 @@ def to_numpy(value: Any) -> Any:
         reason = dtype_without_numpy(value)
         if reason is not None:
             raise ArgumentError(reason) from None
-        here = _brought(value)
-        if here is value:
+        converted = _brought(value)
+        if converted is value:
             raise
-        return np.asarray(here)
+        return np.asarray(converted)
     if array.dtype == object and not array.ndim and not isinstance(value, np.ndarray):
         # NumPy cannot convert it, but its library may.
         array = np.asarray(HOST_CONVERTERS.others(value))
@@ -145,5 +145,5 @@ def _brought(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         parts = list(map(_brought, value))
         return parts if any(part is not old for part, old in zip(parts, value, strict=True)) else value
-    here = HOST_CONVERTERS.known(value)
-    return HOST_CONVERTERS.others(value) if here is value else here
+    converted = HOST_CONVERTERS.known(value)
+    return HOST_CONVERTERS.others(value) if converted is value else converted

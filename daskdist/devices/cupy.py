@@ -120,10 +120,10 @@ class CupyDevice:
         if not count:
             return why
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        said = "" if visible is None else f", as CUDA_VISIBLE_DEVICES={visible} has it"
+        visibility = "" if visible is None else f", as CUDA_VISIBLE_DEVICES={visible} has it"
         if count == 1:
-            return f"this process sees only GPU:0{said}"
-        return f"this process sees {count}, GPU:0 to GPU:{count - 1}{said}"
+            return f"this process sees only GPU:0{visibility}"
+        return f"this process sees {count}, GPU:0 to GPU:{count - 1}{visibility}"
 
     @staticmethod
     def holds(array: Any) -> bool:
@@ -298,9 +298,9 @@ class CupyDevice:
         cupy_module().cuda.Device(self.index).synchronize()
 
     def memory_info(self) -> tuple[int, int]:
-        told = None if is_rocm() or nvidia.is_in_use(self.index) else nvidia.memory_of(self.uuid)
-        if told is not None:
-            return told
+        memory = None if is_rocm() or nvidia.is_in_use(self.index) else nvidia.memory_of(self.uuid)
+        if memory is not None:
+            return memory
         with self.using():
             free, total = map(int, cupy_module().cuda.runtime.memGetInfo())
             pool = _pool()
@@ -436,10 +436,10 @@ def _present() -> tuple[int, str]:
             f"({why}); update the driver, or {install} in place of this CuPy"
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    said = "is not set" if visible is None else f"is {visible!r}"
+    visibility = "is not set" if visible is None else f"is {visible!r}"
     return 0, (
         f"{cupy_is}, built for CUDA {_version(built_for)}, but it finds no GPU ({why}); the driver supports CUDA "
-        f"{_version(speaks)}, and CUDA_VISIBLE_DEVICES {said}; check that nvidia-smi lists a GPU. CuPy for it: "
+        f"{_version(speaks)}, and CUDA_VISIBLE_DEVICES {visibility}; check that nvidia-smi lists a GPU. CuPy for it: "
         f"{install}"
     )
 

@@ -33,9 +33,9 @@ def _lines(node: Node, indent: int) -> Iterator[tuple[str, Node]]:
 
 def operation_text(node: Node) -> str:
     """Return the text of an operation: without passwords, and paths in the current directory as relative ones."""
-    text, here = without_secrets(str(node)), os.getcwd()
+    text, directory = without_secrets(str(node)), os.getcwd()
     # A path does not begin in the middle of another one, or of a URL.
-    return text if here == os.sep else re.sub(rf"(?<![\w/:.-]){re.escape(here)}/(?=\S)", "", text)
+    return text if directory == os.sep else re.sub(rf"(?<![\w/:.-]){re.escape(directory)}/(?=\S)", "", text)
 
 
 def primitives(primitive: Primitive) -> str:

@@ -216,10 +216,10 @@ class Parquet:
         clauses = self._clauses
         if not clauses:
             return list(groups)
-        said = {name: self.partitions.value(name, path) for name in self.partitions.names}
+        partition_values = {name: self.partitions.value(name, path) for name in self.partitions.names}
         fixed = {
             name: (value, value)
-            for name, value in said.items()
+            for name, value in partition_values.items()
             if name not in footer.schema.names and value is not None
         }
         kept, selected = [], {name for clause in clauses for name, _, _ in clause}

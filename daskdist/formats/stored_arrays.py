@@ -113,9 +113,9 @@ def row_spec(dtype: np.dtype[Any], shape: Sequence[int], where: str) -> ElementS
         parts = [row_spec(dtype[name], shape, f"{where}, field {name!r}") for name in sorted(dtype.names)]
         return ElementSpec.nest(Structure.of(dict.fromkeys(dtype.names, 0))[1], parts)
     if dtype.kind in "OV":
-        what = "Python objects" if dtype.kind == "O" else f"raw bytes ({dtype})"
+        kind = "Python objects" if dtype.kind == "O" else f"raw bytes ({dtype})"
         raise FileError(
-            f"{where} holds {what}, which are not supported; store numbers, times or fixed-size text, or leave it out"
+            f"{where} holds {kind}, which are not supported; store numbers, times or fixed-size text, or leave it out"
         )
     return ElementSpec(LONE, (TensorSpec(tuple(shape), native(dtype)),))
 
@@ -426,8 +426,8 @@ def columns_of(rows: Rows) -> list[Any]:
     """
     whole = rows if isinstance(rows, Block) else merge([rows], rows)
     if not isinstance(whole, Block):
-        what = "their shapes or dtypes differ" if len(whole) else "there are none, and so no shape"
-        raise ArgumentError(f"elements of {rows.label or 'this data'} cannot form arrays: {what}")
+        reason = "their shapes or dtypes differ" if len(whole) else "there are none, and so no shape"
+        raise ArgumentError(f"elements of {rows.label or 'this data'} cannot form arrays: {reason}")
     return list(whole.leaves)
 
 

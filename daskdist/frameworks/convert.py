@@ -64,12 +64,12 @@ def _converted(operation: str, nest: Any, convert: Callable[[Any], Any], where: 
     values = [value for group in groups for value in group]
     if any(isinstance(value, AsyncValue) for value in values):
         values = results_of(values)
-    here = iter(values)
+    remaining = iter(values)
     converted_leaves: list[Any] = []
     for number, (leaf, group) in enumerate(zip(leaves, groups, strict=True)):
         parts = []
         for replica in range(len(group)):
-            value = next(here)
+            value = next(remaining)
             try:
                 if type(value) is np.ndarray or optree.tree_is_leaf(value, none_is_leaf=True):
                     parts.append(None if value is None else convert(value))

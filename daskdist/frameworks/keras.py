@@ -72,8 +72,8 @@ def joined(step: Any) -> Any:
     leaves, treespec = optree.tree_flatten(step, none_is_leaf=True)
     groups = [leaf.values if isinstance(leaf, PerReplica) else (leaf,) for leaf in leaves]
     values = [value for group in groups for value in group]
-    here = iter(results_of(values) if any(isinstance(value, AsyncValue) for value in values) else values)
-    parts = [[host_array(next(here)) for _ in group] for group in groups]
+    arrays = iter(results_of(values) if any(isinstance(value, AsyncValue) for value in values) else values)
+    parts = [[host_array(next(arrays)) for _ in group] for group in groups]
     return optree.tree_unflatten(treespec, [part[0] if len(part) == 1 else concatenated(part, 0) for part in parts])
 
 

@@ -187,8 +187,8 @@ class FromDask(Source):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         meta = getattr(self.collection, "_meta", None)
-        there = is_on_device(meta) or type(meta).__module__.partition(".")[0] == "cudf"
-        function = MakeBlock(self.kind, self.frames, self.variables, self.narrow, is_on_device=there)
+        is_there = is_on_device(meta) or type(meta).__module__.partition(".")[0] == "cudf"
+        function = MakeBlock(self.kind, self.frames, self.variables, self.narrow, is_on_device=is_there)
         return Read(self.splits, function, "from_dask", graph=self.graph)
 
 
@@ -334,15 +334,17 @@ def _is_xarray(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "xarray" and hasattr(value, "dims")
 
 
-def _along(variable: Any, dim: str | None, what: str) -> Any:
+def _along(variable: Any, dim: str | None, label: str) -> Any:
     # Return a variable of xarray as a Dask array whose axis 0 is the dimension.
     dims = tuple(variable.dims)
     if not dims:
-        raise ArgumentError(f"from_dask: {what} has no dimension to take elements from; leave it out, or expand_dims()")
+        raise ArgumentError(
+            f"from_dask: {label} has no dimension to take elements from; leave it out, or expand_dims()"
+        )
     dim = dims[0] if dim is None else dim
     if dim not in dims:
         raise ArgumentError(
-            f"from_dask: {what} has no dimension {dim!r}, only {', '.join(map(repr, dims))}; leave it out, name "
+            f"from_dask: {label} has no dimension {dim!r}, only {', '.join(map(repr, dims))}; leave it out, name "
             f"another with dim=, or give it that one by expand_dims({{{dim!r}: n}})"
         )
     import dask.array as da

@@ -32,8 +32,8 @@ def _renamed(columns: tuple[tuple[str | int, str], ...], nest: Any) -> dict[str 
     values, new = by_column(nest) if isinstance(nest, (dict, tuple)) else {}, dict(columns)
     for name in new:
         if name not in values:
-            there = ", ".join(map(repr, values)) or "none: elements are lone values"
-            raise ArgumentError(f"rename: there is no column {name!r}; there are {there}")
+            known = ", ".join(map(repr, values)) or "none: elements are lone values"
+            raise ArgumentError(f"rename: there is no column {name!r}; there are {known}")
     result = {new.get(name, name): value for name, value in values.items()}
     if len(result) < len(values):
         names = [new.get(name, name) for name in values]

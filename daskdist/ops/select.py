@@ -164,8 +164,8 @@ def picked(operation: str, columns: Any, nest: Any) -> Any:
     values = by_column(nest)
     for name in names:
         if name not in values:
-            there = ", ".join(map(repr, values))
-            raise ArgumentError(f"{operation}: there is no column {name!r}; there are {there}")
+            known = ", ".join(map(repr, values))
+            raise ArgumentError(f"{operation}: there is no column {name!r}; there are {known}")
     if not isinstance(columns, tuple):
         return values[columns]
     if isinstance(nest, tuple) and not hasattr(nest, "_fields"):

@@ -54,22 +54,24 @@ def losses(sharding_input: ShardingInput, by_split: bool) -> Iterator[Loss]:
         yield Loss(reason, f"apply {names} before batching", is_small=False)
     if sharding_input.dropping_operations:
         names = ", ".join(dict.fromkeys(sharding_input.dropping_operations))
-        what = f"{names} with drop_remainder=True drops"
+        drops = f"{names} with drop_remainder=True drops"
         yield from _loss(
-            what, "each worker's last partial batch", "leave drop_remainder out", sharding_input.remainder(by_split)
+            drops, "each worker's last partial batch", "leave drop_remainder out", sharding_input.remainder(by_split)
         )
     if sharding_input.drops_uneven:
-        what, advice = "drop_uneven drops", "leave drop_uneven out"
-        yield from _loss(what, "each worker's steps that others have none for", advice, sharding_input.uneven(by_split))
+        drops, advice = "drop_uneven drops", "leave drop_uneven out"
+        yield from _loss(
+            drops, "each worker's steps that others have none for", advice, sharding_input.uneven(by_split)
+        )
 
 
-def _loss(what: str, rest: str, advice: str, remainder: Remainder | None) -> Iterator[Loss]:
+def _loss(drops: str, rest: str, advice: str, remainder: Remainder | None) -> Iterator[Loss]:
     if remainder is None:
-        yield Loss(f"{what} {rest}, and how much that is depends on the data", advice, is_small=False)
+        yield Loss(f"{drops} {rest}, and how much that is depends on the data", advice, is_small=False)
     elif remainder.num_lost:
         dropped, of_whole = remainder.num_rows - remainder.num_kept_by_file, remainder.num_rows - remainder.num_kept
         yield Loss(
-            f"{what} {dropped} of {remainder.num_rows} {remainder.unit}, {rest}; without sharding it drops {of_whole}",
+            f"{drops} {dropped} of {remainder.num_rows} {remainder.unit}, {rest}; without sharding it drops {of_whole}",
             advice,
             remainder.is_small,
         )

@@ -497,12 +497,12 @@ class _Streams:
             while True:
                 if (key, index) in self._passed:
                     return self._passed.pop((key, index))
-                here = max(
+                nearest = max(
                     (number for parked_key, number in self._parked if parked_key == key and number <= index), default=-1
                 )
                 running = [(start, stop) for running_key, start, stop in self._running if running_key == key]
                 will_pass = any(start <= index < stop for start, stop in running)
-                will_come = max((stop + 1 for _, stop in running if stop < index), default=-1) > here
+                will_come = max((stop + 1 for _, stop in running if stop < index), default=-1) > nearest
                 if not (will_pass or will_come):
                     break
                 self._waiting.append((key, index))
@@ -510,13 +510,13 @@ class _Streams:
                     self._changed.wait(next(waiting))
                 finally:
                     self._waiting.remove((key, index))
-            self._running.append((key, max(here, 0), index))
-            if here < 0:
+            self._running.append((key, max(nearest, 0), index))
+            if nearest < 0:
                 return None
-            streams = self._parked[key, here]
+            streams = self._parked[key, nearest]
             stream = streams.pop()
             if not streams:
-                del self._parked[key, here]
+                del self._parked[key, nearest]
             return stream
 
     def passed(self, key: Any, index: int, piece: RangeRecords) -> None:

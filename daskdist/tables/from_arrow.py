@@ -188,8 +188,8 @@ def spec_of(kind: Any, where: str, missing: Any = None) -> ElementSpec:
             for k in range(kind.num_fields)
         }
         if len(fields) < max(kind.num_fields, 1):
-            what = "two fields of one name" if fields else "no fields"
-            raise FileError(f"{where} holds structs of {what}; leave it out")
+            problem = "two fields of one name" if fields else "no fields"
+            raise FileError(f"{where} holds structs of {problem}; leave it out")
         return ElementSpec.nest(Structure.of(dict.fromkeys(fields, 0))[1], [fields[name] for name in sorted(fields)])
     if types.is_fixed_size_list(kind):
         inner = _array_spec(kind, where, missing)

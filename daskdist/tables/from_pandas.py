@@ -128,8 +128,8 @@ class FrameReader:
         # Columns of cuDF have nulls besides NaN, which its arrays lack.
         has_nulls = bool(getattr(column, "has_nulls", False))
         if _is_plain(column.dtype) and name not in self.missing and not has_nulls:
-            there = None if device_column is None or not hasattr(column, "to_cupy") else device_column(column.to_cupy())
-            return column.to_numpy() if there is None else there
+            leaf = None if device_column is None or not hasattr(column, "to_cupy") else device_column(column.to_cupy())
+            return column.to_numpy() if leaf is None else leaf
         return _as_arrow(column, f"from_dask: {label}: column {name!r} of {column.dtype}")
 
     def _leaves(self, name: str, array: Any, label: str) -> Sequence[Any]:
@@ -167,19 +167,19 @@ def column_as_leaf(value: Any) -> Any:
         return value
     import pyarrow as pa
 
-    what, types = f"{type(value).__name__} of {dtype}", pa.types
-    array = _as_arrow(value, what)
+    label, types = f"{type(value).__name__} of {dtype}", pa.types
+    array = _as_arrow(value, label)
     may_be_missing = types.is_floating(array.type) or types.is_temporal(array.type)
     if array.null_count and not may_be_missing:
         raise ArgumentError(
-            f"{what} with {array.null_count} missing values: fill them first, in pandas with fillna(...), leave their "
+            f"{label} with {array.null_count} missing values: fill them first, in pandas with fillna(...), leave their "
             "rows out with dropna(), or convert numbers with astype('float64')"
         )
     if types.is_struct(array.type) or (isinstance(array, pa.ExtensionArray) and types.is_struct(array.storage.type)):
-        raise ArgumentError(f"{what} has several fields, each of which must be a column of its own")
+        raise ArgumentError(f"{label} has several fields, each of which must be a column of its own")
     try:
-        spec_of(array.type, what)
-        (leaf,) = leaves_of(array, what)
+        spec_of(array.type, label)
+        (leaf,) = leaves_of(array, label)
     except FileError as error:
         # Readers of files have an argument for that.
         text, is_of_nulls, _ = str(error).partition("; give a replacement with missing=")
@@ -188,7 +188,7 @@ def column_as_leaf(value: Any) -> Any:
     return leaf
 
 
-def _as_arrow(column: Any, what: str) -> Any:
+def _as_arrow(column: Any, label: str) -> Any:
     import pyarrow as pa
 
     try:
@@ -198,11 +198,11 @@ def _as_arrow(column: Any, what: str) -> Any:
             array = column.to_arrow() if hasattr(column, "to_arrow") else pa.array(column, from_pandas=True)
     except (pa.ArrowException, ValueError, TypeError, NotImplementedError, OverflowError) as error:
         raise ArgumentError(
-            f"{what} cannot become an array: {error}; leave it out, or give its values one type"
+            f"{label} cannot become an array: {error}; leave it out, or give its values one type"
         ) from None
     if getattr(array.type, "extension_name", "") == "pandas.period":
         # Its storage has the numbers of periods since 1970, which would be taken for values.
-        raise ArgumentError(f"{what} cannot become an array: convert periods to times with dt.to_timestamp()")
+        raise ArgumentError(f"{label} cannot become an array: convert periods to times with dt.to_timestamp()")
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 

@@ -236,8 +236,8 @@ def _column(treespec: Any, leaves: Iterator[Any]) -> Any:
 
 class _ConversionError(Exception):
     # A value that does not conform to the spec, and the number of its element.
-    def __init__(self, what: str, place: int = 0) -> None:
-        super().__init__(what)
+    def __init__(self, problem: str, place: int = 0) -> None:
+        super().__init__(problem)
         self.place = place
 
 

@@ -251,21 +251,21 @@ def _of_fields(columns: Any, fields: Mapping[str, _Field], dialect: Dialect, com
     )
 
 
-def _field_list(defaults: Sequence[Any], what: str) -> list[_Field]:
+def _field_list(defaults: Sequence[Any], label: str) -> list[_Field]:
     if not isinstance(defaults, (list, tuple)) or not defaults:
-        raise ArgumentError(f"{what} is {defaults!r:.80}; give a list of a default or type for each column")
-    return [_field(default, f"{what}[{number}]") for number, default in enumerate(defaults)]
+        raise ArgumentError(f"{label} is {defaults!r:.80}; give a list of a default or type for each column")
+    return [_field(default, f"{label}[{number}]") for number, default in enumerate(defaults)]
 
 
-def _field(default: Any, what: str) -> _Field:
+def _field(default: Any, label: str) -> _Field:
     if isinstance(default, (type, np.dtype)) or (isinstance(default, str) and default in (*_TYPES, "string")):
         # Python numbers have 32 bits, as in TensorFlow's elements.
         kind = {"string": str, int: np.int32, float: np.float32}.get(default, default)
-        return _type_named(np.dtype(kind), what), None
+        return _type_named(np.dtype(kind), label), None
     value = np.asarray(as_array(default, narrow=True))
-    kind_name = _type_named(value.dtype, what)
+    kind_name = _type_named(value.dtype, label)
     if value.size > 1:
-        raise ArgumentError(f"{what} is {default!r:.80}; give one default, or a type")
+        raise ArgumentError(f"{label} is {default!r:.80}; give one default, or a type")
     if not value.size:
         return kind_name, None
     only = value.reshape(-1)[0]
@@ -274,18 +274,18 @@ def _field(default: Any, what: str) -> _Field:
     return kind_name, only.item()
 
 
-def _type_named(dtype: np.dtype[Any], what: str) -> str:
+def _type_named(dtype: np.dtype[Any], label: str) -> str:
     if dtype.kind in "SUTO":
         return "bytes"
     if dtype.name not in _TYPES:
-        raise ArgumentError(f"{what} is of {dtype}; there are {', '.join(sorted(_TYPES))}, str and bytes")
+        raise ArgumentError(f"{label} is of {dtype}; there are {', '.join(sorted(_TYPES))}, str and bytes")
     return dtype.name
 
 
-def _increasing(numbers: Iterable[int], what: str) -> list[int]:
+def _increasing(numbers: Iterable[int], label: str) -> list[int]:
     column_numbers = list(numbers)
     if any(number < 0 for number in column_numbers) or any(b <= a for a, b in pairwise(column_numbers)):
-        raise ArgumentError(f"CsvDataset: {what} is {column_numbers}; give increasing numbers of columns, from 0 on")
+        raise ArgumentError(f"CsvDataset: {label} is {column_numbers}; give increasing numbers of columns, from 0 on")
     return column_numbers
 
 

@@ -214,8 +214,8 @@ def _host_of(address: str) -> str:
     return rest.rpartition(":")[0] or rest
 
 
-def _protocol(what: str, protocol: str | None) -> str:
+def _protocol(server: str, protocol: str | None) -> str:
     if protocol not in _PROTOCOLS:
         allowed = ", ".join(repr(protocol_name) for protocol_name in _PROTOCOLS if protocol_name)
-        raise ArgumentError(f"{what}: protocol is {protocol!r}; give one of {allowed}, or None")
+        raise ArgumentError(f"{server}: protocol is {protocol!r}; give one of {allowed}, or None")
     return _PROTOCOLS[protocol]

@@ -129,14 +129,14 @@ class RowBuffer:
         counts = np.sum([np.bincount(part >> 32, minlength=len(blocks)) for part in parts], axis=0)
         is_sparse = np.array([2 * count < ref.num_rows for count, ref in zip(counts, blocks, strict=True)])
         at = np.flatnonzero(np.concatenate([is_sparse.take(part >> 32) for part in parts]))
-        some = self._decoded(self._codes.take(at), np.int32).without_unused()
+        sparse_rows = self._decoded(self._codes.take(at), np.int32).without_unused()
         self._blocks, self._place_of = [], {}
         stay = [count and not sparse for count, sparse in zip(counts, is_sparse, strict=True)]
         places = np.array([self._place(ref) if stays else 0 for ref, stays in zip(blocks, stay, strict=True)], np.int64)
         for part in parts:
             part[:] = (places.take(part >> 32) << 32) + (part & 0xFFFFFFFF)
         if len(at):
-            self._codes[at] = self._coded(compact(some))  # type: ignore[arg-type]  # rows stay rows
+            self._codes[at] = self._coded(compact(sparse_rows))  # type: ignore[arg-type]  # rows stay rows
 
     def rest(self) -> Selection:
         """Return the elements of the buffer in the order of the slots."""

@@ -261,9 +261,9 @@ def call_at_once(
     for path, leaf in zip(result_structure.paths, leaves, strict=True):
         shape = getattr(leaf, "shape", None)
         if not shape or shape[0] != num_rows:
-            what = f"{leaf.dtype}{list(shape)}" if shape is not None else f"a {type(leaf).__name__}"
+            kind = f"{leaf.dtype}{list(shape)}" if shape is not None else f"a {type(leaf).__name__}"
             raise UserFunctionError(
-                f"{function.operation}: {function} returned {what} for its leaf {path or '(the element)'}, on {where}; "
+                f"{function.operation}: {function} returned {kind} for its leaf {path or '(the element)'}, on {where}; "
                 f"with vectorized=True it gets {num_rows} rows along axis 0, and must return as many"
             )
     return leaves, result_structure

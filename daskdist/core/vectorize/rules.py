@@ -65,9 +65,9 @@ def _is_place(part: Any) -> bool:
     return isinstance(part, (int, np.integer)) and not isinstance(part, bool) and not holds_tracer(part)
 
 
-def _like(trace: Trace, x: Any, what: str) -> Tracer:
+def _like(trace: Trace, x: Any, name: str) -> Tracer:
     if type(x) is not Tracer:
-        raise trace.fail(f"it calls {what} with a value where an option is expected")
+        raise trace.fail(f"it calls {name} with a value where an option is expected")
     return x
 
 

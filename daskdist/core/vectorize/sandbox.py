@@ -57,9 +57,9 @@ def unknown_version() -> str | None:
         return None
     *names, last = [".".join(map(str, version)) for version in VERSIONS]
     known = f"{', '.join(names)} and {last}"
-    here = f"{sys.implementation.name} {sys.version.split()[0]}"
-    _warn(f"Functions are called row by row: the bytecode of {here} is not known, only that of CPython {known}")
-    return f"functions are looked into under CPython {known} only, and this is {here}"
+    this_python = f"{sys.implementation.name} {sys.version.split()[0]}"
+    _warn(f"Functions are called row by row: the bytecode of {this_python} is not known, only that of CPython {known}")
+    return f"functions are looked into under CPython {known} only, and this is {this_python}"
 
 
 @functools.cache

@@ -253,11 +253,11 @@ class Csv(SampledFormat):
         lacking = [name for name in selected if name not in have]
         extra = [name for name in names if name not in known] if self.columns is None else []
         if lacking or extra:
-            what = [f"lacks {', '.join(map(repr, lacking))}"] if lacking else []
-            what += [f"has {', '.join(map(repr, extra))} besides"] if extra else []
+            problems = [f"lacks {', '.join(map(repr, lacking))}"] if lacking else []
+            problems += [f"has {', '.join(map(repr, extra))} besides"] if extra else []
             raise FileError(
-                f"{path}: of the columns of {first.path}, the first file, it {' and '.join(what)}; leave the file out, "
-                "or name the columns that all files have with columns=[...]"
+                f"{path}: of the columns of {first.path}, the first file, it {' and '.join(problems)}; leave the file "
+                "out, or name the columns that all files have with columns=[...]"
             )
 
     # --- rows ---

@@ -64,11 +64,11 @@ class Dialect:
     def __post_init__(self) -> None:
         if self.comment is not None and not (isinstance(self.comment, str) and self.comment.strip()):
             raise ArgumentError(f"comment is {self.comment!r}; give the beginning of comment lines, such as '#'")
-        for what, mark in (("delimiter", self.delimiter), ("quote", self.quote)):
+        for option, mark in (("delimiter", self.delimiter), ("quote", self.quote)):
             if mark is None:
                 continue
             if not isinstance(mark, str) or len(mark) != 1 or not mark.isascii() or mark in "\r\n\0":
-                raise ArgumentError(f"{what} is {mark!r}; give one ASCII character, or None")
+                raise ArgumentError(f"{option} is {mark!r}; give one ASCII character, or None")
         if self.delimiter is not None and self.delimiter == self.quote:
             raise ArgumentError(f"delimiter and quote are both {self.quote!r}; give quote=None if there are no quotes")
         twice = _twice(self.names or ())

@@ -96,8 +96,8 @@ def connected(login: Login, path: str, label: str) -> Iterator[Any]:
         raise
     # The driver's error may contain the password, so it is not chained as the cause.
     except kinds as error:
-        said = " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__
-        raise FileError(f"{label}: cannot be read: {login.without_secrets(said)}") from None
+        message = " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__
+        raise FileError(f"{label}: cannot be read: {login.without_secrets(message)}") from None
 
 
 def _engine_at(login: Login, path: str) -> Any:

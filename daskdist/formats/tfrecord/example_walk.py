@@ -155,9 +155,9 @@ def _find(
         field = np.where(is_empty, 0, field >> 3)
         for which, is_here in _match_keys(data, key, key_length, keys):
             is_here = is_here & ~is_empty
-            here = rows[is_here]
+            kept = rows[is_here]
             places = lists[which]
-            places.field[here], places.start[here], places.stop[here] = field[is_here], start[is_here], end[is_here]
+            places.field[kept], places.start[kept], places.stop[kept] = field[is_here], start[is_here], end[is_here]
         if (end == stop).any():
             is_more = end < stop
             rows, stop, end = rows[is_more], stop[is_more], end[is_more]

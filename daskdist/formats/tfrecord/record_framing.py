@@ -77,16 +77,16 @@ def _offsets(data: Any) -> tuple[Array, int]:
     parts: list[Array] = [np.zeros(0, np.int64)]
     length_at = struct.Struct("<Q").unpack_from
     while at <= last:
-        some: list[int] = []
+        offsets: list[int] = []
         for _ in range(count):
-            some.append(at)
+            offsets.append(at)
             at += length_at(data, at)[0] + AROUND_BYTES
             if at > last:
                 break
-        parts.append(np.array(some, np.int64))
+        parts.append(np.array(offsets, np.int64))
         count = _HOPS
-        step = at - some[-1]
-        if at <= last and at - some[0] >= _RUN * step == at - some[max(-_RUN, -len(some))]:
+        step = at - offsets[-1]
+        if at <= last and at - offsets[0] >= _RUN * step == at - offsets[max(-_RUN, -len(offsets))]:
             number = _run(data, at, step - AROUND_BYTES, step)
             parts.append(at + step * np.arange(number))
             at += number * step

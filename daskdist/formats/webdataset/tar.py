@@ -110,9 +110,9 @@ def _step(read: Read, begin: int) -> TarEntry | None:
             return TarEntry(begin, at + _BLOCK)
         header = _header(block)
         if header is None:
-            what = "extended headers are not followed by a member" if at > begin else "a member has no valid header"
-            return TarEntry(begin, at + _BLOCK, broken=f"{what}: the checksum does not match")
-        said, length, typeflag = header
+            problem = "extended headers are not followed by a member" if at > begin else "a member has no valid header"
+            return TarEntry(begin, at + _BLOCK, broken=f"{problem}: the checksum does not match")
+        header_name, length, typeflag = header
         start = at + _BLOCK
         if typeflag not in _PAX + _PAX_OF_ALL + _LONG_NAME + _LONG_LINK:
             break
@@ -135,7 +135,9 @@ def _step(read: Read, begin: int) -> TarEntry | None:
             digits = records.get("size", "")
             size = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else size
     size = 0 if typeflag in _EMPTY else length if size is None else size
-    return TarEntry(begin, start + _padded(size), said if name is None else name, kind or typeflag, start, start + size)
+    return TarEntry(
+        begin, start + _padded(size), header_name if name is None else name, kind or typeflag, start, start + size
+    )
 
 
 def _padded(size: int) -> int:

@@ -168,13 +168,13 @@ class WebDataset:
         decoding = self.decoding()
         for name, nest in element.items():
             leaves, structure = Structure.of(nest)
-            here = ElementSpec(structure, leaves)
+            field_spec = ElementSpec(structure, leaves)
             if name == KEY:
-                why = "" if here == _KEY_SPEC else f"is {here.packed}, but keys are text"
+                why = "" if field_spec == _KEY_SPEC else f"is {field_spec.packed}, but keys are text"
             elif not isinstance(name, str) or parts_of(f"0.{name}") != ("0", name):
                 why = "is not a file extension; give lower-case letters without a slash"
             else:
-                why = decoding.why_not(name, here)
+                why = decoding.why_not(name, field_spec)
             if why:
                 raise ArgumentError(f"the field {name!r} {why}")
         if not element.keys() - {KEY}:
@@ -247,8 +247,8 @@ class WebDataset:
             return _spec_of_json(values, f"{path}: field {name!r}", name)
         kinds = {(array.dtype, array.ndim) for array in values}
         if len(kinds) > 1:
-            said = ", ".join(f"{dtype} of {rank} axes" for dtype, rank in sorted(kinds, key=str))
-            raise FileError(f"{path}: the field {name!r} is {said}; {_as_bytes(name)}")
+            kind_names = ", ".join(f"{dtype} of {rank} axes" for dtype, rank in sorted(kinds, key=str))
+            raise FileError(f"{path}: the field {name!r} is {kind_names}; {_as_bytes(name)}")
         dtype, rank = kinds.pop()
         # The other samples may have axes of other lengths.
         return ElementSpec(LONE, (TensorSpec((None,) * rank, dtype),))
@@ -289,8 +289,8 @@ class _Reading:
         for leaf, nest in zip(self.columns.leaves, self.columns.structure.leaves_of(spec.packed), strict=True):
             leaves, structure = Structure.of(nest)
             for name in leaf if isinstance(leaf, tuple) else (leaf,):
-                here = None if name == KEY else self._decoding.spec(name)
-                self._specs[name] = here or ElementSpec(structure, leaves)
+                field_spec = None if name == KEY else self._decoding.spec(name)
+                self._specs[name] = field_spec or ElementSpec(structure, leaves)
         self._kinds = {name: "" if name == KEY else self._decoding.kind(name) for name in self._specs}
         replacements = self._specs.keys() & (form.missing or {}).keys()
         self._replacements = {name: form.replacement(name, self._specs[name]) for name in replacements}
