@@ -22,7 +22,7 @@ from daskdist.execute.caller import Handle
 from daskdist.execute.messages.by_reference import VariableKey
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.replica.context import current_replica
+from daskdist.strategy.replica.context import current_replica, store_of
 from daskdist.strategy.steps.returned_values import ReturnedValues
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import FlatResult
@@ -370,14 +370,14 @@ _numbers: Final = itertools.count(2**40)
 
 def _keep(variable: Any) -> None:
     context: Any = current_replica()
-    context.store().put(variable, _replica(), "state")
+    store_of(context).put(variable, _replica(), "state")
 
 
 def _is_kept(variable: Any, takes_s: float) -> bool:
     time.sleep(takes_s)
     context: Any = current_replica()
     try:
-        return bool(context.store().get(variable, _replica()) == "state")
+        return bool(store_of(context).get(variable, _replica()) == "state")
     except ArgumentError:
         return False
 
