@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
-import zlib
 from pathlib import Path
 
 import dask
 import numpy as np
-import pyarrow as pa
 import pytest
+from compressed import COMPRESSED
 
 from daskdist import TensorSpec, data, errors, read_text
 from daskdist.formats.text import Lines, Text
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()
-COMPRESSED = {
-    "gz": gzip.compress,
-    "zz": zlib.compress,
-    "bz2": bz2.compress,
-    "xz": lzma.compress,
-    "zst": lambda data: pa.Codec("zstd").compress(data).to_pybytes(),
-}
 
 
 class TestText(FormatLaws):

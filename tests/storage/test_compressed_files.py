@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import lzma
 import threading
-import zlib
 
 import dask
 import numpy as np
-import pyarrow as pa
 import pytest
+from compressed import COMPRESSED
 
 from daskdist import data, errors, read_text
 from daskdist.core.dataset_base import node_of
 from daskdist.formats.text import Text
 from daskdist.storage import byte_ranges
 from daskdist.storage.first_file import FirstFile
-
-COMPRESSED = {
-    "gz": gzip.compress,
-    "zz": zlib.compress,
-    "bz2": bz2.compress,
-    "xz": lzma.compress,
-    "zst": lambda data: pa.Codec("zstd").compress(data).to_pybytes(),
-}
 
 
 @pytest.mark.parametrize("end", COMPRESSED)

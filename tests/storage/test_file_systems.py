@@ -6,7 +6,6 @@ import contextlib
 import http.server
 import io
 import re
-import threading
 import zipfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import dask
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from http_server import serving
 
 import daskdist
 from daskdist import Dataset, errors, read_parquet, read_text
@@ -126,16 +126,8 @@ def served(tmp_path):
             self.end_headers()
             return io.BytesIO(content[start:stop])
 
-        def log_message(self, *args):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Handler) as url:
+        yield url
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # The client that fsspec keeps warns.
@@ -181,16 +173,8 @@ def served_whole(request, tmp_path):
                 self.send_header("Content-Length", str((tmp_path / self.path[1:]).stat().st_size))
             super().end_headers()
 
-        def log_message(self, *args):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", sent
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Handler) as url:
+        yield url, sent
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # The client that fsspec keeps warns.

@@ -9,7 +9,6 @@ import json
 import logging
 import re
 import shutil
-import threading
 import traceback
 import zipfile
 from pathlib import Path
@@ -17,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
+from http_server import serving
 
 import daskdist
 from daskdist import Checkpoint, CheckpointManager, Dataset, errors
@@ -88,16 +88,8 @@ def base(folder):
             with contextlib.suppress(ConnectionError):
                 self.wfile.write(content[start:stop])
 
-        def log_message(self, *args):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join(20)
+    with serving(Handler) as url:
+        yield url
 
 
 READERS = {
