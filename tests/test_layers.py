@@ -157,9 +157,13 @@ OF_OBJECTS_OF_USERS = {
     "execute/stream/local_iterator.py",
     "strategy/input/dataset.py",
     "strategy/input/iterator.py",
+    "strategy/replica/checkpoints.py",
     "strategy/replica/context.py",
     "strategy/replica/contract.py",
     "strategy/values/per_replica.py",
+    "strategy/values/variable_contract.py",
+    "strategy/variables/record.py",
+    "strategy/variables/variable.py",
 }
 OF_DASK_AND_PYTHON = {
     "Scheduler._instances",
@@ -677,6 +681,47 @@ PUBLIC_METHODS = """
 @pytest.mark.parametrize("cls", [daskdist.Dataset, daskdist.data.Dataset])
 def test_datasets_show_what_users_call(cls):
     assert sorted(PUBLIC_METHODS.split()) == [name for name in dir(cls) if not name.startswith("_")]
+
+
+# The names that users call of other objects, in the README or as TensorFlow has them.
+PUBLIC_NAMES = {
+    "PerReplica": "values compute persist visualize",
+    "DistributedDataset": "cardinality element_spec explain progress sharding",
+    "DistributedIterator": "element_spec get_next get_next_as_optional stats state_dict load_state_dict close",
+    "Variable": """
+        name dtype shape ndim size trainable synchronization aggregation values value read_value numpy
+        assign assign_add assign_sub state_dict load_state_dict
+    """,
+    "ReplicaContext": """
+        replica_id_in_sync_group num_replicas_in_sync strategy devices all_reduce all_gather merge_call
+        checkpoint restore
+    """,
+    "MirroredStrategy": """
+        scope run predict reduce gather local_results distribute_dataset distribute_datasets_from_function
+        distribute_values_from_function num_replicas_in_sync replicas workers extended status close
+        experimental_distribute_dataset experimental_distribute_datasets_from_function experimental_local_results
+        experimental_distribute_values_from_function experimental_make_numpy_dataset experimental_run
+        experimental_run_v2
+    """,
+}
+
+
+def test_objects_show_what_users_call():
+    strategy = daskdist.MirroredStrategy(["CPU:0"])
+    distributed = strategy.distribute_dataset(daskdist.Dataset.range(2).batch(2))
+    with strategy.scope():
+        variable = daskdist.Variable(1.0)
+    contexts = []
+    strategy.run(lambda: contexts.append(daskdist.get_replica_context()))
+    objects = [strategy, distributed, iter(distributed), variable, *contexts, daskdist.PerReplica([1, 2])]
+    names = {type(obj).__name__: sorted(name for name in dir(obj) if not name.startswith("_")) for obj in objects}
+    assert names == {name: sorted(text.split()) for name, text in PUBLIC_NAMES.items()}
+
+
+@pytest.mark.cluster
+def test_strategies_on_clusters_show_their_client_too(on_cluster):
+    names = [name for name in dir(on_cluster) if not name.startswith("_")]
+    assert names == sorted(["client", *PUBLIC_NAMES["MirroredStrategy"].split()])
 
 
 def test_the_help_of_datasets_lists_their_methods_by_task():

@@ -18,8 +18,9 @@ from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.steps.local_backend import LocalBackend
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.values.device_arrays import put_on
+from daskdist.strategy.values.variable_contract import variable_number
 from daskdist.strategy.variables.layout import frozen
-from daskdist.strategy.variables.record import VariableRecord
+from daskdist.strategy.variables.record import VariableRecord, is_mirrored, layout_of
 from daskdist.strategy.variables.replica_copy import ReplicaCopy, read_together
 from daskdist.strategy.variables.store import VariableStore
 
@@ -57,9 +58,9 @@ class _StoreOfAll(VariableStore):
         self._changed: dict[int, dict[int, VariableRecord]] = {}
 
     def get(self, variable: VariableRecord, replica: int) -> Any:
-        if replica in self._states.get(variable.key.number, ()):
+        if replica in self._states.get(variable_number(variable), ()):
             return super().get(variable, replica)
-        if not variable.is_mirrored:
+        if not is_mirrored(variable):
             raise ArgumentError(
                 f"{variable.name}: each replica has its own value, and on a cluster a function of merge_call "
                 "only has the values of variables among its arguments: pass it in args of merge_call"
@@ -76,7 +77,7 @@ class _StoreOfAll(VariableStore):
             self._note(changed, replica)
 
     def _note(self, variable: VariableRecord, replica: int) -> None:
-        self._changed.setdefault(replica, {})[variable.key.number] = variable
+        self._changed.setdefault(replica, {})[variable_number(variable)] = variable
 
     def changes(self, replica: int) -> list[tuple[VariableRecord, Any]]:
         """Return the new values of variables of a replica."""
@@ -84,7 +85,7 @@ class _StoreOfAll(VariableStore):
 
     def _sent(self, variable: VariableRecord, replica: int) -> Any:
         state = self.get(variable, replica)
-        if not variable.is_mirrored:
+        if not is_mirrored(variable):
             return state
         # Return the same object for all replicas if possible, as it is then pickled once.
         first = self.get(variable, 0)
@@ -142,7 +143,7 @@ class _MergeCallsOnWorker:
             # The replicas that the function itself calls are all in this process.
             return []
         leaves = (leaf for leaf in optree.tree_leaves(arguments) if isinstance(leaf, VariableRecord))
-        apart = list({variable.key.number: variable for variable in leaves if not variable.is_mirrored}.values())
+        apart = list({variable_number(variable): variable for variable in leaves if not is_mirrored(variable)}.values())
         return list(zip(apart, read_together(apart), strict=True))
 
     @contextlib.contextmanager
@@ -159,8 +160,8 @@ class _MergeCallsOnWorker:
         for replica, states in enumerate(along):
             for variable, leaves in states:
                 placed = leaves if device.is_host else [put_on(device, leaf) for leaf in leaves]
-                variable_states.setdefault(variable.key.number, {})[replica] = list(map(frozen, placed))
-                if variable.layout.treespec is None:
+                variable_states.setdefault(variable_number(variable), {})[replica] = list(map(frozen, placed))
+                if layout_of(variable).treespec is None:
                     objects.setdefault(replica, []).append(variable)
         store = backend.store = _StoreOfAll(self._own, self._number, variable_states, objects)
         backend.is_between = True

@@ -24,6 +24,7 @@ from daskdist.strategy.values.extract import Extract, FlatResult
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.placeholders import Placeholders, filled
 from daskdist.strategy.values.regroup import component
+from daskdist.strategy.values.variable_contract import token_of
 from daskdist.strategy.variables.variable import Variable
 
 
@@ -103,7 +104,7 @@ class StrategyExtended:
         ArgumentError
             The value is not a variable.
         """
-        return bool(variable_of("variable_created_in_scope", v).token == internals_of(self.strategy).token)
+        return bool(token_of(variable_of("variable_created_in_scope", v)) == internals_of(self.strategy).token)
 
     def value_container(self, value: Any) -> Any:
         """Return the `PerReplica` or `Variable` that contains a value: the value itself."""

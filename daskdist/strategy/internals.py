@@ -37,7 +37,9 @@ from daskdist.strategy.values.per_replica import (
     reference_of,
     values_read_later,
 )
+from daskdist.strategy.values.variable_contract import variable_number
 from daskdist.strategy.variables.read_copies import has_variables, with_copies
+from daskdist.strategy.variables.record import check_is_of, is_mirrored, layout_of
 from daskdist.strategy.variables.replica_copy import (
     align_on_replica,
     inherit_on_replica,
@@ -77,7 +79,7 @@ class StrategyInternals:
 
     def register(self, variable: Variable) -> None:
         """Register a new variable; its copies on replicas are freed when the program drops it."""
-        number = variable.key.number
+        number = variable_number(variable)
         self._variables[number] = variable
         weakref.finalize(variable, self.backend.forget, number).atexit = False
 
@@ -98,7 +100,7 @@ class StrategyInternals:
         self.recover_soon()
         variables = list(self._variables.values())
         # Objects of a replica may have parts in common, and cannot be copied one by one.
-        if any(variable.layout.treespec is None for variable in variables) or not self.group.grow():
+        if any(layout_of(variable).treespec is None for variable in variables) or not self.group.grow():
             return
         strategy: Any = self._strategy()
         while True:
@@ -146,7 +148,7 @@ class StrategyInternals:
             self._undo(first, variables)
         # Some copies of a mirrored variable may already have the next value, and others not.
         with cross_replica_scope(strategy):
-            mirrored = [variable for variable in variables if variable.is_mirrored]
+            mirrored = [variable for variable in variables if is_mirrored(variable)]
             aligned = [self.call_each(1, RECOVERY, align_on_replica, variable) for variable in mirrored]
         for (outcome,) in aligned:
             # A variable whose creation failed has no value.
@@ -170,7 +172,7 @@ class StrategyInternals:
 
     def _undo(self, first: int, variables: Sequence[Variable]) -> None:
         # Calls that failed on a lost replica may have changed variables on others.
-        apart = [variable.name for variable in variables if not variable.is_mirrored]
+        apart = [variable.name for variable in variables if not is_mirrored(variable)]
         if apart:
             self.backend.repetition.give_up(f"{', '.join(apart)} had values on lost workers that no other has")
             return
@@ -221,7 +223,7 @@ class StrategyInternals:
                 if (reference := reference_of(leaf)) is not None and reference.caller is self.backend:
                     continue
             elif isinstance(leaf, Variable):
-                leaf.check_is_of(self.token, operation)
+                check_is_of(leaf, self.token, operation)
                 continue
             elif not isinstance(leaf, AsyncValue):
                 continue

@@ -29,6 +29,9 @@ from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.values.flat import LEAVES, flattened
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.placeholders import results_of
+from daskdist.strategy.values.variable_contract import variable_number
+from daskdist.strategy.variables.aggregation import VariableSynchronization
+from daskdist.strategy.variables.record import VariableRecord
 from daskdist.testing.equality import check
 
 _LEAVES: Final = LEAVES | {PerReplica, AsyncValue}
@@ -244,7 +247,7 @@ class BackendLaws:
             variable = _FakeVariable(next(_numbers))
             program.results(program.run(_keep, variable))
             before = program.run(_is_kept, variable, 0.05)
-            program.backend.forget(variable.key.number)
+            program.backend.forget(variable_number(variable))
             check(all(program.results(before)), "a call that was made before found nothing")
             until = time.monotonic() + _SOON_S
             while any(program.results(program.run(_is_kept, variable, 0.0))):
@@ -355,12 +358,12 @@ class _Result:
 _alive: Final[defaultdict[str, weakref.WeakSet[_Result]]] = defaultdict(weakref.WeakSet)
 
 
-class _FakeVariable:
+class _FakeVariable(VariableRecord):
     # The part of a variable that the replicas' store uses.
-    is_on_read = False
+    synchronization = VariableSynchronization.AUTO
 
     def __init__(self, number: int) -> None:
-        self.key = VariableKey(number)
+        self._key = VariableKey(number)
         self.name = f"variable {number}"
 
 

@@ -16,6 +16,7 @@ from variable_checks import copies, numbers, variable
 import daskdist
 from daskdist import PerReplica, Variable, VariableAggregation, VariableSynchronization, devices, errors
 from daskdist.strategy.replica.context import store_of
+from daskdist.strategy.values.variable_contract import variable_number
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -629,7 +630,7 @@ def test_unreferenced_variables_are_freed(strategy):
         made = variable(strategy, np.zeros(1000), name="large")
         strategy.run(lambda: made.assign_add(np.ones(1000)))
         assert made.numpy()[0] == 1
-        return made.key.number
+        return variable_number(made)
 
     number = number_of_one_that_goes()
     gc.collect()

@@ -22,7 +22,7 @@ from daskdist.strategy.reduce.reductions import NAMED, NamedReduction, Op, Reduc
 from daskdist.strategy.reduce.tree import Fold
 from daskdist.strategy.values.device_arrays import host_array, synchronize
 from daskdist.strategy.values.regroup import component, regroup
-from daskdist.strategy.values.variable_contract import VariableContract
+from daskdist.strategy.values.variable_contract import VariableContract, variable_number
 
 # From this many elements on, each process reduces a part.
 _LARGE_ELEMENTS: Final = 2**16
@@ -297,7 +297,9 @@ def _is_one(values: Sequence[Any]) -> bool:
     first, *rest = values
     if isinstance(first, VariableContract):
         # Other replicas may contribute arrays.
-        return all(isinstance(value, VariableContract) and value.key.number == first.key.number for value in rest)
+        return all(
+            isinstance(value, VariableContract) and variable_number(value) == variable_number(first) for value in rest
+        )
     return isinstance(first, (str, bytes, type(None))) and all(
         type(value) is type(first) and value == first for value in rest
     )

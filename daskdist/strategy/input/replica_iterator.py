@@ -72,7 +72,7 @@ class ReplicaIterator(Iterator[Any]):
     """
 
     # Checkpoints ask all replicas for the state.
-    is_of_all_replicas = True
+    _is_of_all_replicas = True
 
     def __init__(
         self,

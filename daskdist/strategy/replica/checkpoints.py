@@ -24,7 +24,7 @@ class StatefulOfReplicas(Stateful, Protocol):
     """An object whose state may consist of the values of all replicas, which then all call ``state_dict``."""
 
     @property
-    def is_of_all_replicas(self) -> bool:
+    def _is_of_all_replicas(self) -> bool:
         """Return whether the state is of the values of all replicas, rather than that of any."""
 
 
@@ -66,7 +66,7 @@ class ReplicaCheckpoints:
         states = {}
         for name, value in objects.items():
             is_stateful = isinstance(value, Stateful)
-            if self._number and not (isinstance(value, StatefulOfReplicas) and value.is_of_all_replicas):
+            if self._number and not (isinstance(value, StatefulOfReplicas) and value._is_of_all_replicas):
                 continue
             try:
                 states[name] = as_numpy(value.state_dict() if is_stateful else value)

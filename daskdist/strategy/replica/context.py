@@ -25,7 +25,7 @@ from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import catch_up, host_nest, in_stream_of, moved_nest, own_copy
 from daskdist.strategy.values.flat import LEAVES, flattened
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.variable_contract import VariableContract
+from daskdist.strategy.values.variable_contract import VariableContract, token_of
 
 # The advice for a distributed dataset that is iterated over inside a function that replicas run.
 TO_REPLICAS: Final = (
@@ -407,7 +407,7 @@ def _with_own_copies(nest: Any, but_of: str | None = None) -> Any:
     leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
 
     def is_read(leaf: Any) -> bool:
-        return isinstance(leaf, VariableContract) and leaf.token != but_of
+        return isinstance(leaf, VariableContract) and token_of(leaf) != but_of
 
     if not any(map(is_read, leaves)):
         return nest

@@ -13,6 +13,7 @@ import optree
 
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.values.extract import ExtractFromResult
+from daskdist.strategy.values.variable_contract import key_of
 from daskdist.strategy.variables.variable import Variable
 
 
@@ -59,7 +60,7 @@ def made_of(fn: Any) -> list[Any]:
 def _without_state(part: Any) -> Any:
     # A kept part must not keep alive the copies that a variable has on workers.
     inner = part.cell_contents if type(part) is CellType and part != CellType() else part
-    return inner.key if isinstance(inner, Variable) else part
+    return key_of(inner) if isinstance(inner, Variable) else part
 
 
 def reference(part: Any) -> Callable[[], Any]:

@@ -8,7 +8,9 @@ import optree
 
 from daskdist.strategy.values.per_replica import PerReplica, reference_of
 from daskdist.strategy.values.regroup import component
-from daskdist.strategy.variables.variable import Variable
+from daskdist.strategy.values.variable_contract import variable_number
+from daskdist.strategy.variables.record import check_is_of
+from daskdist.strategy.variables.variable import Variable, copies_where
 
 
 def with_copies(operation: str, token: str, nest: Any) -> tuple[list[Any], Any]:
@@ -24,7 +26,7 @@ def with_copies(operation: str, token: str, nest: Any) -> tuple[list[Any], Any]:
         for leaf in leaves:
             for value in leaf.values if has_variables(leaf) else (leaf,):
                 if isinstance(value, Variable):
-                    value.check_is_of(token, operation)
+                    check_is_of(value, token, operation)
         leaves, treespec = optree.tree_flatten(treespec.unflatten(map(_of_copies, leaves)), none_is_leaf=True)
     return leaves, treespec
 
@@ -40,9 +42,11 @@ def _of_copies(leaf: Any) -> Any:
     if not has_variables(leaf):
         return leaf
     values = list(leaf.values)
-    for variable in {value.key.number: value for value in values if isinstance(value, Variable)}.values():
+    for variable in {variable_number(value): value for value in values if isinstance(value, Variable)}.values():
         # In a cross-replica scope the copies of other replicas may be unavailable.
-        is_asked = [isinstance(value, Variable) and value.key.number == variable.key.number for value in values]
-        copies = variable.values_where(is_asked)
+        is_asked = [
+            isinstance(value, Variable) and variable_number(value) == variable_number(variable) for value in values
+        ]
+        copies = copies_where(variable, is_asked)
         values = [component(copies, number) if is_asked[number] else value for number, value in enumerate(values)]
     return PerReplica(values)

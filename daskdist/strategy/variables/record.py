@@ -17,47 +17,57 @@ class VariableRecord(VariableContract):
         The name in messages.
     synchronization, aggregation
         When and how the copies are combined.
-    layout
+    _layout
         The structure, shapes and dtypes of the value.
     """
 
     name: str
     synchronization: VariableSynchronization
     aggregation: VariableAggregation
-    layout: CopyLayout
+    _layout: CopyLayout
 
     @property
-    def is_mirrored(self) -> bool:
-        """Return whether the value consists of arrays that are the same on all replicas."""
-        return self.layout.treespec is not None and not self.is_on_read
+    def _is_of_all_replicas(self) -> bool:
+        return is_on_read(self)
 
-    @property
-    def is_on_read(self) -> bool:
-        """Return whether each replica has its own value (``ON_READ``)."""
-        return self.synchronization is VariableSynchronization.ON_READ
 
-    @property
-    def is_of_all_replicas(self) -> bool:
-        """Return whether the state is of the values of all replicas, rather than that of any."""
-        return self.is_on_read
+def layout_of(variable: VariableRecord) -> CopyLayout:
+    """Return the structure, shapes and dtypes of the value of a variable."""
+    return variable._layout
 
-    @property
-    def is_saved_per_replica(self) -> bool:
-        """Return whether checkpoints save each replica's value, as these differ and are not summed or averaged."""
-        if not self.is_on_read:
-            return False
-        return self.layout.treespec is None or self.aggregation is VariableAggregation.NONE
 
-    def check_is_of(self, token: str, operation: str) -> None:
-        """Raise an error if the variable is used in an operation of another strategy.
+def set_layout(variable: VariableRecord, layout: CopyLayout) -> None:
+    """Set the structure, shapes and dtypes of the value of a variable, which its first value has."""
+    variable._layout = layout
 
-        Raises
-        ------
-        ArgumentError
-            The token belongs to another strategy.
-        """
-        if self.token != token:
-            raise ArgumentError(
-                f"{operation}: {self.name} belongs to another strategy; use a variable with the strategy in whose "
-                "scope it was created"
-            )
+
+def is_on_read(variable: VariableRecord) -> bool:
+    """Return whether each replica has its own value (``ON_READ``)."""
+    return variable.synchronization is VariableSynchronization.ON_READ
+
+
+def is_mirrored(variable: VariableRecord) -> bool:
+    """Return whether the value of a variable consists of arrays that are the same on all replicas."""
+    return variable._layout.treespec is not None and not is_on_read(variable)
+
+
+def is_saved_per_replica(variable: VariableRecord) -> bool:
+    """Return whether checkpoints save each replica's value, as these differ and are not summed or averaged."""
+    if not is_on_read(variable):
+        return False
+    return variable._layout.treespec is None or variable.aggregation is VariableAggregation.NONE
+
+
+def check_is_of(variable: VariableRecord, token: str, operation: str) -> None:
+    """Raise an error if a variable is used in an operation of another strategy.
+
+    Raises
+    ------
+    ArgumentError
+        The token belongs to another strategy.
+    """
+    if variable._token != token:
+        raise ArgumentError(
+            f"{operation}: {variable.name} belongs to another strategy; use a variable with the strategy in whose "
+            "scope it was created"
+        )

@@ -22,10 +22,18 @@ from daskdist.strategy.replica.context import ReplicaContext, current_replica, m
 from daskdist.strategy.replica.threads import check_thread
 from daskdist.strategy.values.device_arrays import host_array, host_nest, moved
 from daskdist.strategy.values.extract import FlatResult
+from daskdist.strategy.values.variable_contract import token_of
 from daskdist.strategy.variables.aggregation import VariableAggregation, VariableSynchronization
 from daskdist.strategy.variables.layout import CopyLayout, as_arrays, check, frozen, leaves_like, with_dtype
 from daskdist.strategy.variables.objects import copied, parts_of
-from daskdist.strategy.variables.record import VariableRecord
+from daskdist.strategy.variables.record import (
+    VariableRecord,
+    is_mirrored,
+    is_on_read,
+    is_saved_per_replica,
+    layout_of,
+    set_layout,
+)
 
 _CHANGES: Final = {"assign_add": operator.add, "assign_sub": operator.sub}
 
@@ -56,7 +64,7 @@ class ReplicaCopy:
     @property
     def mutable_leaves(self) -> list[Any]:
         """The arrays, or the object, which the caller may change in place."""
-        if self.variable.layout.treespec is None:
+        if layout_of(self.variable).treespec is None:
             self._store.note_mutable(self.variable, self.replica.replica_id_in_sync_group)
         return self.leaves
 
@@ -71,11 +79,11 @@ class ReplicaCopy:
     def host_leaves(self) -> list[Any]:
         """The arrays as NumPy arrays, or the object."""
         leaves = self.leaves
-        return leaves if self.variable.layout.treespec is None else list(map(host_array, leaves))
+        return leaves if layout_of(self.variable).treespec is None else list(map(host_array, leaves))
 
     def checked(self, how: str, value: Any) -> list[Any]:
         """Return the leaves of a value as arrays of the host or a device, or the object; raise if it does not fit."""
-        layout = self.variable.layout
+        layout = layout_of(self.variable)
         if layout.treespec is None:
             self._check_change(how)
             return [own_object(value, self.variable.name)]
@@ -87,11 +95,11 @@ class ReplicaCopy:
     def write(self, how: str, leaves: Sequence[Any]) -> None:
         """Change only this copy, by arrays of the host or of a device, or by another object."""
         variable = self.variable
-        if variable.layout.treespec is None:
+        if layout_of(variable).treespec is None:
             self._check_change(how)
             new_leaves = list(leaves) if how not in _CHANGES else self._changed(how, *self.leaves, *leaves)
         else:
-            specs = variable.layout.specs
+            specs = layout_of(variable).specs
             new_leaves = [self._own(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
             change = _CHANGES.get(how)
             if change is not None:
@@ -99,12 +107,12 @@ class ReplicaCopy:
             new_leaves = list(map(frozen, new_leaves))
         place = variable, self.replica.replica_id_in_sync_group
         self._store.put(*place, new_leaves)
-        if variable.layout.treespec is None and self.is_shared:
+        if layout_of(variable).treespec is None and self.is_shared:
             # The replicas of this process received the same object.
             self._store.put(*place, [copied(new_leaves[0], variable.name)])
 
     def _check_change(self, how: str) -> None:
-        layout = self.variable.layout
+        layout = layout_of(self.variable)
         if how in _CHANGES and not layout.specs:
             raise ArgumentError(f"{self.variable.name}.{how}: the value is {layout.kind}, not an array")
 
@@ -155,7 +163,7 @@ def copy_on_replica(variable: VariableRecord) -> ReplicaCopy | None:
     store = store_of(replica)
     if store is None:
         raise ArgumentError(f"{variable.name}: not on this worker; its strategy is closed, or the worker was restarted")
-    if store.token != variable.token:
+    if store.token != token_of(variable):
         raise ArgumentError(
             f"{variable.name}: used on a replica of another strategy; use a variable with the strategy in whose "
             "scope it was created"
@@ -192,7 +200,7 @@ def make_on_replica(variable: VariableRecord, make: Callable[[], Any], dtype: st
         elif replica.replica_id_in_sync_group:
             value = make()
             layout = CopyLayout.of(value)
-    variable.layout = layout
+    set_layout(variable, layout)
     if layout.treespec is not None:
         copy.write("put", optree.tree_leaves(value))
         return _listed([layout])
@@ -205,7 +213,7 @@ def _for_program(copy: ReplicaCopy) -> FlatResult:
     leaves = copy.host_leaves
     replica = copy.replica
     worker = replica.strategy.replicas[replica.replica_id_in_sync_group].worker
-    if copy.variable.layout.treespec is None and worker is not None:
+    if layout_of(copy.variable).treespec is None and worker is not None:
         # An object that cannot be copied cannot be sent either.
         with contextlib.suppress(ArgumentError):
             leaves = [copied(leaf, copy.variable.name) for leaf in leaves]
@@ -214,13 +222,13 @@ def _for_program(copy: ReplicaCopy) -> FlatResult:
 
 def read_on_replica(variable: VariableRecord, is_asked: bool = True) -> FlatResult:
     """Return the leaves of a replica's copy; None for each if the replica is not asked."""
-    return _for_program(_required_copy(variable)) if is_asked else _listed([None] * variable.layout.num_leaves)
+    return _for_program(_required_copy(variable)) if is_asked else _listed([None] * layout_of(variable).num_leaves)
 
 
 def read_together(variables: Sequence[VariableRecord]) -> list[list[Any]]:
     """Return the leaves of a replica's copies; objects keep the parts that they share, as an optimizer does."""
     copies = [_required_copy(variable).host_leaves for variable in variables]
-    objects = [number for number, variable in enumerate(variables) if variable.layout.treespec is None]
+    objects = [number for number, variable in enumerate(variables) if layout_of(variable).treespec is None]
     # An object that cannot be copied cannot be sent either.
     with contextlib.suppress(ArgumentError):
         object_copies = copied([copies[number] for number in objects], "merge_call")
@@ -232,9 +240,9 @@ def read_together(variables: Sequence[VariableRecord]) -> list[list[Any]]:
 def write_on_replica(variable: VariableRecord, how: str, leaves: list[Any]) -> FlatResult:
     """Change only a replica's copy, and return its leaves."""
     copy = _required_copy(variable)
-    if variable.layout.treespec is not None:
+    if layout_of(variable).treespec is not None:
         leaves = as_arrays(leaves)
-        check(f"{variable.name}.{how}", variable.layout, leaves)
+        check(f"{variable.name}.{how}", layout_of(variable), leaves)
     elif how == "assign":
         # Copy, as the program or other replicas may have the same object.
         leaves = [copied(own_object(leaf, variable.name), f"{variable.name}.{how}") for leaf in leaves]
@@ -272,7 +280,7 @@ def join_on_replica(variable: VariableRecord) -> FlatResult:
     It is that of the first replica; for values that replicas have of their own (``ON_READ``) and that are summed, zero,
     and for those of which the mean is read, the mean of the others.
     """
-    if variable.is_mirrored:
+    if is_mirrored(variable):
         return align_on_replica(variable)
     copy = _required_copy(variable)
     try:
@@ -300,14 +308,14 @@ def undo_on_replica(call: int) -> FlatResult:
 
 def state_on_replica(variable: VariableRecord) -> FlatResult:
     """Return a replica's value in arrays that can be saved."""
-    value = variable.layout.packed(_required_copy(variable).host_leaves)
-    if variable.layout.treespec is None:
+    value = layout_of(variable).packed(_required_copy(variable).host_leaves)
+    if layout_of(variable).treespec is None:
         value = value.state_dict() if isinstance(value, Stateful) else value
         try:
             value = as_numpy(value)
         except ArgumentError as error:
             raise ArgumentError(
-                f"{variable.name}: {variable.layout.kind} cannot be saved; it needs a state_dict() of arrays and a "
+                f"{variable.name}: {layout_of(variable).kind} cannot be saved; it needs a state_dict() of arrays and a "
                 f"load_state_dict(): {error}"
             ) from None
     return FlatResult([value], list_spec(1))
@@ -316,14 +324,14 @@ def state_on_replica(variable: VariableRecord) -> FlatResult:
 def restore_on_replica(variable: VariableRecord, state: FlatResult) -> FlatResult:
     """Restore a replica's value from its saved state."""
     copy = _required_copy(variable)
-    value = variable.layout.packed(copy.host_leaves)
+    value = layout_of(variable).packed(copy.host_leaves)
     (saved,) = state.leaves
     if isinstance(value, Stateful):
-        value = variable.layout.packed(copy.mutable_leaves)
+        value = layout_of(variable).packed(copy.mutable_leaves)
         value.load_state_dict(like(value.state_dict(), saved, owner=value))
         return FlatResult([True], list_spec(1))
     restored = like(value, saved)
-    if variable.layout.treespec is None:
+    if layout_of(variable).treespec is None:
         copy.write("put", [restored])
     else:
         copy.write("put", copy.checked("restore", restored))
@@ -338,11 +346,11 @@ def checked_state(variable: VariableRecord, state: Any, num_replicas: int) -> An
     ArgumentError
         The state is of another kind of variable, or of another number of replicas that each have their own value.
     """
-    key = "replicas" if variable.is_saved_per_replica else "value"
+    key = "replicas" if is_saved_per_replica(variable) else "value"
     if not isinstance(state, Mapping) or key not in state:
         raise ArgumentError(f"{variable.name}: the state has no {key!r}, so it belongs to another kind of variable")
     saved = state[key]
-    if variable.is_saved_per_replica and len(saved) != num_replicas:
+    if is_saved_per_replica(variable) and len(saved) != num_replicas:
         raise ArgumentError(
             f"{variable.name}: each replica has its own value; the state has {len(saved)}, and there are "
             f"{num_replicas} replicas"
@@ -362,9 +370,9 @@ def state_among_replicas(variable: VariableRecord) -> dict[str, Any]:
     """Return the state of a variable, on a replica; all call it if values of replicas differ."""
     copy = _required_copy(variable)
     (state,) = state_on_replica(variable).leaves
-    if variable.is_saved_per_replica:
+    if is_saved_per_replica(variable):
         return {"replicas": meet(copy.replica, Collect(f"{variable.name}.state_dict"), state)}
-    if variable.is_on_read and variable.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
+    if is_on_read(variable) and variable.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
         state = copy.replica.all_reduce(ReduceOp(variable.aggregation.value), state)
     return {"value": state}
 
@@ -373,14 +381,14 @@ def restore_among_replicas(variable: VariableRecord, saved: Any) -> None:
     """Restore a replica's value from the value in a state of all replicas."""
     replica = _required_copy(variable).replica
     number, num_replicas = replica.replica_id_in_sync_group, replica.num_replicas_in_sync
-    if variable.is_saved_per_replica:
+    if is_saved_per_replica(variable):
         saved = saved[number]
-    elif variable.is_on_read and variable.aggregation is VariableAggregation.SUM:
-        leaves = leaves_like(variable.layout, saved, f"{variable.name}.restore")
-        saved = variable.layout.packed(
+    elif is_on_read(variable) and variable.aggregation is VariableAggregation.SUM:
+        leaves = leaves_like(layout_of(variable), saved, f"{variable.name}.restore")
+        saved = layout_of(variable).packed(
             [
                 equal_part(np.asarray(leaf), spec.dtype, number, num_replicas)
-                for leaf, spec in zip(leaves, variable.layout.specs, strict=True)
+                for leaf, spec in zip(leaves, layout_of(variable).specs, strict=True)
             ]
         )
     restore_on_replica(variable, FlatResult([saved], list_spec(1)))

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from daskdist.errors import ArgumentError
-from daskdist.strategy.variables.record import VariableRecord
+from daskdist.strategy.values.variable_contract import variable_number
+from daskdist.strategy.variables.record import VariableRecord, is_on_read, layout_of
 from daskdist.strategy.variables.undo_log import MISSING, UNKNOWN, UndoLog
 
 
@@ -50,7 +51,7 @@ class VariableStore:
             The replica has no state of the variable.
         """
         try:
-            return self._states[variable.key.number][replica]
+            return self._states[variable_number(variable)][replica]
         except KeyError:
             raise ArgumentError(
                 f"{variable.name}: replica {replica} has no value; the initial value could not be computed, "
@@ -59,18 +60,18 @@ class VariableStore:
 
     def others(self, variable: VariableRecord, replica: int) -> list[Any]:
         """Return the states of a variable on the other replicas of this process."""
-        states = dict(self._states.get(variable.key.number, {}))
+        states = dict(self._states.get(variable_number(variable), {}))
         return [state for other, state in states.items() if other != replica]
 
     def put(self, variable: VariableRecord, replica: int, state: Any) -> None:
         """Store a state."""
-        states = self._states.setdefault(variable.key.number, {})
+        states = self._states.setdefault(variable_number(variable), {})
         if replica in self._undo_logs:
             before = states.get(replica, MISSING)
-            is_known = before is MISSING or variable.layout.treespec is not None
-            self._undo_logs[replica].note(variable.key.number, before if is_known else UNKNOWN)
-        if variable.is_on_read and variable.layout.treespec is not None:
-            self._on_read.add(variable.key.number)
+            is_known = before is MISSING or layout_of(variable).treespec is not None
+            self._undo_logs[replica].note(variable_number(variable), before if is_known else UNKNOWN)
+        if is_on_read(variable) and layout_of(variable).treespec is not None:
+            self._on_read.add(variable_number(variable))
         states[replica] = state
 
     def own_states(self) -> dict[int, dict[int, Any]]:
@@ -80,7 +81,7 @@ class VariableStore:
     def note_mutable(self, variable: VariableRecord, replica: int) -> None:
         """Note that the object of a state may be changed in place."""
         if replica in self._undo_logs:
-            self._undo_logs[replica].note(variable.key.number, UNKNOWN)
+            self._undo_logs[replica].note(variable_number(variable), UNKNOWN)
 
     def renumber(self, numbers: Mapping[int, int]) -> None:
         """Renumber the replicas, given the new number of each old one."""

@@ -37,7 +37,7 @@ from daskdist.strategy.variables.layout import (
     with_dtype,
 )
 from daskdist.strategy.variables.objects import ADVICE, aggregated
-from daskdist.strategy.variables.record import VariableRecord
+from daskdist.strategy.variables.record import VariableRecord, is_on_read, is_saved_per_replica
 from daskdist.strategy.variables.replica_copy import (
     checked_state,
     copy_on_replica,
@@ -136,11 +136,11 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         self.aggregation = VariableAggregation.of(aggregation)
         self.synchronization = VariableSynchronization.of(synchronization)
         self.trainable = trainable
-        self.key = VariableKey(next(_numbers))
-        self.name = str(name) if name is not None else f"Variable_{self.key.number}"
+        self._key = VariableKey(next(_numbers))
+        self.name = str(name) if name is not None else f"Variable_{self._key.number}"
         strategy = self._strategy = self._scope()
-        self.token = internals_of(strategy).token
-        self.layout = CopyLayout(None)
+        self._token = internals_of(strategy).token
+        self._layout = CopyLayout(None)
         # Register before the value is set, so that the copies are freed if that fails.
         internals_of(strategy).register(self)
         self._begin(initial_value, None if dtype is None else np.dtype(dtype))
@@ -168,19 +168,19 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
                 1, "variable", make_on_replica, self, initial_value, dtype and dtype.str
             )
             layouts = strategy.local_results(results[0])
-            self.layout = layouts[0]
+            self._layout = layouts[0]
             for number, layout in enumerate(layouts):
-                if (layout.treespec, layout.kind) != (self.layout.treespec, self.layout.kind):
+                if (layout.treespec, layout.kind) != (self._layout.treespec, self._layout.kind):
                     raise ArgumentError(
                         f"{self.name}: the function returned {layouts[0].kind} on replica 0, but "
                         f"{layout.kind or 'arrays'} on replica {number}"
                     )
         else:
             value = with_dtype(of_numbers(self._plain(initial_value)), dtype)
-            self.layout = CopyLayout.of(value)
-            if self.layout.treespec is None:
+            self._layout = CopyLayout.of(value)
+            if self._layout.treespec is None:
                 raise ArgumentError(
-                    f"{self.name}: initial_value is {self.layout.kind}; give arrays and numbers, or a nest of those, "
+                    f"{self.name}: initial_value is {self._layout.kind}; give arrays and numbers, or a nest of those, "
                     "or a function that creates the object on each replica"
                 )
         self._check_layout()
@@ -196,13 +196,13 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         )
 
     def _check_layout(self) -> None:
-        layout, aggregation = self.layout, self.aggregation
+        layout, aggregation = self._layout, self.aggregation
         if layout.treespec is None and aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
             if not layout.specs:
                 raise ArgumentError(
                     f"{self.name}: aggregation {aggregation.name} is for arrays, and the value is {layout.kind}"
                 )
-            if self.is_on_read:
+            if is_on_read(self):
                 raise ArgumentError(
                     f"{self.name}: aggregation {aggregation.name} of each replica's own value (ON_READ) is for "
                     f"NumPy arrays, and the value is {layout.kind} of another framework"
@@ -238,7 +238,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
 
     @property
     def _spec(self) -> TensorSpec:
-        layout = self.layout
+        layout = self._layout
         if layout.treespec is None or not layout.treespec.is_leaf():
             what = "an object" if layout.treespec is None else "a nest of arrays"
             raise AttributeError(f"{self.name} is {what}, which has no shape or dtype; see read_value()")
@@ -249,12 +249,8 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         """The replicas' copies as a `PerReplica`, or a nest of those if the variable is a nest of arrays."""
         return self._packed_copies()  # type: ignore[no-any-return]
 
-    def values_where(self, is_asked: Sequence[bool]) -> PerReplica:
-        """Return the replicas' copies as `values` does, but None for replicas that are not asked."""
-        return self._packed_copies(PerReplica(is_asked))  # type: ignore[no-any-return]
-
     def _packed_copies(self, *args: Any) -> Any:
-        internals, layout = internals_of(self._strategy_in_use()), self.layout
+        internals, layout = internals_of(self._strategy_in_use()), self._layout
         return layout.packed(internals.call_each(layout.num_leaves, "variable", read_on_replica, self, *args))
 
     # --- reading and assigning ---
@@ -277,12 +273,12 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         """
         copy = copy_on_replica(self)
         if copy is not None:
-            return self.layout.packed(copy.mutable_leaves)
-        strategy, layout = self._strategy_in_use(), self.layout
+            return self._layout.packed(copy.mutable_leaves)
+        strategy, layout = self._strategy_in_use(), self._layout
         columns = internals_of(strategy).call_each(layout.num_leaves, "variable", read_on_replica, self)
         if layout.treespec is None:
             return columns[0]
-        if self.is_on_read and self.aggregation is VariableAggregation.NONE:
+        if is_on_read(self) and self.aggregation is VariableAggregation.NONE:
             raise ArgumentError(
                 f"{self.name}: each replica has its own value (ON_READ), and aggregation is NONE; give an "
                 "aggregation, or read the values of all replicas with values"
@@ -344,18 +340,18 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         if copy is None:
             return self._assign_between(how, value)
         leaves = copy.checked(how, value)
-        if not copy.is_own and self.layout.treespec is None:
+        if not copy.is_own and self._layout.treespec is None:
             leaves = [aggregated(f"{self.name}.{how}", self.aggregation, copy.replica, *leaves)]
         elif not copy.is_own:
             leaves = self._aggregated(how, leaves, copy.replica)
         copy.write(how, leaves)
-        return self.layout.packed(copy.leaves)
+        return self._layout.packed(copy.leaves)
 
     def _aggregated(self, how: str, leaves: list[Any], replica: ReplicaContext) -> list[Any]:
         aggregation = self.aggregation
         what = f"{self.name}.{how}"
         if aggregation is VariableAggregation.NONE:
-            meet(replica, Agreed(what, ADVICE), (leaves, self.layout.treespec))
+            meet(replica, Agreed(what, ADVICE), (leaves, self._layout.treespec))
             return leaves
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             is_first = replica.replica_id_in_sync_group == 0
@@ -369,13 +365,13 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         return replica.all_reduce(ReduceOp(aggregation.value), leaves)  # type: ignore[no-any-return]
 
     def _assign_between(self, how: str, value: Any) -> Any:
-        strategy, layout = self._strategy_in_use(), self.layout
+        strategy, layout = self._strategy_in_use(), self._layout
         if layout.treespec is None:
             leaves = [value]
         else:
             leaves = list(map(_here, leaves_like(layout, value, f"{self.name}.{how}")))
             # The aggregated value of an ON_READ variable, not that of each replica.
-            leaves = [leaf.read_value() if isinstance(leaf, Variable) and leaf.is_on_read else leaf for leaf in leaves]
+            leaves = [leaf.read_value() if isinstance(leaf, Variable) and is_on_read(leaf) else leaf for leaf in leaves]
             if self.synchronization is VariableSynchronization.ON_READ and self.aggregation is VariableAggregation.SUM:
                 if how != "assign":
                     raise ArgumentError(
@@ -397,18 +393,18 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
                 return leaf / num_replicas
             return PerReplica([equal_part(leaf, dtype, number, num_replicas) for number in range(num_replicas)])
 
-        return [part(leaf, spec.dtype) for leaf, spec in zip(leaves, self.layout.specs, strict=True)]
+        return [part(leaf, spec.dtype) for leaf, spec in zip(leaves, self._layout.specs, strict=True)]
 
     def _check_here(self, how: str, leaves: list[Any]) -> None:
         # Raise errors in this process if the value is known here.
-        layout = self.layout
+        layout = self._layout
         if layout.treespec is not None and not any(
             isinstance(leaf, (AsyncValue, PerReplica, Variable)) for leaf in leaves
         ):
             check(f"{self.name}.{how}", layout, leaves)
 
     def _write(self, how: str, leaves: list[Any]) -> list[PerReplica]:
-        layout = self.layout
+        layout = self._layout
         self._check_here(how, leaves)
         return internals_of(self._strategy_in_use()).call_each(
             layout.num_leaves, "variable", write_on_replica, self, how, leaves
@@ -416,10 +412,10 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
 
     def _as_one(self, columns: list[PerReplica]) -> Any:
         # Return the program's value from those of the replicas.
-        layout, aggregation = self.layout, self.aggregation
+        layout, aggregation = self._layout, self.aggregation
         if layout.treespec is None:
             return columns[0]
-        if self.is_on_read and aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
+        if is_on_read(self) and aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
             return self._strategy_in_use().reduce(aggregation.name, layout.packed(columns), axis=None)
         return layout.packed([column.values[0] for column in columns])
 
@@ -440,10 +436,10 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         if copy_on_replica(self) is not None:
             return state_among_replicas(self)
         strategy = self._strategy_in_use()
-        if self.is_saved_per_replica:
+        if is_saved_per_replica(self):
             states = internals_of(strategy).call_each(1, "variable", state_on_replica, self)
             return {"replicas": list(strategy.local_results(states[0]))}
-        if self.layout.treespec is not None:
+        if self._layout.treespec is not None:
             return {"value": self.numpy()}
         states = internals_of(strategy).call_each(1, "variable", state_on_replica, self)
         return {"value": strategy.local_results(states[0])[0]}
@@ -463,10 +459,10 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             return
         strategy = self._strategy_in_use()
         saved = checked_state(self, state, strategy.num_replicas_in_sync)
-        if self.layout.treespec is not None and not self.is_saved_per_replica:
+        if self._layout.treespec is not None and not is_saved_per_replica(self):
             self.assign(like(self.numpy(), saved))
             return
-        states = saved if self.is_saved_per_replica else [saved] * strategy.num_replicas_in_sync
+        states = saved if is_saved_per_replica(self) else [saved] * strategy.num_replicas_in_sync
         per_replica = PerReplica([FlatResult([state], list_spec(1)) for state in states])
         # Wait, to raise the errors of values that do not fit.
         strategy.local_results(
@@ -479,7 +475,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         """Return the strategy to use: that of the current scope, or the variable's own."""
         scope = current_scope_strategy()
         # On a worker, a strategy is known only in functions called by merge_call.
-        strategy = scope if scope is not None and internals_of(scope).token == self.token else self._strategy
+        strategy = scope if scope is not None and internals_of(scope).token == self._token else self._strategy
         if strategy is None:
             raise ArgumentError(
                 f"{self.name}: used outside of its strategy; on a worker, use it in functions called by run on a "
@@ -494,12 +490,12 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _variable_on_worker, (
-            self.key,
-            self.token,
+            self._key,
+            self._token,
             self.name,
             self.synchronization.name,
             self.aggregation.name,
-            self.layout,
+            self._layout,
         )
 
     def __copy__(self) -> Variable:
@@ -519,12 +515,12 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         out = [output for output in kwargs.pop("out", ()) if not isinstance(output, Variable)]
         if out:
             kwargs["out"] = tuple(out)
-        operands = [operand.as_array() if isinstance(operand, Variable) else operand for operand in inputs]
+        operands = [operand._as_array() if isinstance(operand, Variable) else operand for operand in inputs]
         if method == "__call__" and any(map(is_on_device, operands)):
             return called_on_device(ufunc, operands, kwargs)
         return getattr(ufunc, method)(*operands, **kwargs)
 
-    def as_array(self) -> Any:
+    def _as_array(self) -> Any:
         """Return the current value; raise an error if it is not a single array."""
         self._spec  # noqa: B018
         return self.read_value()
@@ -554,7 +550,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         return format(self.numpy(), spec)
 
     def _repr_html_(self) -> str | None:
-        layout = self.layout
+        layout = self._layout
         facts = [self.name, f"synchronization {self.synchronization.name}", f"aggregation {self.aggregation.name}"]
         if layout.treespec is None:
             return state_page("Variable", [*facts, f"a {layout.kind} on each replica"], (), ())
@@ -563,7 +559,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         return state_page("Variable", facts, ("leaf", "shape", "dtype"), rows)
 
     def __repr__(self) -> str:
-        layout = self.layout
+        layout = self._layout
         if layout.treespec is None:
             what = layout.kind
         elif layout.treespec.is_leaf():
@@ -581,11 +577,16 @@ def _here(leaf: Any) -> Any:
     return leaf if isinstance(leaf, (AsyncValue, PerReplica, Variable)) else as_arrays([leaf])[0]
 
 
+def copies_where(variable: Variable, is_asked: Sequence[bool]) -> PerReplica:
+    """Return the replicas' copies as `Variable.values` does, but None for replicas that are not asked."""
+    return variable._packed_copies(PerReplica(is_asked))  # type: ignore[no-any-return]
+
+
 def _variable_on_worker(
     key: VariableKey, token: str, name: str, synchronization: str, aggregation: str, layout: CopyLayout
 ) -> Variable:
     variable = Variable.__new__(Variable)
-    variable.key, variable.token, variable.name, variable.layout = key, token, name, layout
+    variable._key, variable._token, variable.name, variable._layout = key, token, name, layout
     variable.synchronization = VariableSynchronization(synchronization)
     variable.aggregation = VariableAggregation(aggregation)
     return variable
