@@ -10,9 +10,10 @@ import os
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from math import prod
 from threading import Thread
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -33,6 +34,7 @@ NUMBERS: Final = "biufc"
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 _BYTES: Final = np.dtype(np.uint8)
+Free = TypeVar("Free")
 
 
 class ArrayPool:
@@ -84,18 +86,8 @@ class ArrayPool:
         self._kept = deque(maxlen=0)
 
     def _taken(self, num_bytes: int) -> Memory:
-        kept = self._kept
-        for _ in range(len(kept)):
-            try:
-                # The memory freed last may still be in the processor's cache.
-                memory = kept.pop()
-            except IndexError:
-                break
-            if num_bytes <= memory.nbytes <= num_bytes * 5 // 4:
-                return memory
-            kept.appendleft(memory)
-        memory_array: Memory = _aligned((num_bytes,), _BYTES, num_bytes)
-        return memory_array
+        memory = take_fitting(self._kept, lambda memory: num_bytes <= memory.nbytes <= num_bytes * 5 // 4)
+        return _aligned((num_bytes,), _BYTES, num_bytes) if memory is None else memory
 
     def _keeps(self) -> bool:
         # Return whether a thread is running that frees kept memory; none can be started at the end of the program.
@@ -113,6 +105,22 @@ class ArrayPool:
         while (rest := self._asked + self._idle_s - time.monotonic()) > 0:
             time.sleep(rest)
         self.forget()
+
+
+def take_fitting(free: deque[Free], is_fitting: Callable[[Free], bool]) -> Free | None:
+    """Take the fitting object that was freed last, and may still be in the processor's cache; None without one.
+
+    Other threads may take objects and add some meanwhile.
+    """
+    for _ in range(len(free)):
+        try:
+            item = free.pop()
+        except IndexError:
+            break
+        if is_fitting(item):
+            return item
+        free.appendleft(item)
+    return None
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any], num_bytes: int) -> Any:

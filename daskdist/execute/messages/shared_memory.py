@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.array_pool import take_fitting
 from daskdist.execute.messages.failure import pickle_with_buffers
 
 # Arrays of fewer bytes in all travel with the message.
@@ -134,17 +135,7 @@ class Segments:
     def taken(self, num_bytes: int) -> Segment | None:
         """Return a free segment of at least so many bytes; None if there is none of about that size."""
         self._asked = time.monotonic()
-        free = self._free
-        for _ in range(len(free)):
-            try:
-                # The memory freed last may still be in the processor's cache.
-                segment = free.pop()
-            except IndexError:
-                break
-            if num_bytes <= segment.memory.nbytes <= 2 * num_bytes:
-                return segment
-            free.appendleft(segment)
-        return None
+        return take_fitting(self._free, lambda segment: num_bytes <= segment.memory.nbytes <= 2 * num_bytes)
 
     def give_back(self, segment: Segment, num_forks: int) -> None:
         """Keep an unused segment, if there is room and it was not lent before a fork."""
