@@ -2757,24 +2757,6 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         return record(self._current_primitive(), self._name, 0)
 
 
-class TensorFlowDataset(Dataset):
-    """A `Dataset` in which Python's own numbers are int32 and float32, as in TensorFlow: ``daskdist.data.Dataset``.
-
-    An integer that needs more than 32 bits is int64. Methods of such a dataset return datasets of this class; a
-    constructor for several datasets, such as `zip`, returns its own class.
-    ``Options(python_numbers="numpy")`` makes the numbers int64 and float64.
-
-    >>> TensorFlowDataset.from_tensors((1, 2.5)).element_spec
-    (TensorSpec(shape=(), dtype=int32, name=None), TensorSpec(shape=(), dtype=float32, name=None))
-    """
-
-    _is_narrow: ClassVar[bool] = True
-
-    @classmethod
-    def _of(cls, node: Node) -> TensorFlowDataset:
-        return TensorFlowDataset(node)
-
-
 # The number of elements to compute for the spec if functions cannot be tried on synthetic ones.
 _NUM_LEARNED_FROM: Final = 4
 # The most leaves that `repr` shows in a line; more are shown in a table.

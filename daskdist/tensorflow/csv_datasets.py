@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.structure import TEXT, as_array
-from daskdist.dataset import Dataset, TensorFlowDataset
+from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.formats import endings
 from daskdist.formats.csv.csv_format import Csv
@@ -18,6 +18,7 @@ from daskdist.ops.read_files import read_node
 from daskdist.storage.compression import compression_of
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.hive_partitions import Partitions
+from daskdist.tensorflow.dataset import TensorFlowDataset
 from daskdist.tensorflow.file_datasets import expand_filenames
 
 _TYPES: Final = {"float32", "float64", "int32", "int64"}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.cardinality import AUTOTUNE
-from daskdist.dataset import TensorFlowDataset as Dataset
+from daskdist.tensorflow.dataset import TensorFlowDataset as Dataset
 
 Transformation = Callable[[Dataset], Dataset]
 

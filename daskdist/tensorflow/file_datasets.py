@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from daskdist.core.structure import Nested
-from daskdist.dataset import TensorFlowDataset
 from daskdist.errors import ArgumentError
 from daskdist.formats import Format, endings
 from daskdist.formats.fixed_length import FixedLength
@@ -17,6 +16,7 @@ from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.ops.read_files import ReadFiles, read_node
 from daskdist.storage.compression import compression_of
 from daskdist.storage.filesystem import Storage
+from daskdist.tensorflow.dataset import TensorFlowDataset
 
 
 class TextLineDataset(TensorFlowDataset):

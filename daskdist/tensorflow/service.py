@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from daskdist.core.dataset_base import element_spec_of, node_of
-from daskdist.dataset import Dataset, TensorFlowDataset
+from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.service.address import service_address
 from daskdist.service.registry import register, registered
 from daskdist.service.request import ServiceRequest
 from daskdist.service.signature import JOB_OPTIONS, TRAINER_OPTIONS, with_parameters
+from daskdist.tensorflow.dataset import TensorFlowDataset
 
 
 @with_parameters(
