@@ -2320,12 +2320,12 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         elements = f"{display.cardinality(number)} elements" if number < 0 else counted(number, "element")
         spec = self._displayed_spec
         if spec is None:
-            what = "types are known once they are computed"
+            types: Any = "types are known once they are computed"
         elif spec.structure.num_leaves > _MOST_IN_A_LINE:
             return f"<Dataset of {elements}:\n{columns_table(spec)}\n{display.tree(self._node)}>"
         else:
-            what = spec.packed
-        return f"<Dataset of {elements}: {what}\n{display.tree(self._node)}>"
+            types = spec.packed
+        return f"<Dataset of {elements}: {types}\n{display.tree(self._node)}>"
 
     def _repr_html_(self) -> str | None:
         node, what_runs = self._shown_node, partial(self.explain, "primitives")

@@ -144,10 +144,10 @@ def demo(
             if data is None:
                 # Created before the cluster, so that workers have closed the files when they are removed.
                 data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="daskdist-demo-")))
-            here = f"none, {counted(num_embedded, 'replica')} in this process"
+            no_cluster = f"none, {counted(num_embedded, 'replica')} in this process"
             joined = f"joining {scheduler or scheduler_file}"
             started = f"starting {counted(workers or 2, 'worker process')}"
-            place = here if num_embedded else joined if scheduler or scheduler_file else started
+            place = no_cluster if num_embedded else joined if scheduler or scheduler_file else started
             say(f"{_bold('Cluster')}  {place} ... ", ends=False)
             start_s = time.perf_counter()
             try:

@@ -391,7 +391,7 @@ class UnfinishedStore:
 
 def _fitting(leaf: Any, array: Any, label: str, name: str) -> Any:
     # Check rows before they are written: Zarr would silently cast or truncate other dtypes, and broadcast other shapes.
-    what = f"{label}: array {name!r}" if name else f"{label}: its array"
+    label = f"{label}: array {name!r}" if name else f"{label}: its array"
     held = array.dtype
     if held == TEXT and leaf.dtype.kind == "U":
         leaf = leaf.astype(held)
@@ -402,14 +402,14 @@ def _fitting(leaf: Any, array: Any, label: str, name: str) -> Any:
         fits = bool((leaf.astype(held) == leaf).all())
     if not fits or leaf.shape[1:] != array.shape[1:]:
         raise ArgumentError(
-            f"{what} is {held}{list(array.shape[1:])} in element_spec, but elements are "
+            f"{label} is {held}{list(array.shape[1:])} in element_spec, but elements are "
             f"{leaf_dtype}{list(leaf.shape[1:])}; convert all of them to one with map(...)"
         )
     if leaf_dtype.kind != "O":
         return leaf
     invalid = [value for value in leaf.ravel() if not isinstance(value, bytes)]
     if invalid:
-        raise ArgumentError(f"{what} holds bytes, but a value is {invalid[0]!r:.80}; give bytes or text")
+        raise ArgumentError(f"{label} holds bytes, but a value is {invalid[0]!r:.80}; give bytes or text")
     # Zarr's codec needs a writable array.
     return leaf.copy()
 

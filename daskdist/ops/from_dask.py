@@ -112,17 +112,17 @@ class FromDask(Source):
 
     @classmethod
     def _of_xarray(cls, labelled: Any, columns: Any, label: str | None, dim: str | None) -> FromDask:
-        what = type(labelled).__name__
-        if what in ("DataArray", "Dataset") and not is_dask_collection(labelled):
+        kind = type(labelled).__name__
+        if kind in ("DataArray", "Dataset") and not is_dask_collection(labelled):
             raise ArgumentError(
-                f"from_dask: the {what} has no Dask array; cut it into chunks first: .chunk({{dim: n}})"
+                f"from_dask: the {kind} has no Dask array; cut it into chunks first: .chunk({{dim: n}})"
             )
-        if what == "DataArray":
+        if kind == "DataArray":
             if columns is not None:
                 raise ArgumentError("from_dask: columns= is for dataframes and xarray's Datasets; this has none")
             return cls(_along(labelled.variable, dim, f"the array {labelled.name!r}"), "array", label=label)
-        if what != "Dataset":
-            raise ArgumentError(f"from_dask: xarray objects can be DataArrays and Datasets, not {what}")
+        if kind != "Dataset":
+            raise ArgumentError(f"from_dask: xarray objects can be DataArrays and Datasets, not {kind}")
         available = [str(name) for name in (*labelled.data_vars, *labelled.coords)]
         chosen = [str(name) for name in labelled.data_vars] if columns is None else columns
         columns_of_leaves = Columns.of(chosen, available)

@@ -379,7 +379,7 @@ class Version:
 
 @contextmanager
 def failures(
-    label: str, what: str = "damaged or cut short", kinds: tuple[type[Exception], ...] = DAMAGE
+    label: str, problem: str = "damaged or cut short", kinds: tuple[type[Exception], ...] = DAMAGE
 ) -> Iterator[None]:
     """Raise errors of this context as a `FileError` that names the file.
 
@@ -387,7 +387,7 @@ def failures(
     ----------
     label
         The name of the file or of its split.
-    what
+    problem
         The meaning of other errors, for the message.
     kinds
         The errors of libraries to convert.
@@ -407,7 +407,7 @@ def failures(
         advice = _advice(error)
         if advice is None and not isinstance(error, kinds):
             raise
-        raise FileError(f"{label}: {what}: {error or type(error).__name__}{advice or ''}") from shown_cause(error)
+        raise FileError(f"{label}: {problem}: {error or type(error).__name__}{advice or ''}") from shown_cause(error)
 
 
 # Libraries of file systems whose errors derive from Exception only.

@@ -551,7 +551,7 @@ def _refuse_nulls(array: Any, where: str) -> None:
     import pyarrow as pa
 
     if array.null_count:
-        what = "1 null" if array.null_count == 1 else f"{array.null_count} nulls"
+        nulls = "1 null" if array.null_count == 1 else f"{array.null_count} nulls"
         if _is_list(array.type):
             advice = "missing={column: []} for lists without values"
         elif pa.types.is_integer(array.type):
@@ -559,6 +559,6 @@ def _refuse_nulls(array: Any, where: str) -> None:
         else:
             advice = "missing={column: value}"
         raise FileError(
-            f"{where} of type {array.type} has {what}, the first in row {_first_null(array)}, but only floats have "
+            f"{where} of type {array.type} has {nulls}, the first in row {_first_null(array)}, but only floats have "
             f"NaN and times NaT; give a replacement with {advice}, or leave it out"
         )

@@ -225,10 +225,10 @@ def _files_of(path: str) -> list[Path]:
     return [Path(path)] if Path(path).is_file() else [file for file in Path(path).rglob("*") if file.is_file()]
 
 
-def _try_all_of(form: Format, path: str, first: FirstFile, what: str) -> None:
+def _try_all_of(form: Format, path: str, first: FirstFile, case: str) -> None:
     # Check that each call returns a valid result, or raises a FileError that names the file, however it is damaged.
     def named(error: FileError) -> None:
-        check(path in str(error), f"{what}: the error does not name the file: {error}")
+        check(path in str(error), f"{case}: the error does not name the file: {error}")
 
     try:
         form.spec(path)
@@ -242,14 +242,14 @@ def _try_all_of(form: Format, path: str, first: FirstFile, what: str) -> None:
     for split in splits:
         try:
             rows = len(form.read(split))
-            check(split.num_rows in (None, rows), f"{what}: {split.label} says {split.num_rows} rows, has {rows}")
+            check(split.num_rows in (None, rows), f"{case}: {split.label} says {split.num_rows} rows, has {rows}")
         except FileError as error:
             named(error)
             if isinstance(form, ReadsValidRows):
                 try:
                     kept = form.read_valid_rows(split)
                     is_alike = kept.structure == first.spec.structure or not len(kept)
-                    check(is_alike, f"{what}: the valid rows of {split.label} have another structure")
+                    check(is_alike, f"{case}: the valid rows of {split.label} have another structure")
                 except FileError as error:
                     named(error)
 

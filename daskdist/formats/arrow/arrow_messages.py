@@ -108,11 +108,11 @@ def opened(storage: Storage, path: str) -> Any:
     return storage.open(path) if is_remote(path) else pa.memory_map(path)
 
 
-def damage(label: str, what: str = "damaged or cut short") -> AbstractContextManager[None]:
+def damage(label: str, problem: str = "damaged or cut short") -> AbstractContextManager[None]:
     """Turn errors of a damaged file into `FileError` like `failures`, including pyarrow's own classes of errors."""
     import pyarrow as pa
 
-    return failures(label, what, (*DAMAGE, pa.ArrowException))
+    return failures(label, problem, (*DAMAGE, pa.ArrowException))
 
 
 def _of_file(source: Any, version: Version) -> BatchIndex:

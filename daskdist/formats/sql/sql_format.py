@@ -202,8 +202,8 @@ class Sql:
             if spec != first.spec:
                 raise differs_from_first(path, spec, first)
             ranges, num_bytes = self._ranges(connection, relation)
-        here = f"{path} {relation.label}"
-        labels = [here if relation.index is None else f"{here}, {part.label(relation.index)}" for part in ranges]
+        whole = f"{path} {relation.label}"
+        labels = [whole if relation.index is None else f"{whole}, {part.label(relation.index)}" for part in ranges]
         return [
             Split(label, (path, relation, part), None, num_bytes, file, path)
             for label, part in zip(labels, ranges, strict=True)
