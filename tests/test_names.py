@@ -9,10 +9,6 @@ import pytest
 from conftest import mirrored
 
 import daskdist
-import daskdist.distribute.cluster_resolver
-import daskdist.distribute.experimental
-import daskdist.experimental
-import daskdist.tpu.experimental
 from daskdist import Dataset, errors
 from daskdist.core.dataset_base import node_of
 from daskdist.display import missing_arguments, missing_methods
