@@ -206,7 +206,17 @@ def test_the_package_is_extended(tmp_path):
 
 
 def test_files_on_the_page_exist():
+    # Bare names of files would not be found, so all are paths below the package or the project.
     page = (PACKAGE / "README.md").read_text()
-    named = {name for name in re.findall(r"`((?:\w+/)+\w+\.py)`", page) if "NAME" not in name}
-    roots = (PACKAGE, PACKAGE.parent)
-    assert not {name for name in named if not any((root / name).exists() for root in roots)}
+    named = {name for name in re.findall(r"`([\w/]+(?:\.py|/))`", page) if "NAME" not in name}
+    assert len(named) > 80
+    assert sorted(name for name in named if not any((root / name).exists() for root in (PACKAGE, PACKAGE.parent))) == []
+
+
+def test_functions_on_the_page_are_in_the_file_before_them():
+    page = (PACKAGE / "README.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)` \(`(\w+)`", page)
+    assert len(named) >= 4
+    assert [
+        pair for pair in named if not re.search(rf"^ *def {pair[1]}\(", (PACKAGE / pair[0]).read_text(), re.M)
+    ] == []
