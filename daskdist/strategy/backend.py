@@ -60,7 +60,7 @@ class ResultSource(Protocol):
         ...
 
     def made_again_since(self, number: int) -> bool:
-        """Continue with the remaining replicas if some are lost; return whether calls were made again since a count."""
+        """Continue with the remaining replicas if some are lost; return whether `num_made_again` has changed."""
         ...
 
     def logged(self, make: Callable[[ReplicaGroup], Any], group: ReplicaGroup | None = None) -> Handle:
@@ -225,11 +225,15 @@ class Backend(ResultSource, Protocol):
         ...
 
     def finish(self, *, raises_all: bool = False) -> None:
-        """Wait until all calls have finished; raise an error that nobody can see any more, or has not seen yet."""
+        """Wait until all calls have finished.
+
+        Raise the error of a call whose results were not read and no longer can be, or, if ``raises_all``, that were not
+        read yet.
+        """
         ...
 
     def raise_unobserved(self) -> None:
-        """Raise a known error that can no longer be seen otherwise; called at the end of a pass."""
+        """Raise the error of a call whose results were not read and no longer can be; called at the end of a pass."""
         ...
 
     def note_iterator(self, iterator: Any) -> None:

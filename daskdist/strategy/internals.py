@@ -122,7 +122,10 @@ class StrategyInternals:
         return self.group.now.replicas
 
     def raise_unobserved(self) -> None:
-        """Raise a known error that can no longer be seen otherwise; make calls again that need lost workers."""
+        """Raise the error of a call whose results were not read and no longer can be.
+
+        Make calls again that need lost workers.
+        """
         self.recover_soon()
         while True:
             self.backend.raise_unobserved()

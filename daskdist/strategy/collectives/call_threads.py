@@ -1,4 +1,4 @@
-"""Threads that call functions on replicas, and are kept: starting a thread takes longer than a short call."""
+"""A pool of threads that call functions on replicas, as starting a thread takes longer than a short call."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ class DeviceLinks:
     def reduced(self, name: str, op: Any, partial: Any, exchange: Exchange) -> Any:
         """Return the combination of the partial results of all workers, on this worker's device.
 
-        It is None if another way has to be taken, on all workers alike: some arrays are on the host, or of a dtype that
-        the library lacks, workers share a device, or the library does not connect them.
+        It is None, on all workers alike, if the values have to be exchanged between the hosts: some arrays are on the
+        host, or of a dtype that the library lacks, workers share a device, or the library does not connect them.
 
         Raises
         ------
@@ -152,7 +152,7 @@ class DeviceLinks:
             return
         self._has_failed, connection = True, self._connection
         self._connection = None
-        # This ends kernels that wait for other devices.
+        # Closing the connection ends kernels that wait for other devices.
         connection.abort()
         if failures:
             raise CollectiveError(f"{name}: devices of workers did not complete it: {failures[0]}") from failures[0]

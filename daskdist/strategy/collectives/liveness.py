@@ -20,7 +20,7 @@ LOOK_EVERY_S: Final = 0.3
 _SOON_S: Final = 2.0
 _SCHEDULER_WITHIN_S: Final = 1.0
 _FORGOTTEN_AFTER_S: Final = 1.0
-# Delays of this process that do not matter.
+# Shorter delays of this process are ignored.
 _LATE_S: Final = 1.0
 
 
@@ -31,7 +31,7 @@ class LostWorker(NamedTuple):
 
 
 async def _within(most_s: float, asked: Awaitable[Any]) -> tuple[bool, Any]:
-    # Not `asyncio.wait_for`, which waits for the cancelled task: connecting may still take half a minute.
+    # Unlike `asyncio.wait_for`, do not wait for the cancelled task, which may go on connecting for half a minute.
     task = asyncio.ensure_future(asked)
     # Retrieve its exception: the waiter may have gone.
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -49,7 +49,7 @@ class _Silence(NamedTuple):
 
 
 class PeerQueries:
-    """Repeated queries of other workers; a silence begins with the first query of any caller that gets no answer."""
+    """Repeated queries of other workers, whose silence begins with the first query without an answer."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -72,7 +72,7 @@ class PeerQueries:
     async def _answer(self, address: str, operation: str, silence_s: float, message: Mapping[str, Any]) -> Any:
         now = time.monotonic()
         before = self._silent.get(address)
-        # A silence starts again if there was no query for a while: the worker may have been responsive meanwhile.
+        # A silence starts again if no query was sent for a while: the worker may have been responsive meanwhile.
         since = now if before is None or now > before.until + _FORGOTTEN_AFTER_S else before.since
         rest = since + silence_s - now
         # The last query gets all the remaining time, as a further one would only be answered later.
@@ -217,7 +217,7 @@ class StepStatusQuery:
         suspects: dict[str, Any] = {}
         for address, answer in answers.items():
             if address not in waited_for:
-                # The messages of this worker have arrived.
+                # All messages of this worker have arrived.
                 absent += () if answer is None or type(answer) is LostWorker else StepStatus(*answer).absent
                 continue
             if type(answer) is LostWorker:
@@ -230,7 +230,7 @@ class StepStatusQuery:
                 raise CollectiveError(failed)
             absent += late
             if gone:
-                # Messages that it sent before may still be in flight, so believe this only at the second answer.
+                # Messages that it sent before may still be in flight, so accept this only from the second answer on.
                 if self._suspects.get(address) == gone:
                     raise left_error(self._name, dict(gone))
                 suspects[address] = gone

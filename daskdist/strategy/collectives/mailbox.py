@@ -91,7 +91,7 @@ class Mailbox:
             over = self._how_over(key)
             members = () if group is None else group.members(self.worker.address)
             absent, failed = (members, None) if rendezvous is None else rendezvous.state(turn)
-            # A finished replica will not make the call, whether that is reported or not.
+            # A finished replica will not make the call, even if its end was not reported yet.
             absent = [number for number in absent if number not in over]
             if (key, asker) in self._on_its_way:
                 over, failed = {}, None
@@ -141,7 +141,7 @@ class Mailbox:
         key = (token, step)
         if isinstance(error, BaseException):
             error = describe_error(error)
-        # Faster than by the condition, as each step does it.
+        # A dict is checked first, which is faster than acquiring the condition in each step.
         with self._lock:
             rendezvous = self._rendezvous.get(key)
             if error is None and rendezvous is not None:
@@ -222,7 +222,8 @@ class Mailbox:
             await self.worker.rpc(address).daskdist_receive(sender=self.worker.address, **message)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            # They have views of pickled buffers, which CPython's garbage collector must not find; see `Outbox`.
+            # Free the frames at once: they have views of pickled buffers, which CPython's garbage collector must not
+            # find; see `Outbox`.
             release_frames(error)
         with self.changed:
             self._on_its_way[key, address] -= 1
@@ -244,7 +245,7 @@ class Mailbox:
     ) -> list[Any]:
         """Wait for the messages of other workers; return them in the order of the senders.
 
-        ``refuse`` is called with the part and data of every other message of the same turn.
+        ``refuse`` is called with the part and data of every unexpected message of the same turn.
 
         Raises
         ------

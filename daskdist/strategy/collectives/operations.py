@@ -74,7 +74,7 @@ class AllReduce:
         try:
             return [((), self._partial_of_numbers(column)) for column in zip(*replicas, strict=True)]
         except OverflowError:
-            # A number does not fit into 64 bits.
+            # The number does not fit into 64 bits.
             return self._fold.chunks([], [], replicas)
 
     def _partial_of_numbers(self, numbers: Sequence[Any]) -> Any:
@@ -119,14 +119,15 @@ class AllReduce:
 
     def is_large(self, partial: Any) -> bool:
         """Return whether a partial result is large and consists of arrays whose parts can be reduced separately."""
-        # Decide by properties that are the same on all replicas: dtypes may differ, and so may scalars and 0-d arrays.
+        # Decide by properties that are the same on all replicas, as dtypes may differ, and one may give a scalar where
+        # another gives a 0-d array.
         is_by_element = self._named is not None and self._named.of_two is not None
         return is_by_element and sum(math.prod(shape) for shape, _ in partial) >= _LARGE_ELEMENTS
 
     def combined_in_place(self, partials: Sequence[Any], received: int) -> Any:
         """Combine two partial results into the arrays of the received one, which nothing else references."""
         function: Any = NAMED[self.op].of_two
-        # An array that a replica contributed twice is received as one object.
+        # An array that a replica contributed twice arrives as one object.
         times = Counter(id(_array(value)) for _, value in partials[received])
         combined = []
         for (shape, first), (_, other) in zip(*partials, strict=True):
@@ -307,7 +308,7 @@ def _is_one(values: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Merge(OfEachReplica):
-    """The single call of a function with the values of all replicas.
+    """The call of a function once for all replicas, with the values of each.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The steps of input pipelines, known only to the workers that read them and asked for by those that have finished."""
+"""The steps of input pipelines, which only the worker that reads a pipeline knows; those that have finished ask it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class KnownSteps(NamedTuple):
     num_steps
         The number of known steps.
     uneven
-        For the steps asked for in which some replica has no rows, whether each replica has rows.
+        Of the requested steps, those in which some replica has no rows: whether each replica has rows.
     is_over
         Whether there are no further steps.
     """
@@ -102,7 +102,7 @@ class StepCounts:
         return known
 
 
-# Waits until a step of a pipeline, or the end before it, is known; returns the known steps from that one on.
+# A function that waits until it is known if a pipeline has a step, and returns the known steps from that one on.
 AskSteps: TypeAlias = Callable[[RemotePipeline, PipelineKey, int, int], KnownSteps]
 
 

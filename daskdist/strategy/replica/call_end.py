@@ -9,7 +9,7 @@ from typing import Final
 
 from daskdist.errors import ClusterError
 
-# Shared by all calls, as each step makes one.
+# A lock for all calls, as each step makes a call.
 _lock: Final = threading.Lock()
 
 

@@ -49,7 +49,10 @@ class InternalsContract(Protocol):
         ...
 
     def raise_unobserved(self) -> None:
-        """Raise a known error that can no longer be seen otherwise; make calls again that need lost workers."""
+        """Raise the error of a call whose results were not read and no longer can be.
+
+        Make calls again that need lost workers.
+        """
         ...
 
     def register(self, variable: Any) -> None:

@@ -99,26 +99,26 @@ class Record:
         self.kind = kind
         self.function = function
         self.takes_results = takes_results
-        # Whether all results are the same, as each worker computes the result itself.
+        # Whether each worker computes the same result itself.
         self.is_replicated = kind is not None and len(workers) > 1
         # Whether a worker other than the first needed a result that is the same for all.
         self.is_shared = False
-        # The structure number and outcome of each result; None until the call has finished. A list, and in the end a
-        # tuple: the garbage collector does not go through tuples of plain values.
+        # The structure number and outcome of each result; None until the call has finished. The list becomes a tuple in
+        # the end, as the garbage collector does not examine tuples of plain values.
         self.outcomes: Any = [None] * len(workers)
         self.num_left = len(workers)
         self.has_failed = False
-        # The places of results, and after each the worker that it was passed on to. Not pairs: the garbage collector
-        # looks at each object that the program's values keep.
+        # The places of results, each followed by the worker that it was passed on to. They are not pairs, as the
+        # garbage collector examines each object that the program's values keep.
         self.passed_on: tuple[Any, ...] = ()
         self.is_dropped = False
-        # The number of the call whose error was raised for it, or which it has from an argument; None without one. Its
-        # other errors are not raised.
+        # The number of the call whose error this call is reported with: its own, or that of an argument. Its other
+        # errors are not raised.
         self.reported_with: int | None = None
         # The workers that were lost while they were making it, and those of earlier attempts.
         self.lost: tuple[str, ...] = ()
         self.losses = _NO_LOSSES
-        # Repeats the call on another worker, if all its inputs still exist.
+        # A function that repeats the call on another worker, if all its inputs still exist.
         self.again: Callable[[], Result] | None = None
 
     @property
@@ -127,7 +127,7 @@ class Record:
         return {*self.workers, *self.passed_on[1::2]}
 
     def fail(self, failed: Failed) -> None:
-        """Let all results fail of a call that is over."""
+        """Replace the results of a finished call by a failure."""
         self.has_failed, self.outcomes = True, ((None, failed),) * len(self.outcomes)
 
     def failures(self) -> list[Failed]:
@@ -152,11 +152,11 @@ class Call(Sequence["Result"]):
         # A weak reference to the streams it was sent by.
         self.streams = streams
         self._dropped = dropped
-        # Makes the call again, if it begins the last step and that is complete; see `CallLog`.
+        # A function that makes the call again, if the call begins the last step and that is complete; see `CallLog`.
         self.make: Callable[[ReplicaGroup], Any] | None = None
 
     def become(self, other: Call) -> None:
-        """Exchange the calls that both stand for."""
+        """Exchange the records of two handles."""
         self.record, other.record = other.record, self.record
 
     def __len__(self) -> int:
@@ -204,7 +204,7 @@ class Result:
 
 @lru_cache
 def alone(worker: str) -> tuple[str]:
-    """Return a tuple of one worker: one object for all calls, since values that the program keeps refer to it."""
+    """Return a tuple of one worker, the same object for all calls, as values that the program keeps refer to it."""
     return (worker,)
 
 
@@ -216,10 +216,10 @@ def workers_in(handles: Sequence[Any]) -> Sequence[str]:
 
 
 def note_lost(records: Iterable[Record], worker: str) -> None:
-    """Note that a worker is lost in the calls that it was making: the first of each replica that is not over.
+    """Record the loss of a worker in the calls that it was making: the first unfinished one of each replica.
 
-    A worker reports the end of a call some milliseconds later, if others follow. So this may be an earlier call, where
-    the one that it was making had just begun.
+    A worker reports the end of a call some milliseconds later if further calls follow. So the recorded call may be the
+    one before the call that had just begun.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def note_lost(records: Iterable[Record], worker: str) -> None:
             if address == worker and record.outcomes[place] is None
         }
         is_of_replicas = record.function is not None
-        # Reductions are made beside the calls on replicas, and mostly wait for those.
+        # Reductions are made at the same time as calls on replicas, and mostly wait for those.
         if not_over and (is_first or (is_of_replicas and not not_over <= places)):
             record.lost += (worker,)
             is_first = False

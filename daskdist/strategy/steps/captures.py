@@ -20,7 +20,7 @@ class Sender(Protocol):
         ...
 
     def raise_unobserved(self) -> None:
-        """Raise a known error that can no longer be seen otherwise."""
+        """Raise the error of a call whose results were not read and no longer can be."""
         ...
 
 
@@ -69,7 +69,7 @@ class Capture:
             raise failure
 
     def raise_unobserved(self) -> None:
-        """Raise a known error that can no longer be seen otherwise."""
+        """Raise the error of a call whose results were not read and no longer can be."""
         for sender in self._senders.values():
             sender.raise_unobserved()
 

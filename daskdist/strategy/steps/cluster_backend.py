@@ -189,7 +189,7 @@ class ClusterBackend:
         columns = [self._own_column(column, len(workers)) for column in columns]
         has_objects = bool(objects_in(columns, range(len(workers))))
         capture = current_capture()
-        # In a captured function, wait only before its first step, since the function may be called as often as a step.
+        # In a captured function, wait only before its first step: then a function costs as few waits as a step.
         if replica_call.is_step and (capture is None or not capture.num_steps):
             streams.wait_for_room()
         with streams.lock:
@@ -208,8 +208,8 @@ class ClusterBackend:
                 how = replica_call.settings, name, replica_call.undo_from
                 for worker, members in group.members_of.items():
                     objects = objects_in(columns, members) if has_objects else ()
-                    # Send the needed objects before references are made: a reference may send another worker the number
-                    # of this stream's next message, which has to be the one below.
+                    # Send the needed objects before making references: a reference may send another worker the number
+                    # of this stream's next message, which has to be that of the call.
                     if prepared is None:
                         stream = streams.stream_with(worker, (function, *objects))
                         lanes = [(k, streams.references(worker, columns, k), args[k]) for k in members]
@@ -220,7 +220,7 @@ class ClusterBackend:
                         stream.append("run-alike", call.record.number, prepared.number, how[-1], place, operands)
                     stream.num_steps += replica_call.is_step
             except BaseException:
-                # Some workers have a part of the call.
+                # Some workers have received a part of the call.
                 streams.close()
                 raise
         self._sent(capture, is_step=replica_call.is_step)
@@ -263,7 +263,7 @@ class ClusterBackend:
                     # Dask recomputes lost data.
                     call.record.again = partial(self.call, function, handles, *args, name=name)
             except BaseException:
-                # Another worker may have a part of the call.
+                # Another worker may have received a part of the call.
                 streams.close()
                 raise
         self._sent(current_capture(), is_step=False)
@@ -288,7 +288,7 @@ class ClusterBackend:
         return sent_object
 
     def _own(self, handle: Handle) -> Handle:
-        # Fetch a result of another strategy: the numbers of its calls mean other calls here.
+        # Fetch a result of another strategy, as the numbers of its calls mean other calls here.
         if type(handle) is not Result:
             return handle
         if handle.call.streams is self.streams.identity:
@@ -335,7 +335,7 @@ class ClusterBackend:
         return self.repetition.num_made_again
 
     def made_again_since(self, number: int) -> bool:
-        """Continue with the remaining replicas if some are lost; return whether calls were made again since a count."""
+        """Continue with the remaining replicas if some are lost; return whether `num_made_again` has changed."""
         return self.repetition.made_again_since(number)
 
     def logged(self, make: Callable[[Any], Any], group: ReplicaGroup | None = None) -> Any:
@@ -355,7 +355,7 @@ class ClusterBackend:
     # --- arguments ---
 
     def packed(self, leaf: Any, name: Callable[[], str]) -> Any:
-        """Return an argument in the form for sending; large values and objects as handles that are sent once."""
+        """Return an argument as it is sent: large values and objects become handles, whose value is sent once."""
         if type(leaf) is PerReplica:
             return reference_of(leaf) or PerReplica([self.packed(part, name) for part in leaf.values])
         if SentObjects.goes_along(leaf):
@@ -427,7 +427,7 @@ class ClusterBackend:
         with streams.lock:
             failures = sorted(failed(), key=lambda failure: failure.is_of_others)
             for result in step if failures else ():
-                # Errors of the step that come later are not raised by themselves.
+                # Later errors of the step are not raised separately.
                 result.call.record.reported_with = failures[0].origin
         streams.raise_first(failures)
 
@@ -538,7 +538,7 @@ class ClusterBackend:
         streams, capture = self.streams, current_capture()
 
         def goes_on() -> bool:
-            # The log refers to the batches of steps that are complete, too.
+            # The log keeps the batches of complete steps, too, until they are removed.
             self._log.rest()
             return streams.is_busy and condition()
 
@@ -570,7 +570,7 @@ class ClusterBackend:
             self.streams.raise_first(self.streams.failures.visible())
 
     def raise_unobserved(self) -> None:
-        """Raise a known error that was not read and can no longer be read."""
+        """Raise the error of a call whose results were not read and no longer can be."""
         self.repetition.raise_failure()
         self.streams.raise_unobserved()
         self._log.rest()

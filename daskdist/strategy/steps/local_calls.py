@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("daskdist")
 
-# The time between an error on one replica and a warning that others are still running.
+# Seconds after an error on one replica until a warning that others are still running.
 _WARN_AFTER_S: Final = 1.0
 # Calls that run at two checks in a row are long enough to use threads.
 _LOOK_EVERY_S: Final = 0.02
-# Time enough for another thread to take the interpreter's lock.
+# Seconds in which another thread can take the interpreter's lock.
 _INSTANT_S: Final = 1e-5
 # The number of checks without calls after which the watching thread ends.
 _MOST_IDLE: Final = 50
@@ -128,14 +128,15 @@ class Calls:
 
     def _call_all(self) -> None:
         if self._streams and not all(named(place.device).is_host for place in self._places):
-            # Calls queue work on GPUs: one after the other, the last GPU would be idle meanwhile.
+            # Calls only queue work on GPUs. If replicas began one after the other, the last GPU would be idle
+            # meanwhile.
             self.begin_rest()
         for number in range(self._size):
             with self._lock:
                 thread = self._threads.get(number)
                 if thread is None:
                     if self._errors and not self._threads:
-                        # The remaining replicas need not begin.
+                        # The other replicas need not begin.
                         self._num_begun = self._size
                         return
                     self._num_begun = number + 1
@@ -178,7 +179,7 @@ class Calls:
             if True in [leaf is ABSENT for leaf in replica_leaves]:
                 self._results[number], error = ABSENT, SKIPPED
             elif not self._streams and ReplicaPlan not in map(type, replica_leaves):
-                # Without device streams and iterators, nothing has to be closed.
+                # Without device streams and iterators, there is nothing to close.
                 args, kwargs = unflattened_call(self._treespec, replica_leaves)
                 self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
             else:
@@ -238,8 +239,8 @@ class _Watch:
         """Watch a call."""
         self._calls.add(calls)
         if calls.begun_at > self._next_look_at:
-            # Let the new thread take the interpreter's lock now. Otherwise each release of the lock in short calls,
-            # such as by NumPy, would wake the thread in vain, which costs more than the call.
+            # Let the new thread take the interpreter's lock now. Otherwise each time that a short call releases the
+            # lock, as NumPy does, the thread would wake for nothing, which costs more than the call.
             time.sleep(_INSTANT_S)
         if not self._looks:
             with self._lock:

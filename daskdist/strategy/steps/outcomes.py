@@ -1,4 +1,4 @@
-"""Outcomes of calls as they travel: values with their structure, and failures with their origin."""
+"""Outcomes of calls in the form in which they are sent: values with their structure, and failures with their origin."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from daskdist.strategy.values.extract import FlatResult
 
 # Results of at most this many bytes are sent to the program with the message that their call has ended.
 SMALL_BYTES: Final = 2**16
-# The limit for results that a later call was waiting for: the program has gone on, and reads numbers, if any.
+# The same limit for results that a later call was waiting for: the program reads at most numbers of these.
 SMALL_AWAITED_BYTES: Final = 2**10
-# Values that nobody can change, and that pickle as they are.
+# Types of immutable values, which pickle as they are.
 _PLAIN: Final = frozenset({int, float, bool, complex, type(None), np.float32, np.float64, np.int32, np.int64, np.bool_})
 # The kinds of dtypes of arrays of numbers.
 _NUMBERS: Final = "biufcmM"
 
 
 class Failed(NamedTuple):
-    """The outcome of a call that failed, or that was given the result of one that failed.
+    """The outcome of a call that failed, or whose argument is a result of one that failed.
 
     Parameters
     ----------
@@ -43,12 +43,12 @@ class Failed(NamedTuple):
 
     @property
     def is_of_others(self) -> bool:
-        """Return whether the error only says that other replicas failed, or did not come."""
+        """Return whether the error only says that other replicas failed or are missing."""
         return isinstance(self.failure.error(), CollectiveError)
 
 
 class StaysOnWorker(NamedTuple):
-    """Stands for a value that stays on its worker until somebody asks for it.
+    """A placeholder for a value that stays on its worker until it is fetched.
 
     Parameters
     ----------
@@ -60,14 +60,14 @@ class StaysOnWorker(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A value as it travels.
+    """A value in the form in which it is sent.
 
     Parameters
     ----------
     pickled
         The pickle.
     buffers
-        Its buffers, apart.
+        Its buffers, which are not in the pickle.
     are_writable
         For each buffer whether its array may be written into.
     """
@@ -96,7 +96,7 @@ def _same(buffer: Any) -> Any:
 
 
 def packed_value(value: Any) -> Packed | Failed:
-    """Return a value as it travels, or the failure of one that does not pickle."""
+    """Return a value in the form in which it is sent, or a failure if it does not pickle."""
     try:
         pickled, buffers = pickle_with_buffers(value)
     except Exception as error:
@@ -119,7 +119,7 @@ _MOST_STRUCTURES: Final = 1024
 
 
 def pickled_structure(treespec: Any, are_none: tuple[bool, ...] = ()) -> bytes:
-    """Return a structure, and which of its leaves are None, as they travel: pickled once, which takes long."""
+    """Return the pickle of a structure and of which leaves are None; cached, as pickling takes long."""
     known = _structures.get((id(treespec), are_none))
     if known is None:
         if len(_structures) >= _MOST_STRUCTURES:
@@ -132,7 +132,7 @@ def pickled_structure(treespec: Any, are_none: tuple[bool, ...] = ()) -> bytes:
 
 @lru_cache(maxsize=1024)
 def loaded_structure(pickled: bytes) -> Any:
-    """Return a structure that travelled, one object for all that are alike."""
+    """Return a structure from its pickle, one object for all equal ones."""
     return cloudpickle.loads(pickled)
 
 
@@ -168,7 +168,7 @@ def travelling(outcome: Any, most_bytes: float = SMALL_BYTES) -> tuple[bytes | N
         return structure, tuple(leaves)
     num_bytes = _num_plain_bytes(leaves)
     if 0 < num_bytes <= SMALL_BYTES:
-        # Arrays of a small message are in its pickle.
+        # Arrays of a small message are part of its pickle.
         if num_bytes > most_bytes:
             return structure, StaysOnWorker(num_bytes)
         # Copy now, as the replica may change it before it is sent.
@@ -207,11 +207,11 @@ def _small(most_bytes: float, value: Any) -> Any:
     if type(packed) is Packed:
         # Copy now, as the replica may change it before it is sent.
         return packed._replace(buffers=[bytes(buffer.raw) for buffer in packed.buffers])
-    # It cannot be sent, but can be used on its worker.
+    # It does not pickle, but can be used on its worker.
     return StaysOnWorker(num_bytes)
 
 
 def received(structure: bytes | None, payload: Any) -> Any:
-    """Return a value that travelled: a `FlatResult` where it has a structure."""
+    """Return a received value: a `FlatResult` if it has a structure."""
     leaves = payload.value() if type(payload) is Packed else payload
     return leaves if structure is None else FlatResult(list(leaves), loaded_structure(structure)[0])

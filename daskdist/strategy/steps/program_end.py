@@ -116,11 +116,11 @@ class ClusterUse:
             try:
                 self._opened.close()
             finally:
-                # Only now: the end of the program waits for uses in this set.
+                # Remove it last, as the end of the program waits for all uses in this set.
                 _uses.discard(self)
 
     def let_go(self) -> None:
-        """Release everything in flight at the end of the program, unless another thread is freeing it."""
+        """Release all calls and results at the end of the program, unless another thread is freeing them."""
         with self._lock:
             if self not in _uses:
                 return

@@ -1,4 +1,4 @@
-"""Kinds of calls whose results each worker computes for itself, which is faster than sending the result on."""
+"""Kinds of calls whose result each worker computes itself, which is faster than computing it once and sending it on."""
 
 from __future__ import annotations
 
@@ -48,12 +48,11 @@ class ReplicatedKinds:
 
 
 def checked(result: Result) -> Result:
-    """Return a result, or refuse one of a replica that the call was not made for when it was made again.
+    """Return a result, unless its call was made again for fewer replicas, without this one.
 
     Raises
     ------
-    ClusterError
-        It is one.
+    ClusterError The call was made again without the replica.
     """
     record = result.call.record
     if result.place >= len(record.workers):

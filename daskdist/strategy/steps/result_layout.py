@@ -37,15 +37,15 @@ class Layout:
 
 # The layout of a list with one item.
 LONE = Layout(list_spec(1), (False,))
-# The layout of a function that was skipped on all replicas, so that its structure is unknown.
+# The layout if all replicas skipped the function, so that its structure is unknown.
 LONE_ABSENT = Layout(optree.tree_structure(0), (False,))
 
 
 def made_of(fn: Any) -> list[Any]:
     """Return the parts that identify a function.
 
-    A function that is defined again in each step, over the same variables, has the same parts. Methods of different
-    objects differ, and so do functions with other defaults or other callees.
+    A function that is defined again in each step, with the same variables in its closure, has the same parts. Methods
+    of different objects differ, and so do functions with other defaults or other callees.
     """
     code = getattr(fn, "__code__", None)
     if code is None:

@@ -24,7 +24,9 @@ _MOST_LAYOUTS: Final = 256
 
 
 class ReturnedValues:
-    """The results of a backend's calls; if the backend is asynchronous, so are they, in structures learned before.
+    """The results of a backend's calls.
+
+    Those of an asynchronous backend are asynchronous values in structures that were learned before.
 
     Parameters
     ----------
@@ -117,7 +119,7 @@ class ReturnedValues:
             return layout
         layout = known[0]
         if capture is not None and any(layout.are_none):
-            # Without a result to read, a failure would go unnoticed.
+            # A failure of a call without results would go unnoticed.
             capture.wait_for(partial(self._check_none, layout, handles))
         return layout
 

@@ -29,7 +29,7 @@ _MOST_S: Final = 3.0
 
 
 class StepStream:
-    """An ordered stream of messages to a worker, and what comes back.
+    """An ordered stream of messages to a worker, and its messages to the program.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class StepStream:
         # The numbers of the objects that the worker has.
         self.objects: set[int] = set()
         self.is_open = True
-        # The time of the question that the worker has not answered.
+        # The time of the first ping that the worker has not answered.
         self._asked_at = time.monotonic()
         # True while an answer is missing.
         self._is_asked = False
@@ -93,7 +93,7 @@ class StepStream:
         receive: Callable[[StepStream, list[Any]], None],
         broken: Callable[[StepStream, str], None],
     ) -> StepStream:
-        """Connect to a worker, and have it know the replicas."""
+        """Connect to a worker, and send it the replicas."""
         comm, is_relayed = await connect_to_worker(address, client)
         try:
             opening = {"group": pickle.dumps(group), "is_framed": not is_relayed and can_be_framed(comm)}
@@ -142,7 +142,7 @@ class StepStream:
         self.outbox.flush()
 
     def has_died(self, now: float, unheard_s: float) -> bool:
-        """Close the stream if the worker has owed an answer for too long; return whether it has.
+        """Close the stream if the worker has not answered for too long; return whether that is so.
 
         A worker that is stopped neither answers nor closes its connection.
 
@@ -151,7 +151,7 @@ class StepStream:
         now
             The time.
         unheard_s
-            The seconds since the last call in which nobody listened here.
+            The seconds since the last call in which this process did not read.
         """
         if not self._is_asked:
             return False
@@ -197,7 +197,7 @@ def close_all(streams: Iterable[StepStream]) -> None:
 
 
 def close_all_soon(streams: Iterable[StepStream], beat: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
-    """Close streams, and end the task that looks after them; called by the garbage collector, in any thread."""
+    """Close streams, and end the task that checks them; called by the garbage collector, in any thread."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(close_all, streams)
         loop.call_soon_threadsafe(beat.cancel)

@@ -1,4 +1,4 @@
-"""The streams of one strategy to all of its workers, and what the program knows of the calls it sent by them."""
+"""The streams of one strategy to all of its workers, and the program's records of the calls that it sent."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ logger: Final = logging.getLogger("daskdist")
 _BEAT_S: Final = 1.0
 # With this many dropped handles, workers are sent their numbers even if nothing else is sent.
 _MANY_DROPPED: Final = 64
-# With at least this many steps under way, messages may wait for these seconds to be sent together; with so many times
-# more, so many times longer.
+# With at least this many steps under way, messages may wait for these seconds to be sent together, and longer with more
+# steps, up to this many times.
 _MANY_STEPS, _LATER_S, _MOST_TIMES = 16, 0.002, 4
 # Seconds between a waiter's checks of the connection.
 _LOOK_EVERY_S: Final = 1.0
 
 
 class StreamSet:
-    """Streams to workers: calls go out in the program's order, news of them come back.
+    """Streams to workers: calls are sent in the program's order, and their outcomes are received.
 
     Parameters
     ----------
@@ -143,10 +143,10 @@ class StreamSet:
         self._wake()
 
     def become(self, group: ReplicaGroup) -> None:
-        """Tell the workers that are left which replicas there are now, once what was sent before is over."""
+        """Send the remaining workers the current replicas, once all earlier calls are over."""
         self.finish()
         with self.lock:
-            # The loss has been reported.
+            # The loss was raised already.
             self.failures.forget_lost(next(self._numbers))
             for address in group.workers:
                 self._streams[address].append("group", group)
@@ -175,7 +175,7 @@ class StreamSet:
         return Call(record, self._dropped, self.identity)
 
     def stream_with(self, address: str, objects: Iterable[SentObject]) -> StepStream:
-        """Return the stream to a worker, which is sent those of the objects that it has not got."""
+        """Return the stream to a worker, after sending it those of the objects that it lacks."""
         stream = self._streams[address]
         for sent_object in objects:
             if sent_object.number not in stream.objects:
@@ -191,9 +191,9 @@ class StreamSet:
         address
             The worker.
         columns
-            The handles: each one for all replicas, a `Call`, or a tuple with the handle of each replica.
+            The handles: each is one handle for all replicas, a `Call`, or a tuple with the handle of each replica.
         lane
-            The replica that is given its own of those; None if all results of a `Call` are given.
+            The replica, for which its own part of each column is referenced; None for all results of a `Call`.
         """
         references = []
         for column in columns:
@@ -323,7 +323,7 @@ class StreamSet:
         try:
             self._handle(stream, messages)
         except Exception:
-            # The stream is closed because of it.
+            # The stream was closed because of this error.
             logger.exception("a message of %s could not be handled", stream.address)
             raise
 
@@ -439,7 +439,7 @@ class StreamSet:
             self._waiting.remove(is_over)
 
     def _is_over(self, is_over: Callable[[], bool], within_s: float) -> bool:
-        # The event loop, which answers the checks of waiters, takes the condition's lock, too.
+        # The event loop, which answers the queries of waiters, acquires the condition's lock, too.
         with self._changed:
             return self._changed.wait_for(is_over, within_s)
 
@@ -449,14 +449,14 @@ class StreamSet:
         silent_s = time.monotonic() - max(begun_at, self._ended_at)
         if silent_s > 2 * _LOOK_EVERY_S and not is_loop:
             self.live_workers.paused_workers.check(self.client, workers_of(self.client))
-        # Workers report calls that run too long after a beat: that error says more.
+        # Wait some beats longer: by then workers have reported a call that runs too long, whose error says more.
         if silent_s > most + 4 * _BEAT_S and not is_loop:
             names = ", ".join(sorted(set(self.names_under_way()))[:4])
             raise ClusterError(f"no call has ended for {silent_s:.0f} s, longer than daskdist.timeouts.step: {names}")
 
     def _ping(self) -> None:
-        # Hold the lock, so that no ping comes between a reference and its call, whose message number another worker is
-        # told.
+        # Hold the lock, so that no ping is sent between a reference and its call, whose message number another worker
+        # is sent.
         with self.lock:
             now = time.monotonic()
             # Time in which this process was stopped or busy does not count as silence of workers.
@@ -464,7 +464,7 @@ class StreamSet:
             self._beat_at = now
             for stream in self._streams.values():
                 if stream.is_open and stream.has_died(now, late_s if late_s > _BEAT_S else 0.0):
-                    # Otherwise other workers would wait for its tasks.
+                    # Otherwise other workers would wait for tasks on it.
                     task = asyncio.ensure_future(give_up(self.client, [stream.address]))
                     task.add_done_callback(lambda done: done.cancelled() or done.exception())
                 elif stream.is_open and self._under_way:
@@ -489,7 +489,7 @@ class StreamSet:
         )
 
     def wait_for_room(self) -> None:
-        """Wait until fewer calls of `run` are under way than ``daskdist.max-steps-in-flight``, and few bytes unsent."""
+        """Wait until fewer than ``daskdist.max-steps-in-flight`` calls of `run` are under way, and few bytes are unsent."""
         most = max(setting("max-steps-in-flight"), 1)
         while self.num_steps >= most:
             self.wait(lambda: self.num_steps <= most // 2 or (bool(self.failures) and not self.lost()))
@@ -508,7 +508,7 @@ class StreamSet:
         return [record.name.removeprefix(LOOP_PREFIX) for record in list(self._under_way.values())]
 
     def finish(self, within_s: float | None = None) -> None:
-        """Send what waits, and wait until all calls are over, or for so many seconds."""
+        """Send all queued messages, and wait until all calls are over, or for some seconds."""
         self.wait(lambda: not self._under_way, math.inf if within_s is None else within_s)
 
     def _fetch(self, results: Sequence[Result]) -> list[Any]:
@@ -531,7 +531,7 @@ class StreamSet:
                 self._requests.add(request)
                 stream.append("fetch", request, *key)
         try:
-            # A worker that is lost meanwhile sends nothing any more.
+            # A worker that was lost meanwhile sends no answer.
             self.wait(
                 lambda: all(request in self._fetched or not stream.is_open for request, stream, _ in requests.values())
             )
@@ -544,7 +544,7 @@ class StreamSet:
         return [payloads[result.call.record.number, result.place] for result in results]
 
     def values(self, results: Sequence[Result]) -> list[Any]:
-        """Return results, waited for and brought here; raise what the call of the first that failed raised."""
+        """Wait for results, fetch and return them; raise the error of the first call that failed."""
         self.wait(lambda: all(result.is_over for result in results))
         outcomes = [result.call.record.outcomes[result.place] or (None, None) for result in results]
         held = [index for index, (_, payload) in enumerate(outcomes) if type(payload) is StaysOnWorker]
@@ -558,7 +558,7 @@ class StreamSet:
         return ClusterError(f"lost {result.worker}, which has a result that was asked for; make it again")
 
     def raise_first(self, failures: Sequence[Failed]) -> None:
-        """Raise the first of the failures that were looked at together; none of them is raised by itself later."""
+        """Raise the first of failures whose results were read together; the others are not raised separately later."""
         for failure in failures:
             self.failures.mark_observed(failure)
         if failures:
@@ -572,7 +572,7 @@ class StreamSet:
         return root_cause(self.client, error)
 
     def raise_unobserved(self) -> None:
-        """Raise the first failure that nobody can look at any more, if there is one."""
+        """Raise the first failure whose results can no longer be read, if there is one."""
         self._send_drops()
         if error := self.failures.first_error():
             self._cause_of(error)
@@ -583,7 +583,10 @@ class StreamSet:
             raise root_cause(self.client, error)
 
     def take_unobserved(self) -> BaseException | None:
-        """Forget the failures that nobody has looked at, nor can; return the error of the first, if there is one."""
+        """Forget the failures whose results were not read and no longer can be.
+
+        Return the error of the first, if there is one.
+        """
         self._send_drops()
         return self.failures.take_error()
 

@@ -17,14 +17,14 @@ class UnobservedFailures:
     """Failures of calls whose results were not read: the next wait raises the first, and counts the others.
 
     A failure is identified by the number of the call that raised it. Calls that use its result fail with it, and while
-    the program references a result of one of them, the failure can still be seen.
+    the program references a result of one of them, the failure can still be raised there.
     """
 
     def __init__(self) -> None:
-        # call that raised -> the number of calls failed by it whose results can still be read.
+        # call that raised -> the number of calls that failed with it and whose results can still be read.
         self._num_failed: Counter[int] = Counter()
         self._unobserved: dict[int, Failed] = {}
-        # The failures that can still be seen.
+        # The failures whose results can still be read.
         self._visible: dict[int, Failed] = {}
         self._observed: deque[int] = deque(maxlen=_NUM_OBSERVED)
         # Failures of calls before this one because of lost workers have been reported.
@@ -34,7 +34,7 @@ class UnobservedFailures:
         return bool(self._unobserved)
 
     def forget_lost(self, before: int = 0) -> None:
-        """Forget the failures because of lost workers, also those still to come of calls before one."""
+        """Forget the failures because of lost workers, also later ones of calls before a given one."""
         self._first_reported = max(before, self._first_reported)
         for origin, failed in list(self._unobserved.items()):
             if _is_lost(failed):
@@ -91,7 +91,7 @@ class UnobservedFailures:
         return unobserved[min(unobserved)].failure.error() if unobserved else None
 
     def visible(self) -> list[Failed]:
-        """Return the failures that can still be seen and were not, in the order of the calls."""
+        """Return the failures whose results were not read but can be, in the order of the calls."""
         visible = self._visible.copy()
         return [visible[origin] for origin in sorted(visible)]
 

@@ -23,15 +23,15 @@ LoggedCall: TypeAlias = tuple[Record, Callable[[], Call | None], Callable[[Repli
 class CallLog:
     """The calls since the last step that is complete on all replicas, in the order of the program.
 
-    A step is a call that takes a batch of a distributed dataset, with the calls that follow it. Calls that no such step
-    precedes are not in the log.
+    A step is a call that takes a batch of a distributed dataset, with the calls that follow it. Calls before the first
+    such step are not in the log.
     """
 
     def __init__(self) -> None:
-        # For each step the three parts of each of its calls, one after the other: tuples would be further objects, and
-        # the garbage collector looks at those of all steps under way.
+        # For each step a flat list of the three parts of each of its calls: tuples would be further objects, and the
+        # garbage collector examines those of all steps under way.
         self._steps: deque[list[Any]] = deque()
-        # The first call of the last step, if all that was in the log is complete.
+        # The first call of the last step, if all steps in the log were complete.
         self._last: Callable[[], Call | None] = lambda: None
         self._lock = threading.RLock()
 
@@ -64,7 +64,7 @@ class CallLog:
                 steps.append([last.record, self._last, last.make])
             if steps:
                 steps[-1] += record, weakref.ref(call), make
-                # If the call has ended already, no outcome will come to clean up the log.
+                # If the call has ended already, no later outcome removes it from the log.
                 if not record.num_left:
                     self.rest()
 
@@ -80,7 +80,7 @@ class CallLog:
                     call.make, self._last = make if is_alone else None, handle
 
     def _pop_complete(self) -> list[Any]:
-        # Return the last step that was removed.
+        # Put the last step that was removed back.
         step: list[Any] = []
         while self._steps:
             for record in self._steps[0][::3]:
@@ -90,7 +90,7 @@ class CallLog:
         return step
 
     def remove(self, record: Record) -> None:
-        """Remove a call, which is not made again from here."""
+        """Remove a call, so that it is not made again."""
         with self._lock:
             for number, step in enumerate(self._steps):
                 if record in step:
@@ -135,7 +135,7 @@ class CallLog:
         record, handle, make = logged
         call = handle()
         if call is None and record.function is None:
-            # In the log it would hold up all later steps.
+            # If it stayed in the log, all later steps would stay, too.
             self.remove(record)
             return None
         result = make(group)

@@ -1,4 +1,4 @@
-"""Calls that are made again if a worker is lost, and those that are not, as each attempt ended workers."""
+"""Calls that are made again if a worker is lost, unless each attempt ended workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from daskdist.strategy.steps.stream_set import StreamSet
 
 logger: Final = logging.getLogger("daskdist")
 
-# A loss counts so often if Dask ended the worker for its memory: the next worker may have no more memory.
+# The number of losses that one counts for if Dask ended the worker because its memory was full: the next worker may
+# have no more memory.
 _FOR_MEMORY: Final = 2
 # Seconds that a call which is made again is the only one under way, if it takes as long.
 _ALONE_S: Final = 1.0
@@ -53,7 +54,7 @@ class RepeatedCalls:
         self._recover = recover
 
     def made_again_since(self, number: int) -> bool:
-        """Continue with the remaining replicas if some are lost; return whether calls were made again since a count."""
+        """Continue with the remaining replicas if some are lost; return whether `num_made_again` has changed."""
         recover = self._recover() if self._log else None
         if recover is not None:
             recover()
@@ -87,7 +88,7 @@ class RepeatedCalls:
                 return
 
     def fail_repeated_losses(self) -> None:
-        """Let calls fail, as no worker is left, if one of them ended several workers."""
+        """Fail the calls if one of them ended several workers, when no worker is left."""
         records = [record for record, _, _ in self._log.calls_to_make_again(self.streams.is_open)]
         if error := self._repeated_loss(records, 1, "; no worker is left, create a new strategy"):
             self.num_made_again += 1
@@ -116,7 +117,7 @@ class RepeatedCalls:
         self._fail(self._log.lost_calls(), _not_made_again(why))
 
     def _fail(self, records: Sequence[Record], error: DaskdistError) -> None:
-        # Changes of variables by these calls are undone, so that those fail, too, that had succeeded.
+        # Changes of variables by these calls are undone, so calls that had succeeded fail, too.
         logger.warning("%s", error)
         if records:
             failed = self._failed = Failed(Failure.of(error), records[0].number)

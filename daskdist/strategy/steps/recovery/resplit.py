@@ -1,4 +1,4 @@
-"""The cutting of global batches for fewer replicas."""
+"""The splitting of global batches for fewer replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from daskdist.strategy.values.placeholders import Placeholders
 
 
 def resplit(batch: GlobalBatch, group: ReplicaGroup, submit: Submit, source: ResultSource) -> None:
-    """Cut a batch for other replicas, by a task on the worker of each.
+    """Split a batch again for other replicas, by a task on the worker of each.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ def resplit(batch: GlobalBatch, group: ReplicaGroup, submit: Submit, source: Res
     group
         The replicas.
     submit
-        Makes the tasks, of which Dask computes again what is lost.
+        Makes the tasks; Dask computes lost ones again.
     source
         The source of the new leaves.
     """

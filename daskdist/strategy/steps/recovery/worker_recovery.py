@@ -25,7 +25,7 @@ from daskdist.strategy.steps.stream_set import StreamSet
 
 logger: Final = logging.getLogger("daskdist")
 
-# Seconds within which the scheduler hears of the loss of a worker after the program.
+# Seconds after which the scheduler knows of a loss that the program has noticed.
 _KNOWN_WITHIN_S: Final = 1.0
 # Seconds within which a worker that leaves hands over its values.
 _HANDS_OVER_WITHIN_S: Final = 10.0
@@ -155,7 +155,7 @@ class WorkerRecovery:
             logger.warning("%s, which leaves, did not hand over its ON_READ variables within %g s", worker, within_s)
 
     def take_handed_over(self) -> list[Any]:
-        """Return the values that only workers had which have left; see `Backend`."""
+        """Return the values that only workers that left had; see `Recovery`."""
         return self.live_workers.take_handed_over()
 
     def with_replacements(self, group: ReplicaGroup) -> ReplicaGroup:
@@ -177,7 +177,7 @@ class WorkerRecovery:
             logger.warning("%s cannot take part: %s", ", ".join(workers), error)
             return group
         live_workers.add(workers)
-        # Remember their identities, as others may later get their addresses.
+        # Store their identities, as other workers may later get the same addresses.
         live_workers.missing(connected)
         with streams.lock:
             for worker in group.workers:

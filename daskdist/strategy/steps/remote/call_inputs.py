@@ -25,7 +25,7 @@ _loaded_picks: Final = lru_cache(maxsize=1024)(load_sent)
 def lanes_of(
     operands: Sequence[Any], num_columns: int, place: int | tuple[int, ...], picks: bytes
 ) -> list[tuple[int, list[Any], tuple[Any, bytes]]]:
-    """Return for each replica its number, references and arguments, of the numbers and references one after another."""
+    """Return the number, references and arguments of each replica, from a flat list of numbers and references."""
     lanes = []
     for start in range(0, len(operands), 1 + num_columns):
         replica, *references = operands[start : start + 1 + num_columns]
@@ -91,7 +91,7 @@ class TaskData:
         except KeyError:
             return self._brought().get()
         except Exception as error:
-            # It was spilled, and cannot be read again.
+            # It was spilled to disk, and cannot be read again.
             return Failed(Failure.of(error), None)
         if type(value) is Batches:
             self._batches[self._key] = value
@@ -99,7 +99,10 @@ class TaskData:
 
 
 def is_quick(inputs: Sequence[Any]) -> bool:
-    """Return whether a thread with other work can make a call with these inputs; another one would have to wake up."""
+    """Return whether the thread that receives the inputs should make the call.
+
+    Reading them takes less time than waking another thread.
+    """
     function, *results = inputs
     if type(function) is not SentValue or function.made is None or not _PROMISES.issuperset(map(type, results)):
         return False

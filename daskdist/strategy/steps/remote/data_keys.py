@@ -15,10 +15,10 @@ from daskdist.execute.callers.cluster_requests import ask_from_worker
 from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.waiting import wait_intervals
 
-# The time to wait for a task of another worker before the first question; later questions are less frequent.
+# Seconds to wait for a task before the first query for it; later queries are less frequent.
 _FIRST_LOOK_S: Final = 0.02
 _MOST_LOOK_S: Final = 0.5
-# The time for which the scheduler may not know a task yet, or may be recomputing it.
+# Seconds for which the scheduler may not know a task yet, or may be recomputing it.
 _PATIENCE_S: Final = 8.0
 _NOT_THERE: Final = (None, "released", "forgotten", "erred")
 _PLUGIN: Final = "daskdist-keys"
@@ -67,7 +67,7 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
     async def _bring(self, key: Any, event: asyncio.Event) -> Any:
         worker, look_s = self._worker, _FIRST_LOOK_S
         last_seen = time.monotonic()
-        # The program, which waits for the call, has the limit.
+        # This wait has no limit of its own: the program, which waits for the call, has one.
         waiting = wait_intervals(lambda: self._name_of(key), None, _MOST_LOOK_S)
         while True:
             event.clear()

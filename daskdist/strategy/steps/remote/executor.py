@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final
 
-# After this many calls without a wait, results for other workers are sent together, at most so many.
+# The number of calls without a wait after which results for other workers are sent together, and the most that are.
 _NUM_WITHOUT_WAITS: Final = 4
 _MOST_HELD: Final = 8
 
@@ -39,7 +39,7 @@ class Executor:
         return self._thread.ident or 0
 
     def can_hold(self) -> bool:
-        """Return whether a result for another worker can be sent with later ones, as further calls follow at once."""
+        """Return whether a result for another worker can wait for later ones, as further calls follow at once."""
         self.num_held += 1
         if self.num_held < _MOST_HELD and self.num_without_waits >= _NUM_WITHOUT_WAITS and self.has_more:
             return True
@@ -73,7 +73,7 @@ _ready: threading.local = threading.local()
 
 
 def run_ready(call: Callable[[], None]) -> None:
-    """Run a call in this thread: now, or after the running one, so that chains of calls do not nest."""
+    """Run a call in this thread: now, or after the running one. So a chain of calls does not become a deep stack."""
     waiting: deque[Callable[[], None]] | None = getattr(_ready, "calls", None)
     if waiting is not None:
         waiting.append(call)

@@ -1,7 +1,7 @@
 """Connections from other workers, read by the thread that waits for a result of them.
 
-A thread that waits reads the connections itself: the event loop would have to wake up first, and then to wake the
-thread. While no thread waits the event loop reads them.
+A waiting thread reads the connections itself, as otherwise the event loop would have to wake up first, and then wake
+the thread. While no thread waits, the event loop reads them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _SocketStream:
 
 
 class InboundConnection:
-    """A connection from another worker, which tornado reads no more."""
+    """A connection from another worker that threads read, instead of tornado."""
 
     def __init__(self, comm: Comm, link: str, receive: Callable[[str, int, Any], None]) -> None:
         stream: Any = comm.stream
@@ -111,19 +111,19 @@ class InboundConnection:
                 receive(link, number, message)
 
     def read(self) -> None:
-        """Take the messages that are there; raise an error if the connection has ended."""
+        """Read the messages that have arrived; raise an error if the connection has ended."""
         self._reading.send(None)
         if time.monotonic() > self.acknowledged_at + ACKNOWLEDGED_WITHIN_S:
             self.acknowledge()
 
     def end(self) -> None:
-        """Read nothing any more."""
+        """Stop reading."""
         # If the worker is closing, a thread may be reading at this moment.
         with contextlib.suppress(ValueError):
             self._reading.close()
 
     def acknowledge(self) -> None:
-        """Tell the sender which messages came."""
+        """Acknowledge the received messages to the sender."""
         if self.last == self.acknowledged:
             return
         data = framed([self.last])
@@ -208,7 +208,7 @@ class Inbound:
                     self._stop_waiting(gate)
 
     def _stop_waiting(self, gate: SimpleQueue[None]) -> None:
-        # The gate is gone if another thread has woken this one.
+        # Another thread may have removed the gate to wake this one.
         with contextlib.suppress(ValueError):
             self._waiting.remove(gate)
 

@@ -1,4 +1,4 @@
-"""The strategies' part on the scheduler: a record of the workers in use, and a relay for streams of steps."""
+"""The scheduler plugin of strategies: it records the workers in use, and relays streams of steps."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ async def _pass_on(source: Comm, target: Comm) -> None:
 
 
 def note_in_use(client: Client, token: str, workers: Sequence[str]) -> bool:
-    """Tell the scheduler which workers a strategy uses; if that fails, log one warning per scheduler, return False."""
+    """Report to the scheduler which workers a strategy uses.
+
+    If that fails, log one warning per scheduler and return False.
+    """
     try:
         run_on_scheduler(client, _use, client.id, token, tuple(workers))
         return True
@@ -112,7 +115,7 @@ def note_in_use(client: Client, token: str, workers: Sequence[str]) -> bool:
 
 
 def release_soon(client: Client, token: str) -> None:
-    """Tell the scheduler to forget a strategy, without waiting for an answer; can be called in any thread."""
+    """Make the scheduler forget a strategy, without waiting for an answer; can be called in any thread."""
     if client.status == "running":
         with contextlib.suppress(RuntimeError):
             client.loop.add_callback(_release_now, client, token)

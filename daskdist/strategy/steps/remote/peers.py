@@ -21,7 +21,7 @@ from daskdist.strategy.steps.remote.inbound import ACKNOWLEDGED_WITHIN_S, Inboun
 from daskdist.strategy.steps.remote.promises import Promise
 
 _OPERATION: Final = "daskdist_results"
-# The pause after a connection on which nothing was acknowledged; it doubles each time.
+# Seconds before the next attempt after a connection on which nothing was acknowledged; doubled each time.
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
 # The number of senders whose last message number is remembered.
@@ -29,7 +29,7 @@ _MOST_SENDERS: Final = 4096
 
 
 class _Link:
-    """Messages to one worker, each kept until that has acknowledged it."""
+    """Messages to one worker, each kept until it is acknowledged."""
 
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
@@ -42,9 +42,9 @@ class _Link:
         self._lock = threading.Lock()
 
     def send(self, message: Any, failed: Callable[[str], None], *, is_urgent: bool) -> bool:
-        """Send a message by the connection there is, and keep it, in any thread; return False if the link is over.
+        """Keep a message, and send it if there is a connection, in any thread; return False if the link is over.
 
-        One that is not urgent is sent with the next urgent one, or by `flush`.
+        A message that is not urgent is sent with the next urgent one, or by `flush`.
         """
         with self._lock:
             if self._is_over:
@@ -79,7 +79,7 @@ class _Link:
             failed(why)
 
     async def write_all(self, comm: Comm, *, is_framed: bool) -> None:
-        """Send all messages that are kept, and those that come, for as long as the comm is open."""
+        """Send all kept and all later messages while the comm is open."""
         outbox = Outbox(comm, is_framed=is_framed)
         with self._lock:
             for numbered, _ in self.kept:
@@ -91,13 +91,13 @@ class _Link:
             self._outbox = None
 
     async def read_all(self, comm: Comm, *, is_framed: bool) -> None:
-        """Drop the messages that are acknowledged, for as long as the comm is open."""
+        """Drop messages as they are acknowledged, while the comm is open."""
         reader = BatchReader(comm, is_framed=is_framed)
         while True:
             self.acknowledge(max(await reader.read()))
 
     def acknowledge(self, number: int) -> None:
-        """Drop the messages up to a number: they came."""
+        """Drop the messages up to an acknowledged number."""
         while self.kept and self.kept[0][0][0] <= number:
             self.kept.popleft()
         self.num_acknowledged = max(self.num_acknowledged, number)
@@ -106,9 +106,9 @@ class _Link:
 class Peers:
     """The connections by which one worker sends results to others.
 
-    Each message arrives once and in order, though a connection breaks: it is numbered, kept until it is acknowledged,
-    and sent again by the next connection. Connections are tried until nothing was acknowledged for
-    ``daskdist.timeouts.step``, or none can be made. Kept are results of calls that are under way, and of recent ones.
+    Each message arrives once and in order, even if a connection breaks: it is numbered, kept until it is acknowledged,
+    and sent again by the next connection. That is given up when nothing was acknowledged for ``daskdist.timeouts.step``
+    seconds, or no connection can be made. Results of recent calls are kept, too.
 
     Parameters
     ----------
@@ -140,9 +140,9 @@ class Peers:
         return self._inbound.reading_thread
 
     def send(self, address: str, message: Any, failed: Callable[[str], None], *, is_urgent: bool = True) -> None:
-        """Send a message, in any thread; ``failed`` is called with the reason where that cannot be done.
+        """Send a message, in any thread; if that fails, ``failed`` is called with the reason.
 
-        One that is not urgent is sent with the next urgent one, or by `flush`.
+        A message that is not urgent is sent with the next urgent one, or by `flush`.
         """
         link = self._links.get(address)
         if link is not None and link.send(message, failed, is_urgent=is_urgent):
@@ -210,7 +210,7 @@ class Peers:
     async def _serve(self, comm: Comm, link: str, is_framed: bool) -> Any:
         is_framed = is_framed and can_be_read_by_threads(comm)
         with contextlib.suppress(OSError):
-            # Tell the sender which messages earlier connections brought.
+            # Acknowledge the messages that earlier connections brought.
             await comm.write((self._last.get(link, 0), is_framed))
             await flush(comm)
             await (self._inbound.read_all(comm, link) if is_framed else self._read_all(comm, link))

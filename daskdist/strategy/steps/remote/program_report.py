@@ -1,4 +1,4 @@
-"""The figures of a strategy that its program knows, sent to the scheduler once a second for the dashboard."""
+"""The program's figures about a strategy, sent to the scheduler once a second for the dashboard."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ProgramReport:
         self.token = token
         self._streams = streams
         self._iterators: deque[tuple[StepTimes, weakref.ref[DistributedIterator]]] = deque()
-        # The times of iterators that are gone.
+        # The times of iterators that no longer exist.
         self._waiting_s = self._step_s = 0.0
 
     def add(self, iterator: DistributedIterator) -> None:

@@ -36,7 +36,8 @@ class Promise:
         self.end = end
         # `UNSET` until the result has arrived.
         self.value: Any = UNSET
-        # Most have one callback. The garbage collector looks at all objects of steps under way, so make no list.
+        # There is mostly one callback, which is stored without a list, as the garbage collector examines all objects of
+        # steps under way.
         self._callback: Callable[[], None] | None = None
         self._others: tuple[Callable[[], None], ...] = ()
 

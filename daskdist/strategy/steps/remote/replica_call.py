@@ -43,7 +43,7 @@ CrossReplica = Callable[[ReplicaGroup, VariableStore | None, int], StrategyContr
 
 @dataclass(frozen=True)
 class ReplicaSlot:
-    """A replica, as calls on it see it.
+    """A replica of this worker, and what calls on it need.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class ReplicaSlot:
             )
 
     def leave(self, mailbox: Mailbox, step: int, error: BaseException | str | None) -> None:
-        """Tell other replicas that the call is over, since they may wait for this one."""
+        """Report to other replicas that the call is over, since they may wait for this one."""
         self.times.rest()
         if self.num_replicas > 1:
             mailbox.leave(self.token, step, self.number, error)
@@ -120,7 +120,7 @@ def call_replica(
     *,
     is_step: bool,
 ) -> FlatResult:
-    """Call a user's function, the first result, with the templates of the leaves of its arguments.
+    """Call a user's function, which is the first input, with arguments made of templates.
 
     The dashboard counts the call if ``is_step``.
     """
@@ -170,7 +170,7 @@ def _batch_of(arguments: Sequence[Any], leaves: Sequence[Any], picks: Sequence[t
 
 
 def _given(device: Device, result: ForDevices | FlatResult) -> Any:
-    # Return the form in which a function gets a result.
+    # Return a result in the form that functions get.
     if isinstance(result, ForDevices):
         return result.on(device)
     # An array may be reduced, sent or read at the same time.

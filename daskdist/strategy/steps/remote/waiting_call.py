@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.remote.promises import Promise
 
-# Shared by all calls, as each step makes one.
+# A lock for all calls, as each step makes a call.
 _lock: Final = threading.Lock()
 
 
@@ -31,13 +31,14 @@ class WaitingCall:
     Parameters
     ----------
     maker
-        Makes the call once all inputs have arrived. If one failed, it is not made: the others may never arrive.
+        Makes the call once all inputs have arrived. If an input failed, the call is not made, without waiting for the
+        others, which may never arrive.
     number, place
         The number of the call, and the place of this worker among those that make it.
     is_replicated
         Whether other workers make it, too.
     promise
-        What will have the result.
+        The promise that gets the result.
     inputs
         The function and its arguments.
     settings
@@ -46,7 +47,7 @@ class WaitingCall:
         The name of the call.
     """
 
-    # One object without any closures, as each step makes one and the garbage collector looks at all objects.
+    # A single object without closures, as each step makes one and the garbage collector examines all objects.
     __slots__ = (
         "_is_begun",
         "_maker",
@@ -93,7 +94,7 @@ class WaitingCall:
             call_input.when_set(self)
 
     def __call__(self) -> None:
-        """Take notice of an input that has arrived."""
+        """Note that an input has arrived."""
         with _lock:
             self._num_left -= 1
             failed = self._failed() if self._num_left else None

@@ -44,8 +44,8 @@ from daskdist.strategy.steps.remote.waiting_call import WaitingCall
 from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.variables.store import VariableStore
 
-# What can wait is sent with later messages, or after these seconds: the first if another worker or the program may wait
-# for it, the second if further calls wait here.
+# Messages that are not urgent are sent with later ones, or after these seconds: the first if another worker or the
+# program may wait for them, the second if further calls wait here.
 _SOON_S: Final = 0.002
 _LATER_S: Final = 0.008
 # An input of a call of one of these types holds the value; an input of another type is the value.
@@ -55,13 +55,13 @@ _INPUTS: Final = frozenset({Promise, SentValue, TaskData})
 class StepsOnWorker:
     """One strategy's steps on one worker, for as long as its stream is open.
 
-    Messages are handled in the event loop, in the order of the program. What a call needs is looked up then, so that
-    a later message that drops it does not matter to the call.
+    Messages are handled in the event loop, in the order of the program. The inputs of a call are looked up then, so
+    that a later message may drop them.
 
     Parameters
     ----------
     mailbox
-        The worker's part in what replicas do together.
+        The worker's state of collectives.
     group
         The replicas of the strategy.
     comm
@@ -69,7 +69,7 @@ class StepsOnWorker:
     is_framed
         Whether batches are written straight to the stream of the comm.
     peers, keys
-        What brings results of other workers, and data.
+        The connections that bring results of other workers, and the table of data.
     cross_replica
         Makes the strategy for functions between replicas.
     """
@@ -97,7 +97,7 @@ class StepsOnWorker:
         self._reader = BatchReader(comm, is_framed=is_framed)
         # The time of the next `_flush`.
         self._flush_at = math.inf
-        # Functions that other threads want called in the event loop, which is woken once for several.
+        # Functions to call in the event loop, which is woken once for several of them.
         self._to_call: deque[Callable[[], Any]] = deque()
         self._is_woken = self._is_closed = False
         # The states that were handed over last.
@@ -112,7 +112,7 @@ class StepsOnWorker:
         # Held while a message is handled, and while the promise for another worker's result is looked up.
         self._receiving = threading.Lock()
         self._lock = threading.Lock()
-        # In the order of this worker's replicas, which stays when others are lost.
+        # The executors in the order of this worker's replicas, which does not change when others are lost.
         self._executors: list[Executor] = []
         self._slots: dict[int, tuple[ReplicaSlot, Executor]] = {}
         # The identity of a replica's thread -> its executor.
@@ -224,7 +224,7 @@ class StepsOnWorker:
                 continue
             slot, executor = self._slots[replica]
             inputs = [sent_function if loaded is None else loaded[0], *map(self._run_input, references)]
-            # Without bound methods, which would be further objects of each step under way.
+            # Bound methods would be further objects of each step under way.
             about = structure, lane_args, undo_from, settings, name, end
             executor.put(partial(StepsOnWorker._make_run, self, slot, executor, number, promise, inputs, *about))
 
@@ -251,7 +251,8 @@ class StepsOnWorker:
 
     def make_soon(self, call: WaitingCall) -> None:
         """Make a call whose inputs have arrived."""
-        # A thread that receives results must not be busy, as it also receives those of other calls.
+        # A thread that receives results must not make calls that take long, as it also receives the results that others
+        # wait for.
         is_busy = threading.get_ident() in (self._loop_thread, self._peers.receiving_thread)
         make = partial(self._make_call, call)
         if not is_busy or is_quick(call.inputs):
@@ -303,7 +304,7 @@ class StepsOnWorker:
         store = self._mailbox.store(self._token)
         for replica, (_, executor) in self._slots.items():
             if store is not None:
-                # A call that was sent before may need them.
+                # An earlier call may need them.
                 executor.put(partial(store.drop_of, replica, numbers))
 
     def _lost(self, addresses: Sequence[str], why: Failed, reason: str) -> None:
@@ -436,7 +437,7 @@ class StepsOnWorker:
         return self._new_promise(number, replica, origin) if known is None else known
 
     def _run_input(self, reference: Any) -> Any:
-        # Return what has the input, or the input itself if it is batches that are here.
+        # Return the promise of the input, or the input itself if it is a batch that is here.
         batches = self.batches.get(reference[1]) if reference[0] == "k" else None
         return self._input(reference) if batches is None else batches
 
@@ -509,8 +510,8 @@ class StepsOnWorker:
                     undo_log.end()
         is_awaited = promise.is_awaited
         promise.set(outcome)
-        # A result that a later call awaits is read later, if at all, and a program that has sent further calls is not
-        # waiting.
+        # The outcome is not urgent if a later call awaits it, as it is read later, if at all; or if the program has
+        # sent further calls, as it is not waiting then.
         most_bytes = SMALL_AWAITED_BYTES if is_awaited else SMALL_BYTES
         is_urgent = not is_awaited and not executor.has_more
         self._send_outcome(number, slot.number, outcome, most_bytes, is_urgent=is_urgent)

@@ -27,8 +27,8 @@ from daskdist.strategy.steps.remote.worker_steps import StepsOnWorker
 from daskdist.strategy.steps.stream import OPERATION
 
 _PLUGIN: Final = "daskdist-steps"
-# The interval at which an ending worker checks whether its calls have ended, and at which another worker checks whether
-# its connections to an ended one have ended.
+# Seconds between the checks of an ending worker for calls that have not ended, and of another worker for connections to
+# an ended one.
 _LOOK_EVERY_S: Final = 0.01
 # Seconds without calls after which an ending worker ends.
 _AT_REST_S: Final = 0.1
@@ -75,8 +75,8 @@ class StreamsOfWorker:
     async def teardown(self, worker: Worker) -> None:
         """Wait for the calls that were sent, while their programs are connected; Dask calls it before a worker ends.
 
-        So a worker that is retired loses none: the programs are notified, are given the values that only its replicas
-        have, and continue without it.
+        So no call is lost when a worker is retired: it notifies the programs, and sends them the values that only its
+        replicas have, and they continue without it.
         """
         for steps in self.by_token.values():
             steps.announce_leaving()

@@ -1,4 +1,4 @@
-"""The arguments of calls on replicas as they travel: references to results, and pickles of the rest."""
+"""The arguments of calls on replicas as they are sent: references to results, and pickles of the rest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from daskdist.strategy.values.placeholders import Placeholder, Placeholders, num
 
 
 class CallSender(Protocol):
-    """Interface of what sends calls again; not a method, which would be an object of each step under way."""
+    """The interface of an object that sends calls again.
+
+    A bound method instead would be one more object of each step under way.
+    """
 
     def send_again(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
         """Send a call again to given replicas."""
@@ -62,7 +65,8 @@ class ReplicaCall:
     takes_results
         Whether each replica is given its own result of an earlier call in it.
     undo_from
-        The first call that can still be undone, as changes of variables are; None if this one is not to be.
+        The number of the first call whose changes of variables can still be undone; None if those of this call need not
+        be undone.
     """
 
     sender: CallSender
@@ -91,17 +95,17 @@ def objects_in(columns: Sequence[Any], lanes: Sequence[int]) -> list[SentObject]
 
 
 def needed(columns: Sequence[Any], kept: Sequence[Any]) -> Any:
-    """Return what a call needs: mostly one column, which all steps of a bundle share."""
+    """Return the handles that a call needs: mostly one column, which all steps of a bundle share."""
     return columns[0] if len(columns) == 1 and not kept and type(columns[0]) in COLUMNS else (*columns, *kept)
 
 
 class PreparedCalls:
-    """The common parts of calls of one function: workers are sent one once two calls in a row have it.
+    """The parts that calls of one function have in common, sent to workers once two calls in a row have them.
 
     Parameters
     ----------
     dropped
-        Takes the numbers of objects whose handles are gone.
+        A list to which the numbers of objects are added when their handles are gone.
     """
 
     def __init__(self, dropped: deque[int]) -> None:
@@ -110,7 +114,10 @@ class PreparedCalls:
         self._last: dict[int, tuple[Any, SentObject | None]] = {}
 
     def __call__(self, call: ReplicaCall, picks: tuple[Any, ...] | None, num_columns: int) -> SentObject | None:
-        """Return the common part of a call and the last one of its function; None if the call is sent whole."""
+        """Return the part that a call has in common with the last one of its function.
+
+        It is None if the call is sent as a whole.
+        """
         if picks is None:
             return None
         function = call.function.number
@@ -130,7 +137,7 @@ class PreparedCalls:
 
 
 def alike_arguments(packed: Sequence[Any]) -> tuple[tuple[Any, ...] | None, list[Any], int | tuple[int, ...]]:
-    """Return the arguments of a call in a form in which those of most steps differ in the handles and the place only.
+    """Return the arguments of a call in a form that differs between most steps in the handles and the place only.
 
     Returns
     -------
@@ -171,7 +178,7 @@ def alike_arguments(packed: Sequence[Any]) -> tuple[tuple[Any, ...] | None, list
 
 
 def wired_arguments(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], list[Any]]:
-    """Return the columns of handles that calls need, and the arguments of each replica: one object if all are alike."""
+    """Return the columns of handles that a call needs, and the arguments of each replica, one object if all are equal."""
     if PerReplica in map(type, packed):
         placeholders_of = [Placeholders() for _ in range(num_replicas)]
         args = [
@@ -204,12 +211,12 @@ def last_reference(record: Record, place: int, error: Exception) -> tuple[Any, .
     try:
         return "p", cloudpickle.dumps(received(structure, payload))
     except Exception as unpickled:
-        # It could be sent, but not unpickled here.
+        # It was sent, but cannot be unpickled here.
         return "f", Failed(Failure.of(unpickled), None)
 
 
 def as_now(leaf: Any) -> Any:
-    """Return a packed argument that later changes of arrays do not change."""
+    """Return a copy of a packed argument, which later changes of arrays do not reach."""
     if type(leaf) is PerReplica:
         return PerReplica(list(map(as_now, leaf.values)))
     return leaf.copy("K") if isinstance(leaf, np.ndarray) else leaf
@@ -264,7 +271,7 @@ def pickled_value(value: Any, name: Callable[[], str]) -> bytes:
 
 @lru_cache(maxsize=256)
 def name_of_call(operation: str, function: str, is_loop: bool) -> str:
-    """Return the name of a call: one object for all calls of a function, which messages sent together have once."""
+    """Return the name of a call, the same object for all calls of a function, so that a message contains it once."""
     return f"{LOOP_PREFIX if is_loop else ''}{operation}-{function}"
 
 

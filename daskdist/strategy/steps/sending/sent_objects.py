@@ -38,7 +38,7 @@ class SentObject:
     value
         The pickle to send, or a NumPy array without other references.
     dropped
-        Takes the number of an object whose handle is gone.
+        A list to which the number of the object is added when its handle is gone.
     """
 
     __slots__ = ("__weakref__", "_dropped", "number", "value")
@@ -65,7 +65,7 @@ class SentObjects:
     Parameters
     ----------
     dropped
-        Takes the numbers of objects whose handles are gone.
+        A list to which the numbers of objects are added when their handles are gone.
     """
 
     def __init__(self, dropped: deque[int]) -> None:
