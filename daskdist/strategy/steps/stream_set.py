@@ -489,7 +489,7 @@ class StreamSet:
         )
 
     def wait_for_room(self) -> None:
-        """Wait until fewer than ``daskdist.max-steps-in-flight`` calls of `run` are under way, and few bytes are unsent."""
+        """Wait until fewer than ``daskdist.max-steps-in-flight`` steps are under way, and few bytes are unsent."""
         most = max(setting("max-steps-in-flight"), 1)
         while self.num_steps >= most:
             self.wait(lambda: self.num_steps <= most // 2 or (bool(self.failures) and not self.lost()))
@@ -583,10 +583,7 @@ class StreamSet:
             raise root_cause(self.client, error)
 
     def take_unobserved(self) -> BaseException | None:
-        """Forget the failures whose results were not read and no longer can be.
-
-        Return the error of the first, if there is one.
-        """
+        """Forget the failures whose results can no longer be read; return the error of the first, if any."""
         self._send_drops()
         return self.failures.take_error()
 

@@ -251,8 +251,7 @@ class StepsOnWorker:
 
     def make_soon(self, call: WaitingCall) -> None:
         """Make a call whose inputs have arrived."""
-        # A thread that receives results must not make calls that take long, as it also receives the results that others
-        # wait for.
+        # A thread that receives results must not be busy for long, as it receives those of other calls, too.
         is_busy = threading.get_ident() in (self._loop_thread, self._peers.receiving_thread)
         make = partial(self._make_call, call)
         if not is_busy or is_quick(call.inputs):

@@ -178,7 +178,7 @@ def alike_arguments(packed: Sequence[Any]) -> tuple[tuple[Any, ...] | None, list
 
 
 def wired_arguments(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], list[Any]]:
-    """Return the columns of handles that a call needs, and the arguments of each replica, one object if all are equal."""
+    """Return the columns of handles that a call needs, and the arguments of each replica (one object if equal)."""
     if PerReplica in map(type, packed):
         placeholders_of = [Placeholders() for _ in range(num_replicas)]
         args = [
