@@ -111,6 +111,8 @@ HOMES = {
         "execute/callers/fetch.py",
         "execute/messages/outbox.py",
         "execute/paused_workers.py",
+        "execute/run_task.py",
+        "execute/submitted_tasks.py",
         "strategy/placement/cluster_resolver.py",
         "strategy/collectives/liveness.py",
         "strategy/collectives/mailbox.py",
@@ -166,6 +168,8 @@ OF_OBJECTS_OF_USERS = {
     "strategy/variables/variable.py",
 }
 OF_DASK_AND_PYTHON = {
+    "again[number]._state",
+    "client._timeout",
     "Scheduler._instances",
     "client._event_handlers",
     "client._run",

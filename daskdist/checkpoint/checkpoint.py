@@ -51,6 +51,11 @@ class Stateful(HasState, Protocol):
         """Set the state to one that this object, or one like it, had."""
 
 
+@runtime_checkable
+class _HasStateForm(Protocol):
+    def __daskdist_state_form__(self) -> Any: ...
+
+
 def _described(value: Any) -> str:
     # The repr of other objects may take long, or read data.
     return abridged(value) if isinstance(value, _PLAIN) else ""
@@ -234,7 +239,7 @@ class Checkpoint:
             if isinstance(value, _PLAIN):
                 states[name] = state
                 continue
-            present, owner = (value.state_dict(), value) if isinstance(value, Stateful) else (value, None)
+            present, owner = (_state_form(value), value) if isinstance(value, Stateful) else (value, None)
             try:
                 states[name] = like(present, state, owner=owner, copied=False)
             except ArgumentError as error:
@@ -262,6 +267,11 @@ def write(path: str, states: Mapping[str, Any], storage: Storage, check: Callabl
         write_states(path, states, storage, check)
     except ArgumentError as error:
         raise ArgumentError(f"save: {error}") from None
+
+
+def _state_form(value: Any) -> Any:
+    # A state with the structure, shapes and dtypes of the object's. The value of a variable may be lost.
+    return value.__daskdist_state_form__() if isinstance(value, _HasStateForm) else value.state_dict()
 
 
 def _check(name: str, value: Any) -> None:

@@ -45,11 +45,14 @@ class ReplicaGroup:
         The replicas, in order.
     client
         On a cluster, the id of the program's client.
+    lost_with
+        The reason why the values are gone that all earlier replicas had; "" if they are not.
     """
 
     token: str
     replicas: tuple[Replica, ...]
     client: str = ""
+    lost_with: str = ""
 
     @cached_property
     def worker_of(self) -> tuple[str | None, ...]:

@@ -94,9 +94,7 @@ class StrategyInternals:
             self.group.recover(self._align)
 
     def take_replacements(self) -> None:
-        """Give replicas to workers that can take the places of lost ones, before a pass."""
-        if not self.group.has_changed:
-            return
+        """Give replicas to workers that can take the places of lost ones, or further ones, before a pass."""
         self.recover_soon()
         variables = list(self._variables.values())
         # Objects of a replica may have parts in common, and cannot be copied one by one.
@@ -137,13 +135,27 @@ class StrategyInternals:
     def finish(self, *, raises_all: bool = False) -> None:
         """Wait for all calls, making those again that a lost worker cut short; raise errors like `Backend.finish`."""
         while True:
-            self.backend.finish(raises_all=raises_all)
             group = self.group.now
+            try:
+                self.backend.finish(raises_all=raises_all)
+            except ClusterError:
+                # At the end of a strategy, nothing is left that needs another scheduler.
+                if raises_all:
+                    self.recover_soon()
+                if self.group.now is group:
+                    raise
+                continue
             self.recover_soon()
             if self.group.now is group:
                 return
 
-    def _align(self) -> None:
+    def _align(self, some_remain: bool) -> None:
+        if some_remain:
+            self._align_variables()
+        # Without any earlier replica, variables have no values until they are assigned.
+        self.backend.repetition.make_again(self.group.now)
+
+    def _align_variables(self) -> None:
         strategy: Any = self._strategy()
         variables = list(self._variables.values())
         first = self.backend.repetition.first_to_make_again()
@@ -159,7 +171,6 @@ class StrategyInternals:
                 strategy.local_results(outcome)
         for handed_over in self.backend.recovery.take_handed_over():
             self._inherit(handed_over)
-        self.backend.repetition.make_again(self.group.now)
 
     def _inherit(self, handed_over: Mapping[int, Mapping[int, list[Any]]]) -> None:
         # Replicas that left had values of their own.
@@ -263,6 +274,17 @@ class StrategyInternals:
                     self.recover_soon()
                 if self.group.now is group:
                     raise
+
+    def logged(self, make: Callable[[ReplicaGroup], Handle]) -> Handle:
+        """Make a call on results of steps as `Backend.logged` does, also if the scheduler is lost before it is sent."""
+        group = self.group.now
+        try:
+            return self.backend.logged(make, group)
+        except ClusterError:
+            self.recover()
+            if self.group.now is group:
+                raise
+            return self.logged(make)
 
     def call_each(self, num_leaves: int, operation: str, fn: Callable[..., Any], *args: Any) -> list[PerReplica]:
         """Call a function that returns a list of ``num_leaves`` leaves on each replica; return each leaf's values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 from daskdist.execute.callers.live_workers import LiveWorkers
@@ -13,7 +14,7 @@ from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.cluster_input import ClusterInput
 from daskdist.strategy.placement.cluster_resolver import ClusterResolver, connect
 from daskdist.strategy.placement.device_assignment import DeviceAssignment, checked_share, placing
-from daskdist.strategy.placement.replacements import Replacements
+from daskdist.strategy.placement.replacements import Replacements, checked_elastic
 from daskdist.strategy.placement.replicas_per_worker import ReplicasPerWorker
 from daskdist.strategy.steps.cluster_backend import ClusterBackend
 from daskdist.strategy.strategy import Strategy
@@ -38,6 +39,12 @@ class MultiWorkerMirroredStrategy(Strategy):
         order, or a mapping from names or addresses of workers to numbers. They are on the worker's first GPUs, or on
         CPUs if it sees no GPU. Workers without replicas are not used, not even to read data. If a worker has more
         replicas than threads, they take turns, except while they wait for each other. If None, one per GPU, or 1.
+    elastic
+        Whether workers that connect later have replicas, too, from the next pass over a distributed dataset on, or when
+        a call of `run` with ``restart`` begins again. Then `num_replicas_in_sync` grows: batches of a distributed
+        dataset keep their global size, and are cut for more replicas. New replicas get the values of variables as those
+        do that replace lost ones, see `Strategy.distribute_dataset`. Not possible if workers or a number for each of
+        them are given.
     share_devices
         Whether workers that see the same GPUs, by their UUIDs, may share a GPU if there are not enough for all of them,
         or if ``device_assignment`` says so. If False, that is an error. If there are enough, no GPU is shared.
@@ -68,6 +75,13 @@ class MultiWorkerMirroredStrategy(Strategy):
     dataset continues without an error, and at the next one restarted workers take part again, see
     `Strategy.distribute_dataset`.
 
+    If the scheduler is lost, and with it all workers, a strategy waits as long as ``daskdist.timeouts.scheduler`` says
+    for another one at the same address, and then as long as ``daskdist.timeouts.workers`` says for as many workers as
+    there were; with fewer it continues, too. The workers must not have the addresses of lost ones, so start them
+    without a fixed port. Passes go on, and steps that failed are made again, as after the loss of a worker. Variables
+    have no values until they are assigned, for example by `Checkpoint.restore`; variables of objects have to be created
+    again. Other values that only the old workers had raise `ClusterError`.
+
     `status` shows what workers are doing. Dask shows it too: the workers page of its dashboard has the columns
     ``daskdist_replicas`` and ``daskdist_running``, and ``client.scheduler_info()`` lists them in a worker's metrics.
     Adaptive scaling does not close workers in use if the scheduler can import daskdist; otherwise there is a warning.
@@ -82,8 +96,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         device_assignment: DeviceAssignment | None = None,
         *,
         num_replicas_per_worker: ReplicasPerWorker | None = None,
+        elastic: bool = False,
         share_devices: bool = False,
     ) -> None:
+        is_elastic = checked_elastic(elastic, device_assignment, num_replicas_per_worker)
         resolver = cluster if isinstance(cluster, ClusterResolver) else ClusterResolver(cluster)
         where, share = placing(device_assignment, num_replicas_per_worker), checked_share(share_devices)
         with contextlib.ExitStack() as opened:
@@ -101,7 +117,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             # Remember the identities of the workers, as others may later get their addresses.
             live_workers.missing(connected)
             takes_any = device_assignment is None and num_replicas_per_worker is None
-            replacements = Replacements(group, connected, takes_any=takes_any)
+            assign = partial(where.slots, self.client, share_devices=share)
+            replacements = Replacements(group, connected, assign, takes_any=takes_any, is_elastic=is_elastic)
             backend = ClusterBackend(self.client, live_workers, submit, CrossReplicaStrategy, replacements)
             backend.open(group, opened.pop_all())
         super().__init__(group, backend, ClusterInput(submit, backend, group.token))

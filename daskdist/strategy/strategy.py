@@ -441,7 +441,7 @@ class Strategy(Viewed):
             return value
         backend = self._internals.backend
         make = partial(_gather_values, backend, gather_values, per_replica)
-        handle = backend.logged(make, self._internals.group.now)
+        handle = self._internals.logged(make)
         results = iter(self._internals.returned.leaves(handle, len(per_replica)))
         gathered = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, gathered)

@@ -1,4 +1,4 @@
-"""Programs whose scheduler is killed: the error says so in time, and a scheduler at the same address is used again."""
+"""Programs whose scheduler is killed: they go on with another one at the same address, or an error says so in time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import threading
 import time
-from itertools import chain
 
+import dask
 import numpy as np
 import pytest
 from conftest import eventually
@@ -17,14 +18,13 @@ from programs import FORKED_WORKERS
 
 import daskdist
 from daskdist import Dataset
-from daskdist.errors import ClusterError, CollectiveError
+from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.execute.callers.cluster_requests import ask_from_worker
 
-# Enough that a pass is not over before the loss is noticed.
 _ROWS = 1_000
 _BATCH_ROWS = 10
 _KILLED_AT = 20
-# The error comes as soon as the connection breaks.
+# The loss is noticed as soon as the connection breaks.
 _TOLD_WITHIN_S = 15
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -53,76 +53,167 @@ def rows_of(strategy, step):
     return np.concatenate(strategy.local_results(step)).tolist()
 
 
-def in_a_pass(strategy, batches, manager, checkpoint, kill):
-    """Look at batches; return the rows of those before the checkpoint."""
-    rows = []
-    for number, batch in enumerate(batches, 1):
-        rows += rows_of(strategy, batch)
-        if number == _KILLED_AT // 2:
-            manager.save(checkpoint)
-            kept = list(rows)
-        if number == _KILLED_AT:
-            kill()
-            yield kept
+class Restart:
+    """A scheduler that is killed, and starts again with its workers while the program goes on."""
+
+    def __init__(self, started, scheduler, address, *worker_options, workers_first=False):
+        self._started, self._scheduler, self._address = started, scheduler, address
+        self._worker_options, self._workers_first = worker_options or ("--no-nanny",), workers_first
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        return self
+
+    def begin(self):
+        """Kill the scheduler, and return while others start."""
+        self._scheduler.kill()
+        self._scheduler.wait(10)
+        self._thread.start()
+
+    def _run(self):
+        started, address = self._started, self._address
+        for process in started.processes:
+            process.wait(30)
+        started.processes.clear()
+        port = address.rpartition(":")[2]
+        if self._workers_first:
+            # A supervisor starts workers again as soon as they end.
+            start_workers(started, address, *self._worker_options)
+            started.dask("scheduler", "--host", "127.0.0.1", "--no-dashboard", "--port", port)
+        else:
+            cluster(started, 1, port, *self._worker_options)
+
+    def __exit__(self, *error):
+        if self._thread.ident is not None:
+            self._thread.join(60)
 
 
-def in_steps(strategy, batches, manager, checkpoint, kill):
-    """Make steps; return the rows of those before the checkpoint."""
-    rows = []
-    for number, batch in enumerate(batches, 1):
-        rows += rows_of(strategy, strategy.run(np.asarray, args=(batch,)))
-        if number == _KILLED_AT // 2:
-            manager.save(checkpoint)
-            kept = list(rows)
-        if number == _KILLED_AT:
-            kill()
-            yield kept
+def by_looking(strategy, batch, begin):
+    """Look at a batch; the scheduler is lost before that if ``begin`` is given."""
+    begin()
+    return rows_of(strategy, batch)
 
 
-def wait_for_ends(started):
-    for process in started.processes:
-        process.wait(30)
-    started.processes.clear()
+def by_steps(strategy, batch, begin):
+    """Run a function with a batch and reduce its result; the scheduler is lost while they run."""
+
+    def double(x):
+        time.sleep(0.01)
+        return 2 * np.asarray(x)
+
+    # A result that the program does not have yet is computed again with its step.
+    doubled = strategy.run(double, args=(batch,))
+    begin()
+    total = strategy.reduce("SUM", doubled, axis=0)
+    rows = rows_of(strategy, strategy.run(np.asarray, args=(batch,)))
+    assert float(total) == 2 * sum(rows)
+    return rows
+
+
+def of_files(folder):
+    for number in range(5):
+        rows = np.arange(number * _ROWS // 5, (number + 1) * _ROWS // 5)
+        np.save(folder / f"{number}.npy", rows)
+    return daskdist.read_npy(str(folder / "*.npy")).map(np.abs)
+
+
+def of_memory(folder):
+    # Blocks of this size are not sent in tasks, but before them.
+    values = np.repeat(np.arange(_ROWS), 2_048).reshape(_ROWS, -1)
+    return Dataset.from_tensor_slices(values).map(lambda row: row[0])
 
 
 @pytest.mark.parametrize(
-    ("visit", "options", "workers_first"),
-    [(in_a_pass, ("--no-nanny",), False), (in_steps, ("--nanny",), False), (in_steps, ("--no-nanny",), True)],
+    ("visit", "rows", "options", "workers_first"),
+    [
+        (by_looking, of_files, ("--no-nanny",), False),
+        (by_steps, of_files, ("--nanny",), False),
+        (by_steps, of_memory, ("--no-nanny",), True),
+    ],
 )
-def test_another_scheduler_at_the_address_continues_from_the_checkpoint(
-    started, tmp_path, visit, options, workers_first
-):
+def test_a_pass_goes_on_with_another_scheduler(started, tmp_path, caplog, visit, rows, options, workers_first):
     scheduler, address = cluster(started, 0, "0", *options)
-    dataset = Dataset.range(_ROWS).shuffle(100, seed=1).batch(_BATCH_ROWS)
-    with Client(address, set_as_default=False) as client:
-        strategy = daskdist.MultiWorkerMirroredStrategy(client)
-        batches = iter(strategy.distribute_dataset(dataset))
+    dataset = rows(tmp_path).shuffle(100, seed=1).batch(_BATCH_ROWS)
+    with (
+        Client(address, set_as_default=False) as client,
+        Restart(started, scheduler, address, *options, workers_first=workers_first) as restart,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        seen = []
+        for number, batch in enumerate(strategy.distribute_dataset(dataset)):
+            seen += visit(strategy, batch, restart.begin if number == _KILLED_AT else lambda: None)
+        assert sorted(seen) == list(range(_ROWS))
+        assert strategy.num_replicas_in_sync == 2
+        assert f"lost the scheduler at {address}; it is waited for" in caplog.text
+        assert f"joined the scheduler at {address} again" in caplog.text
+        # The next pass is an ordinary one.
+        seen = [row for batch in strategy.distribute_dataset(dataset) for row in rows_of(strategy, batch)]
+        assert sorted(seen) == list(range(_ROWS))
+
+
+def test_what_only_workers_had_is_lost_with_the_scheduler(started, tmp_path):
+    scheduler, address = cluster(started, 0)
+    with (
+        Client(address, set_as_default=False) as client,
+        Restart(started, scheduler, address) as restart,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        with strategy.scope():
+            total = daskdist.Variable(1.0, name="total")
         manager = daskdist.CheckpointManager(str(tmp_path / "checkpoints"))
-        checkpoint = daskdist.Checkpoint(batches=batches)
-        visited = visit(strategy, batches, manager, checkpoint, scheduler.kill)
-        kept = next(visited)
+        manager.save(daskdist.Checkpoint(total=total))
+        large, small = strategy.run(np.ones, args=(100_000,)), strategy.run(float, args=(3.0,))
+        assert strategy.local_results(small) == (3.0, 3.0)
+        strategy.local_results(strategy.run(np.sum, args=(large,)))
+        restart.begin()
+        eventually(lambda: client.status != "running")
+        assert strategy.local_results(strategy.run(float, args=(4.0,))) == (4.0, 4.0)
+        assert strategy.local_results(small) == (3.0, 3.0)
+        lost = f"the scheduler at {address} was lost, and with it all workers"
+        with pytest.raises(ClusterError, match=f"{lost}; load the last checkpoint"):
+            strategy.local_results(large)
+        with pytest.raises(ArgumentError, match=f"total: .*{lost}; .*load the last checkpoint"):
+            float(total)
+        manager.restore(daskdist.Checkpoint(total=total))
+        manager.close()
+        assert float(total) == 1.0
+
+
+def test_a_lost_connection_to_a_scheduler_that_is_still_there_loses_nothing(started, tmp_path):
+    _, address = cluster(started, 0)
+    dataset = of_files(tmp_path).shuffle(100, seed=1).batch(_BATCH_ROWS)
+    with Client(address, set_as_default=False) as client, daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        with strategy.scope():
+            total = daskdist.Variable(1.0)
+        connection = client.scheduler_comm
+        seen = []
+        for number, batch in enumerate(strategy.distribute_dataset(dataset)):
+            if number == _KILLED_AT:
+                client.loop.add_callback(connection.comm.abort)
+                eventually(lambda: client.status == "running" and client.scheduler_comm is not connection)
+            seen += by_steps(strategy, batch, lambda: None)
+        assert sorted(seen) == list(range(_ROWS))
+        assert float(total) == 1.0
+
+
+def test_a_scheduler_that_does_not_come_back_is_an_error_in_time(started):
+    scheduler, address = cluster(started, 0)
+    with Client(address, set_as_default=False) as client, dask.config.set({"daskdist.timeouts.scheduler": 2}):
+        strategy = daskdist.MultiWorkerMirroredStrategy(client)
+        batches = iter(strategy.distribute_dataset(Dataset.range(_ROWS).batch(_BATCH_ROWS)))
+        next(batches)
+        scheduler.kill()
         killed_at = time.monotonic()
         with pytest.raises(ClusterError, match=f"lost the scheduler at {address}.*from a checkpoint"):
-            list(visited)
-        assert time.monotonic() - killed_at < _TOLD_WITHIN_S
+            [by_steps(strategy, batch, lambda: None) for batch in batches]
+        assert 2 <= time.monotonic() - killed_at < _TOLD_WITHIN_S
+        # It is not waited for again.
         with pytest.raises(ClusterError, match=f"lost the scheduler at {address}"):
             strategy.local_results(strategy.run(int))
+        assert time.monotonic() - killed_at < _TOLD_WITHIN_S
         strategy.close()
-        wait_for_ends(started)
-
-        port = address.rpartition(":")[2]
-        if workers_first:
-            # A supervisor starts workers again as soon as they end. The strategy waits for them and their scheduler.
-            start_workers(started, address, *options)
-            started.dask("scheduler", "--host", "127.0.0.1", "--no-dashboard", "--port", port)
-        else:
-            assert cluster(started, 1, port, *options)[1] == address
-        with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
-            batches = iter(strategy.distribute_dataset(dataset))
-            manager.restore(daskdist.Checkpoint(batches=batches))
-            rest = list(chain.from_iterable(rows_of(strategy, batch) for batch in batches))
-        manager.close()
-    assert sorted(kept + rest) == list(range(_ROWS))
+        for process in started.processes:
+            process.wait(30)
 
 
 def loop_that_kills(pid):
@@ -154,20 +245,19 @@ def test_a_loop_on_replicas_continues_on_another_scheduler(started, tmp_path, re
     dataset = Dataset.range(_ROWS).shuffle(100, seed=1).batch(_BATCH_ROWS)
     manager = daskdist.CheckpointManager(str(tmp_path / "checkpoints"))
     loop = loop_that_kills(scheduler.pid)
-    with Client(address, set_as_default=False) as client:
-        strategy = daskdist.MultiWorkerMirroredStrategy(client)
-        with pytest.raises(ClusterError, match=f"lost the scheduler at {address}.*from a checkpoint"):
-            strategy.local_results(
-                strategy.run(loop, args=(strategy.distribute_dataset(dataset), manager), restart=restart)
-            )
-        assert scheduler.wait(10) == -signal.SIGKILL
-        strategy.close()
-        wait_for_ends(started)
-
-        cluster(started, 1, address.rpartition(":")[2])
-        with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
-            rows = strategy.run(loop, args=(strategy.distribute_dataset(dataset), manager))
-            found = strategy.local_results(rows)[0]
+    with (
+        Client(address, set_as_default=False) as client,
+        Restart(started, scheduler, address) as begun,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        # The loop kills the scheduler itself.
+        threading.Thread(target=lambda: (scheduler.wait(60), begun.begin())).start()
+        args = strategy.distribute_dataset(dataset), manager
+        if not restart:
+            with pytest.raises(ClusterError, match=f"the scheduler at {address}"):
+                strategy.local_results(strategy.run(loop, args=args))
+        rows = strategy.run(loop, args=args, restart=restart)
+        found = strategy.local_results(rows)[0]
     assert sorted(found.tolist()) == list(range(_ROWS))
 
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from distributed import Status
 from distributed.comm import CommClosedError
 
 from daskdist.config import seconds
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError
+from daskdist.waiting import wait_intervals
+
+# How often the status of a client is checked.
+_LOOK_EVERY_S: Final = 0.1
+# Seconds within which a client notices that its scheduler is lost, after a request failed because of that.
+_NOTICED_WITHIN_S: Final = 1.0
 
 
 def is_encrypted(address: str) -> bool:
@@ -115,11 +122,34 @@ async def ask_from_worker(worker: Any, request: str, **kwargs: Any) -> Any:
         raise _lost_scheduler_error(worker.scheduler.address) from error
 
 
+def wait_for_scheduler(client: Any, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Wait while a client looks for another scheduler at the address of the one that it lost.
+
+    Parameters
+    ----------
+    client
+        The client.
+    meanwhile
+        Called before each look.
+
+    Raises
+    ------
+    WaitTimeoutError
+        There is none within ``daskdist.timeouts.scheduler``.
+    """
+    if client.status == "connecting":
+        what = f"the scheduler at {client.scheduler.address}"
+        for within_s in wait_intervals(what, "timeouts.scheduler", _LOOK_EVERY_S):
+            meanwhile()
+            if client.status != "connecting":
+                return
+            time.sleep(within_s)
+
+
 def closed_error(client: Any) -> ClusterError:
     """Return the error for a client that is not connected to a scheduler.
 
-    Without a scheduler, Dask's workers end and its client drops all results, so that a strategy cannot continue with
-    the same replicas.
+    Without a scheduler, Dask's workers end and its client drops all results.
     """
     if client.status == "connecting":
         return _lost_scheduler_error(client.scheduler.address)
@@ -142,8 +172,8 @@ def root_cause(client: Any, error: BaseException) -> BaseException:
 def _lost_scheduler_error(address: str) -> ClusterError:
     return ClusterError(
         f"lost the scheduler at {address}, and with it all results and all workers, which end without their scheduler; "
-        "when a scheduler is started again at this address, create a new strategy with this client, which waits for it "
-        "as long as daskdist.timeouts.scheduler says, and continue from a checkpoint"
+        "when a scheduler is started again at this address, which the strategy waits for as long as "
+        "daskdist.timeouts.scheduler says, continue from a checkpoint"
     )
 
 
@@ -159,6 +189,9 @@ def _within(name: str, who: str, client: Any, request: Callable[..., Any], *args
         if client.status != "running":
             raise closed_error(client) from error
         if name == "timeouts.scheduler":
-            # The client has not noticed it yet.
+            # The client notices it in a moment.
+            until = time.monotonic() + _NOTICED_WITHIN_S
+            while client.status == "running" and time.monotonic() < until:
+                time.sleep(_LOOK_EVERY_S / 10)
             raise _lost_scheduler_error(client.scheduler.address) from error
         raise

@@ -44,6 +44,8 @@ class LiveWorkers:
         self.in_doubt = False
         # The least memory limit of them, or None without one; a list of it, which is empty until it is asked for.
         self.memory_bytes: list[int | None] = []
+        # The reason why all workers were lost before the present ones; "" if that never was.
+        self._lost_with = ""
         # True if the program connects to the workers directly.
         self.is_direct = True
         # Ends waiting for workers that will not continue.
@@ -120,9 +122,28 @@ class LiveWorkers:
     def lost_error(self, what: Any) -> ClusterError:
         """Return the error of something that is no longer on the cluster; the workers are checked at the next call."""
         self.in_doubt = True
+        if self._lost_with:
+            return ClusterError(f"{what} is gone: {self.advice}")
         if not self.lost:
             return lost_data_error(what)
         return ClusterError(f"lost {', '.join(self.lost)}, which {what} needs; create it again")
+
+    @property
+    def advice(self) -> str:
+        """Advice about a value that lost workers had."""
+        return f"{self._lost_with}; load the last checkpoint, or make it again" if self._lost_with else "make it again"
+
+    def replace_all(self, addresses: Sequence[str], why: str) -> None:
+        """Continue with other workers only.
+
+        >>> live_workers = LiveWorkers(["tcp://a:1"])
+        >>> live_workers.replace_all(["tcp://a:2"], "the scheduler was lost")
+        >>> live_workers.present, live_workers.lost
+        (('tcp://a:2',), ('tcp://a:1',))
+        """
+        present, lost = self._present_and_lost
+        self._present_and_lost, self._lost_with = (tuple(addresses), (*lost, *present)), why
+        self.memory_bytes.clear()
 
     def note_leaving(self, address: str, *values: Any) -> None:
         """Record that a worker is going to end once it has completed the calls that were sent to it, and its values."""

@@ -93,6 +93,8 @@ class SentBlocks:
         self._is_direct = True
         self._is_subscribed = self._is_looking = False
         self._num_new_bytes = 0
+        # The connection to the scheduler that knows the tasks; after its loss, they are submitted again.
+        self._connection: Any = None
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -101,15 +103,18 @@ class SentBlocks:
         """Return a reference to data that was sent to a worker, for a task there."""
         if not self._is_subscribed:
             self._is_subscribed = True
-            blocks = weakref.ref(self)
-
-            def handle(event: tuple[float, Any]) -> None:
-                if (kept := blocks()) is not None:
-                    kept._heard(**event[1])
-
-            self._client.subscribe_topic(self._topic, handle)
+            self._subscribe()
         self._is_direct = is_direct
         return SentBlock(self._topic, arrival.key, seconds("timeouts.data"))
+
+    def _subscribe(self) -> None:
+        self._connection, blocks = self._client.scheduler_comm, weakref.ref(self)
+
+        def handle(event: tuple[float, Any]) -> None:
+            if (kept := blocks()) is not None:
+                kept._heard(**event[1])
+
+        self._client.subscribe_topic(self._topic, handle)
 
     def keep(self, data: Any, num_bytes: int, arrival: Future, task: Future) -> None:
         """Keep data until the scheduler has forgotten the task that takes it."""
@@ -119,6 +124,13 @@ class SentBlocks:
         if repeats or self._num_new_bytes > _MOST_NEW_BYTES:
             self._is_looking, self._num_new_bytes = True, 0
             self._client.loop.asyncio_loop.call_soon_threadsafe(_look, weakref.ref(self), repeats)
+
+    def follow_scheduler(self) -> None:
+        """Serve the tasks that were submitted again to another scheduler."""
+        if self._is_subscribed:
+            for kept in list(self._kept.values()):
+                kept.is_known, kept.missing_since = False, None
+            self._subscribe()
 
     def clear(self) -> None:
         """Drop all data."""
@@ -149,11 +161,12 @@ class SentBlocks:
 
     def look(self, *, repeats: bool) -> None:
         """Drop the data that no task needs any more, in the event loop; repeat that while there is any."""
-        if self._client.status != "running":
+        if self._client.status not in ("running", "connecting"):
             self._kept.clear()
             return
-        task = asyncio.ensure_future(self._drop_unneeded())
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if self._client.scheduler_comm is self._connection:
+            task = asyncio.ensure_future(self._drop_unneeded())
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         if repeats:
             self._is_looking = False
             if self._kept:
@@ -163,6 +176,8 @@ class SentBlocks:
     async def _drop_unneeded(self) -> None:
         kept, now = dict(self._kept), time.monotonic()
         states = await self._client.scheduler.get_task_status(keys=[block.task for block in kept.values()])
+        if self._client.scheduler_comm is not self._connection:
+            return
         for key, block in kept.items():
             if states[block.task] is not None:
                 block.missing_since = None

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
 import re
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import wait as futures_wait
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from dask.optimization import cull
-from distributed import Client, Future, default_client, get_worker
+from distributed import Client, Future, default_client
 from distributed.client import FutureCancelledError, FuturesCancelledError, _wait
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import KilledWorker
 
 from daskdist.config import in_bytes, seconds
-from daskdist.core.array_pool import limit_pool
 from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Read, Split, payload_itself, same, value_itself
 from daskdist.devices import are_loaded
@@ -39,10 +37,11 @@ from daskdist.execute.callers.live_workers import (
     cancel_lost_tasks,
     give_up,
 )
-from daskdist.execute.callers.sent_blocks import SentBlock, SentBlocks
-from daskdist.execute.messages.pickling import dumps_on_host, load_sent
+from daskdist.execute.callers.sent_blocks import SentBlocks
+from daskdist.execute.messages.pickling import dumps_on_host
 from daskdist.execute.paused_workers import ended_for_memory, error_of_task
-from daskdist.execute.task_times import task_times
+from daskdist.execute.run_task import submit_task
+from daskdist.execute.submitted_tasks import SubmittedTask, SubmittedTasks, tasks_in
 from daskdist.waiting import wait_intervals
 
 logger: Final = logging.getLogger("daskdist")
@@ -53,48 +52,8 @@ Picks = Sequence[tuple[int, Callable[[Any], Any]]]
 LOOK_EVERY_S = 2
 # Data of at most this size is sent inside its task.
 _IN_TASK_BYTES: Final = 2**20
-# The share of a worker's memory that is kept for reuse at most.
-_POOLS_OF_MEMORY: Final = 8
 # The form of keys that `Submit.key_of` returns.
 _KEY: Final = re.compile(r"-[0-9a-f]{12}-[0-9]+$")
-
-
-def call_sent(pickled: bytes, *results: Any) -> Any:
-    """Call a pickled function, and add its time to `task_times`.
-
-    Parameters
-    ----------
-    pickled
-        The function, its arguments, the token of the caller, and the name of the task.
-    results
-        One value per argument: the result of another task, or None if the argument is pickled. A pickled `SentBlock`
-        stands for data that the program sends.
-    """
-    _prepare_worker()
-    function, args, caller, name = load_sent(pickled)
-    args = [arg.fetch() if type(arg) is SentBlock else arg for arg in args]
-    begun_at = time.perf_counter()
-    try:
-        return function(*[arg if result is None else result for arg, result in zip(args, results, strict=True)])
-    finally:
-        worker = get_worker().address
-        for times in (task_times(worker, caller), task_times(worker)):
-            times.add(name, begun_at)
-
-
-class _WithoutOurFailures(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        is_failure = str(record.msg).startswith("Compute Failed")
-        return not (is_failure and any(f"{call_sent.__name__}(" in str(arg) for arg in record.args or ()))
-
-
-@functools.cache
-def _prepare_worker() -> None:
-    limit_bytes = get_worker().memory_manager.memory_limit
-    if limit_bytes:
-        limit_pool(limit_bytes // _POOLS_OF_MEMORY)
-    # The error of a task is raised where the program uses its result, and so need not appear in the worker's log too.
-    logging.getLogger("distributed.worker").addFilter(_WithoutOurFailures())
 
 
 def _futures_of(values: Any) -> Iterator[Future]:
@@ -119,7 +78,7 @@ class Submit:
     workers
         The addresses of the workers that take part, or the `LiveWorkers` that several callers share.
     futures
-        A weak set in which the caller records its futures.
+        The futures that callers share, to which it adds its own.
     located
         Returns the addresses of the workers that have a file, by its path, on their local disk. One of them reads it;
         no other worker can.
@@ -145,7 +104,7 @@ class Submit:
         self,
         client: Client,
         workers: Sequence[str] | LiveWorkers,
-        futures: weakref.WeakSet[Future] | None = None,
+        futures: SubmittedTasks | None = None,
         located: Callable[[str], Sequence[str]] | None = None,
         home: Hashable | None = None,
         backend: Any = None,
@@ -158,14 +117,12 @@ class Submit:
         self.live_workers = workers if isinstance(workers, LiveWorkers) else LiveWorkers(workers)
         self.num_ahead = 4 * len(self.workers)
         self.bundle_bytes = in_bytes("bundle-bytes")
-        self.futures: weakref.WeakSet[Future] = weakref.WeakSet() if futures is None else futures
+        self.futures = SubmittedTasks() if futures is None else futures
         # Unlike a generator, `itertools.count` can be advanced by several threads at once.
         self._numbers = itertools.count()
         # Part of the keys of its tasks.
         self.token = uuid.uuid4().hex[:12]
         self._reports: dict[str, Future] = {}
-        # The number of tasks of which each needs the one before it, up to a task.
-        self._depths: weakref.WeakKeyDictionary[Future, int] = weakref.WeakKeyDictionary()
         self._located = located
         # Workers of which it was logged that they are silent.
         self._told_silent: set[str] = set()
@@ -286,8 +243,13 @@ class Submit:
             if value.cancelled():
                 raise self.live_workers.lost_error(key)
             return value
-        future: Future = self.client.get(cull(graph(), [key])[0], key, sync=False)
-        self.futures.add(future)
+        client = self.client
+
+        def send(_: list[Any], __: str | None) -> Future:
+            return client.get(cull(graph(), [key])[0], key, sync=False)
+
+        future = send([], None)
+        self.futures.add(future, SubmittedTask(send))
         return future
 
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
@@ -323,22 +285,13 @@ class Submit:
         futures = [list(_futures_of([arg])) for arg in args]
         rest = [None if inside else arg for arg, inside in zip(args, futures, strict=True)]
         sent = function, rest, self.token, name
-        depth = max((self._depths.get(value, 0) + 1 for value in itertools.chain(*futures)), default=0)
-        future = self.client.submit(
-            call_sent,
-            dumps_on_host(sent, by_value=True) if are_loaded() else dumps(sent),
-            *[arg if inside else None for arg, inside in zip(args, futures, strict=True)],
-            key=self.key_of(name),
-            workers=[worker] if worker else None,
-            allow_other_workers=bool(worker) and not is_pinned,
-            pure=False,
-            # Workers run first what is nearest to the program, and of tasks at the same depth the oldest; without
-            # `fifo_timeout` they would run the newest of those that are submitted within 100 ms.
-            priority=depth,
-            fifo_timeout=0,
-        )
-        self.futures.add(future)
-        self._depths[future] = depth
+        pickled = dumps_on_host(sent, by_value=True) if are_loaded() else dumps(sent)
+        inputs = [arg if inside else None for arg, inside in zip(args, futures, strict=True)]
+        tasks = self.futures.inputs_of(inputs)
+        depth = max((needed.depth + 1 for needed in tasks_in(tasks)), default=0)
+        send = partial(submit_task, self.client, self.key_of(name), pickled, depth, is_pinned)
+        future = send(inputs, worker)
+        self.futures.add(future, SubmittedTask(send, tasks, depth, worker, is_pinned))
         return future
 
     def key_of(self, name: str) -> str:

@@ -8,7 +8,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
@@ -25,13 +25,15 @@ from distributed.utils import import_term
 from daskdist.config import setting
 from daskdist.core.arguments import whole_number
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.callers.cluster_requests import address_in_file, check_address, is_encrypted
+from daskdist.execute.callers.cluster_requests import (
+    address_in_file,
+    check_address,
+    is_encrypted,
+    wait_for_scheduler,
+)
 from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.placement.replicas_per_worker import Worker
-from daskdist.waiting import wait_intervals
 
-# How often the status of a client is checked.
-_LOOK_EVERY_S: Final = 0.1
 _OPERATION: Final = "ClusterResolver"
 _EXAMPLE: Final = "write it like 'tcp://127.0.0.1:8786'"
 
@@ -136,13 +138,8 @@ def connect(
     cluster, security = resolver.cluster, resolver.security
     if isinstance(cluster, Client):
         client = cluster
-        if client.status == "connecting":
-            # It lost its scheduler, and looks for another at the address.
-            what = f"the scheduler at {client.scheduler.address}"
-            for within_s in wait_intervals(what, "timeouts.scheduler", _LOOK_EVERY_S):
-                if client.status != "connecting":
-                    break
-                time.sleep(within_s)
+        # It may have lost its scheduler, and look for another at the address.
+        wait_for_scheduler(client)
         if client.status != "running":
             raise ClusterError(f"the client is {client.status}; create a new one")
     else:
@@ -281,7 +278,6 @@ def _check_it_encrypts(host_and_port: tuple[str, int], context: ssl.SSLContext, 
 
 
 def _workers(client: Client, resolver: ClusterResolver) -> list[Worker]:
-    # Sorted by name; numeric names, such as those of a LocalCluster, come first, in numeric order.
     timeout = resolver.timeout or setting("timeouts.workers")
     wanted = resolver.num_workers or 1
     where = f"the cluster at {client.scheduler.address}"
@@ -296,7 +292,15 @@ def _workers(client: Client, resolver: ClusterResolver) -> list[Worker]:
         ) from error
     except (OSError, TimeoutError) as error:
         raise ClusterError(f"the list of workers of {where} cannot be read: {error}") from error
-    workers = [Worker(address, str(info["name"]), info["nthreads"]) for address, info in workers_of(client).items()]
+    return in_order(workers_of(client))
+
+
+def in_order(connected: Mapping[str, Mapping[str, Any]]) -> list[Worker]:
+    """Return workers sorted by name, of the scheduler's description of each by address.
+
+    Numeric names, such as those of a LocalCluster, come first, in numeric order.
+    """
+    workers = [Worker(address, str(info["name"]), info["nthreads"]) for address, info in connected.items()]
 
     def place(worker: Worker) -> tuple[bool, int, str, str]:
         is_number = worker.name.isdecimal()

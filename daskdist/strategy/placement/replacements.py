@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType
+from typing import Any, Final
 
+from daskdist.core.cardinality import counted
 from daskdist.devices import named
+from daskdist.errors import ArgumentError, ClusterError, WaitTimeoutError
+from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.group import Replica, ReplicaGroup
+from daskdist.strategy.placement.cluster_resolver import in_order
+from daskdist.strategy.placement.replicas_per_worker import Worker
+from daskdist.waiting import wait_intervals
+
+# Returns the address of the worker and the device of each replica.
+Assign = Callable[[Sequence[Worker]], Sequence[tuple[str, str]]]
+_LOOK_EVERY_S: Final = 0.1
+logger: Final = logging.getLogger("daskdist")
 
 
 @dataclass
@@ -29,42 +43,45 @@ class Replacements:
         The replicas at first.
     connected
         The scheduler's description of each connected worker, by address.
+    assign
+        Places replicas on workers, if all places are to be taken by other workers.
     takes_any
         Whether any worker of the cluster may take part.
+    is_elastic
+        Whether workers for which there is no place take part as well.
 
     >>> group = ReplicaGroup("token", (Replica("tcp://a:1", "CPU:0"), Replica("tcp://b:1", "CPU:0")))
     >>> running = {"name": "bob", "status": "running"}
-    >>> replacements = Replacements(group, {"tcp://a:1": {**running, "name": "alice"}, "tcp://b:1": running})
+    >>> connected = {"tcp://a:1": {**running, "name": "alice"}, "tcp://b:1": running}
+    >>> replacements = Replacements(group, connected, lambda workers: [(worker.address, "CPU:0") for worker in workers])
     >>> replacements.take(["tcp://a:1"], {"tcp://a:1": running, "tcp://b:2": running})
     [Replica(worker='tcp://b:2', device='CPU:0')]
     """
 
     def __init__(
-        self, group: ReplicaGroup, connected: Mapping[str, Mapping[str, Any]], *, takes_any: bool = False
+        self,
+        group: ReplicaGroup,
+        connected: Mapping[str, Mapping[str, Any]],
+        assign: Assign,
+        *,
+        takes_any: bool = False,
+        is_elastic: bool = False,
     ) -> None:
-        self._places = [
-            _Place(
-                connected[worker]["name"],
-                tuple([group.replicas[number].device for number in group.members(worker)]),
-                worker,
-            )
-            for worker in group.workers
-            if worker in connected
-        ]
+        self._places = _places_of(group.replicas, connected)
+        self._assign = assign
         self._takes_any = takes_any
+        self._is_elastic = is_elastic
+        self._num_workers, self._num_replicas = len(connected), len(group.replicas)
         # The addresses of all workers that ever took part.
         self._known = set(group.workers)
 
     def are_needed(self, present: Sequence[str]) -> bool:
-        """Return whether a place is free."""
-        return any(place.worker not in present for place in self._places)
+        """Return whether a place is free, or further workers may take part."""
+        return self._is_elastic or any(place.worker not in present for place in self._places)
 
     def take(self, present: Sequence[str], connected: Mapping[str, Mapping[str, Any]]) -> list[Replica]:
-        """Give the places that are free to workers; return their replicas."""
-        # A worker at the address of a lost one would be taken for it.
-        candidates = [
-            worker for worker, what in connected.items() if worker not in self._known and what["status"] == "running"
-        ]
+        """Give the places that are free to workers, and further places if possible; return their replicas."""
+        candidates = self._candidates(connected)
         added: list[_Place] = []
         for may_take in (self._is_restarted, self._is_like):
             for place in [free for free in self._places if free.worker not in present and free not in added]:
@@ -74,10 +91,101 @@ class Replacements:
                     candidates.remove(worker)
                     self._known.add(worker)
                     added.append(place)
+        if self._is_elastic and candidates:
+            added += self._further_places(candidates, present, connected)
         return [Replica(place.worker, device) for place in added for device in place.devices]
+
+    def _further_places(
+        self, candidates: Sequence[str], present: Sequence[str], connected: Mapping[str, Mapping[str, Any]]
+    ) -> list[_Place]:
+        workers = in_order({address: connected[address] for address in (*present, *candidates) if address in connected})
+        try:
+            slots = self._assign(workers)
+        except ArgumentError as error:
+            logger.warning("%s cannot take part: %s", ", ".join(candidates), error)
+            return []
+        taken = {(place.worker, device) for place in self._places for device in place.devices}
+        if not taken.issuperset(slot for slot in slots if slot[0] in present):
+            logger.warning("%s cannot take part, as replicas would need other devices", ", ".join(candidates))
+            return []
+        further = _places_of([Replica(*slot) for slot in slots if slot[0] in candidates], connected)
+        self._places += further
+        self._known.update(place.worker for place in further)
+        self._num_workers, self._num_replicas = len(self._places), sum(len(place.devices) for place in self._places)
+        return further
+
+    def take_all(self, client: Any) -> list[Replica]:
+        """Place all replicas on other workers, which have connected to another scheduler; return the replicas.
+
+        It waits for as many workers as there were, and goes on with fewer after ``daskdist.timeouts.workers``.
+
+        Raises
+        ------
+        ClusterError
+            There is none then, or one is missing that the user named.
+        """
+        names = [place.name for place in self._places]
+        tried: list[Worker] | None = None
+        replicas: list[Replica] = []
+        refused: Exception | None = None
+        what = f"{counted(self._num_workers, 'worker')} of the scheduler at {client.scheduler.address}"
+        try:
+            for within_s in wait_intervals(what, "timeouts.workers", _LOOK_EVERY_S):
+                connected = workers_of(client)
+                workers = in_order({address: connected[address] for address in self._candidates(connected)})
+                workers = sorted(workers, key=lambda worker: worker.name not in names)[: self._num_workers]
+                if workers != tried:
+                    tried = workers
+                    try:
+                        replicas = [Replica(*slot) for slot in self._assign(workers)] if workers else []
+                    except ArgumentError as error:
+                        replicas, refused = [], error
+                if len(replicas) >= self._num_replicas:
+                    break
+                time.sleep(within_s)
+        except WaitTimeoutError as error:
+            if not replicas:
+                raise ClusterError(f"{error}; workers at the addresses of lost ones are not used") from (
+                    refused or error
+                )
+        self._places = _places_of(replicas, connected)
+        self._known.update(place.worker for place in self._places)
+        return replicas
+
+    def _candidates(self, connected: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        # A worker at the address of a lost one would be taken for it.
+        return [
+            worker for worker, what in connected.items() if worker not in self._known and what["status"] == "running"
+        ]
 
     def _is_restarted(self, name: Any, place: _Place) -> bool:
         return bool(name == place.name)
 
     def _is_like(self, name: Any, place: _Place) -> bool:
         return self._takes_any and all(named(device).is_host for device in place.devices)
+
+
+def checked_elastic(elastic: Any, device_assignment: Any, num_replicas_per_worker: Any) -> bool:
+    """Return whether further workers may take part.
+
+    Raises
+    ------
+    ArgumentError
+        The value is neither True nor False, or the workers are given.
+    """
+    if not isinstance(elastic, bool):
+        raise ArgumentError(f"MultiWorkerMirroredStrategy: elastic is {elastic!r:.80}; give True or False")
+    if elastic and (device_assignment is not None or not isinstance(num_replicas_per_worker, (int, NoneType))):
+        raise ArgumentError(
+            "MultiWorkerMirroredStrategy: elastic is for any number of workers, and device_assignment or "
+            "num_replicas_per_worker names those with replicas; give one number for all workers, or leave it out"
+        )
+    return elastic
+
+
+def _places_of(replicas: Sequence[Replica], connected: Mapping[str, Mapping[str, Any]]) -> list[_Place]:
+    devices = {
+        worker: tuple([replica.device for replica in replicas if replica.worker == worker])
+        for worker in dict.fromkeys(str(replica.worker) for replica in replicas)
+    }
+    return [_Place(connected[worker]["name"], on, worker) for worker, on in devices.items() if worker in connected]

@@ -27,13 +27,14 @@ class CurrentGroup:
         self._lock = threading.RLock()
         self._is_recovering = False
 
-    def recover(self, align: Callable[[], None]) -> None:
+    def recover(self, align: Callable[[bool], None]) -> None:
         """Continue with the remaining replicas if some are lost.
 
         Parameters
         ----------
         align
-            Called if replicas are lost, to give the remaining ones the same values of variables.
+            Called if replicas are lost, to give the remaining ones the same values of variables, with whether there are
+            any of the earlier ones.
         """
         with self._lock:
             if self._is_recovering or not self._recovery.in_doubt:
@@ -42,9 +43,9 @@ class CurrentGroup:
             try:
                 failed: Exception | None = None
                 while (group := self._recovery.recover(self.now)) is not self.now:
-                    self._replace(group)
+                    some_remain = self._replace(group)
                     try:
-                        align()
+                        align(some_remain)
                         failed = None
                     except (ClusterError, OSError) as error:
                         # Another worker may be lost in the meantime.
@@ -62,16 +63,22 @@ class CurrentGroup:
                 self._sizes_before += (len(before.replicas),)
             return self.now is not before
 
-    def _replace(self, group: ReplicaGroup) -> None:
+    def _replace(self, group: ReplicaGroup) -> bool:
+        # Return whether some replicas remain.
         before = self.now
         lost = [worker for worker in before.workers if worker not in group.workers]
         self._sizes_before += (len(before.replicas),)
         self._lost += tuple(lost)
         self.now = group
-        reasons = [
-            f"lost {address}, and with it replica {', '.join(map(str, before.members(address)))}" for address in lost
-        ]
-        logger.warning("%s; %d of %d replicas are left", "; ".join(reasons), len(group.replicas), len(before.replicas))
+        some_remain = len(lost) < len(before.workers)
+        if lost and some_remain:
+            reasons = [
+                f"lost {address}, and with it replica {', '.join(map(str, before.members(address)))}"
+                for address in lost
+            ]
+            sizes = len(group.replicas), len(before.replicas)
+            logger.warning("%s; %d of %d replicas are left", "; ".join(reasons), *sizes)
+        return some_remain
 
     @property
     def has_changed(self) -> bool:
@@ -86,8 +93,9 @@ class CurrentGroup:
         """Return the error for a `PerReplica` with a wrong number of values."""
         now = len(self.now.replicas)
         if self.had(size):
+            lost = f"lost {', '.join(map(str, self._lost))}, and " if self._lost else ""
             return ClusterError(
-                f"{operation}: lost {', '.join(map(str, self._lost))}, and a PerReplica of {size} values is for the "
+                f"{operation}: {lost}a PerReplica of {size} values is for the "
                 f"{size} replicas there were, and now there {'is' if now == 1 else 'are'} {now}; create it again: a "
                 "distributed dataset that is iterated over again gives each of them its part"
             )

@@ -37,7 +37,8 @@ from daskdist.strategy.steps.program_end import ClusterUse, end_unused
 from daskdist.strategy.steps.recovery.call_log import LOST, CallLog
 from daskdist.strategy.steps.recovery.repeated_calls import RepeatedCalls
 from daskdist.strategy.steps.recovery.resplit import resplit
-from daskdist.strategy.steps.recovery.worker_recovery import WorkerRecovery
+from daskdist.strategy.steps.recovery.scheduler_connection import SchedulerConnection
+from daskdist.strategy.steps.recovery.scheduler_recovery import SchedulerRecovery
 from daskdist.strategy.steps.remote.on_scheduler import note_in_use
 from daskdist.strategy.steps.remote.program_report import ProgramReport
 from daskdist.strategy.steps.remote.replica_call import CrossReplica
@@ -99,6 +100,7 @@ class ClusterBackend:
         replacements: Replacements,
     ) -> None:
         self.client = client
+        self.connection = SchedulerConnection(client)
         self.cross_replica = cross_replica
         self.live_workers = live_workers
         self.futures = submit.futures
@@ -110,8 +112,10 @@ class ClusterBackend:
         self._prepared: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
         self._num_unsent = 0
         self._token = ""
-        self.repetition = RepeatedCalls(self.streams, self._log)
-        self.recovery = WorkerRecovery(self.streams, submit, self.objects, cross_replica, replacements, self.repetition)
+        self.repetition = RepeatedCalls(self.streams, self._log, self.connection)
+        self.recovery = SchedulerRecovery(
+            self.streams, submit, self.objects, cross_replica, replacements, self.repetition
+        )
 
     # --- calls ---
 
@@ -514,7 +518,7 @@ class ClusterBackend:
             run_on_workers(self.client, install, self.cross_replica, workers=group.workers)
             is_noted = note_in_use(self.client, group.token, group.workers)
             self.streams.open(group, group.workers)
-            self._report = ProgramReport(self.streams, group.token)
+            self._report = self.recovery.report = ProgramReport(self.streams, group.token)
             if is_noted:
                 self._report.start()
         except BaseException:
@@ -555,6 +559,9 @@ class ClusterBackend:
                 self._log.remove(result.call.record)
                 if not result.is_over and streams.is_open(result.worker):
                     streams.stream_with(result.worker, ()).append("end", result.call.record.number, why)
+        if self.connection.is_lost:
+            # The streams to all workers are closed soon.
+            return
         streams.wait(lambda: all(result.is_over for result in handles), most)
         if late := [result.worker for result in handles if not result.is_over]:
             raise ClusterError(

@@ -23,7 +23,7 @@ import time
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from distributed import Client, Future, Scheduler, Worker
@@ -183,7 +183,7 @@ def is_here(address: str) -> bool:
     return any(scheduler.address == address for scheduler in Scheduler._instances if scheduler.status == Status.running)
 
 
-def _is_worth(client: Client, futures: Collection[Future]) -> bool:
+def _is_worth(client: Client, futures: Iterable[Future]) -> bool:
     return any(future.status == "pending" for future in futures) and is_here(client.scheduler.address)
 
 

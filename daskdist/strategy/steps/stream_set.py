@@ -82,7 +82,6 @@ class StreamSet:
         self._changed = threading.Condition()
         self._waiting: list[Callable[[], bool]] = []
         self._is_flush_due = self._is_flush_planned = self._is_closed = False
-        # Whether a stream has ever broken.
         self.has_broken = False
         self._beat_at = self._ended_at = time.monotonic()
         self._loop: Any = client.loop.asyncio_loop
@@ -154,7 +153,8 @@ class StreamSet:
 
     def end_waiting_for(self, lost: Sequence[str]) -> None:
         """End all waiting for workers that are lost."""
-        why = Failed(Failure.of(ClusterError(f"lost {', '.join(lost)}, which a call needs; make it again")), None)
+        error = ClusterError(f"lost {', '.join(lost)}, which a call needs; {self.live_workers.advice}")
+        why = Failed(Failure.of(root_cause(self.client, error)), None)
         with self.lock:
             for address, stream in self._streams.items():
                 if stream.is_open and address not in lost:
@@ -164,6 +164,12 @@ class StreamSet:
                     self._fail_calls(address, why)
         self._wake()
         self.flush()
+
+    def abandon(self, lost: Sequence[str]) -> None:
+        """Close the streams to workers that are lost, and end the calls that need them."""
+        self.end_waiting_for(lost)
+        self._loop.call_soon_threadsafe(close_all, [self._streams[address] for address in lost])
+        self.failures.forget_lost(next(self._numbers))
 
     # --- what is sent ---
 
@@ -251,18 +257,15 @@ class StreamSet:
 
     def lost(self) -> list[str]:
         """Return the workers that take part and whose streams are broken."""
-        if not self.has_broken:
-            return []
-        opened = {address for address, stream in self._streams.items() if stream.is_open}
-        return [address for address in self.live_workers.present if address not in opened]
+        return [address for address in self.live_workers.present if self.has_broken and not self.is_open(address)]
 
-    def lost_error(self, lost: Sequence[str], why: str = "") -> ClusterError:
+    def lost_error(self, lost: Sequence[str], why: str = "") -> BaseException:
         """Return the error of workers that are lost."""
         rest = "no worker is left, make a new strategy"
         if len(self.lost()) < len(self.live_workers.present):
             rest = "what needs those fails, and the next call goes on with the replicas that are left"
         why += ended_for_memory(self.client, lost)
-        return ClusterError(f"lost {', '.join(lost)}, on which replicas were{why}; {rest}")
+        return root_cause(self.client, ClusterError(f"lost {', '.join(lost)}, on which replicas were{why}; {rest}"))
 
     def flush(self) -> None:
         """Send all messages that wait."""
@@ -455,8 +458,7 @@ class StreamSet:
             raise ClusterError(f"no call has ended for {silent_s:.0f} s, longer than daskdist.timeouts.step: {names}")
 
     def _ping(self) -> None:
-        # Hold the lock, so that no ping is sent between a reference and its call, whose message number another worker
-        # is sent.
+        # A ping between a reference and its call would change the call's number, which another worker is sent.
         with self.lock:
             now = time.monotonic()
             # Time in which this process was stopped or busy does not count as silence of workers.
@@ -481,11 +483,7 @@ class StreamSet:
             if asked:
                 self.wait(lambda: all(one.running_at >= now or not one.is_open for one in asked), _LOOK_EVERY_S)
         return worker_statuses(
-            self._streams.values(),
-            list(self._under_way.values()),
-            group,
-            is_closed=self._is_closed,
-            tells_running=asks,
+            self._streams.values(), [*self._under_way.values()], group, is_closed=self._is_closed, tells_running=asks
         )
 
     def wait_for_room(self) -> None:
@@ -555,7 +553,7 @@ class StreamSet:
 
     def _lost_with(self, result: Result) -> ClusterError:
         self.live_workers.in_doubt = True
-        return ClusterError(f"lost {result.worker}, which has a result that was asked for; make it again")
+        return ClusterError(f"lost {result.worker}, which has a result that was asked for; {self.live_workers.advice}")
 
     def raise_first(self, failures: Sequence[Failed]) -> None:
         """Raise the first of failures whose results were read together; the others are not raised separately later."""

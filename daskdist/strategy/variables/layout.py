@@ -50,6 +50,11 @@ class CopyLayout:
         """The number of arrays; 1 for an object."""
         return len(self.specs) if self.treespec is not None else 1
 
+    @property
+    def zeros(self) -> Any:
+        """A value of arrays of zeros."""
+        return self.packed([np.zeros(spec.shape, spec.dtype) for spec in self.specs])
+
     def packed(self, leaves: Sequence[Any]) -> Any:
         """Return the value with the given leaves."""
         return leaves[0] if self.treespec is None else optree.tree_unflatten(self.treespec, leaves)

@@ -323,8 +323,9 @@ def state_on_replica(variable: VariableRecord) -> FlatResult:
 
 def restore_on_replica(variable: VariableRecord, state: FlatResult) -> FlatResult:
     """Restore a replica's value from its saved state."""
-    copy = _required_copy(variable)
-    value = layout_of(variable).packed(copy.host_leaves)
+    copy, layout = _required_copy(variable), layout_of(variable)
+    # The replica may have no value, after its scheduler was lost.
+    value = copy.host_leaves[0] if layout.treespec is None else layout.zeros
     (saved,) = state.leaves
     if isinstance(value, Stateful):
         value = layout_of(variable).packed(copy.mutable_leaves)

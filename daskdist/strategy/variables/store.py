@@ -14,8 +14,9 @@ from daskdist.strategy.variables.undo_log import MISSING, UNKNOWN, UndoLog
 class VariableStore:
     """The states of the variables of one strategy, for the replicas of one process."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, lost_with: str = "") -> None:
         self.token = token
+        self._lost_with = lost_with
         # Lost workers, until it is known which replicas continue.
         self.lost: tuple[str, ...] = ()
         # number of the variable -> number of the replica -> state.
@@ -53,10 +54,10 @@ class VariableStore:
         try:
             return self._states[variable_number(variable)][replica]
         except KeyError:
-            raise ArgumentError(
-                f"{variable.name}: replica {replica} has no value; the initial value could not be computed, "
-                "or its worker was restarted since"
-            ) from None
+            why = "the initial value could not be computed, or its worker was restarted since"
+            if self._lost_with:
+                why = f"{self._lost_with}; assign a value, for example load the last checkpoint"
+            raise ArgumentError(f"{variable.name}: replica {replica} has no value: {why}") from None
 
     def others(self, variable: VariableRecord, replica: int) -> list[Any]:
         """Return the states of a variable on the other replicas of this process."""

@@ -444,6 +444,14 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         states = internals_of(strategy).call_each(1, "variable", state_on_replica, self)
         return {"value": strategy.local_results(states[0])[0]}
 
+    def __daskdist_state_form__(self) -> dict[str, Any]:
+        # A state with any values, as those of now may be lost.
+        if self._layout.treespec is None or copy_on_replica(self) is not None:
+            return self.state_dict()
+        if is_saved_per_replica(self):
+            return {"replicas": [self._layout.zeros] * self._strategy_in_use().num_replicas_in_sync}
+        return {"value": self._layout.zeros}
+
     def load_state_dict(self, state: Any) -> None:
         """Assign a value that `state_dict` returned.
 
@@ -460,7 +468,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         strategy = self._strategy_in_use()
         saved = checked_state(self, state, strategy.num_replicas_in_sync)
         if self._layout.treespec is not None and not is_saved_per_replica(self):
-            self.assign(like(self.numpy(), saved))
+            self.assign(like(self._layout.zeros, saved))
             return
         states = saved if is_saved_per_replica(self) else [saved] * strategy.num_replicas_in_sync
         per_replica = PerReplica([FlatResult([state], list_spec(1)) for state in states])

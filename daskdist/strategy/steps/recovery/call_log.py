@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.calls import Call, Record, Result
-from daskdist.strategy.steps.outcomes import StaysOnWorker
+from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker
 
 # Errors of calls that need a lost worker.
 LOST: Final = (ClusterError, CollectiveError)
@@ -99,6 +99,19 @@ class CallLog:
                     if not step:
                         del self._steps[number]
                     return
+
+    def fail_last(self, failed: Failed) -> None:
+        """Let the last step fail if it is complete, but its results are needed, and gone with all workers."""
+        with self._lock:
+            last = self._last()
+            if (
+                not self._steps
+                and last is not None
+                and last.make is not None
+                and _is_gone(last.record, lambda worker: False)
+            ):
+                last.record.fail(failed)
+                self._steps.append([last.record, self._last, last.make])
 
     def lost_calls(self) -> list[Record]:
         """Return the calls on replicas that failed because of a lost worker."""

@@ -17,6 +17,7 @@ from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.calls import Losses, Record
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.recovery.call_log import CallLog
+from daskdist.strategy.steps.recovery.scheduler_connection import SchedulerConnection
 from daskdist.strategy.steps.stream_set import StreamSet
 
 logger: Final = logging.getLogger("daskdist")
@@ -39,10 +40,13 @@ class RepeatedCalls:
         The streams to the workers.
     log
         The calls of steps that are not complete.
+    connection
+        The connection to the scheduler.
     """
 
-    def __init__(self, streams: StreamSet, log: CallLog) -> None:
+    def __init__(self, streams: StreamSet, log: CallLog, connection: SchedulerConnection) -> None:
         self.streams = streams
+        self.connection = connection
         self.num_made_again = 0
         self._log = log
         # Raised by the next call, unless it was raised where a result was looked at.
@@ -55,10 +59,14 @@ class RepeatedCalls:
 
     def made_again_since(self, number: int) -> bool:
         """Continue with the remaining replicas if some are lost; return whether `num_made_again` has changed."""
-        recover = self._recover() if self._log else None
+        recover = self._recover() if self._log or self.connection.is_lost else None
         if recover is not None:
             recover()
         return self.num_made_again != number
+
+    def fail_last(self, failed: Failed) -> None:
+        """Let the last step fail if it is complete, but its results are needed and gone; then it is made again."""
+        self._log.fail_last(failed)
 
     def first_to_make_again(self) -> int | None:
         """Return the number of the first call that is to be made again; None if there is none."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from daskdist.config import setting
@@ -36,6 +37,7 @@ class ProgramReport:
         self._iterators: deque[tuple[StepTimes, weakref.ref[DistributedIterator]]] = deque()
         # The times of iterators that no longer exist.
         self._waiting_s = self._step_s = 0.0
+        self._end_reports: Callable[[], Any] = lambda: None
 
     def add(self, iterator: DistributedIterator) -> None:
         """Include an iterator in the reports, for as long as it lives."""
@@ -77,16 +79,16 @@ class ProgramReport:
 
     def start(self) -> None:
         """Send reports from now on, until the strategy is closed or nothing refers to this object."""
+        self._end_reports()
         reference = weakref.ref(self)
-        self.client.sync(_start, reference)
+        self._end_reports = self.client.sync(_start, reference)
 
 
-async def _start(reference: weakref.ref[ProgramReport]) -> None:
-    report = reference()
-    if report is not None:
-        reporting = asyncio.ensure_future(_send_reports(reference))
-        loop = asyncio.get_running_loop()
-        weakref.finalize(report, _cancel, reporting, loop).atexit = False
+async def _start(reference: weakref.ref[ProgramReport]) -> Callable[[], Any]:
+    reporting = asyncio.ensure_future(_send_reports(reference))
+    end = weakref.finalize(reference(), _cancel, reporting, asyncio.get_running_loop())
+    end.atexit = False
+    return end
 
 
 def _cancel(reporting: asyncio.Task[None], loop: asyncio.AbstractEventLoop) -> None:

@@ -190,7 +190,7 @@ class StepsOnWorker:
             executor = Executor(f"daskdist replica {members[len(self._executors)]}", self._enter)
             self._executors.append(executor)
             self._executor_of[executor.thread] = executor
-        self._mailbox.register(group, VariableStore)
+        self._mailbox.register(group, lambda token: VariableStore(token, group.lost_with))
         self._slots = {
             number: (
                 ReplicaSlot(group.token, group.replicas[number], number, len(group.replicas), self._cross_replica),

@@ -1,0 +1,91 @@
+"""The tasks of a cluster that make calls: how one is submitted, and what it does on its worker."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from typing import Any, Final
+
+from distributed import Client, Future, get_worker
+
+from daskdist.core.array_pool import limit_pool
+from daskdist.execute.callers.sent_blocks import SentBlock
+from daskdist.execute.messages.pickling import load_sent
+from daskdist.execute.task_times import task_times
+
+# The share of a worker's memory that is kept for reuse at most.
+_POOLS_OF_MEMORY: Final = 8
+
+
+def submit_task(
+    client: Client, key: str, pickled: bytes, depth: int, is_pinned: bool, inputs: list[Any], worker: str | None
+) -> Future:
+    """Submit a task.
+
+    Parameters
+    ----------
+    client, key
+        The connection to the cluster, and the key of the task.
+    pickled
+        The first argument of `call_sent`.
+    depth
+        The number of tasks of which each needs the one before it, up to this one.
+    is_pinned
+        Whether no other worker may run it.
+    inputs
+        The futures that it needs, possibly in lists, and None for other arguments.
+    worker
+        The address of its worker; None for any.
+    """
+    return client.submit(
+        call_sent,
+        pickled,
+        *inputs,
+        key=key,
+        workers=[worker] if worker else None,
+        allow_other_workers=bool(worker) and not is_pinned,
+        pure=False,
+        # Workers run first what is nearest to the program, and of tasks at the same depth the oldest; without
+        # `fifo_timeout` they would run the newest of those that are submitted within 100 ms.
+        priority=depth,
+        fifo_timeout=0,
+    )
+
+
+def call_sent(pickled: bytes, *results: Any) -> Any:
+    """Call a pickled function, and add its time to `task_times`.
+
+    Parameters
+    ----------
+    pickled
+        The function, its arguments, the token of the caller, and the name of the task.
+    results
+        One value per argument: the result of another task, or None if the argument is pickled. A pickled `SentBlock`
+        stands for data that the program sends.
+    """
+    _prepare_worker()
+    function, args, caller, name = load_sent(pickled)
+    args = [arg.fetch() if type(arg) is SentBlock else arg for arg in args]
+    begun_at = time.perf_counter()
+    try:
+        return function(*[arg if result is None else result for arg, result in zip(args, results, strict=True)])
+    finally:
+        worker = get_worker().address
+        for times in (task_times(worker, caller), task_times(worker)):
+            times.add(name, begun_at)
+
+
+class _WithoutOurFailures(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_failure = str(record.msg).startswith("Compute Failed")
+        return not (is_failure and any(f"{call_sent.__name__}(" in str(arg) for arg in record.args or ()))
+
+
+@functools.cache
+def _prepare_worker() -> None:
+    limit_bytes = get_worker().memory_manager.memory_limit
+    if limit_bytes:
+        limit_pool(limit_bytes // _POOLS_OF_MEMORY)
+    # The error of a task is raised where the program uses its result, and so need not appear in the worker's log too.
+    logging.getLogger("distributed.worker").addFilter(_WithoutOurFailures())

@@ -1,0 +1,118 @@
+"""The tasks that were submitted to a cluster, which are submitted again to another scheduler if theirs is lost."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from distributed import Future
+
+# Tasks are submitted after those whose results they need.
+_numbers: Final = itertools.count()
+
+
+@dataclass(eq=False, slots=True)
+class SubmittedTask:
+    """A task that was submitted.
+
+    Parameters
+    ----------
+    send
+        Submits it with its inputs and the address of its worker, None for any; returns the future. None if it cannot be
+        submitted again: the program does not have the data any more.
+    inputs
+        The tasks whose results it needs, possibly in lists, and None for other arguments.
+    depth
+        The number of tasks of which each needs the one before it, up to this one.
+    worker
+        The address of its worker.
+    is_pinned
+        Whether no other worker may run it.
+    """
+
+    send: Callable[[list[Any], str | None], Future] | None = None
+    inputs: list[Any] = field(default_factory=list)
+    depth: int = 0
+    worker: str | None = None
+    is_pinned: bool = False
+    number: int = field(default_factory=_numbers.__next__)
+
+
+class SubmittedTasks:
+    """The futures of a strategy's tasks, for as long as they are referenced."""
+
+    def __init__(self) -> None:
+        self._tasks: weakref.WeakKeyDictionary[Future, SubmittedTask] = weakref.WeakKeyDictionary()
+
+    def __iter__(self) -> Iterator[Future]:
+        return iter(list(self._tasks))
+
+    def add(self, future: Future, task: SubmittedTask | None = None) -> None:
+        """Add the future of a task; None if it cannot be submitted again."""
+        self._tasks[future] = SubmittedTask() if task is None else task
+
+    def inputs_of(self, values: Any) -> list[Any]:
+        """Return arguments with tasks in place of their futures."""
+        return [
+            self._tasks.get(value) or SubmittedTask()
+            if isinstance(value, Future)
+            else self.inputs_of(value)
+            if isinstance(value, list)
+            else None
+            for value in values
+        ]
+
+    def submit_again(self, workers: Collection[str]) -> None:
+        """Submit all tasks again whose futures are cancelled, as their scheduler is lost; the futures remain the same.
+
+        Futures of tasks that cannot be submitted again remain cancelled: those of data that only the cluster had, and
+        those that only a lost worker may run.
+
+        Parameters
+        ----------
+        workers
+            The addresses of the other scheduler's workers.
+        """
+        futures = [(future, self._tasks[future]) for future in self if future.cancelled()]
+        tasks: dict[int, SubmittedTask] = {}
+        unvisited = [task for _, task in futures]
+        while unvisited:
+            task = unvisited.pop()
+            if task.number not in tasks:
+                tasks[task.number] = task
+                unvisited += tasks_in(task.inputs)
+        keys: dict[int, list[Future]] = {}
+        for future, task in futures:
+            keys.setdefault(task.number, []).append(future)
+        # The results of tasks that nothing else refers to are needed until the tasks that need them are submitted.
+        again: dict[int, Future] = {}
+        for number in sorted(tasks):
+            task = tasks[number]
+            worker = task.worker if task.worker in workers else None
+            is_lost = any(needed.number not in again for needed in tasks_in(task.inputs))
+            if task.send is None or is_lost or (task.is_pinned and worker is None):
+                continue
+            again[number] = task.send(_futures_for(task.inputs, again), worker)
+            for future in keys.get(number, ()):
+                future._state = again[number]._state
+
+
+def tasks_in(inputs: list[Any]) -> list[SubmittedTask]:
+    """Return the tasks in the inputs of a task."""
+    tasks: list[SubmittedTask] = []
+    for value in inputs:
+        if isinstance(value, list):
+            tasks += tasks_in(value)
+        elif value is not None:
+            tasks.append(value)
+    return tasks
+
+
+def _futures_for(inputs: list[Any], futures: dict[int, Future]) -> list[Any]:
+    return [
+        None if value is None else _futures_for(value, futures) if isinstance(value, list) else futures[value.number]
+        for value in inputs
+    ]

@@ -1,0 +1,74 @@
+"""The connection to the scheduler of a strategy, which may be lost and come back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from distributed import Client
+
+from daskdist.config import seconds
+from daskdist.errors import WaitTimeoutError
+from daskdist.execute.callers.cluster_requests import closed_error, wait_for_scheduler
+
+logger: Final = logging.getLogger("daskdist")
+
+# Seconds for which the client looks for a scheduler longer than the strategy waits.
+_LONGER_S: Final = 5.0
+
+
+class SchedulerConnection:
+    """The connection to the scheduler that the strategy knows of; another one means that its scheduler was lost.
+
+    Parameters
+    ----------
+    client
+        The client, which connects again by itself to a scheduler at the same address.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._known: Any = client.scheduler_comm
+        self._has_given_up = False
+        # Otherwise the client would close itself earlier.
+        client._timeout = max(client._timeout, seconds("timeouts.scheduler") + _LONGER_S)
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the scheduler was lost, and may come back or has come back."""
+        client = self._client
+        if client.status == "connecting":
+            return not self._has_given_up
+        return client.status == "running" and client.scheduler_comm is not self._known
+
+    def renewed(self, meanwhile: Callable[[], None]) -> Any:
+        """Return the connection to a scheduler at the same address, which is waited for.
+
+        Parameters
+        ----------
+        meanwhile
+            Called now and then during the wait.
+
+        Raises
+        ------
+        ClusterError
+            There is none within ``daskdist.timeouts.scheduler``, or the client is closed.
+        """
+        client = self._client
+        address, within_s = client.scheduler.address, seconds("timeouts.scheduler")
+        logger.warning(
+            "lost the scheduler at %s; it is waited for up to %g s (daskdist.timeouts.scheduler)", address, within_s
+        )
+        try:
+            wait_for_scheduler(client, meanwhile)
+        except WaitTimeoutError as error:
+            self._has_given_up = True
+            raise closed_error(client) from error
+        if client.status != "running":
+            raise closed_error(client)
+        return client.scheduler_comm
+
+    def note(self, connection: Any) -> None:
+        """Note that the strategy continues with a connection that `renewed` returned."""
+        self._known, self._has_given_up = connection, False

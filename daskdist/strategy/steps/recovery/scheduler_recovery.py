@@ -1,0 +1,115 @@
+"""The recovery of a strategy on a cluster that also loses its scheduler, and with it all workers."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Final
+
+from daskdist.core.cardinality import counted
+from daskdist.errors import ClusterError
+from daskdist.execute.callers.cluster_requests import run_on_workers
+from daskdist.execute.callers.submit import workers_of
+from daskdist.execute.messages.failure import Failure
+from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.steps.outcomes import Failed
+from daskdist.strategy.steps.recovery.scheduler_connection import SchedulerConnection
+from daskdist.strategy.steps.recovery.worker_recovery import WorkerRecovery
+from daskdist.strategy.steps.remote.on_scheduler import note_in_use
+from daskdist.strategy.steps.remote.program_report import ProgramReport
+from daskdist.strategy.steps.remote.worker_streams import install
+
+logger: Final = logging.getLogger("daskdist")
+
+
+class SchedulerRecovery(WorkerRecovery):
+    """The recovery also from the loss of the scheduler: a strategy continues with another one at its address.
+
+    The tasks that the program still needs are submitted to it again, so that batches that were handed out, or read
+    ahead, can be used as before. Workers of the lost scheduler have ended with it; others take the places of all.
+
+    The parameters are those of `WorkerRecovery`.
+    """
+
+    # What the program reports to the scheduler, once the strategy is open.
+    report: ProgramReport
+
+    @property
+    def connection(self) -> SchedulerConnection:
+        """The connection to the scheduler."""
+        return self._repeated_calls.connection
+
+    @property
+    def in_doubt(self) -> bool:
+        """Return whether something failed since the workers were last checked, or the scheduler is lost."""
+        return self.connection.is_lost or super().in_doubt
+
+    def lost_workers(self, within_s: float) -> list[str]:
+        """Return the workers that are lost but still have replicas, waiting up to some seconds for one."""
+        try:
+            lost = super().lost_workers(within_s)
+        except (ClusterError, OSError):
+            if not self.connection.is_lost:
+                raise
+        return list(self.live_workers.present) if self.connection.is_lost else lost
+
+    def recover(self, group: ReplicaGroup) -> ReplicaGroup:
+        """Continue with the remaining workers, or with others if the scheduler was lost; return the replicas."""
+        while not self.connection.is_lost:
+            try:
+                return super().recover(group)
+            except (ClusterError, OSError):
+                if not self.connection.is_lost:
+                    raise
+        while True:
+            connection = self.connection.renewed(self._abandon_leaving)
+            try:
+                group = self._continued(group)
+                self.connection.note(connection)
+                return group
+            except (ClusterError, OSError):
+                if connection is self.client.scheduler_comm:
+                    raise
+                # It was lost again.
+
+    def _abandon_leaving(self) -> None:
+        # Without their scheduler, workers end as soon as the calls that were sent to them have.
+        leaving = [address for address in self.live_workers.leaving if self.streams.is_open(address)]
+        if leaving:
+            self.streams.abandon(leaving)
+
+    def _continued(self, group: ReplicaGroup) -> ReplicaGroup:
+        client, live_workers = self.client, self.live_workers
+        if len(live_workers.missing(workers_of(client))) == len(live_workers.present):
+            group = self._begun_again(group)
+        else:
+            # Only the connection was lost. Passes begin again from their positions with each new tuple of replicas.
+            group = replace(group, replicas=tuple(map(replace, group.replicas)))
+        if note_in_use(client, group.token, group.workers):
+            self.report.start()
+        self._submit.sent_blocks.follow_scheduler()
+        self._submit.futures.submit_again(group.workers)
+        # Values that were being looked at can be looked at again.
+        self._repeated_calls.num_made_again += 1
+        logger.warning(
+            "joined the scheduler at %s again, with %s on %s",
+            client.scheduler.address,
+            counted(len(group.replicas), "replica"),
+            counted(len(group.workers), "worker"),
+        )
+        return group
+
+    def _begun_again(self, group: ReplicaGroup) -> ReplicaGroup:
+        client, live_workers, streams = self.client, self.live_workers, self.streams
+        why = f"the scheduler at {client.scheduler.address} was lost, and with it all workers"
+        group = replace(group, replicas=tuple(self.replacements.take_all(client)), lost_with=why)
+        live_workers.replace_all(group.workers, why)
+        # Remember their identities, as others may later get their addresses.
+        live_workers.missing(workers_of(client))
+        gone = Failure.of(ClusterError(f"a result is gone: {live_workers.advice}"))
+        self._repeated_calls.fail_last(Failed(gone, None))
+        streams.abandon(live_workers.lost)
+        self.objects.clear()
+        run_on_workers(client, install, self.cross_replica, workers=group.workers)
+        streams.open(group, group.workers)
+        return group

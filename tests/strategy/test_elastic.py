@@ -1,0 +1,82 @@
+"""Strategies whose number of replicas grows when workers are added."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import new_cluster
+
+import daskdist
+from daskdist import Dataset
+from daskdist.errors import ArgumentError
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+
+def rows_of(strategy, distributed, at_step=lambda number: None):
+    """Run a function with each batch; return the rows, and the number of replicas in each step."""
+    rows, sizes = [], []
+    for number, batch in enumerate(distributed):
+        at_step(number)
+        parts = strategy.local_results(strategy.run(np.asarray, args=(batch,)))
+        sizes.append(len(parts))
+        rows += np.concatenate(parts).tolist()
+    return sorted(rows), sizes
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_new_workers_have_replicas_from_the_next_pass_on(elastic):
+    def count_up():
+        count.assign_add(np.float64(1.0))
+        return weights.read_value().sum()
+
+    with new_cluster(1) as client, daskdist.MultiWorkerMirroredStrategy(client, elastic=elastic) as strategy:
+        with strategy.scope():
+            weights = daskdist.Variable(np.arange(3.0))
+            count = daskdist.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+        strategy.run(count_up)
+        distributed = strategy.distribute_dataset(Dataset.range(60).shuffle(10, seed=1).batch(6))
+
+        def grow(number):
+            if number == 3:
+                client.cluster.scale(3)
+                client.wait_for_workers(3, timeout=30)
+
+        assert rows_of(strategy, distributed, grow) == (list(range(60)), [1] * 10)
+        assert strategy.num_replicas_in_sync == 1
+        num_replicas = 3 if elastic else 1
+        assert rows_of(strategy, distributed) == (list(range(60)), [num_replicas] * 10)
+        assert strategy.num_replicas_in_sync == num_replicas
+        assert strategy.local_results(strategy.run(count_up)) == (3.0,) * num_replicas
+        assert float(count) == 1.0 + num_replicas
+
+
+def test_a_loop_that_begins_again_takes_new_workers(tmp_path):
+    def loop(batches, manager):
+        context = daskdist.get_replica_context()
+        saved = context.restore(manager, batches=batches, step=0, rows=np.zeros(0, int))
+        step, rows, begun = saved["step"], saved["rows"], saved["step"]
+        for batch in batches:
+            step, rows = step + 1, np.append(rows, context.all_gather(batch, 0))
+            if step == 4:
+                context.checkpoint(manager, batches=batches, step=step, rows=rows)
+                return rows, begun
+        return rows, begun
+
+    with new_cluster(1) as client, daskdist.MultiWorkerMirroredStrategy(client, elastic=True) as strategy:
+        distributed = strategy.distribute_dataset(Dataset.range(60).shuffle(10, seed=1).batch(6))
+        manager = daskdist.CheckpointManager(str(tmp_path / "checkpoints"))
+        strategy.local_results(strategy.run(loop, args=(distributed, manager)))
+        client.cluster.scale(2)
+        client.wait_for_workers(2, timeout=30)
+        rows, begun = zip(*strategy.local_results(strategy.run(loop, args=(distributed, manager))), strict=True)
+    assert begun == (4, 4)
+    assert [sorted(each.tolist()) for each in rows] == [list(range(60))] * 2
+
+
+def test_a_strategy_on_given_workers_cannot_grow():
+    for options in ({"num_replicas_per_worker": {"0": 1}}, {"num_replicas_per_worker": [1]}):
+        with pytest.raises(ArgumentError, match="elastic is for any number of workers"):
+            daskdist.MultiWorkerMirroredStrategy("tcp://127.0.0.1:1", elastic=True, **options)
+    with pytest.raises(ArgumentError, match="elastic is 1; give True or False"):
+        daskdist.MultiWorkerMirroredStrategy("tcp://127.0.0.1:1", elastic=1)
