@@ -2466,7 +2466,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         parts = to_delayed("to_dask_dataframe", batches._node, batches._recorded, batches._counted())
         return to_dask_dataframe(parts, spec)
 
-    # For type checkers, `__getattr__` would make all names valid.
+    # Hidden from type checkers, for which `__getattr__` would make all names valid.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:

@@ -103,7 +103,7 @@ def missing_attribute(owner: Any, called: str, name: str, advice: str | None) ->
 class DatasetType(type):
     """The type of dataset classes, whose errors for names that they lack say what to use instead."""
 
-    # For type checkers, `__getattr__` would make all names valid.
+    # Hidden from type checkers, for which `__getattr__` would make all names valid.
     if not TYPE_CHECKING:
 
         def __getattr__(cls, name: str) -> NoReturn:

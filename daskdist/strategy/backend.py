@@ -66,7 +66,7 @@ class ResultSource(Protocol):
     def logged(self, make: Callable[[ReplicaGroup], Any], group: ReplicaGroup | None = None) -> Handle:
         """Make a call on results of a step, by a function that makes it for given replicas, or for the current ones.
 
-        It is made again, for those that are left, if a worker is lost before the step is complete.
+        If a worker is lost before the step is complete, the call is made again for the remaining replicas.
         """
         ...
 
@@ -92,11 +92,11 @@ class Recovery(Protocol):
         ...
 
     def note_losses(self) -> bool:
-        """Note whether workers are known to be lost; then `in_doubt`, which is returned, is true."""
+        """Set `in_doubt` if workers are known to be lost, and return it."""
         ...
 
     def note_leaving(self) -> bool:
-        """Note whether workers are going to leave; then `in_doubt` is true, and `recover` continues without them."""
+        """Set `in_doubt` if workers are going to leave, which `recover` continues without; return whether some are."""
         ...
 
     def take_handed_over(self) -> Sequence[Mapping[int, Mapping[int, list[Any]]]]:
@@ -129,7 +129,7 @@ class Recovery(Protocol):
 
 
 class CallRepetition(Protocol):
-    """The interface that makes calls again which failed because of a lost worker."""
+    """The interface that repeats calls which failed because of a lost worker."""
 
     def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
         """Set a function that returns what to call to continue with the remaining replicas, or None if unused."""
@@ -241,7 +241,7 @@ class Backend(ResultSource, Protocol):
         ...
 
     def wait_while(self, condition: Callable[[], bool]) -> None:
-        """Wait while a condition holds and calls are under way, whose ends may change it."""
+        """Wait while a condition holds and calls are under way; the end of a call may change the condition."""
         ...
 
     def forget(self, variable: int) -> None:
@@ -252,7 +252,7 @@ class Backend(ResultSource, Protocol):
         ...
 
     def cut_for(self, leaf: Any, group: ReplicaGroup) -> Any:
-        """Cut the global batch of a leaf for replicas, if it was cut for another number."""
+        """Split the global batch of a leaf for replicas, if it was split for another number of them."""
         ...
 
     def end_call(self, handles: Sequence[Handle], why: str) -> None:

@@ -13,7 +13,7 @@ from daskdist.strategy.strategy import Strategy
 
 @cache
 def _default() -> ReplicaContext:
-    # On the host even if there are GPUs, as a program without a strategy uses the host.
+    # It is on the host even if there are GPUs, as a program without a strategy uses the host.
     strategy = MirroredStrategy(["CPU:0"])
     return ReplicaContext(0, 1, lambda: strategy)
 

@@ -16,11 +16,11 @@ from daskdist.passes.remainders import level
 from daskdist.strategy.input.iterator import DistributedIterator, is_local, worker_times_of
 
 _FEWEST_STEPS: Final = 3
-# A smaller share of waiting is not worth a change.
+# Waiting for less than this share of the time is not worth a change.
 _LITTLE_WAITING: Final = 0.1
-# Threads that are busy for a larger share of the time are at their limit.
+# Threads that are busy for more than this share of the time are at their limit.
 _BUSY: Final = 0.8
-# Copies that take a larger share of the time are worth a change.
+# Copies that take more than this share of the time are worth a change.
 _MUCH_COPYING: Final = 0.5
 _ADVICE: Final = (
     "Called after batch(), with a whole batch, it takes less; written with NumPy's functions it may be vectorised."

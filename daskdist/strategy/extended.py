@@ -395,7 +395,7 @@ class Alone:
         """Call the function."""
         replica = current_replica()
         if replica is not None:
-            # The flag belongs to the replica and is set for this call.
+            # The flag is that of the replica's context, which exists for this call only.
             let_update_alone(replica)
         return self.__wrapped__(*args, **kwargs)
 

@@ -89,7 +89,7 @@ class Function:
             if self.input_signature is not None:
                 _check(args, self.input_signature, self._name, current)
             result = self._fn(*args, **kwargs)
-            # Compute the operations on values on the workers, too.
+            # Let workers compute operations on values, too.
             settle(result)
         self._last = current
         return result
@@ -165,7 +165,7 @@ def _check_part(spec: TensorSpec, part: Any, what: str, current: Capture) -> Non
         return
     if _is_known(spec, part.spec, what):
         return
-    # Check the rest on the value's worker, which is waited for when the function returns.
+    # Check the rest on the value's worker; the wait is at the end of the function.
     placeholders = Placeholders()
     template = placeholders.leaf(part)
     if placeholders.caller is not None:

@@ -97,7 +97,7 @@ class StrategyInternals:
         """Give replicas to workers that can take the places of lost ones, or further ones, before a pass."""
         self.recover_soon()
         variables = list(self._variables.values())
-        # Objects of a replica may have parts in common, and cannot be copied one by one.
+        # Objects of a replica may have parts in common, and so cannot be copied separately.
         if any(layout_of(variable).treespec is None for variable in variables) or not self.group.grow():
             return
         strategy: Any = self._strategy()
@@ -133,7 +133,10 @@ class StrategyInternals:
                 return
 
     def finish(self, *, raises_all: bool = False) -> None:
-        """Wait for all calls, making those again that a lost worker cut short; raise errors like `Backend.finish`."""
+        """Wait for all calls, repeating those that failed because of a lost worker.
+
+        Raise errors like `Backend.finish`.
+        """
         while True:
             group = self.group.now
             try:
@@ -253,7 +256,8 @@ class StrategyInternals:
         """Call a function on every replica; return the handles of its results."""
         per_replica = [leaf for leaf in leaves if type(leaf) is PerReplica]
         batches = [leaf for leaf in per_replica if batch_of(leaf) is not None]
-        # Without the workers that are going to leave, values for each replica of earlier steps would be of no use.
+        # Continue now without the workers that are going to leave, but not if arguments have a value for each of the
+        # present replicas.
         if len(batches) == len(per_replica) and self.backend.recovery.note_leaving():
             self.recover()
         elif batches:
@@ -360,7 +364,8 @@ class StrategyInternals:
 
 @dataclass(slots=True)
 class _FoldCall:
-    # A reduction, which is made by calling it with the replicas; one object, since each step under way has one.
+    # A reduction, which is made by calling this with the replicas; it is a single object, as each step under way has
+    # one.
     backend: Backend
     op: Op
     axis: Axis

@@ -114,7 +114,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             note_ended(self.client)
             submit = Submit(self.client, live_workers)
             connected = workers_of(self.client)
-            # Remember the identities of the workers, as others may later get their addresses.
+            # Store the identities of the workers, as other workers may later get the same addresses.
             live_workers.missing(connected)
             takes_any = device_assignment is None and num_replicas_per_worker is None
             assign = partial(where.slots, self.client, share_devices=share)

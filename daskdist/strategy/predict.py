@@ -28,7 +28,7 @@ from daskdist.strategy.values.device_arrays import host_nest
 
 # Steps that are called before the results of the first of them are waited for.
 _STEPS_AHEAD: Final = 4
-# One pipeline for all replicas, so that the pieces of a batch are in the order of its rows.
+# Options with one pipeline for all replicas, so that the pieces of a batch are in the order of its rows.
 _IN_ORDER: Final = Options(auto_shard_policy=AutoShardPolicy.DATA, deterministic=True, last_batch="skip_empty")
 
 

@@ -14,10 +14,10 @@ _Others = TypeVarTuple("_Others")
 
 logger: Final = logging.getLogger("daskdist")
 
-# Seconds within which the loss of a worker becomes known that made a replica fail. An error of another replica may come
-# first, and any error may be a consequence of the loss, such as that of a library whose own connection broke.
+# Seconds to wait for the loss of a worker after a replica failed. The error may be a consequence of a loss that is not
+# known yet, for example that of a library whose own connection broke.
 _KNOWN_WITHIN_S: Final = 0.5
-# An error of ours that names a worker is not raised without one.
+# The same after an error that names a lost worker, as that loss is certain.
 _CERTAIN_WITHIN_S: Final = 5.0
 
 
@@ -33,7 +33,7 @@ def call_with_restarts(
     call
         Makes the call on the current replicas; returns the handles of its results, and anything else.
     most
-        How often it is made again at most.
+        The most times that it is made again.
 
     Returns
     -------

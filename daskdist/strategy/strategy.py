@@ -206,8 +206,8 @@ class Strategy(Viewed):
         options
             Accepted for compatibility and ignored.
         restart
-            How often the call is made again at most if a worker is lost. The call is waited for then. An error that the
-            function raises while all workers are there is raised, and the call is not made again.
+            The most times that the call is made again if a worker is lost. With it, `run` waits for the call. An error
+            that the function raises while all workers are there is raised, and the call is not made again.
 
         Returns
         -------

@@ -33,7 +33,7 @@ from daskdist.strategy.input.input_backend import PipelineDataset
 from daskdist.strategy.input.on_worker import DatasetSummary, OnWorker, make_on_worker, summary_on_worker
 from daskdist.strategy.input.options import InputContext
 
-# The latest copies between workers that are looked at.
+# The number of the latest copies between workers that are counted.
 _MOST_TRANSFERS: Final = 10_000
 
 
@@ -46,7 +46,7 @@ class ClusterInput:
         self._token = token
 
     def check(self, dataset: Dataset) -> None:
-        """Raise for functions that do not pickle, and for files whose named worker is not in the cluster."""
+        """Raise an error for functions that do not pickle, and for files whose named worker is not in the cluster."""
         check_functions(node_of(dataset))
         locations = dataset.options().locations
         if locations is None:
@@ -111,7 +111,7 @@ class ClusterInput:
             start += len(block)
             future = self._submit.place(copy.deepcopy(block) if is_shared else block, worker)
             blocks.append(PlacedArray(future.key, future, len(block), block.nbytes))
-        # Hash the contents now: later they are on the workers only.
+        # Hash the contents now, as later they are only on the workers.
         token = tokenize(node.structure, node.leaves)
         return MakeNumpyDataset(start, node.spec, Placing(tuple(blocks), token))
 

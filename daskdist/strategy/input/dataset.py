@@ -123,7 +123,7 @@ class DistributedDataset:
 
     After a worker is lost, an iterator continues with the remaining replicas, and every row is in one completed step;
     see `Strategy.distribute_dataset`. Datasets of a function stay on their workers: an iterator over them continues
-    with those that are left to it, and fails if it needs one that is gone.
+    with the remaining ones, and fails if it needs one that was lost.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class DistributedDataset:
         return [f"shuffle_on_device: {where}{describe_row_order(pipeline.primitive, self._feed.spec)}"]
 
     def _repr_html_(self) -> str | None:
-        # Shows the last feed: asking for the current replicas may wait for workers.
+        # Show the last feed, as asking for the current replicas may wait for workers.
         feed, replicas = self._last_feed, self._fed_replicas
         is_counted = all(is_cheap_to_list(pipeline.node) for pipeline in feed.pipelines)
         steps = cardinality_in_words(feed.cardinality() if is_counted else None, "step")
@@ -331,7 +331,7 @@ class DistributedDataset:
         replicas = counted(self._strategy.num_replicas_in_sync, "replica")
         return f"<DistributedDataset over {replicas}: {self._known_element_spec}>"
 
-    # For type checkers, `__getattr__` would make all names valid.
+    # Hidden from type checkers, for which `__getattr__` would make all names valid.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:

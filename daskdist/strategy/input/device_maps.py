@@ -52,8 +52,7 @@ class DeviceMaps:
 
         Raises
         ------
-        SpecUnknown
-            Only real elements would tell.
+        SpecUnknown The functions need real elements.
         """
         for function in self.functions:
             spec = spec_after(function, spec)
@@ -61,7 +60,8 @@ class DeviceMaps:
 
 
 def _but_for(element: Any, device: Device) -> str:
-    # For error messages: leaves that are not device arrays, on which a function for such arrays is likely to fail.
+    # For error messages: the leaves that are not device arrays, as a function for device arrays is likely to fail with
+    # them.
     if device.is_host:
         return ""
     leaves, structure = Structure.of(element)
@@ -95,7 +95,7 @@ class MapsOnReplicas:
 
 
 class SuppliedDataset(Dataset):
-    """A dataset without the functions at its end that replicas call on their devices, which `device_maps` holds.
+    """A dataset without those functions at its end that replicas call on their devices, which are in `device_maps`.
 
     Raises
     ------

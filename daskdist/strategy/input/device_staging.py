@@ -29,7 +29,8 @@ logger: Final = logging.getLogger("daskdist")
 # Limits of the batches that are copied together.
 _UNIT_BYTES: Final = 4 * MIB
 _MOST_STEPS: Final = 64
-# After an allocation for several batches fails, this many are copied one by one: failing again would be slow.
+# After an allocation for several batches fails, this many batches are copied one by one, as failing again would be
+# slow.
 _NUM_ALONE: Final = 32
 # Blocks of rows whose last copies stay on the device, in case they are used again.
 _MOST_ROWS: Final = 4
@@ -70,7 +71,7 @@ class _StagedCopies:
                     self._queue.note_use(part)
                 self._last = place, part.leaves(place - start)
                 if place == start and stop < len(rows):
-                    # Without memory for the next ones, they are copied at their first use.
+                    # If there is no memory for the next batches, they are copied at their first use.
                     with contextlib.suppress(NoRoomError):
                         self._parts = [(start, stop, part), self._queue.begin(rows, stop)]
             return self._last[1]
@@ -145,7 +146,7 @@ class _CopyQueue:
         return start, start + len(steps), part
 
     def note_use(self, part: ReplicaPart) -> None:
-        """Record that a copied part was asked for."""
+        """Record that a copied part was used."""
         self.timer.add_times([part.times(self._copier.record_arrival())])
 
     def _say(self, error: NoRoomError) -> None:
@@ -169,14 +170,14 @@ class DeviceStaging:
         self._found: OrderedDict[int, tuple[weakref.ref[Rows], _StagedCopies]] = OrderedDict()
 
     def __call__(self, result: Any) -> Any:
-        """Return rows as `StagedRows`, and any other result as it is."""
+        """Return rows as `StagedRows`, and any other result unchanged."""
         if not isinstance(result, Rows):
             return result
         key = id(result)
         with self._lock:
             known = self._found.pop(key, None)
             if known is None or known[0]() is not result:
-                # Dropped with the rows, or when newer rows take its place.
+                # The copy is dropped with the rows, or when newer rows take its place.
                 known = weakref.ref(result, lambda _: self._found.pop(key, None)), _StagedCopies(self._queue)
             self._found[key] = known
             if len(self._found) > _MOST_ROWS:
@@ -190,7 +191,7 @@ class DeviceStaging:
 
 def staging_of(name: str) -> DeviceStaging:
     """Return the staging of a device of this process, by its name."""
-    # lru_cache alone may create two objects if two threads call at once.
+    # `lru_cache` alone may create two objects if two threads call it at the same time.
     with _making:
         return _arrivals_of(name)
 

@@ -37,7 +37,7 @@ def of_function(
             f"distribute_datasets_from_function: {type(dataset_fn).__name__} is not a function; give one that takes an "
             "InputContext and returns a Dataset"
         )
-    # One counter also for the datasets that are created again after a loss.
+    # The counter is also that of the datasets that are created again after a loss.
     counter = JointCounter(_counters_in(dataset_fn))
     return DistributedDataset(strategy, lambda: _make_feed(strategy, dataset_fn, options, counter), options)
 
@@ -79,7 +79,7 @@ def _identity_of(datasets: Sequence[PipelineDataset]) -> PipelineIdentity:
 
 
 def _counters_in(function: Any) -> list[PassCounter]:
-    # The pass counters of datasets that the function refers to: copies on workers do not know of earlier passes.
+    # The pass counters of datasets that the function refers to, as copies on workers do not know earlier passes.
     values: list[Any] = []
     while isinstance(function, partial):
         values += [*function.args, *function.keywords.values()]

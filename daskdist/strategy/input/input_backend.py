@@ -40,7 +40,7 @@ class InputBackend(Protocol):
     """
 
     def check(self, dataset: Dataset) -> None:
-        """Raise for a dataset that cannot be sent to workers, or with files on a worker that is not in the cluster."""
+        """Raise an error if a dataset cannot be sent to workers, or has files on a worker outside the cluster."""
         ...
 
     def reader(self, dataset: Dataset) -> Caller:

@@ -132,9 +132,9 @@ class DistributedIterator:
         memory_bytes = None if self._is_here else caller.memory_bytes
         limit_bytes = 0 if memory_bytes is None else memory_bytes // _STEPS_OF_MEMORY
         self._in_use = Windows("steps", limit_bytes, limit_bytes) if limit_bytes else None
-        # True if a bundle was begun since the last look whether there is room for more.
+        # True if a bundle was begun since the last check for room.
         self._has_begun_bundle = False
-        # The bytes of a row as far as the element spec tells.
+        # The bytes of a row, as far as the element spec has them.
         self._row_bytes = sum(map(_row_bytes, self._specs))
         # Ends the caller's threads when the iterator is closed or garbage collected.
         self._finalizer = Finalizer(self, caller.close)
@@ -156,7 +156,7 @@ class DistributedIterator:
             is_wanted = merged_options(pipeline.node).shuffle_on_device if self._puts_on_devices else False
             primitive, gathers = with_device_gathers(pipeline_devices, pipeline.primitive, is_wanted)
             self._primitives.append(primitive)
-            # Elements of a ``dataset_fn`` have to be looked at to know whether they have rows.
+            # Only the elements of a ``dataset_fn`` show whether they have rows.
             asks_lengths = sum(num_lanes) > 1 and pipeline.varies and not pipeline.primitive.grouped
             local_empty = pooled_empty if self._is_here else None
             builder = BundleBuilder(
@@ -225,7 +225,7 @@ class DistributedIterator:
             except Exception:
                 raise
             except BaseException:
-                # A step may be lost that was taken from a queue.
+                # A step that was taken from a queue may be lost.
                 self._interrupted_at = before
                 raise
             finally:
@@ -238,7 +238,7 @@ class DistributedIterator:
         return self._feeds.handed_out() if self._host_steps is None else self._handed_out, self._num_steps
 
     def _reopen(self) -> None:
-        # Open the pipelines again at the position before an interrupt. Another interrupt may end this.
+        # Open the pipelines again at the position before an interrupt; another interrupt may come meanwhile.
         if not (self._is_over or self._failure or self._is_closed):
             if self._ahead is not None or any(interpreter.runs_generators for interpreter in self._interpreters):
                 raise ArgumentError(INTERRUPTED)
@@ -252,11 +252,11 @@ class DistributedIterator:
         # Share out the rest of the pass over the replicas that are left, if some were lost.
         if not self._has_changed():
             return
-        # To Dask, which counts how often each task ended a worker, those of the rest are new ones.
+        # Dask counts how often each task ended a worker, and the tasks of the rest are new ones.
         self._caller.raise_given_up()
         self._replicas = self._replicas_left()  # type: ignore[misc]
         source, call_maps, element_spec = self._follow()  # type: ignore[misc]
-        # Datasets of a function are on their workers: there each step is cut again.
+        # Datasets of a function stay on their workers, where each step is split again.
         if source.share_out is not None:
             state = self._state(*self._numbers())
             self._feeds.close()
@@ -289,7 +289,7 @@ class DistributedIterator:
                 if self._reported.is_new(error):
                     raise
                 return self._next()
-            # The rest of the pass is without a step that was taken.
+            # The rest of the pass lacks a step that was taken.
             if isinstance(error, ClusterError) and not self._puts_on_devices and not is_taken and self._has_changed():
                 # A worker was lost while its data was waited for.
                 return self._next()
@@ -299,7 +299,7 @@ class DistributedIterator:
             raise
 
     def _mapped(self, value: Any) -> Any:
-        # Have the replicas call their functions with a step; if some are lost, it is divided among the others.
+        # Let the replicas call their functions with a step; if some are lost, it is divided among the others.
         while self._call_maps is not None:
             replicas = self._replicas
             try:
@@ -501,8 +501,8 @@ class DistributedIterator:
             self._has_begun_bundle = True
 
     def _wait_for_room(self) -> None:
-        # Steps that were called far ahead would fill the workers' memory with their batches. Wait before a step is
-        # taken, not after it: an interrupt would lose its rows.
+        # Batches of too many steps under way would fill the workers' memory. Wait before a step is taken, since an
+        # interrupt of a later wait would lose its rows.
         in_use = self._in_use
         if in_use is not None and self._has_begun_bundle:
             self._wait_while(lambda: not in_use.has_room())
@@ -567,7 +567,7 @@ class DistributedIterator:
 
 
 def _row_bytes(spec: Any) -> int:
-    # Lengths that are not known count as 1.
+    # Unknown lengths count as 1.
     return int(np.prod([length or 1 for length in (spec.shape or ())[1:]], initial=spec.dtype.itemsize))
 
 

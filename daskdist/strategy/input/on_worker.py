@@ -135,7 +135,7 @@ class WorkerPass:
     def pull(self, num_rows: int, first_needed: int | None = None) -> Rows:
         """Return the next elements, at most ``num_rows``; none at the end.
 
-        No position before the element ``first_needed`` will be asked for; None if there will be no positions.
+        Positions before the element ``first_needed`` will not be requested; None if there will be no positions.
         """
         with self._lock:
             interpreter = self._interpreter or self._open(0)
@@ -153,14 +153,14 @@ class WorkerPass:
         """Return elements from a number on that were pulled before the answers were taken."""
         with self._lock:
             if self._interpreter is not None and first < self._number:
-                # The call before can come later in another thread.
+                # Another thread may make the previous call later.
                 return WorkerPass(self._dataset, self._epoch, self._position).pull_from(first, num_rows)
             if self._interpreter is None or first > self._number:
                 self._open(first)
             return pulled_exactly([self], num_rows, first)
 
     def position(self, first: int) -> bytes | None:
-        """Return a position with which another run has the same elements from a number on."""
+        """Return a position from which another run yields the same elements, from a number on."""
         with self._lock:
             interpreter = self._interpreter
             if interpreter is None:
@@ -203,14 +203,14 @@ class BeginWorkerPass:
 
 
 class _SkipCollector(Interpreter):
-    # Collects notes of skipped elements, which travel with the rows.
+    # Collect notes of skipped elements, which are sent with the rows.
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._notes: list[Skipped] = []
         self.first_needed: int | None = None
 
     def drop_answers_before(self, primitive: Primitive, epoch: Epoch, num_elements: int) -> None:
-        # The program pulls ahead of the positions that it takes.
+        # The program pulls elements before it takes earlier positions.
         number = num_elements if self.first_needed is None else min(num_elements, self.first_needed)
         super().drop_answers_before(primitive, epoch, number)
 

@@ -55,7 +55,7 @@ class Optional:
         Parameters
         ----------
         name
-            Taken for compatibility.
+            Accepted for compatibility and ignored.
 
         Raises
         ------

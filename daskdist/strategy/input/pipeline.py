@@ -115,12 +115,12 @@ def _shares(pipeline: Pipeline, replicas: Sequence[Replica], *, reads_indexes: b
 
 @dataclass(frozen=True)
 class Cuts:
-    """The pieces that a pipeline cuts its batches into, by numbers of rows.
+    """The sizes of the pieces into which a pipeline cuts its batches.
 
     Parameters
     ----------
     num_rows
-        The rows of each batch but a shorter last one.
+        The rows of each batch except a shorter last one.
     num_batches
         The number of these batches, or INFINITE.
     num_rest
@@ -159,7 +159,7 @@ class Cuts:
 
     @property
     def num_full(self) -> int:
-        """The number of pieces with rows in each batch but a shorter last one."""
+        """The number of pieces with rows in each batch except a shorter last one."""
         return num_pieces_with_rows(self.num_rows, self.num_pieces)
 
     @property
@@ -197,7 +197,7 @@ class Cuts:
         """Yield the first and the last steps of runs of steps in which some replica has rows, as two arrays."""
         first, of_last = self.num_batches * self.num_pieces, num_pieces_with_rows(self.num_rest, self.num_pieces)
         if self.num_batches and self.num_full:
-            # Runs join if the pieces without rows between them do not fill a step.
+            # Two runs join if the pieces without rows between them do not fill a step.
             follow_on = self.num_pieces - self.num_full < self.num_replicas
             starts = np.arange(0, first, first if follow_on else self.num_pieces)
             lasts = starts + (first - self.num_pieces if follow_on else 0) + self.num_full - 1
@@ -330,7 +330,7 @@ class PassSource:
         *,
         is_over: bool,
     ) -> dict[str, Any]:
-        """Return the state of an iterator, of the positions of its streams in data.
+        """Return the state of an iterator from the positions of its streams, as plain data.
 
         Parameters
         ----------
@@ -408,7 +408,7 @@ class PassSource:
                 return list(before), [self._rest(legs[:-1], leg.layout)[0]], list(positions), is_exact
             return [], list(map(_with_seeds, self.pipelines, positions)), list(positions), is_exact
         if before:
-            # The rest was already one stream for all replicas.
+            # The rest was one stream for all replicas already.
             legs[-1] = replace(leg, layout=replace(leg.layout, num_replicas=(sum(leg.layout.num_replicas),)))
         pipeline, path = self._rest(legs, self.layout)
         answers = Answers()
@@ -463,7 +463,7 @@ def _split_bytes(nodes: Sequence[Node | None]) -> int:
 
 
 def _with_seeds(pipeline: Pipeline, position: StreamPosition) -> Pipeline:
-    # A replica does not have all pipelines of others.
+    # A replica does not have all pipelines of the others.
     if pipeline.node is None or position.seeds == drawn_seeds(pipeline.node):
         return pipeline
     return replace(pipeline, node=with_drawn(pipeline.node, position.seeds))

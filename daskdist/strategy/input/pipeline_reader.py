@@ -35,7 +35,7 @@ class PipelineReader:
     epoch
         The number of the pass.
     wanted
-        The replicas whose elements are gathered, by their place among those that the pipeline feeds.
+        The replicas whose elements are gathered, given by their places among those that the pipeline feeds.
     is_alone
         Whether there is only one replica in all.
     num_steps_ahead
@@ -95,14 +95,14 @@ class PipelineReader:
             as_views=empty is None and self._num_lanes <= 2,
         )
         if start is not None:
-            # A copy: a process may open one position twice.
+            # Copy the position, as a process may open it twice.
             answers = copy.deepcopy(start.answers)
             self._builder.move_to(
                 primitive, start.epoch, answers, start.num_elements, start.num_errors, is_exact=is_exact
             )
 
     def position(self, num_steps: int) -> StreamPosition:
-        """Return the position after so many steps of the pass, all of which were read."""
+        """Return the position after some steps of the pass, all of which were read."""
         num_elements = min(num_steps * self._num_lanes, self._num_elements)
         answers, num_errors = self.interpreter.answers_at(num_elements, self._start.num_errors)
         return replace(self._start, num_elements=num_elements, num_errors=num_errors, answers=answers)

@@ -30,7 +30,7 @@ class ProgressSteps(Iterator[Any]):
     def report(self, **figures: Any) -> None:
         """Show values beside the progress, such as ``report(loss=loss)``.
 
-        A value that has not arrived yet is not waited for: the previous one stays.
+        Values that have not arrived yet are not waited for: the previous ones stay.
         """
         for name, value in figures.items():
             here = value.peek() if isinstance(value, AsyncValue) else (value,)

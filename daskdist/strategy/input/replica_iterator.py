@@ -125,7 +125,7 @@ class ReplicaIterator(Iterator[Any]):
             if self._plan.maps:
                 element = self._plan.maps(element, self._number, self._device)
         except StopIteration:
-            # The readers end when the call is to end, too.
+            # Readers end, too, if the call is to end.
             self._check_end()
             self._is_over = True
             raise
@@ -241,7 +241,7 @@ class ReplicaIterator(Iterator[Any]):
     def close(self) -> None:
         """Stop reading ahead and drop the data that was read; no step follows."""
         if not self._lock.acquire(blocking=False):
-            # Another thread is taking a step, and may wait for other replicas.
+            # Another thread is taking a step, and may be waiting for other replicas.
             self._readers.wake()
             for within_s in wait_intervals("a step of this iterator in another thread", "timeouts.data"):
                 if self._lock.acquire(timeout=within_s):
@@ -296,7 +296,7 @@ def _nothing() -> None:
 
 
 class _Progress:
-    # The pass of an iterator, without a reference to the iterator.
+    # The state of a pass, without a reference to its iterator.
     def __init__(self) -> None:
         self.shared_pass: SharedPass | None = None
 
@@ -309,7 +309,7 @@ def _elements(
     progress: _Progress,
     times: ReplicaTimes | None,
 ) -> Iterator[Any]:
-    # A function rather than a method: a generator with a reference to the iterator would delay its release.
+    # This is not a method, as a generator with a reference to the iterator would delay its release.
     structure: Structure = plan.spec.structure
     is_writable = bool(merged_options(reader.node).writable)
     # Keep no reference to a part longer than needed.
@@ -336,7 +336,7 @@ def _elements(
 
 
 def _steps(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int, progress: _Progress) -> Iterator[Any]:
-    # Like `_elements`, but yield leaves.
+    # Yield leaves instead of the elements of `_elements`.
     progress.shared_pass = reader.begin(lane, iteration)
     parts = progress.shared_pass.parts(lane)
     try:
@@ -445,7 +445,7 @@ class PassReaders:
         return self._first, self._number - self._resumed.first_replica
 
     def resume(self, state: Any) -> bool:
-        """Go on from a position; return whether that is at the end of its pass."""
+        """Continue from a position; return whether it is at the end of its pass."""
         resumed_pass = resumed(self._plan, self._read_plan, state)
         # All replicas of this process that load the same state share readers.
         token = f"{self._token}.{hashlib.sha256(bytes(state['position'])).hexdigest()[:16]}"
@@ -497,7 +497,7 @@ class PassReaders:
         return self._plan.source.state(positions, legs, first.num_steps, is_over=is_over)
 
     def wake(self) -> None:
-        """Wake another thread that waits for the replica's steps: it gets no more."""
+        """End the wait of another thread for steps of the replica, which gets no more."""
         for reader, lane in self._all():
             reader.wake(lane)
 
@@ -583,7 +583,7 @@ def _iterator(
         read_plan = replace(read_plan, fetch=services.fetch)
     if argument.held is not None:
         pipeline = replace(read_plan.pipeline, node=node_of(argument.held))
-        # One operation stands for the whole dataset; keep its number.
+        # The operation that replaces the whole dataset keeps its number.
         (((number_of_all,), *rest), *others) = read_plan.epochs
         read_plan = replace(read_plan, pipeline=pipeline, epochs=((number_of_all, *rest), *others))
         pipelines = list(plan.source.pipelines)

@@ -182,7 +182,7 @@ def _dataset_argument(
     plans: Sequence[Any] = dataset_plans.plans
     if dataset_plans.futures or dataset_plans.referenced:
         plans = internals_of(strategy).input.with_kept_blocks(plans, dataset_plans.futures, dataset_plans.referenced)
-    # Only now is it certain that the call will be made.
+    # From here on it is certain that the call will be made.
     token = uuid.uuid4().hex
     epochs = feed.begin_passes_of_call()
     turn = f"{token}:{json.dumps(epochs)}"
@@ -213,7 +213,7 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feed: Repl
             futures |= _futures_of(pipeline)
             referenced |= _referenced_futures(pipeline)
     num_replicas = strategy.num_replicas_in_sync
-    # Copies without cached properties, which need not be sent.
+    # Make copies without cached properties, which need not be sent.
     fresh = [
         Pipeline(
             None if isinstance(pipeline.node, OnWorker) else pipeline.node,  # type: ignore[arg-type]
@@ -286,7 +286,7 @@ def _step_source(
 def _check_located(
     strategy: StrategyContract, pipeline: Pipeline, step_source: Cuts | Pipeline | RemotePipeline | None
 ) -> None:
-    # Each reader of a file has to have it. If only reading shows the steps of a pipeline, all workers read it.
+    # Check that each reader of a file has it. If only reading shows the steps of a pipeline, all workers read it.
     locations = merged_options(pipeline.node).locations
     if locations is None:
         return

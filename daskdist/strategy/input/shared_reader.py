@@ -24,13 +24,13 @@ from daskdist.strategy.collectives.step_counts import PeerPipelines, RemotePipel
 from daskdist.strategy.input.pipeline import Cuts, Pipeline
 from daskdist.strategy.input.pipeline_reader import ComputedSteps, CountedSteps, PipelineReader
 
-# A replica waits at most this long for a slower one, then reads on: the other may be waiting for it elsewhere.
+# Seconds that a replica waits for a slower one before it reads on, as the other may be waiting for it elsewhere.
 _MAX_WAIT_S: Final = 5.0
-# A thread holds the condition's lock longer than this only while it reads.
+# A thread that holds the condition's lock for longer than these seconds is reading.
 _WAKE_S: Final = 0.1
 # The number of steps that are looked at together after the end of a pipeline.
 _STEPS_AT_ONCE: Final = 64
-# The most shared passes of a call at a time; in further passes, replicas read for themselves.
+# The most shared passes of a call at a time; in further passes, each replica reads for itself.
 _MOST_PASSES: Final = 16
 
 
@@ -125,9 +125,9 @@ def num_replicas_of(pipeline: Pipeline | Cuts | RemotePipeline) -> int:
 class SharedPass:
     """One pass over a pipeline, shared by some of the replicas that it feeds.
 
-    Each part that is read for one replica is queued for the others. A replica that is ahead waits for the slowest one
-    that has begun once the window's bytes are queued for it. The same number of bytes is queued for replicas that have
-    not begun, which may be waiting for this one to end; if they begin after that, they read for themselves.
+    Each part that is read for one replica is queued for the others. A replica waits while the window's bytes are queued
+    for the slowest replica that has begun. The same number of bytes is queued for replicas that have not begun, which
+    may be waiting for this one to end. Replicas that begin after that read for themselves.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class SharedPass:
         )
         self._other_steps: list[ComputedSteps | CountedSteps | RemoteSteps] | None = None
         self._first_step = self._num_steps = plan.first_step
-        # Steps in which no replica has rows: the number of steps queued before some, and how many those are.
+        # Steps in which no replica has rows: pairs of the number of steps queued before them, and their own number.
         self._without_rows: list[tuple[int, int]] = []
         self._num_queued = 0
         # The lanes and steps that were read and are not queued yet, and the place of the first of them.
@@ -180,7 +180,7 @@ class SharedPass:
         return not self._queues
 
     def position(self, num_steps: int) -> list[Any]:
-        """Return the position of the pipeline, in data, after so many steps that each replica was given."""
+        """Return the position of the pipeline, as plain data, after some steps that each replica got."""
         with self._condition:
             num_without_rows = sum(number for first, number in self._without_rows if first < num_steps)
             position = self._reader.position(self._first_step + num_steps + num_without_rows)
@@ -211,9 +211,9 @@ class SharedPass:
                 self._close()
 
     def wake(self, lane: int) -> None:
-        """Wake another thread that waits for the replica's parts: it gets no more."""
+        """End the wait of another thread for parts of the replica, which gets no more."""
         self._woken.add(lane)
-        # If a thread holds the lock because it reads, it looks at `_woken` before it waits.
+        # A thread that holds the lock because it reads checks `_woken` before it waits.
         if self._condition.acquire(timeout=_WAKE_S):
             try:
                 self._condition.notify_all()
@@ -231,7 +231,7 @@ class SharedPass:
             self.leave(lane)
 
     def drop_late(self) -> None:
-        """Drop what is queued for replicas that have not begun."""
+        """Drop the parts that are queued for replicas that have not begun."""
         with self._condition:
             for lane in [lane_number for lane_number in self._queues if lane_number not in self._begun]:
                 self._drop(lane)
@@ -287,7 +287,7 @@ class SharedPass:
         return sum(part.num_bytes for part in tuple(self._queues[lane]))
 
     def _ask(self, unknown_steps: Sequence[RemoteSteps]) -> None:
-        # Without the lock, so that others can take queued parts, or leave.
+        # Release the lock, so that others can take queued parts, or leave.
         failure: Exception | None = None
         try:
             for steps in unknown_steps:
@@ -306,7 +306,7 @@ class SharedPass:
         self._condition.notify_all()
 
     def _pull(self) -> list[RemoteSteps]:
-        # Queue further steps, or return the remote pipelines that have to be asked first.
+        # Queue further steps, or return the remote pipelines whose steps have to be asked for first.
         if self.num_bytes_for_late > self._reader.limit_bytes:
             self.drop_late()
         try:
@@ -345,7 +345,7 @@ class SharedPass:
                 peers.add(self._iteration, self._num_steps, nothing, is_over=True)
 
     def _num_decided(self, full: Any, remote_steps: Sequence[RemoteSteps]) -> int:
-        # The number of steps that need no question; another worker may be waiting for this one to take them.
+        # Queue the steps that need no query; another worker may be waiting for this one to take them.
         to_ask = np.flatnonzero(np.ones(len(full), bool) if self._plan.drops_uneven else ~full.any(axis=1))
         if not len(to_ask):
             return len(full)
@@ -374,7 +374,7 @@ class SharedPass:
         self._condition.notify_all()
 
     def _steps_with_rows(self, full: Any) -> Any:
-        # Which of the steps exist: those in which some replica has rows.
+        # The steps that exist, which are those in which some replica has rows.
         has_rows: Any = full.any(axis=1)
         if self._plan.drops_uneven:
             first = self._num_steps
@@ -423,14 +423,14 @@ class SharedPass:
         self._reader.wanted.discard(lane)
 
     def _fetch_queued(self) -> None:
-        # Replicas that have not begun may never come: fetch their blocks now so that the reader's threads can end.
+        # Replicas that have not begun may never begin. Fetch their blocks now, so that the reader's threads can end.
         for lane, queue in list(self._queues.items()):
             try:
                 for part in queue:
                     if part.rows is None and part.ref is not None:
                         part.rows = self._reader.caller.result(part.ref.handle)
             except Exception:
-                # The replica will read for itself, and meet the error then.
+                # The replica will read for itself, and raise the error then.
                 self._drop(lane)
         self._close()
 
@@ -477,7 +477,7 @@ class SharedReader:
             return new_pass
 
     def wake(self, lane: int) -> None:
-        """Wake another thread that waits for the replica's parts: it gets no more."""
+        """End the wait of another thread for parts of the replica, which gets no more."""
         for shared_pass in list(self._passes.values()):
             shared_pass.wake(lane)
 

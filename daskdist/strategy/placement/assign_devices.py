@@ -93,7 +93,7 @@ def assign_devices(
 
 
 class _Assignment:
-    # The devices assigned to workers, which are numbers, among those that each sees.
+    # The devices assigned to workers, given by number, out of those that each worker sees.
     def __init__(self, seen: Sequence[Sequence[str]]) -> None:
         self._seen = seen
         self._owners: dict[str, int] = {}

@@ -138,7 +138,7 @@ def connect(
     cluster, security = resolver.cluster, resolver.security
     if isinstance(cluster, Client):
         client = cluster
-        # It may have lost its scheduler, and look for another at the address.
+        # The client may have lost its scheduler, and look for another one at the address.
         wait_for_scheduler(client)
         if client.status != "running":
             raise ClusterError(f"the client is {client.status}; create a new one")
@@ -273,7 +273,7 @@ def _check_it_encrypts(host_and_port: tuple[str, int], context: ssl.SSLContext, 
         # The scheduler may be starting.
         return
     with connection, context.wrap_socket(connection) as encrypted:
-        # The peer has checked this side's certificate only after it sends something.
+        # The peer has checked this side's certificate when it sends something.
         encrypted.recv(1)
 
 

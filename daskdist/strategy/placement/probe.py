@@ -13,8 +13,8 @@ from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.strategy.placement.assign_devices import VisibleDevices
 from daskdist.strategy.placement.replicas_per_worker import Worker
 
-# The plugin that only dask-cuda adds to each worker that it starts for a GPU; the modules that it preloads may also be
-# preloaded by others.
+# The name of the plugin that dask-cuda adds to each worker that it starts for a GPU, and nothing else does; others may
+# preload its modules, too.
 _DASK_CUDA: Final = ("dask_cuda", "CPUAffinity")
 
 

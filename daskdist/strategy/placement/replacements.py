@@ -80,7 +80,7 @@ class Replacements:
         return self._is_elastic or any(place.worker not in present for place in self._places)
 
     def take(self, present: Sequence[str], connected: Mapping[str, Mapping[str, Any]]) -> list[Replica]:
-        """Give the places that are free to workers, and further places if possible; return their replicas."""
+        """Give the free places to workers, and further places if possible; return their replicas."""
         candidates = self._candidates(connected)
         added: list[_Place] = []
         for may_take in (self._is_restarted, self._is_like):

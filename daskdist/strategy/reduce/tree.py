@@ -116,7 +116,7 @@ class Fold:
         return self._fold(reduction, [[chunk(reduction, leaf) for leaf in column] for column in columns])
 
     def _alike(self, values: Sequence[Any]) -> list[np.ndarray[Any, Any]] | None:
-        # Return values that a named reduction combines as they are, without further checks; None if some are others.
+        # Return the values if a named reduction combines all of them without further checks; None otherwise.
         op = self.op
         if self.axis is not None or not self.is_final or self.is_weighted or type(op) is not ReduceOp:
             return None
@@ -154,7 +154,7 @@ class Fold:
         return shape, self._called(reduction.chunk, array, axis)
 
     def _chunk_there(self, array: Any, device: Device) -> tuple[tuple[int, ...], Any]:
-        # Reduced on its device: nothing is copied to the host.
+        # The value is reduced on its device, and nothing is copied to the host.
         shape, dtype, axis = tuple(array.shape), dtype_of(array), self.axis
         self._check_dtype(dtype)
         self._check_axes(shape)
@@ -189,7 +189,7 @@ class Fold:
                     )
             self._check_dtype(array.dtype)
         elif axis is None and array.dtype.hasobject:
-            # Other values are combined as they are.
+            # Other values are combined unchanged.
             return value
         if axis is not None:
             self._check_axes(array.shape)
@@ -252,7 +252,7 @@ class Fold:
         return shape, partial
 
     def _combined_there(self, reduction: Reduction, partials: Sequence[Any]) -> Any:
-        # On the device of the first, or on the host if any partial result is there.
+        # Combine on the device of the first, or on the host if any partial result is there.
         home = home_of([partial.device if type(partial) is Placed else None for partial in partials])
         if home is None:
             combined = _here(partials[0])
@@ -423,13 +423,13 @@ class Prepared:
         return False
 
     def is_quick(self, results: Sequence[Any]) -> bool:
-        """Return whether calling it with results takes only microseconds and runs no code of the user."""
+        """Return whether a call with these results takes only microseconds and runs no code of the user."""
         return False
 
 
 @dataclass(frozen=True, eq=False)
 class FoldPartials(Prepared):
-    """Function that folds the partial results of workers.
+    """A function that folds the partial results of workers.
 
     Parameters
     ----------
@@ -454,7 +454,7 @@ class FoldPartials(Prepared):
 
 @dataclass(frozen=True, eq=False)
 class FoldChunks(FoldPartials):
-    """Function that folds one leaf of a call's results on some replicas.
+    """A function that folds one leaf of a call's results on some replicas.
 
     Parameters
     ----------

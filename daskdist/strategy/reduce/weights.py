@@ -39,7 +39,7 @@ def weight_of(value: Any) -> float:
 def weighted(op: Any, shape: tuple[int, ...], partial: Any, weight: float) -> tuple[tuple[int, ...], Any]:
     """Return the shape and the partial result of a value that counts as often as its weight says.
 
-    A value of weight 0 is left out as one without rows is: the mean of no rows is NaN.
+    A value of weight 0 is left out like one without rows: the mean of no rows is NaN.
     """
     if type(partial) is NoRows:
         return shape, partial

@@ -44,7 +44,7 @@ class CallEnd:
             self._why = why
             callbacks = list(self._callbacks or ())
         if callbacks:
-            # This may be an event loop, and what wakes those that wait takes locks.
+            # Use another thread: this one may be an event loop, and the callbacks acquire locks.
             threading.Thread(target=_call_all, args=(callbacks,), name="daskdist end of call", daemon=True).start()
 
     def check(self) -> None:

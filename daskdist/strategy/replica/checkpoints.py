@@ -38,7 +38,7 @@ class ReplicaCheckpoints:
     number
         The number of the replica.
     end
-        Tells whether the call is to end; None in the program's process.
+        Returns whether the call is to end; None in the program's process.
     """
 
     def __init__(self, meet: Callable[[Collective, Any], Any], number: int, end: CallEnd | None) -> None:
@@ -102,13 +102,13 @@ class ReplicaCheckpoints:
         return states
 
     def close(self, *, is_failed: bool) -> None:
-        """Wait until all is written; an error of writing is raised unless the call has failed already."""
+        """Wait until all checkpoints are written; raise an error of writing unless the call has failed already."""
         managers, self._managers = self._managers, []
         for manager in managers:
             try:
                 manager.close()
             except Exception:
-                # It was logged.
+                # The error was logged.
                 if not is_failed:
                     raise
 
@@ -123,13 +123,13 @@ class ReplicaCheckpoints:
 
     def _used(self, manager: CheckpointManager) -> CheckpointManager:
         if manager not in self._managers:
-            # Calls before this one, of programs that are gone, write nothing any more.
+            # From now on, earlier calls of programs that are gone cannot write.
             manager.claim()
             self._managers.append(manager)
         return manager
 
     def _outcome(self, function: Callable[[], Any]) -> Any:
-        # Return the result or the failure on the first replica, for which the others wait.
+        # Return the result or the failure of the first replica, for which the others wait.
         if self._number:
             return None
         try:
@@ -140,7 +140,7 @@ class ReplicaCheckpoints:
 
 def _state_for(value: Any, saved: Any) -> Any:
     if not isinstance(value, Stateful):
-        # A copy for each replica, which may change it.
+        # Give each replica a copy, which it may change.
         return as_numpy(saved)
     if isinstance(value, StatefulOfReplicas):
         return saved

@@ -1,7 +1,7 @@
-"""Threads that functions of replicas start, which are in no replica's context.
+"""Threads that functions on replicas start, which have no replica's context.
 
-Python's threads begin without the context variables of the code that starts them. Without this module, they would be
-taken for the program: a sum over all replicas would be their own value.
+Python's threads begin without the context variables of the code that starts them. Without this module, they would count
+as the program, and a sum over all replicas would be their own value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ threading.Thread.start = _start  # type: ignore[assignment, method-assign]
 
 
 def check_thread(operation: str) -> None:
-    """Refuse an operation in a thread that a replica's function started, unless that gave it the replica's context.
+    """Raise an error in a thread that a replica's function started without the replica's context.
 
     Raises
     ------

@@ -538,7 +538,7 @@ class ClusterBackend:
         return self.streams.status(group, asks=asks)
 
     def wait_while(self, condition: Callable[[], bool]) -> None:
-        """Wait while a condition holds and calls are under way, whose ends may change it."""
+        """Wait while a condition holds and calls are under way; the end of a call may change the condition."""
         streams, capture = self.streams, current_capture()
 
         def goes_on() -> bool:

@@ -21,7 +21,7 @@ from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.values.extract import Applied, ExtractAll, Remote
 from daskdist.strategy.values.placeholders import PendingValue, Placeholders, filled, results_of
 
-# An expression of this many operations is evaluated before it is read, so that a total over a million steps does not
+# The number of operations from which an expression is evaluated before it is read: a total over a million steps would
 # keep a million steps alive.
 _MOST_OPERATIONS = 64
 
@@ -73,7 +73,7 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         return self.source is None or are_on_one_cluster(self.caller, caller)
 
     def settle(self) -> None:
-        """Compute the operations on other values by a call on the cluster of those values, or else in this process."""
+        """Replace operations on other values by the result of a call, on their cluster or in this process."""
         if not isinstance(self.source, Applied):
             return
         placeholders = Placeholders()
@@ -108,7 +108,7 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         return self._apply(getattr(ufunc, method), *inputs, **kwargs)
 
     def __add__(self, other: Any) -> Any:
-        # Faster than the mixin, which goes through NumPy, and a sum of many values is one operation.
+        # This is faster than the mixin, which uses NumPy, and a sum of many values is one operation.
         if type(other) not in _PLAIN:
             return super().__add__(other)
         source = self.source

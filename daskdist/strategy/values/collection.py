@@ -46,7 +46,7 @@ class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
 
     @property
     def __dask_scheduler__(self) -> Any:
-        # The source of the values, even of those already here, so that several are computed together.
+        # Use the scheduler of the values' source, even if they are here already, so that several are computed together.
         for value in self._values_by_key().values():
             client = value.caller.client if isinstance(value, PendingValue) else None
             if client is not None and client.status == "running":

@@ -1,7 +1,6 @@
-"""Device arrays among the values of replicas: moving them to one device, and the streams this is done in.
+"""Device arrays among the values of replicas, and the streams in which they are moved to one device.
 
-Each replica computes in the stream of its device, whichever thread calls it. A result for a caller is ready for the
-work that the caller then queues in its own stream.
+Each replica computes in the stream of its device, in any thread. A caller can use a result in its own stream at once.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def moved(array: Any, device: Device) -> Any:
     # Prepare the array for the copy after the work that computes it.
     with source.using(stream_of(source)):
         copy = device.put(array)
-    # The memory of the array is not reused before it is copied.
+    # The memory of the array must not be reused before it is copied.
     with source.using():
         stream_of(source).wait(_now(device))
     return copy

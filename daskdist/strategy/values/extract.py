@@ -24,7 +24,7 @@ _LEAF: Final = flattened(0)[1]
 
 
 class Extract(Protocol):
-    """Function that extracts a part of a call's result."""
+    """A function that extracts a part of a call's result."""
 
     # True if the rest of the result is large and should stay on its worker.
     is_small_part: bool
@@ -42,7 +42,7 @@ class ExtractFromRows:
     is_small_part = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Every graph has many of these, and the pickling of dataclasses takes five times as long.
+        # A graph has many of these, and pickling a dataclass takes five times as long.
         return pick_from_rows, (self.place, self.leaf, self.is_writable)
 
     def __call__(self, result: Rows) -> Any:
@@ -67,7 +67,7 @@ class ExtractAll:
         return result
 
 
-# Not frozen: every step creates some, and a frozen class takes three times as long.
+# The class is not frozen, as every step creates some objects, and those of a frozen class take three times as long.
 @dataclass(slots=True)
 class FlatResult:
     """The value that a function returned on a replica, as leaves."""
@@ -83,15 +83,15 @@ class FlatResult:
         return result if kind is cls else cls(*flattened(result))
 
     def __sizeof__(self) -> int:
-        # Used by Dask, whose function knows the sizes of the leaves.
+        # Dask calls this; its own function knows the sizes of the leaves.
         return object.__sizeof__(self) + sum(map(size_of, self.leaves))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickles hold NumPy arrays: the receiver may have no device, or puts them on its own.
+        # Pickles hold NumPy arrays, as the receiver may have no device, or another one.
         return FlatResult, (list(map(host_array, self.leaves)) if are_loaded() else self.leaves, self.treespec)
 
 
-# Compared by identity, as every step does it, and one layout has one set of objects.
+# Objects are compared by identity, as every step compares them, and each layout has one set of objects.
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtractFromResult:
     """One leaf of a function's result, whose structure must be that of its first result."""

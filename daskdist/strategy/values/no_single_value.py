@@ -1,4 +1,4 @@
-"""Errors for values with one value for each replica that are used as a single value."""
+"""Errors for values of several replicas that are used as a single value."""
 
 from __future__ import annotations
 

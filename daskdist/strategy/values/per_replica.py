@@ -18,12 +18,12 @@ from daskdist.strategy.values.extract import PerReplicaRef
 from daskdist.strategy.values.no_single_value import NoSingleValue
 from daskdist.strategy.values.placeholders import results_of
 
-# Makes two threads that read the same values get the same objects.
+# A lock with which two threads that read the same values get the same objects.
 _values_lock: Final = threading.Lock()
 
 
 class DistributedValues(NoSingleValue):
-    """The base of values of which each replica has one."""
+    """The base of objects with a value for each replica."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class PerReplica(ValueCollection, DistributedValues):
         # The global batch that the values are a leaf of, and the number of the leaf; None if they are of no batch.
         self._batch = batch
         self._batch_leaf = batch_leaf
-        # True if it came of a step in which replicas have different numbers of rows.
+        # True if the values come from a step in which replicas have different numbers of rows.
         self._is_uneven = is_uneven
 
     @property
@@ -130,12 +130,12 @@ def batch_of(value: PerReplica) -> Any:
 
 
 def is_uneven(value: PerReplica) -> bool:
-    """Return whether the values come of a step in which replicas have different numbers of rows."""
+    """Return whether the values come from a step in which replicas have different numbers of rows."""
     return value._is_uneven
 
 
 def mark_uneven(values: Iterable[Any]) -> None:
-    """Note of values, among them some of replicas, that they come of a step that `is_uneven`."""
+    """Note that those of the values that are per replica come from a step with different numbers of rows."""
     for value in values:
         if type(value) is PerReplica:
             value._is_uneven = True

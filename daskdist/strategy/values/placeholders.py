@@ -60,7 +60,7 @@ def placeholder_of(number: int) -> Placeholder:
 
 @lru_cache(maxsize=64)
 def numbered_placeholders(number: int) -> list[Placeholder]:
-    """Return the placeholders of so many parts: one object for all calls, which messages sent together have once."""
+    """Return the placeholders of a number of parts, one object for all calls, so that a message contains it once."""
     return list(map(placeholder_of, range(number)))
 
 
@@ -128,7 +128,7 @@ class Placeholders:
         return self.add(source.handle, source.pick, source.worker)
 
     def _argument(self, arg: Any) -> Any:
-        # An index may be a tuple with asynchronous parts.
+        # The operand may be an index: a tuple with asynchronous parts.
         kind = type(arg)
         return kind(map(self._argument, arg)) if kind is tuple or kind is list else self.leaf(arg)
 
@@ -165,7 +165,7 @@ def fill(nest: Any, parts: Sequence[Any]) -> Any:
     if kind is Placeholder:
         return parts[nest.number]
     if kind is Expression:
-        # Operations on asynchronous values use NumPy arrays, on whichever machine they run.
+        # Operations on asynchronous values use NumPy arrays on every machine.
         return nest.function(*[host_array(fill(arg, parts)) for arg in nest.args], **nest.kwargs)
     if kind is list:
         return [fill(child, parts) for child in nest]

@@ -29,7 +29,7 @@ def regroup(results: Sequence[Any], *, always: bool = False) -> Any:
     An object that all replicas share is not wrapped, unless ``always``.
     """
     if all(type(result) in LEAVES for result in results):
-        # The usual case of a step: its results are numbers.
+        # Most steps return numbers.
         return results[0] if not always and _is_one_object(results) else PerReplica(results)
     present = {number: FlatResult.of(result) for number, result in enumerate(results) if result is not ABSENT}
     if not present:
@@ -51,8 +51,8 @@ def regroup(results: Sequence[Any], *, always: bool = False) -> Any:
 
 
 def _is_one_object(column: Sequence[Any]) -> bool:
-    # Equal small numbers are one object in Python: `len(batch)` must not be per replica for some batches and a single
-    # value for others.
+    # Equal small numbers are the same object in Python, so identity is no criterion: `len(batch)` must not be per
+    # replica for some batches and a single value for others.
     first = column[0]
     if isinstance(first, (int, float, complex, np.generic)):
         return False

@@ -173,7 +173,7 @@ class _Pickler(pickle.Pickler):
     def _of_function(self, function: FunctionType) -> Any:
         known = self._functions.get(id(function))
         if known is not None:
-            # Refer to it by number, as it has been described before; a function may also contain itself.
+            # Use its number if it was described before; a function may also contain itself.
             return ("function", known[0])
         self._functions[id(function)] = len(self._functions), function
         name = (function.__module__, function.__qualname__)

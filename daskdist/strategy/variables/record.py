@@ -37,7 +37,7 @@ def layout_of(variable: VariableRecord) -> CopyLayout:
 
 
 def set_layout(variable: VariableRecord, layout: CopyLayout) -> None:
-    """Set the structure, shapes and dtypes of the value of a variable, which its first value has."""
+    """Set the structure, shapes and dtypes of the value of a variable to those of its first value."""
     variable._layout = layout
 
 

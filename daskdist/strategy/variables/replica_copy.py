@@ -93,7 +93,7 @@ class ReplicaCopy:
         return leaves
 
     def write(self, how: str, leaves: Sequence[Any]) -> None:
-        """Change only this copy, by arrays of the host or of a device, or by another object."""
+        """Change only this copy, to arrays on the host or on a device, or to another object."""
         variable = self.variable
         if layout_of(variable).treespec is None:
             self._check_change(how)
