@@ -17,7 +17,7 @@ from daskdist.display.values import abridged
 from daskdist.errors import ArgumentError, DaskdistError
 from daskdist.storage.filesystem import Storage
 
-# The types of values that are saved as they are, without methods of their own.
+# The types of values that are saved unchanged, and have no methods for it.
 _PLAIN: Final = (*PLAIN, np.generic, type(None))
 _WHAT: Final = "give an object with state_dict() and load_state_dict(state), or values"
 
@@ -57,7 +57,7 @@ class _HasStateForm(Protocol):
 
 
 def _described(value: Any) -> str:
-    # The repr of other objects may take long, or read data.
+    # Other objects are not shown, as their repr may take long, or read data.
     return abridged(value) if isinstance(value, _PLAIN) else ""
 
 

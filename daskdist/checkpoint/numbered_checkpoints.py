@@ -77,7 +77,7 @@ class CheckpointManager:
         self._storage = Storage(storage_options)
         self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
-        # The last step that was saved or restored here; later ones in the directory are not of this run.
+        # The last step that was saved or restored by this manager; later ones in the directory are not of this run.
         self._step: int | None = None
         # The number of the last claim of the directory by this manager, and the content of its file.
         self._claim: tuple[int, bytes] | None = None
@@ -86,7 +86,7 @@ class CheckpointManager:
         return without_secrets(f"CheckpointManager({self.directory!r}, keep={self.keep})")
 
     def _repr_html_(self) -> str | None:
-        # The directory is not listed: it may be far away.
+        # Do not list the directory, as that may take long.
         last = "no step saved or restored here" if self._step is None else f"last step here: {self._step:,}"
         return state_page(
             "CheckpointManager", [without_secrets(self.directory), f"keeps the newest {self.keep:,}", last], (), ()
@@ -96,7 +96,7 @@ class CheckpointManager:
         # A copy on a worker continues from the same step, and saves there.
         self.wait()
         state = {**self.__dict__, "_writer": None, "_writing": None, "_claim": None}
-        # Only the directory knows which steps that copy saves.
+        # Only the directory shows which steps that copy saves.
         self._step = None
         return state
 
@@ -107,7 +107,7 @@ class CheckpointManager:
         if exception[0] is None:
             self.close()
         else:
-            # The exception of the block is raised, and one of writing only logged.
+            # The exception of the block is raised, and an error of writing is only logged.
             with suppress(Exception):
                 self.close()
 
@@ -201,8 +201,7 @@ class CheckpointManager:
 
         Raises
         ------
-        ArgumentError
-            An object does not accept its state, as `Checkpoint.restore` has it.
+        ArgumentError As for `Checkpoint.restore`.
         FileError
             There are checkpoints, but all of them are damaged; or the one of the given step is, or is missing.
         """
@@ -315,7 +314,7 @@ class CheckpointManager:
             check_wanted()
             write(self.path(step), states, self._storage, check_wanted)
         except Exception:
-            # Also in the log, since the program may not call this manager again.
+            # Log the error, too, since the program may not call this manager again.
             logger.exception("the checkpoint of step %d was not saved to %s", step, self.directory)
             raise
         try:

@@ -209,7 +209,7 @@ def _json(content: Any) -> bytes:
 
 
 def _sync(file: Any) -> None:
-    # Flush to disk before the file gets its name: otherwise a power loss could leave an incomplete file there.
+    # Flush to disk before the file gets its name, as otherwise a power loss could leave an incomplete file there.
     file.flush()
     try:
         number = file.fileno()
@@ -222,7 +222,7 @@ def _sync(file: Any) -> None:
 
 
 class _StateFileReader:
-    # Reads the states of an archive in a file of ``num_bytes`` bytes.
+    # Read the states of an archive in a file of ``num_bytes`` bytes.
 
     def __init__(self, path: str, archive: zipfile.ZipFile, num_bytes: int) -> None:
         self._path = path

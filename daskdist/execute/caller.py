@@ -1,4 +1,4 @@
-"""The contract of callers, which make the calls that an interpreter asks for.
+"""The contract of callers, which make the calls that an interpreter requests.
 
 An interpreter decides which function to call, on which blocks and near which worker. A caller makes the call and
 returns a **handle**, which stands for the result and can be an argument of further calls.
@@ -139,7 +139,7 @@ class Caller(Protocol):
         worker
             The worker to make the call on, if possible.
         is_pinned
-            Whether no other worker will do.
+            Whether no other worker may make it.
         is_cheap
             Whether the call only makes views or copies a few rows, so that handing it to another thread would cost
             more than the call itself.
@@ -155,7 +155,7 @@ class Caller(Protocol):
     ) -> Handle:
         """Call ``function(*args)``.
 
-        With ``in_parts``, the result is asked only for its report, and calls that may be costly gather parts of it.
+        With ``in_parts``, only the report on the result is requested, and calls that may be costly gather parts of it.
         """
         ...
 
@@ -212,7 +212,7 @@ class Caller(Protocol):
 
 
 class LocalCaller:
-    """The base of callers without a cluster: data is nowhere in particular, and blocks are not kept.
+    """The base of callers without a cluster: they know no locations of data, and keep no blocks.
 
     It measures how long calls take.
     """

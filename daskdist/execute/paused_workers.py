@@ -1,4 +1,4 @@
-"""Workers whose memory is full: the end of waits for those that stay paused, and the names of those that Dask ended."""
+"""Workers whose memory is full: waits for those that stay paused are ended, and those that Dask ended are named."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from daskdist.execute.callers.cluster_requests import run_on_scheduler, run_on_w
 
 Connected = Mapping[str, Mapping[str, Any]]
 
-# Without a look for this long, the time starts again.
+# Seconds without a check after which the time starts again.
 _LOOKS_WITHIN_S: Final = 10.0
 # The fall of a worker's memory, as a share of its limit, that counts as progress.
 _FREED_SHARE: Final = 0.01
 # States of tasks that a paused worker leaves as they are.
 _HELD_UP: Final = ("ready", "constrained", "fetch")
-# Dask's topic of events of this kind, and the seconds after such an event in which its worker is noticed to be lost.
+# The topic of Dask's events about ended workers, and the seconds after such an event within which the loss is noticed.
 _TOPIC: Final = "worker-restart-memory"
 _ENDED_WITHIN_S: Final = 60.0
 # Client -> worker -> the time at which Dask ended it, and its memory then.
 _ended: Final[WeakKeyDictionary[Client, dict[str, tuple[float, int]]]] = WeakKeyDictionary()
-# The workers that a message describes at most.
+# The most workers that a message describes.
 _MOST_NAMED: Final = 3
-# Dask's setting of the number of times that a worker may be lost that makes the same task; steps follow it, too.
+# Dask's setting for how often workers may be lost that run the same task; steps follow it, too.
 MOST_LOSSES: Final = "distributed.scheduler.allowed-failures"
 
 
@@ -45,14 +45,14 @@ class PausedWorkers:
     """
 
     def __init__(self) -> None:
-        # What the workers had and did at the first look without progress since, the time of that look, and the time
-        # of the last one; None with progress.
+        # The state of the workers at the first check without progress since, the time of that check, and that of the
+        # last one; None with progress.
         self._unchanged: tuple[Any, float, float] | None = None
-        # Whether a worker was paused at the last look.
+        # Whether a worker was paused at the last check.
         self._had_paused = False
 
     def check(self, client: Client, connected: Connected) -> None:
-        """Look at the workers again, while something is waited for.
+        """Check the workers again during a wait.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class PausedWorkers:
 
 
 def note_ended(client: Client) -> None:
-    """Note from now on which workers Dask ends since they exceed their memory limit, for `ended_for_memory`."""
+    """Record from now on which workers Dask ends because they exceed their memory limit, for `ended_for_memory`."""
     # The program may have a handler of its own.
     if client not in _ended and _TOPIC not in client._event_handlers:
         ended = _ended[client] = {}
@@ -107,7 +107,7 @@ def note_ended(client: Client) -> None:
 
 
 def ended_for_memory(client: Client, workers: Sequence[str]) -> str:
-    """Return a text about those of some lost workers that Dask has ended; empty if there are none."""
+    """Return a text about those of the lost workers that Dask has ended; empty if there are none."""
     # Another worker may have had the address before.
     since, ended = time.monotonic() - _ENDED_WITHIN_S, _ended.get(client, {})
     sizes = [f"{worker} with {format_bytes(ended[worker][1])}" for worker in workers if worker in ended]
@@ -133,7 +133,7 @@ def after_repeated_losses(client: Client, workers: Sequence[str]) -> str:
 
 
 def error_of_task(client: Client, error: BaseException) -> BaseException:
-    """Return the error of a task; if Dask has given the task up as its workers were lost, one that says the reason."""
+    """Return the error of a task, with the reason if Dask gave the task up because its workers were lost."""
     if not isinstance(error, KilledWorker):
         return error
     last = error.last_worker.address
@@ -146,15 +146,15 @@ def error_of_task(client: Client, error: BaseException) -> BaseException:
 
 
 def run_elsewhere(takes_all: bool, *, dask_scheduler: Scheduler) -> None:
-    """Let running workers do what may be done by any worker and was meant for others.
+    """Give tasks of other workers that any worker may run to running workers.
 
-    Dask does not do so itself if no worker was running when a task became ready and another one continues than that for
-    which it was meant, nor with the tasks that a worker has got before it was paused.
+    Dask does not do so itself for tasks that became ready when no worker was running, if another worker continues
+    first, nor for tasks that a worker got before it was paused.
 
     Parameters
     ----------
     takes_all
-        Whether paused workers have begun nothing for so long that they lose the tasks that they have got.
+        Whether paused workers also lose the tasks that they have got, as they have begun none for long.
     """
     if not dask_scheduler.running:
         return
@@ -191,7 +191,7 @@ def free_memory(dask_worker: Worker) -> str | None:
 
 
 def _stuck(connected: Connected) -> dict[str, tuple[Any, float]] | None:
-    # What each worker has and does, and its memory; None if there may be progress.
+    # Return what each worker has and does, and its memory; None if there may be progress.
     figures, num_paused, has_held_up = {}, 0, False
     for address, its in connected.items():
         metrics = its["metrics"]
@@ -206,7 +206,7 @@ def _stuck(connected: Connected) -> dict[str, tuple[Any, float]] | None:
         moved = transfer.get("incoming_count_total"), transfer.get("outgoing_count_total")
         has = its["status"], metrics.get("managed_bytes"), metrics.get("spilled_bytes"), counts, moved
         figures[address] = has, metrics.get("memory", 0) / (its["memory_limit"] or 1)
-    # Others are given the tasks that a paused worker does not have yet.
+    # Other workers get the tasks that a paused worker does not have yet.
     return figures if num_paused and (has_held_up or num_paused == len(connected)) else None
 
 

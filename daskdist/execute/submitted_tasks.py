@@ -21,8 +21,8 @@ class SubmittedTask:
     Parameters
     ----------
     send
-        Submits it with its inputs and the address of its worker, None for any; returns the future. None if it cannot be
-        submitted again: the program does not have the data any more.
+        Submits it with its inputs and the address of its worker (None for any), and returns the future. None if it
+        cannot be submitted again, as the program no longer has the data.
     inputs
         The tasks whose results it needs, possibly in lists, and None for other arguments.
     depth

@@ -6,7 +6,7 @@ import threading
 from time import perf_counter
 from typing import Final
 
-# The most callers whose tasks a worker keeps the times of.
+# The most callers for whose tasks a worker keeps times.
 _MOST_CALLERS: Final = 64
 
 

@@ -232,7 +232,7 @@ class BackendLaws:
             with _Program(self) as program:
                 key = _new_key()
                 first, second = program.run(_make, key, num_bytes), program.run(_make, key, num_bytes)
-                # Of two replicas in a process, one may count before the other has made its results: count twice.
+                # Count twice: of two replicas in a process, one may count before the other has made its results.
                 program.results(program.run(_num_alive, key))
                 alive = program.results(program.run(_num_alive, key))
                 check(all(alive), f"results of {num_bytes} bytes are gone while the program has their handles")

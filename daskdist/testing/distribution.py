@@ -68,7 +68,7 @@ class _SimulatedInput(LocalInput):
 
 
 class _SimulatedReader(Synchronous):
-    # Has its own backend, like the reader of a cluster.
+    # It has its own backend, like the reader of a cluster.
     def __init__(self, backend: Backend) -> None:
         super().__init__()
         self._backend = backend
@@ -79,7 +79,7 @@ class _SimulatedReader(Synchronous):
 
 
 def afresh(dataset: Dataset) -> Dataset:
-    """Return the dataset as it is in a new program, where the next iteration is the first.
+    """Return the dataset as in a new program, where the next iteration is the first.
 
     >>> dataset = Dataset.range(9).shuffle(9)
     >>> list(afresh(dataset)) == list(dataset) == list(afresh(dataset))
@@ -165,7 +165,7 @@ class DistributionLaws:
 
 
 def check_rows(dataset: Iterable[Any], strategy: Strategy, outcome: Outcome) -> None:
-    """Check that all replicas together get the rows of batches, each as often; under OFF once per worker."""
+    """Check that all replicas together get the rows of batches, each equally often; under OFF once per worker."""
     is_off = outcome.distributed.sharding.policy is AutoShardPolicy.OFF
     times = len(strategy.workers) if is_off else 1
     pieces = [Structure.flatten(piece)[0] for step in outcome.steps for piece in step]

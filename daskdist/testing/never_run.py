@@ -1,4 +1,4 @@
-"""Proof that building a pipeline runs none of it."""
+"""A check that building a pipeline runs none of it."""
 
 from __future__ import annotations
 

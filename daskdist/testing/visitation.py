@@ -224,8 +224,8 @@ def row_keys(batch: Any) -> list[str]:
 
 
 class _Faults:
-    # Faults that come at their steps, each once. A file is their record; a name for each on its worker's machine, or a
-    # path in a directory that all share.
+    # Faults that come at their steps, each once. Each is recorded in a file: on its worker's machine, or in a directory
+    # that all share.
     def __init__(self, strategy: Any, workers: Sequence[str], chaos: Sequence[Fault]) -> None:
         self._strategy, self.chaos = strategy, chaos
         self.workers = [workers[fault.worker] for fault in chaos]

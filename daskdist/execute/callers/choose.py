@@ -20,7 +20,7 @@ from daskdist.execute.callers.threads import Threads
 
 
 class NeverRun(LocalCaller):
-    """A caller that refuses every call: proof that building a pipeline runs none of it."""
+    """A caller that refuses every call, which shows that building a pipeline runs none of it."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise DaskdistError("a call was made where none may be")
@@ -58,7 +58,7 @@ def local_caller(
     make = _chosen.get()
     if make is not None:
         return make()
-    # The processes of a cluster's workers may have none of their own, and are several already.
+    # A cluster's workers are several processes already, and may not be allowed to start others.
     if num_processes is not None and not multiprocessing.current_process().daemon:
         return Processes((os.cpu_count() or 1) if num_processes == "auto" else int(num_processes), fetch)
     is_threaded = num_threads or any(operation.background for operation in walk(node))

@@ -28,12 +28,11 @@ def is_encrypted(address: str) -> bool:
 
 
 def check_address(operation: str, address: str) -> None:
-    """Check that the address of a scheduler has no user or password, which nobody would use.
+    """Check that the address of a scheduler has no user or password, which would be ignored.
 
     Raises
     ------
-    ArgumentError
-        It has; the message does not show it.
+    ArgumentError There is one; the message does not show it.
     """
     if "@" in address:
         raise ArgumentError(
@@ -130,7 +129,7 @@ def wait_for_scheduler(client: Any, meanwhile: Callable[[], None] = lambda: None
     client
         The client.
     meanwhile
-        Called before each look.
+        Called before each check.
 
     Raises
     ------
@@ -189,7 +188,7 @@ def _within(name: str, who: str, client: Any, request: Callable[..., Any], *args
         if client.status != "running":
             raise closed_error(client) from error
         if name == "timeouts.scheduler":
-            # The client notices it in a moment.
+            # The client notices the loss in a moment.
             until = time.monotonic() + _NOTICED_WITHIN_S
             while client.status == "running" and time.monotonic() < until:
                 time.sleep(_LOOK_EVERY_S / 10)

@@ -24,7 +24,7 @@ def compute_key(graph: Graph, key: Any, fetch: Fetch | None = None) -> Any:
     fetches: Graph = {}
     for name, task in needed.items():
         if is_future(task) and task.client is None and fetch is not None:
-            # The future came to this worker inside the closure of a function, and so has no client.
+            # The future was sent to this worker in the closure of a function, and so has no client.
             fetches[name] = (partial(fetch, RemoteResult(task.key, ())),)
         elif is_future(task):
             if task.client is None or task.cancelled():
@@ -73,7 +73,7 @@ class FutureResult:
                     break
             return task.result()
         except Exception:
-            # Not if it is interrupted: the client's later requests may wait for one that was cancelled.
+            # Do not cancel after an interrupt, as the client's later requests may wait for one that was cancelled.
             task.cancel()
             raise
 
@@ -85,7 +85,7 @@ def is_future(task: Any) -> bool:
 
 
 def lost_data_error(key: Any) -> ClusterError:
-    """Return the error for data that was only on a cluster and is there no longer."""
+    """Return the error for data that was only on a cluster and is no longer there."""
     return ClusterError(
         f"{key} is no longer on the cluster: the strategy that put it there is closed, or the worker that had it is "
         "lost; create the data again"

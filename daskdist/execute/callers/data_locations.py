@@ -61,7 +61,7 @@ class DataLocations:
                 self._holders[key] = holders
 
     def _dependencies_of(self, key: Any) -> list[Any]:
-        # Return the futures nearest to the key; none if more tasks would have to be visited than that is worth.
+        # Return the futures nearest to the key; none if too many tasks would have to be visited.
         unvisited, seen, futures = [key], {key}, []
         while unvisited:
             task_key = unvisited.pop()

@@ -1,4 +1,4 @@
-"""Data that a cluster already holds, read by a pipeline on one of its workers: sent by key, fetched from workers."""
+"""Data that a cluster already holds, for pipelines on its workers: it is sent as a key, and fetched from workers."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class WorkerFetch:
         worker = self._worker
         task = asyncio.ensure_future(gather_from_workers({key: addresses}, rpc=worker.rpc, who=worker.address))
         while not (await asyncio.wait([task], timeout=_CHECK_EVERY_S))[0]:
-            # Without this check it would try for a long time to connect to a lost worker.
+            # Without this check, Dask would try for a long time to connect to a lost worker.
             if not set(addresses) & set(await self._holders_of(key)):
                 task.cancel()
                 return {}

@@ -33,11 +33,11 @@ class RecordCaller(LocalCaller):
         A part of every key, so that keys of different pipelines differ.
     """
 
-    # One chunk per task, so that each chunk has a key and the scheduler of the graph sees the batches.
+    # Each task has one chunk, so that each chunk has a key.
     bundle_chunks = 1
     compacts = False
     reports_freely = False
-    # Each part of a split would be a task: a graph of whole splits is smaller.
+    # Splits are not divided, as a graph of whole splits is smaller.
     divides = False
 
     def __init__(self, token: str) -> None:

@@ -71,7 +71,7 @@ class KeptBlocks:
             if kept is None or not self._is_available(kept.handle) or not _is_same(kept.block, block):
                 block_copy = copied(block)
                 kept = _KeptBlock(send(block_copy), block_copy, num_bytes)
-            # Inserted at the end: the dict is in order of last use.
+            # Insert it at the end, as the dict is in order of last use.
             self._by_owner[owner] = kept
             self._make_room()
             return kept.handle
@@ -139,7 +139,7 @@ def _has_same_bytes(leaf: Any, other: Any) -> bool:
         return bool((leaf == other).all())
     if leaf.dtype.hasobject:
         return all(map(is_, leaf.ravel().tolist(), other.ravel().tolist()))
-    # Compare bits, so that NaN equals itself and 0.0 differs from -0.0.
+    # Compare bits: NaN equals itself, and 0.0 differs from -0.0.
     a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (leaf, other))
     width = 8 if not len(a) % 8 else 1
     return bool((a.view(f"u{width}") == b.view(f"u{width}")).all())

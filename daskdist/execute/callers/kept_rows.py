@@ -14,7 +14,7 @@ from daskdist.core.primitive import same
 from daskdist.execute.caller import Report, report_of
 from daskdist.execute.stream.gather import Picks, gather
 
-# The most functions and rows that a process keeps. Rows that are gone are computed again.
+# The most functions and rows that a process keeps. Dropped rows are computed again.
 _MOST_FUNCTIONS: Final = 64
 _MOST_KEPT: Final = 2
 

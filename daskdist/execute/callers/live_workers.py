@@ -20,7 +20,7 @@ logger: Final = logging.getLogger("daskdist")
 # After this time, a silent worker is logged, with this text.
 LOGGED_AFTER_S: Final = 5.0
 STILL_WAITED_FOR: Final = "%s has not answered for %.0f s, and is waited for up to %g s (daskdist.timeouts.silence)"
-# Seconds for a nanny to end a worker that is given up.
+# Seconds within which a nanny ends a worker that is given up.
 _RESTART_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.01
 _OVER: Final = frozenset({"memory", "erred"})
@@ -42,13 +42,13 @@ class LiveWorkers:
         self._leaving: dict[str, list[Any]] = {}
         # True if something failed since the workers were last checked.
         self.in_doubt = False
-        # The least memory limit of them, or None without one; a list of it, which is empty until it is asked for.
+        # A list with the least memory limit of the workers, None without one; empty until it is requested.
         self.memory_bytes: list[int | None] = []
-        # The reason why all workers were lost before the present ones; "" if that never was.
+        # The reason why all earlier workers were lost; "" if they never were.
         self._lost_with = ""
         # True if the program connects to the workers directly.
         self.is_direct = True
-        # Ends waiting for workers that will not continue.
+        # Ends waits for workers that stay paused.
         self.paused_workers = PausedWorkers()
 
     @property
@@ -84,7 +84,7 @@ class LiveWorkers:
         ]
 
     def silent_s(self, connected: Mapping[str, Mapping[str, Any]], now: float) -> dict[str, float]:
-        """Return for each worker that takes part the seconds since its last heartbeat was new here.
+        """Return for each participating worker the seconds since this process first saw its last heartbeat.
 
         Parameters
         ----------
@@ -120,7 +120,7 @@ class LiveWorkers:
         )
 
     def lost_error(self, what: Any) -> ClusterError:
-        """Return the error of something that is no longer on the cluster; the workers are checked at the next call."""
+        """Return the error for data that is no longer on the cluster; the workers are checked at the next call."""
         self.in_doubt = True
         if self._lost_with:
             return ClusterError(f"{what} is gone: {self.advice}")
@@ -154,7 +154,7 @@ class LiveWorkers:
         return len(self._leaving.get(address, ()))
 
     def take_handed_over(self) -> list[Any]:
-        """Return the last values of workers that handed some over, without which the others continue, only once.
+        """Return, only once, the last values that workers handed over which no longer take part.
 
         >>> live_workers = LiveWorkers(["tcp://a:1", "tcp://b:1"])
         >>> live_workers.note_leaving("tcp://a:1", {0: "first"})
@@ -174,7 +174,7 @@ class LiveWorkers:
         return [address for address in self.present if address in leaving] if leaving else []
 
     def add(self, addresses: Sequence[str]) -> None:
-        """Continue with further workers, at addresses that no worker had that took part before.
+        """Continue with further workers, at addresses that no earlier participant had.
 
         >>> live_workers = LiveWorkers(["tcp://a:1"])
         >>> live_workers.add(["tcp://b:1"])
@@ -202,7 +202,7 @@ async def cancel_lost_tasks(
 ) -> None:
     """Cancel the tasks that only lost workers may run, and their dependents: Dask would wait for them forever.
 
-    The scheduler may hear of the end of a worker some seconds after the program.
+    The scheduler may know the end of a worker some seconds later than the program.
     """
     until = time.monotonic() + within_s
     while set(addresses) & set(dask_scheduler.workers) and time.monotonic() < until:

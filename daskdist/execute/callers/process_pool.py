@@ -32,7 +32,7 @@ from daskdist.execute.messages.shared_memory import MEMORY, Forks, Lease, Packed
 from daskdist.waiting import wait_intervals
 
 _PREFIX: Final = "daskdist-processes-"
-# The most names of data that the processes which used it are remembered for.
+# The most names of data for which the processes that used it are remembered.
 _MOST_NAMES: Final = 64
 # The calls that a process has at a time: the one that it makes, and the next.
 _CALLS_OF_PROCESS: Final = 2
@@ -62,12 +62,13 @@ def _answer(
     except BaseException as error:
         reply = Failure.of(error)
     del memory
-    # Threads and objects here refer to arguments that they go on using; a forked process has copies of all references.
+    # Threads and objects of this process may still use the arguments, and a forked process has copies of all
+    # references.
     return reply, lent is not None and (lent() is not None or Forks.number > num_forks)
 
 
 def serve(connections: Sequence[Connection]) -> None:
-    """Make calls, in a process of their own, until all connections are closed.
+    """Make calls in this process until all connections are closed.
 
     Parameters
     ----------
@@ -79,7 +80,7 @@ def serve(connections: Sequence[Connection]) -> None:
     applied, folder, program, is_dismissed = b"", "", os.getppid(), False
     while connections:
         try:
-            # An interrupt from the terminal reaches this process too; the program decides what ends.
+            # An interrupt at the terminal reaches this process, too, but the program decides what ends.
             ready: Any = wait(connections)
         except KeyboardInterrupt:
             continue
@@ -119,15 +120,15 @@ def _remove_if_killed(program: int, folder: str) -> None:
 
 @dataclass(eq=False)
 class _Waiting:
-    # A call that waits for a process; ``taken`` is the process and its connection, once it has one. ``changed`` is set
-    # to let this call look again, and no other.
+    # A call that waits for a process. ``taken`` is its process and connection, once it has one; ``changed`` is set to
+    # make this call check again.
     data: str
     changed: threading.Event
     taken: tuple[_Process, Connection] | None = None
 
 
 class _Process:
-    # A process with a connection for the call that it makes, and one for the next, which is on the way meanwhile.
+    # A process with a connection for the call that it makes, and one for the next call, which is sent meanwhile.
     def __init__(self) -> None:
         pairs = [Pipe() for _ in range(_CALLS_OF_PROCESS)]
         # `multiprocessing` would run the program's main module again.
@@ -205,12 +206,11 @@ class ProcessPool:
         data
             A name of data that processes keep: the call is made by one that has used it, unless another is idle.
         is_over
-            Returns whether the call is no longer needed; it is looked at until the call is made, and at `wake`.
+            Returns whether the call is no longer needed; it is called until the call is made, and at `wake`.
 
         Raises
         ------
-        ClusterError
-            The processes end again and again.
+        ClusterError The processes ended in all attempts.
         CancelledError
             The call was not made, since it is no longer needed.
         """
@@ -241,7 +241,7 @@ class ProcessPool:
             except (EOFError, OSError):
                 connection.close()
                 self._replace(process)
-                # Processes that it forked may go on.
+                # Processes that it forked may continue.
                 self._segments.end(*lent, is_used=True)
                 continue
             self._give_back(process, connection)
@@ -295,8 +295,9 @@ class ProcessPool:
         return wait_intervals("a local process that is free", "timeouts.data")
 
     def _assign(self) -> None:
-        # Give calls to processes; called with the lock held. Calls that no process has the data of come first, such as
-        # reads that others wait for. An idle process makes calls of others, and reads or computes the data for that.
+        # Give calls to processes; called with the lock held. Calls whose data no process has come first, such as reads
+        # that others wait for. An idle process also makes calls whose data another one has, and reads or computes the
+        # data again.
         for is_for in (self._is_for_any, self._is_for_user, self._is_for_idle):
             for waiting in list(self._waiting):
                 fitting = [process for process in self._processes if process.free and is_for(waiting.data, process)]
@@ -322,7 +323,7 @@ class ProcessPool:
         return len(process.free) == _CALLS_OF_PROCESS
 
     def wake(self) -> None:
-        """Let calls that wait for a process look whether they are still needed."""
+        """Make calls that wait for a process check whether they are still needed."""
         with self._lock:
             for waiting in self._waiting:
                 waiting.changed.set()
@@ -345,7 +346,7 @@ class ProcessPool:
         process.end(0)
 
     def close(self) -> None:
-        """End the processes, once they have made the calls that they have, and remove their files."""
+        """End the processes after the calls that they have, and remove their files."""
         with self._lock:
             self._is_closed = True
             for waiting in self._waiting:
@@ -365,7 +366,7 @@ _opening: Final = threading.Lock()
 
 
 def process_pool(num_processes: int) -> ProcessPool:
-    """Return this program's pool of so many processes, which is started at first and kept until the program ends."""
+    """Return this program's pool of a number of processes, which is started at the first use and kept until the end."""
     key = (os.getpid(), num_processes)
     with _opening:
         if key not in _pools:

@@ -31,10 +31,10 @@ _AHEAD_OF_PROCESS: Final = 6
 
 
 class Processes(Threads):
-    """A caller whose threads have reads and functions called in local processes, and gather batches themselves."""
+    """A caller whose threads let local processes read and call functions, and gather batches themselves."""
 
     def __init__(self, num_processes: int, fetch: Fetch | None = None) -> None:
-        # Enough that each process can work on a split of its own, with threads left that gather batches meanwhile.
+        # There are enough threads that each process can work on a split, while others gather batches.
         super().__init__(_THREADS_OF_PROCESS * num_processes, fetch)
         self.num_ahead = _AHEAD_OF_PROCESS * num_processes
         self.num_processes = num_processes
@@ -105,7 +105,7 @@ class Processes(Threads):
 
 
 def _has_arrays(argument: Any) -> bool:
-    # Only data in memory is looked at, which is in this process already.
+    # Only data in memory is used, which is in this process already.
     payload = argument.payload if isinstance(argument, Split) else argument
     parts = payload if isinstance(payload, (tuple, list)) else (payload,)
     return any(isinstance(part, np.ndarray) for part in parts)

@@ -1,4 +1,4 @@
-"""Large data that the program sends to workers directly, and again if a task needs it once its worker is lost."""
+"""Large data that the program sends to workers directly, and again if a task needs it after a worker was lost."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from daskdist.config import seconds
 from daskdist.errors import ClusterError
 
 _LOOK_EVERY_S: Final = 0.01
-# The interval at which data that no task needs any more is dropped, and the bytes of such data at which it is dropped
+# Seconds between drops of data that no task needs any more, and the bytes of such data from which it is dropped
 # earlier.
 _DROP_EVERY_S: Final = 5.0
 _MOST_NEW_BYTES: Final = 64 * 2**20
-# Seconds after which the scheduler knows a task that was submitted, if the program is not held up.
+# Seconds after which the scheduler knows a submitted task, if the program is not blocked.
 _SETTLED_S: Final = 2.0
 
 
 @dataclass(frozen=True)
 class SentBlock:
-    """Data as a task refers to it.
+    """A task's reference to data.
 
     Parameters
     ----------
     topic
-        The topic of Dask's events by which the program is asked for the data.
+        The topic of the Dask events that request the data from the program.
     key
         The key under which the data was sent to the task's worker.
     limit_s
@@ -75,16 +75,16 @@ class SentBlock:
 @dataclass
 class _Kept:
     data: Any
-    # The data on workers by the key there, until the task has it; None while it is on its way.
+    # Key on a worker -> the future of the data there, until the task has it; None while it is being sent.
     arrivals: dict[str, Future | None]
     task: str
     is_known: bool = False
-    # The time at which the scheduler was first seen not to know the task.
+    # The time at which the scheduler first did not know the task.
     missing_since: float | None = None
 
 
 class SentBlocks:
-    """The data that the program keeps for as long as a task may need it again."""
+    """The data that the program keeps while a task may need it again."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -149,7 +149,7 @@ class SentBlocks:
             return
         kept.arrivals[key_there] = None
         task = asyncio.ensure_future(self._send_again(kept, key_there, worker))
-        # If that worker is lost too, the task asks from another one.
+        # If that worker is lost, too, the task requests it from another one.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _send_again(self, kept: _Kept, key: str, worker: str) -> None:

@@ -46,7 +46,7 @@ from daskdist.waiting import wait_intervals
 
 logger: Final = logging.getLogger("daskdist")
 
-# For each part the number of the result that contains it, and the function that extracts it.
+# For each part the index of the result that contains it, and the function that extracts it.
 Picks = Sequence[tuple[int, Callable[[Any], Any]]]
 # Seconds between two checks of whether the workers are still there, while waiting for a result.
 LOOK_EVERY_S = 2
@@ -92,7 +92,7 @@ class Submit:
         The data that was sent to workers for tasks, shared by these callers too; none yet if None.
     """
 
-    # Expressions over its results are evaluated in the program.
+    # The program evaluates expressions of its results.
     defers = False
     bundle_chunks = 1024
     compacts = True
@@ -124,7 +124,7 @@ class Submit:
         self.token = uuid.uuid4().hex[:12]
         self._reports: dict[str, Future] = {}
         self._located = located
-        # Workers of which it was logged that they are silent.
+        # The workers whose silence was logged.
         self._told_silent: set[str] = set()
         self.kept_blocks = KeptBlocks(_is_available) if kept is None else kept
         self.sent_blocks = SentBlocks(client) if sent is None else sent
@@ -317,8 +317,8 @@ class Submit:
         self.wait(handles)
         for handle in handles:
             if handle.status == "error":
-                # Raise the error of the first handle in order, not of the call that failed first. A lost worker may be
-                # the cause.
+                # Raise the error of the first handle in order, not of the call that failed first. The cause may be a
+                # lost worker.
                 self.live_workers.in_doubt = True
                 self._result_of(handle)
         # Results come directly from the workers: through the scheduler it would be five times slower.
@@ -346,7 +346,7 @@ class Submit:
             return list(task.result())
         except Exception:
             task.cancel()
-            # An interrupt leaves it running: the client joins several that begin together, and all later ones would
+            # An interrupt does not cancel it: the client merges requests that begin together, and all later ones would
             # wait for one that was cancelled before it began.
             raise
 
@@ -370,7 +370,7 @@ class Submit:
                     self.live_workers.paused_workers.check(self.client, self._check_workers())
                     before, num_done = num_done, sum(handle.done() for handle in handles)
                     if num_done != before:
-                        # Another call has ended: the time limit starts again for the rest.
+                        # The time limit starts again whenever a call has ended.
                         waiting = self._wait_intervals(handles)
             except FuturesCancelledError as error:
                 self._check_workers()
@@ -496,7 +496,7 @@ class Submit:
                 except RepeatedLossError:
                     raise
                 except Exception:
-                    # It is raised where the result is used.
+                    # The error is raised where the result is used.
                     continue
 
     def release(self) -> None:
@@ -531,7 +531,10 @@ def _has_much_data(arg: Any) -> bool:
 
 
 def of_default_client() -> Submit | None:
-    """Return a caller on all workers of this program's Dask client; None where it has none that can be waited for."""
+    """Return a caller on all workers of this program's Dask client.
+
+    It is None without a client whose results can be awaited.
+    """
     try:
         client = default_client()
     except ValueError:

@@ -24,7 +24,7 @@ _WHAT: Final = "a call that reads or computes data in a thread of this process"
 class Threads(LocalCaller):
     """A caller that makes calls on a pool of threads; a handle is a future of the pool.
 
-    A call takes a thread only when all its arguments are available, so that no thread ever waits.
+    A call gets a thread only when all its arguments are available, so that no thread ever waits.
 
     Parameters
     ----------
@@ -61,11 +61,11 @@ class Threads(LocalCaller):
 
         def count_down(handle: Future[Any]) -> None:
             if handle.cancelled():
-                # The pool is closing, and holds the lock that asking it for a thread would take.
+                # The pool is closing, and holds the lock that `submit` would acquire.
                 for waiting, *_ in pending_call:
                     waiting.cancel()
                 return
-            # Counting is atomic: exactly one of the callbacks sees the last number.
+            # Counting is atomic, so that exactly one of the callbacks gets the last number.
             if next(missing) > 1:
                 return
             call = pending_call.pop()
@@ -119,7 +119,7 @@ class Threads(LocalCaller):
                 if futures.wait(handles, within_s, return_when).done:
                     return
         except WaitTimeoutError:
-            # Closing is not to wait for it either.
+            # Closing must not wait for it either.
             self._is_late = True
             raise
 

@@ -1,1 +1,1 @@
-"""Functions, values and errors as they travel between processes."""
+"""Functions, values and errors in the form in which processes send them."""

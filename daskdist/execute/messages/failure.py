@@ -1,4 +1,4 @@
-"""Errors and values as they travel between processes."""
+"""Errors and values in the form in which processes send them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Failure:
             pickled = dumps_on_host(_chain_of(error), by_value=True)
             cloudpickle.loads(pickled)
         except Exception:
-            # An error that does not pickle travels as text.
+            # An error that does not pickle is sent as text.
             text = DaskdistError(f"{type(error).__name__}: {error}")
             for note in getattr(error, "__notes__", ()):
                 text.add_note(note)
@@ -57,7 +57,7 @@ class Failure:
 def release_frames(error: BaseException) -> None:
     """Drop the variables of the functions that an error ended, once it is a `Failure`.
 
-    They may hold what others wait for, such as open connections.
+    They may hold resources that others wait for, such as open connections.
     """
     for cause, _ in _chain_of(error):
         traceback.clear_frames(cause.__traceback__)

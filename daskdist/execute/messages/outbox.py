@@ -1,4 +1,4 @@
-"""Messages between processes: those that wait are sent together, over a comm of Dask's."""
+"""Messages between processes over a comm of Dask, where waiting messages are sent together."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Outbox:
         self._is_shared = _is_shared(comm)
         # A deque, because the writer cannot safely swap a list that another thread may be about to append to.
         self._messages: deque[Any] = deque()
-        # Adds a message without large values, as `append` does.
+        # A function that adds a message without large values, as `append` does.
         self.put: Callable[[Any], None] = self._messages.append
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
@@ -62,7 +62,7 @@ class Outbox:
         self._is_idle = False
         # A second descriptor, so that a thread that sends never has one that the event loop has closed meanwhile.
         self._socket: socket.socket | None = None
-        # Left by `flush` to the writer: the rest of a batch, or an error to be raised.
+        # Set by `flush` for the writer: the rest of a batch, or an error to be raised.
         self._rest: list[Any] = []
         self._error: Exception | None = None
         # Bytes of large values added so far, and bytes written so far. Each counter is changed by one thread at a time.
@@ -187,7 +187,7 @@ class BatchReader:
     is_framed
         Whether the other end writes straight to the stream of the comm.
     stream
-        What framed batches are read from instead of the stream of the comm.
+        The stream from which framed batches are read instead of that of the comm.
     """
 
     def __init__(self, comm: Comm, *, is_framed: bool, stream: Any = None) -> None:
@@ -197,7 +197,7 @@ class BatchReader:
         self._buffer = bytearray()
 
     async def read(self) -> list[Any]:
-        """Return the messages that were sent together; raise `OSError` where the comm is closed."""
+        """Return the messages that were sent together; raise `OSError` if the comm is closed."""
         if not self._is_framed:
             return unpack_messages(await self._comm.read())
         try:
@@ -252,7 +252,7 @@ def _stream_of(comm: Comm) -> Any:
 
 
 def _second_socket(comm: Comm) -> socket.socket | None:
-    # None for TLS, which only one thread may use.
+    # It is None for TLS, which only one thread may use.
     first = _stream_of(comm).socket
     return None if isinstance(first, ssl.SSLSocket) else first.dup()
 
@@ -268,7 +268,7 @@ def _sent_now(sock: socket.socket, data: bytes) -> int:
 
 
 async def _write(comm: Comm, data: bytes | memoryview) -> None:
-    # Returns once the operating system has it.
+    # Return once the operating system has the data.
     try:
         for start in range(0, max(len(data), 1), _MOST_WRITTEN_BYTES):
             await _stream_of(comm).write(data[start : start + _MOST_WRITTEN_BYTES])

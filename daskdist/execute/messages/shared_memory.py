@@ -1,4 +1,4 @@
-"""Values whose arrays are in files of shared memory, which are used again: new memory is written far more slowly."""
+"""Values whose arrays are in files of shared memory, which are reused, as writing to new memory is far slower."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ import numpy as np
 from daskdist.core.array_pool import take_fitting
 from daskdist.execute.messages.failure import pickle_with_buffers
 
-# Arrays of fewer bytes in all travel with the message.
+# Arrays of fewer bytes in total are sent in the message.
 _SMALL_BYTES: Final = 2**16
 # Arrays in a file begin at multiples of this.
 _ALIGNMENT: Final = 64
 # On Linux, files in this directory are in memory.
 MEMORY: Final = Path("/dev/shm")
-# The most bytes of files to keep for later values, and the part of the directory's room that this may be.
+# The most bytes of files to keep for later values, and the most as a share of the directory's room.
 _MOST_KEPT_BYTES: Final = 2**29
 _PART_OF_ROOM: Final = 4
 # The seconds without a request after which the files are removed.
@@ -45,7 +45,7 @@ class Segment:
             self.memory = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
 
     def remove(self, *, is_unused: bool) -> None:
-        """Remove the file; of one that no process uses, also where others have mapped it."""
+        """Remove the file, and if no process uses it, also its maps in other processes."""
         with contextlib.suppress(OSError):
             if is_unused:
                 os.truncate(self.path, 0)
@@ -60,7 +60,7 @@ class Lease:
     segment
         The segment.
     owner
-        The segments that it is given back to; None to leave it.
+        The segments to which it is returned; None not to return it.
     """
 
     def __init__(self, segment: Segment, owner: Segments | None = None) -> None:
@@ -80,7 +80,7 @@ class Lease:
 
 
 class Segments:
-    """Segments that this process has created or got, and uses again.
+    """Segments that this process has created or received, and reuses.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class Segments:
         return packed.value(np.asarray(Lease(offered or Segment(packed.path), self)))
 
     def end(self, *segments: Segment, is_used: bool = False) -> None:
-        """End the use of segments; of those whose memory something may refer to, only the files are removed."""
+        """End the use of segments; if something may refer to the memory of one, only its file is removed."""
         for segment in segments:
             if is_used:
                 segment.remove(is_unused=False)
@@ -133,12 +133,12 @@ class Segments:
                 self.give_back(segment, Forks.number)
 
     def taken(self, num_bytes: int) -> Segment | None:
-        """Return a free segment of at least so many bytes; None if there is none of about that size."""
+        """Return a free segment of at least a number of bytes; None if there is none of about that size."""
         self._asked = time.monotonic()
         return take_fitting(self._free, lambda segment: num_bytes <= segment.memory.nbytes <= 2 * num_bytes)
 
     def give_back(self, segment: Segment, num_forks: int) -> None:
-        """Keep an unused segment, if there is room and it was not lent before a fork."""
+        """Keep an unused segment, if there is room and it was not in use at a fork."""
         if num_forks != Forks.number or not self._keeps():
             segment.remove(is_unused=num_forks == Forks.number)
             return
@@ -155,7 +155,7 @@ class Segments:
                 self._free.popleft().remove(is_unused=True)
 
     def close(self) -> None:
-        """Remove the free segments, and later the others."""
+        """Remove the free segments, and the others once they are free."""
         self._most_bytes = 0
         self.clear()
 
@@ -183,7 +183,7 @@ _all: Final[weakref.WeakSet[Segments]] = weakref.WeakSet()
 
 
 class Forks:
-    """The number of times that this process was forked: memory that a forked process has is not written again."""
+    """The number of times that this process was forked, as memory of a forked process must not be written again."""
 
     number = 0
 
@@ -239,7 +239,7 @@ class PackedArrays:
 
     @classmethod
     def of(cls, value: Any, folder: str, find: Callable[[int], Segment | None] = lambda _: None) -> PackedArrays:
-        """Pickle a value; if its arrays are large, they go to a segment that is found, or else to a new file.
+        """Pickle a value; large arrays are written to a segment from ``find``, or else to a new file.
 
         Parameters
         ----------

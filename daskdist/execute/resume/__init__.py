@@ -1,1 +1,1 @@
-"""Positions in streams: what they consist of, and how streams are advanced to them."""
+"""Positions in streams: their content, and how streams are advanced to them."""

@@ -25,8 +25,8 @@ class _HandedOut(NamedTuple):
 class ChainFailures:
     """The elements of a stream's chains that failed and whose errors were raised or handed out.
 
-    A chain carries a value on without an element that fails. Whatever is made of the element fails with it, anywhere
-    downstream, and says of which chains it is.
+    The value that a chain carries does not count an element that fails. All elements made of it fail with it, anywhere
+    downstream, and name its chains.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class ChainFailures:
         self._unknown.append(_HandedOut(handle, places, first, step))
 
     def look(self, caller: Caller, *, wait: bool) -> None:
-        """Look which elements that were handed out have failed: of all blocks if ``wait``, or of those that are there.
+        """Record which handed out elements have failed: of all blocks if ``wait``, or of those that are available.
 
         A block that cannot be computed has no elements that were handed out.
         """

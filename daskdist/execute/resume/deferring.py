@@ -1,4 +1,4 @@
-"""A caller that can put off calls until their results are needed."""
+"""A caller that can defer calls until their results are needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from daskdist.execute.caller import Caller, Handle
 
 
 class Deferred:
-    """A handle of a call that was put off: the handles that it needs, and what makes it of their real ones."""
+    """A handle of a deferred call: the handles that it needs, and a function that makes the call with real ones."""
 
     __slots__ = ("__weakref__", "handle", "is_made", "make", "needs")
 
@@ -26,10 +26,10 @@ class Deferred:
 
 
 def real(handle: Handle) -> Handle:
-    """Return the caller's own handle of a call, which is made now if it was put off."""
+    """Return the caller's own handle of a call, which is made now if it was deferred."""
     if not isinstance(handle, Deferred):
         return handle
-    # Use a loop and no recursion, since each call of a chain needs the one before.
+    # Use a loop instead of recursion, since each call of a chain needs the one before.
     deferred, stack = handle, [handle]
     while stack:
         last = stack[-1]
@@ -47,16 +47,16 @@ def real(handle: Handle) -> Handle:
 
 
 class RefusedError(Exception):
-    """A call is needed where none is to be made."""
+    """A call is needed although none may be made."""
 
 
 class DeferringCaller:
-    """A caller that puts calls off while a stream is advanced, and passes them on afterwards.
+    """A caller that defers calls while a stream is advanced, and makes them afterwards.
 
     Parameters
     ----------
     caller
-        Makes the calls. Whatever else callers have is its own.
+        Makes the calls; all other attributes are its own.
     refuses
         Whether calls that are needed raise `RefusedError` instead.
     """
@@ -79,7 +79,7 @@ class DeferringCaller:
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
-        """Put off all calls made in this context."""
+        """Defer all calls made in this context."""
         self.is_deferring = True
         try:
             yield
@@ -117,7 +117,7 @@ class DeferringCaller:
             try:
                 real_handles.append(real(handle))
             except Exception:
-                # Its call is over: the result raises the error.
+                # The call is over, and its result raises the error.
                 return
         self.caller.wait_for_one(real_handles)
 

@@ -1,4 +1,4 @@
-"""Plain values as bytes: JSON with arrays beside it, compressed. Nothing in them is code."""
+"""Plain values as bytes: compressed JSON, followed by arrays. They contain no code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pack(value: Any) -> bytes:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether `pack` takes a value."""
+    """Return whether `pack` accepts a value."""
     try:
         _encoded(value, [])
     except TypeError:
@@ -42,7 +42,7 @@ def is_plain(value: Any) -> bool:
 
 
 def unpack(packed: bytes) -> Any:
-    """Return the value that `pack` was given.
+    """Return the value that was packed by `pack`.
 
     Raises
     ------

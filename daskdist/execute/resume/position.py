@@ -1,7 +1,7 @@
 """Positions in streams as data: they can be taken at any element, and another process can continue from them.
 
 A position is the pass, the seeds that operations drew, the number of elements that were handed out, and the answers
-that arithmetic got from calls (`answers`). To go on, the stream is opened again and advanced by arithmetic
+that arithmetic got from calls (`answers`). To continue, the stream is opened again and advanced by arithmetic
 (`Interpreter.open_at`). No operation has code for it, but those that can skip elements by arithmetic have ``skip``.
 """
 
@@ -65,7 +65,7 @@ def _value_of(handle: Any, caller: Caller) -> Any:
     if isinstance(handle, Deferred):
         if not handle.is_made:
             return None
-        # The caller may be another than the one that put the call off.
+        # The caller may differ from the one that deferred the call.
         handle = handle.handle
     try:
         return caller.result(handle) if caller.is_done(handle) else None
@@ -84,7 +84,8 @@ class PipelineIdentity:
     operations
         A line for each operation, the most upstream first, for messages.
     order
-        The operations in the order in which they run. Those that a trial moves may run in another order elsewhere.
+        The operations in the order in which they run. Operations that are moved after a trial may run in another order
+        elsewhere.
     """
 
     fingerprint: str

@@ -1,4 +1,4 @@
-"""The answers that a stream's arithmetic got from calls: all that a position needs besides the number of elements.
+"""The answers that a stream's arithmetic got from calls, which a position needs besides the number of elements.
 
 The order of a stream's elements is arithmetic on numbers of rows, and on facts that operations such as
 ``group_by_window`` ask for. Where these come from calls, they are recorded, in one `AnswerLog` for each opened cursor.
@@ -63,13 +63,13 @@ class AnswerLog:
     Attributes
     ----------
     cuts
-        For each call how much of the input it took, in a unit of the cursor's own.
+        For each call how much of the input it took, in a unit that the cursor defines.
     rows
         For each block that was handed out its number of rows, or `HAS_FAILED`.
     order
         For each block that was handed out the number of its call, if blocks come in any order.
     facts
-        For each call its fact; None if that is to be asked for again.
+        For each call its fact; None if that is to be computed again.
     carried
         For some calls of a chain, by number, a handle of the value that the call got, or ``Known`` of the value.
     values
@@ -78,8 +78,8 @@ class AnswerLog:
         States of an arrangement, each with its place.
     left_out
         For some calls, by number, the elements that failed before the position; instead of a computation,
-        `INPUTS_BEFORE` with a number of inputs. What failed and was not raised yet is not among them: it is tried
-        again.
+        `INPUTS_BEFORE` with a number of inputs. Elements whose errors were not raised yet are not among them: they are
+        tried again.
     num_done, failed
         The number of first calls of a chain that were over when the position was taken, and of these the elements that
         failed and are not in `left_out`, by call. All others were counted in the value that the chain carries.
@@ -181,15 +181,15 @@ class AnswerLog:
     def num_left_out(self, number: int) -> int:
         """Return the number of elements that are left out in the calls of a chain before one."""
         calls = [elements for call, elements in self.left_out.items() if call < number]
-        # One that several others were made of was noted with each of them.
+        # An element that several others were made of was recorded with each of them.
         return sum(len({failed.element for failed in elements}) for elements in calls)
 
     def carried_again(self, number: int, state: Any) -> Carried:
-        """Return a value that a call of a chain got; all that failed before it is left out."""
+        """Return a value that a call of a chain got, which counts no elements that failed before it."""
         return Carried(state, self.num_left_out(number), (), number)
 
     def note_carried(self, number: int, handle: Any) -> None:
-        """Record a handle of a carried value; where there are many, those further back become sparser."""
+        """Record a handle of a carried value; if there are many, some of the earlier ones are dropped."""
         self.carried[number] = handle
         if len(self.carried) > _MOST_CARRIED:
             numbers = sorted(self.carried)
@@ -220,7 +220,7 @@ class AnswerLog:
         return num_done, [list(element) for element in sorted(failed) if element not in left_out]
 
     def note_point(self, place: int, state: Any) -> None:
-        """Record a state at a place after the last one; where there are many, earlier ones get sparser."""
+        """Record a state at a place after the last one; if there are many, some of the earlier ones are dropped."""
         if not self.points or self.points[-1][0] < place:
             self.points.append((place, state))
             if len(self.points) > _MOST_POINTS:
@@ -251,7 +251,7 @@ class AnswerLog:
         return self.values[number]
 
     def note_length(self, number: int, length: int) -> None:
-        """Record the length of a repetition; equal ones that follow each other take no more space."""
+        """Record the length of a repetition; equal consecutive lengths take no more space."""
         if number < self.num_lengths:
             return
         self.num_lengths += 1
@@ -266,18 +266,18 @@ class AnswerLog:
 
 
 class UsedAnswers:
-    """The facts and points that a stream looks at while it is advanced to a position, by the identity of their log."""
+    """The facts and points that a stream uses while it is advanced to a position, by the identity of their log."""
 
     def __init__(self) -> None:
         self.calls: dict[int, range] = {}
         self.points: dict[int, list[tuple[int, Any]]] = {}
 
     def note_point(self, log: AnswerLog, point: tuple[int, Any] | None) -> None:
-        """Note that a point is looked at; None if there is none where it is looked for."""
+        """Record that a point is used; None if the stream looked for one and found none."""
         self.points.setdefault(id(log), []).extend([] if point is None else [point])
 
     def note_calls(self, log: AnswerLog, start: int, stop: int) -> None:
-        """Note that the facts of some calls are looked at; of none if ``start`` is ``stop``, where calls go on."""
+        """Record that the facts of some calls are used; none if ``start`` equals ``stop``, where new calls begin."""
         before = self.calls.get(id(log), range(start, stop))
         self.calls[id(log)] = range(min(before.start, start), max(before.stop, stop))
 

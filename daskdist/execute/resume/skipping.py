@@ -1,4 +1,4 @@
-"""Streams that are advanced to a position: by arithmetic where there is some, and by pulling elements otherwise."""
+"""Streams that are advanced to a position: by arithmetic if possible, or else by pulling elements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from daskdist.core.selection.skipping import shorter
 
 
 class SkippingCursor:
-    """A cursor that can skip elements, and otherwise is the one it is made of.
+    """A cursor that can skip elements, and otherwise behaves like the one that it wraps.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""Streams of elements: read ahead within bounds, and handed on in order."""
+"""Streams of elements: they are read ahead within limits, and handed out in order."""

@@ -51,7 +51,7 @@ class Lane:
     lengths
         The handle of the number of rows of each element of the block, if that was requested.
     num_rows
-        For each step the number of rows of its element, if arithmetic tells it.
+        For each step the number of rows of its element, if arithmetic gives it.
     """
 
     ref: BlockRef | None
@@ -99,7 +99,7 @@ class BundleBuilder:
     primitive
         The primitive whose elements are streamed.
     epoch
-        The pass; None if it continues from a position, which `move_to` is told next.
+        The pass; None if it continues from a position, which is passed to `move_to` next.
     workers
         For each consumer the worker that uses its elements; None for this process.
     asks_lengths
@@ -179,7 +179,7 @@ class BundleBuilder:
         *,
         is_exact: bool = False,
     ) -> None:
-        """Go on from a position; the parameters are those of `Interpreter.open_at`."""
+        """Continue from a position; the parameters are those of `Interpreter.open_at`."""
         self._primitive, self._epoch = primitive, epoch
         self._num_passed, self.num_errors = num_elements, num_errors
         self.interpreter.note_stream(primitive, epoch, is_exact=is_exact)
@@ -216,7 +216,7 @@ class BundleBuilder:
         if failure is None:
             raise Exhausted
         if isinstance(failure, ClusterError):
-            # No element failed: another cluster, or the workers that are left, may have them.
+            # No element failed: another cluster, or the remaining workers, may have them.
             raise failure
         self.num_errors += 1
         self.interpreter.note_raised(failure, self.num_errors)
@@ -325,7 +325,7 @@ class BundleBuilder:
             except (Exhausted, NotReady):
                 raise
             except FailedBeforeError:
-                # It was raised before the position was taken.
+                # The error was raised before the position was taken.
                 continue
             except Exception as error:
                 # Elements before the error are handed out first.

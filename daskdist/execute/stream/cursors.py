@@ -56,7 +56,7 @@ class BlockCursor:
     in_order = True
     # True if the cursor continues after its input raised an error; a source ends there.
     goes_on = False
-    # True if blocks are data as it is, so that their size and the time that they take are known beforehand.
+    # True if blocks are unchanged data, so that their size and the time that they take are known beforehand.
     is_plain = False
     # The number of rows that the last call computed if its time is of interest; 0 if it is not.
     num_timed = 0
@@ -106,7 +106,7 @@ class BlockCursor:
             if ref.num_rows < 0:
                 self._count(ref)
             elif self._is_first_sample(ref):
-                # An error of the call is raised where the block is used.
+                # An error of the call is raised when the block is used.
                 with suppress(Exception):
                     self._learn(wait=True)
             self.pending.remove(ref)
@@ -118,7 +118,7 @@ class BlockCursor:
                 self._came_empty()
 
     def _is_first_sample(self, ref: BlockRef) -> bool:
-        # Once it is handed out, it may be gone before it is measured, and so may be those after it.
+        # A block that was handed out may be freed before it is measured, and so may those after it.
         sizes, runtime = self._sizes, self.runtime
         if sizes.are_known or sizes.sample is None or not (runtime.waits and runtime.caller.reports_freely):
             return False
@@ -143,13 +143,13 @@ class BlockCursor:
 
     @cached_property
     def log(self) -> AnswerLog:
-        """The answers that this cursor got, and got before where its stream was opened again."""
+        """The answers that this cursor got, including those from before its stream was opened again."""
         log = self.runtime.answers.open(self.path, self.epoch)
         self._check(log)
         return log
 
     def _check(self, log: AnswerLog) -> None:
-        # Raise an error if the answers are of other calls than this cursor makes.
+        # Raise an error if the answers are of other calls than those of this cursor.
         pass
 
     def _first(self) -> BlockRef:
@@ -263,12 +263,12 @@ class BlockCursor:
 
     @property
     def _few_calls(self) -> int:
-        # The most calls to make before the report on the first of them is there.
+        # The most calls to make before the report on the first of them has arrived.
         return self.runtime.caller.num_ahead + 1
 
     def _is_far_ahead(self) -> bool:
         # Elements may be far larger than the rows that they come from, and functions slow: until a report on the first
-        # ones is there, only as many calls are made as keep the workers busy.
+        # ones has arrived, only as many calls are made as keep the workers busy.
         caller, sizes = self.runtime.caller, self._sizes
         if self.is_plain or caller.reports_freely or not caller.divides or sizes.num_calls < self._few_calls:
             return False

@@ -49,13 +49,13 @@ class FactCursor:
         self.log = runtime.answers.open(path, epoch)
         self._pending: deque[_FactCall] = deque()
         self.waiting = RunQueue()
-        # The number of calls that were made as they are recorded.
+        # The number of calls that were repeated as recorded.
         self._num_repeated = 0
         # An error of the input, raised when the elements before it were handed out.
         self._failure: Exception | None = None
-        # The error of a call whose failing element was not found yet, and the number of elements that may be it.
+        # The error of a call whose failing element was not found yet, and the number of elements that it may be.
         self._suspect: tuple[Exception, int] | None = None
-        # The numbers of calls before whose inputs those that failed were dropped.
+        # The numbers of calls for which failed earlier inputs were dropped.
         self._dropped: set[int] = set()
         # The most bytes of the elements that a call made, for each of its inputs.
         self._input_bytes = 0.0
@@ -107,7 +107,7 @@ class FactCursor:
         return Selection.whole(ref), fact
 
     def skip(self, num_elements: int) -> int:
-        """Skip the elements of recorded calls, whose facts are not looked at; fewer where a call is not over."""
+        """Skip the elements of recorded calls without their facts; fewer if a call is not over."""
         num_skipped = num_inputs = 0
         log, number = self.log, 0
         while number < len(log.cuts) and log.rows[number] <= num_elements - num_skipped:
@@ -121,7 +121,7 @@ class FactCursor:
         return num_skipped
 
     def _is_known(self, number: int) -> bool:
-        # A fact that is of use in its own pass only is not asked for again.
+        # A fact that is of use in its own pass only is not computed again.
         return self.log.facts[number] is not None or self.fact.is_of_pass
 
     def _known(self, call: _FactCall, number: int) -> Noted:
@@ -177,7 +177,7 @@ class FactCursor:
         # Find the failing element by bisection: those before it are handed out first, those after it later.
         inputs = call.inputs
         if call.number is not None:
-            # Elements that were there before the position was taken. Later answers are of no use without them.
+            # These elements existed before the position was taken, and later answers are of no use without them.
             raise error
         self._pending.popleft()
         if isinstance(error, ClusterError):
@@ -188,7 +188,7 @@ class FactCursor:
             self._fail(error, 1)
         rest, self._pending = self._pending, deque()
         if self._suspect is None and not call.is_again:
-            # The error may have been there only for a moment.
+            # The error may be transient.
             self._ask(inputs)
             self._pending[0].is_again = True
         else:
@@ -199,8 +199,8 @@ class FactCursor:
         self._pending.extend(rest)
 
     def _rule_out(self, num_inputs: int) -> None:
-        # If no element fails by itself they fail only together: for example, one has another structure. Then the error
-        # of the call is raised instead of the last ones.
+        # If no element fails on its own, they fail only together: for example, one has another structure. Then the
+        # error of the call is raised in place of the last elements.
         if self._suspect is not None:
             error, num_left = self._suspect
             self._suspect = (error, num_left - num_inputs) if num_left > num_inputs else None
@@ -237,7 +237,7 @@ class FactCursor:
         except ClusterError:
             raise
         except Exception as error:
-            # A caller that calls at once raises at once; the results of earlier calls are handed out first.
+            # A caller that makes calls at once also raises at once; the results of earlier calls are handed out first.
             self._pending.append(_FactCall(inputs, inputs, _Raised(error), number))
 
     def _call(self, inputs: Run, number: int | None) -> None:

@@ -163,7 +163,7 @@ def gather(
 
 
 def _check_structures(blocks: Sequence[Rows]) -> None:
-    # Without this check, leaves of one block would be returned under the names of another's. Empty blocks have no
+    # Without this check, leaves of one block would be returned under the names of another block's. Empty blocks have no
     # meaningful structure.
     first: Structure | None = None
     for block in blocks:
@@ -209,7 +209,7 @@ def _gathered(
     rows: Block | Bundle
     if len(columnar) == len(blocks) and all(map(columnar[0].is_like, columnar[1:])):
         rows = _gather_columns(columnar, picked, block_index, label, empty)
-        # An error of the function has to name the row. Rows that only move do not record their origin.
+        # An error of the function has to name the row; rows that are only moved do not record their origin.
         rows.origin = (
             Origin(label, is_exact=False)
             if function is None

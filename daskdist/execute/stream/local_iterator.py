@@ -79,8 +79,8 @@ class ElementIterator(Iterator[Any]):
     is_writable
         Whether read-only arrays are copied before they are handed out.
     reported_spec
-        Returns the ``element_spec`` that the program was told, which elements are checked against; None if the program
-        did not ask for it.
+        Returns the ``element_spec`` that the program has read, which elements are checked against; None if it has not
+        read it.
     work
         Shows how many elements were handed out, if the program has asked for it.
     node
@@ -142,7 +142,7 @@ class ElementIterator(Iterator[Any]):
             except Exception:
                 raise
             except BaseException:
-                # Elements may be lost that were taken from a queue.
+                # Elements that were taken from a queue may be lost.
                 self._interrupted_at = num_passed, num_errors, number
                 raise
             finally:
@@ -178,7 +178,7 @@ class ElementIterator(Iterator[Any]):
         return self._num_passed + self._current.place, num_errors, self._number
 
     def _reopen(self) -> None:
-        # Open the pipeline again at the position before an interrupt. Another interrupt may end this.
+        # Open the pipeline again at the position before an interrupt; another interrupt may come meanwhile.
         if self._builder is not None and not self._is_over:
             if self._interpreter.runs_generators:
                 raise ArgumentError(INTERRUPTED)
@@ -395,7 +395,7 @@ class _Current:
 
 def _checked(spec: ElementSpec, elements: Iterator[Any], rows: Rows | None) -> Iterator[Any]:
     if isinstance(rows, Block) and not any(isinstance(leaf, Ragged) for leaf in rows.leaves):
-        # All rows are alike. Those of objects, and of text of a fixed width, do not have the array's dtype themselves.
+        # All rows have one type, which is not the array's dtype for objects and for text of a fixed width.
         _check(spec, spec.check, ElementSpec.of_rows(rows.structure, rows.leaves))
         yield from elements
         return

@@ -38,8 +38,8 @@ from daskdist.execute.stream.runtime import StreamRuntime
 _CALL_S: Final = 0.25
 # The least last part of a split, as a part of the others.
 _PART_OF_CALL: Final = 8
-# What passes learned, by the function that may be slow: the number of rows of such a call, the number of rows whose
-# time is known, and the number of rows of a split, where only reading told.
+# The knowledge from earlier passes, by the function that may be slow: the number of rows of such a call, the number of
+# rows whose time is known, and the number of rows of a split, if only reading shows it.
 _LEARNED: Final[WeakKeyDictionary[Any, tuple[int, int, int]]] = WeakKeyDictionary()
 
 
@@ -54,7 +54,7 @@ class ReadCursor(BlockCursor):
         # The number of the next split, and the number of its rows that were requested already.
         self.number = 0
         self.offset = 0
-        # Parts of data in this process are views: small ones to begin with would only be more of them.
+        # Parts of data in this process are views, so small ones at the beginning would gain nothing.
         self.num_rows = sys.maxsize if self.is_plain and runtime.caller.reports_freely else self._sizes.num_rows
         self._splits: Iterator[Split] | None = None
         self._split: Split | None = None
@@ -66,7 +66,7 @@ class ReadCursor(BlockCursor):
         self._kept: Handle | None = None
         # True if the time of calls decides for how many rows the next ones are.
         self._is_timed = read.costly is not None and runtime.caller.divides and not runtime.caller.reports_freely
-        # The number of rows of the last split whose number only reading told.
+        # The number of rows of the last split whose number only reading shows.
         self._last_rows = sys.maxsize
         if self._is_timed and read.costly in _LEARNED:
             self._sizes.num_rows, self._sizes.num_timed, self._last_rows = _LEARNED[read.costly]
@@ -111,7 +111,7 @@ class ReadCursor(BlockCursor):
 
     @property
     def _few_calls(self) -> int:
-        # Few parts of a split, the rest of which may take one call.
+        # Make a few parts of a split; the rest may take one call.
         return self.runtime.num_workers if self._is_timed and self.offset else super()._few_calls
 
     def _is_known(self, split: Split) -> bool:
@@ -151,7 +151,7 @@ class ReadCursor(BlockCursor):
         return total
 
     def _skip_cut(self, split: Split, cut: int) -> bool:
-        # One call at a time: the next one may be of another split.
+        # Make one call at a time, as the next one may be of another split.
         if self._split is not split:
             return False
         self._pass_to(split, None if cut < 0 else cut)
@@ -209,14 +209,14 @@ class ReadCursor(BlockCursor):
         return self._block
 
     def _listed_rows(self, split: Split) -> int:
-        # Return the number of rows of a split's block; -1 if only reading tells.
+        # Return the number of rows of a split's block; -1 if only reading shows it.
         return -1 if split.num_rows is None or isinstance(self._read_block, SkipErrorsRead) else split.num_rows
 
     def _num_rows_of(self, split: Split) -> int:
-        # Return the number of rows of the current split, which is read if only that tells.
+        # Return the number of rows of the current split, which is read if only reading shows it.
         num_rows = self._listed_rows(split)
         if num_rows < 0 and (num_rows := self._block_of(split).num_rows) < 0:
-            # Blocks that were requested before are handed out meanwhile.
+            # Blocks that were requested before can be handed out meanwhile.
             wait = self.runtime.waits and not self.pending
             report = self.runtime.caller.report(self._block_of(split).handle, wait=wait)
             if report is None:
@@ -230,7 +230,7 @@ class ReadCursor(BlockCursor):
     def _computed_part(self, split: Split, start: int, stop: int, left_out: tuple[LeftOut, ...]) -> BlockRef:
         runtime, block = self.runtime, self._block_of(split)
         run, stages = Selection((block,), range(start, stop)), TryEachStage(self._computations, left_out)
-        # Slow functions are to keep all workers busy.
+        # Slow functions should keep all workers busy.
         worker = runtime.next_worker() if start else block.worker
         function = Timed(stages) if self._is_timed else stages
         handle = runtime.ask(run, worker=worker, name=self.read.name, function=function)
@@ -320,8 +320,8 @@ def _of_cut(cut: int) -> tuple[int | None, bool]:
 
 
 def _splits_after(number: int, splits: Any) -> Iterator[Split]:
-    # A function rather than a method: a generator that refers to its cursor would form a cycle, so that a dropped
-    # cursor and its blocks would stay until the garbage collector runs.
+    # This is not a method: a generator that refers to its cursor would form a cycle, and a dropped cursor and its
+    # blocks would stay until the garbage collector runs.
     for place in itertools.count(number):
         try:
             split = splits[place]

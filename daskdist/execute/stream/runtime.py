@@ -41,12 +41,12 @@ Gather = Callable[..., Any]
 # at most two thirds as many bytes are copied as are freed, so that all copying together stays below one copy of the
 # data.
 _FEW_ROWS_LEFT = 0.4
-# At most so many rows that move to a call of a function take their origins along, for the error that names a row.
+# The most rows moved to a call of a function that keep their origins, with which an error names a row.
 _MOST_WITH_ORIGINS: Final = 1024
 # Limit on the blocks requested for one bundle: this many per call that can run at once, and at least ``_FEW_ASKED``.
 _ASKED_PER_CALL: Final = 4
 _FEW_ASKED: Final = 16
-# The numbers of errors of elements, and the attribute that has it.
+# A counter that numbers the errors of elements, and the attribute of an error for its number.
 _FAILURES: Final = numbers_from()
 _OF_FAILURE: Final = "_daskdist_failure"
 # The share of a worker's memory that a window takes at most, and that a part of a split takes at most.
@@ -127,7 +127,7 @@ class StreamRuntime:
         self.is_brief = False
         # The number of elements pulled from generators since one was slow, by place in the pipeline.
         self.num_brief: Counter[Path] = Counter()
-        # Builds blocks from the few rows that are left of others.
+        # A function that builds blocks from the few rows that are left of others.
         self.compact_by: Gather = gather
         self.num_workers = len(workers)
         # The number of blocks requested, and the limit on requests for data that is not needed yet.
@@ -141,7 +141,7 @@ class StreamRuntime:
         self.skipped_of: Counter[str] = Counter()
         # Answers of calls about the order of elements, which positions need.
         self.answers = Answers()
-        # The facts and resume points that are looked at, if that is of interest.
+        # The facts and resume points that are used; None if they are not recorded.
         self.used: UsedAnswers | None = None
         # Elements whose errors were raised by cursors and not to the consumer yet, by a number that the error has: the
         # errors themselves would keep the iterator. An element is the log and the number of its call, and its place.

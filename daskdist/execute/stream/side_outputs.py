@@ -85,7 +85,7 @@ def side_outputs_of(
     name
         The name of the tasks.
     """
-    # Nobody waits for the first elements: parts of divided splits would only have to be joined again.
+    # The first elements are not urgent, and parts of divided splits would only have to be joined again.
     caller.divides = False
     interpreter = Interpreter(caller, workers, budget_bytes)
     reader = _PortionReader(interpreter, primitive, portion_size, epoch)
@@ -140,7 +140,7 @@ def run_to_end(
 
 @dataclass(frozen=True)
 class Numbered:
-    """A function of rows that passes on the number of its call."""
+    """A function of rows that also gets the number of its call."""
 
     function: Callable[[int, Rows], Any]
     number: int

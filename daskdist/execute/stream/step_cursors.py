@@ -69,7 +69,7 @@ class PipelineCursor:
         return step
 
     def step_back(self) -> None:
-        """Take back the last step, which was not handed out; there is none at the end."""
+        """Take the last step back, which was not handed out; there is none at the end."""
         self.position -= self.length > 0
 
     def _without_empty(self, lane: Lane) -> Lane:

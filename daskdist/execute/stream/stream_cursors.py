@@ -28,8 +28,8 @@ from daskdist.execute.stream.runtime import StreamRuntime
 _SKIPPED_AT_ONCE = 1024
 # Blocks of a stream on a worker that are requested at a time: one is made while the one before is used.
 _BLOCKS_AHEAD = 2
-# Generators of one operation are pulled although nobody waits once this many elements have come without delay. Their
-# first block then has that number of elements divided by ``_BRIEF_SHARE``, at most ``_MOST_AT_FIRST``.
+# Once this many elements have come without delay, generators of one operation are pulled ahead of use. Their first
+# block then has that number of elements divided by ``_BRIEF_SHARE``, at most ``_MOST_AT_FIRST``.
 _ENOUGH_BRIEF = 256
 _BRIEF_SHARE = 8
 _MOST_AT_FIRST = 64
@@ -38,8 +38,8 @@ _MOST_AT_FIRST = 64
 class StreamCursor(BlockCursor):
     """A cursor over a stream that runs in this process; each block has the elements available when it was requested.
 
-    Its log has the number of elements so far, and whether these are all. A stream that is opened again runs from its
-    start as soon as one of those elements or a later one is needed.
+    Its log has the number of elements so far, and whether that is the number of all. A stream that is opened again runs
+    from its start as soon as one of those elements or a later one is needed.
     """
 
     def __init__(self, runtime: StreamRuntime, stream: Stream, path: Path, epoch: Epoch) -> None:
@@ -197,7 +197,7 @@ class WorkerStreamCursor(BlockCursor):
             self._pass = caller.call(begin, [stream.held], *where, worker=worker, is_pinned=True, name=name)
         num_rows = max(min(self.num_taken, int(caller.bundle_bytes // max(self.row_bytes, 1))), 1)
         is_recorded = self.num_cut < len(self.log.rows)
-        # What was pulled before the position is not pulled again if the pass has a position, too.
+        # Elements before the position are not pulled again if the pass on the worker has a position, too.
         follows = self._latest is not None and not (is_recorded and self.log.values)
         handles = [self._pass, self._latest] if follows else [self._pass]
         if is_recorded:
@@ -214,7 +214,7 @@ class WorkerStreamCursor(BlockCursor):
 
     def _again(self, number: int) -> PulledAgain:
         elements = self.log.elements_left_out(number)
-        # What was left out without an error is not among the rows.
+        # Elements that were left out without an error are not among the rows.
         left_out = frozenset([element.number for element in elements if element.is_raised])
         first = sum(self.log.cuts[:number]) if self.log.values else None
         return PulledAgain(self.stream.name, left_out, self.log.failed.get(number, frozenset()), first)

@@ -15,7 +15,7 @@ _MOST_CHANGES: Final = 256
 
 
 class Account:
-    """A sum of bytes that any thread may change at any moment."""
+    """A sum of bytes that any thread may change at any time."""
 
     def __init__(self) -> None:
         # The garbage collector may release blocks in the middle of a method here. Appending is atomic; waiting for a

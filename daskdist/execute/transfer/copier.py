@@ -135,7 +135,7 @@ class Channel:
             except device.out_of_memory:
                 if not self._returning:
                     raise
-            # From here on it returns at once: a failed allocation waits until the device is idle.
+            # From here on memory returns at once, as a failed allocation waits until the device is idle.
             self._most_returning = 0
             self._return()
             return device.allocate(num_bytes, on_release)
@@ -147,7 +147,7 @@ class Channel:
             self._most_returning = _MOST_RETURNING
 
     def end_ahead(self) -> None:
-        """Note that an iterator copies no more."""
+        """Note that an iterator has stopped copying."""
         with self._lock:
             self._num_ahead -= 1
             if not self._num_ahead:
@@ -276,7 +276,7 @@ class ReplicaPart:
         current = self._device.current_stream()  # type: ignore[union-attr]
         channel.add_consumer(current)
         for stream in _distinct(channel.consumers[0], current):
-            # Wait also if the copy is over: then the streams are in order for tools that look for races, too.
+            # Wait also if the copy is over, so that tools that look for races find the streams ordered.
             if stream not in self._ordered:
                 _check_not_captured(stream, self._device)
                 stream.wait(end)

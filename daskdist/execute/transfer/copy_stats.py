@@ -113,7 +113,7 @@ class CopyTimer:
             self._stats.stall_s += stall_s
 
     def note_growth(self) -> None:
-        """Record that there is more memory in use than for the units ahead and the current one."""
+        """Record that more memory is in use than for the current unit and the units ahead."""
         with self._lock:
             self._stats.num_grown += 1
 

@@ -66,7 +66,7 @@ class _HeldMemory:
 
     def release(self, wait: Callable[[], None]) -> None:
         while self.released.get() is not _END:
-            # If the framework fails, it computes nothing any more.
+            # A framework that failed computes nothing more.
             with contextlib.suppress(Exception):
                 wait()
             self.memory.popleft()

@@ -244,7 +244,7 @@ class DeviceGather:
             self._residents[compacted] = resident
 
     def compact_there(self, blocks: Sequence[Rows], picks: Picks) -> Block | None:
-        """Compact blocks whose columns are on this device, without the host; return None if there are none."""
+        """Compact blocks whose columns are on this device without the host; return None if there are none."""
         columnar = [block for block in blocks if isinstance(block, Block)]
         if len(columnar) < len(blocks) or not all(map(columnar[0].is_like, columnar)) or not picks.num_rows:
             return None
@@ -476,7 +476,7 @@ def with_device_gathers(
 ) -> tuple[Primitive, list[DeviceGather | None]]:
     """Return a pipeline, whose blocks may then stay on devices, and the gather functions of its consumers.
 
-    Unless it is told, gathering on devices is wanted if rows are known to be on devices when they are read.
+    By default, rows are gathered on devices if they are known to be on devices when they are read.
     """
     if not (is_on_devices(primitive) if is_wanted is None else is_wanted):
         return primitive, []

@@ -272,7 +272,7 @@ class PinnedSlot:
         self.wait()
 
     def release(self, event: Event | None = None) -> None:
-        """Give it back; it can be written to after an event, if one is given."""
+        """Release the slot; it can be written to after an event, if one is given."""
         self._is_taken, self._event = False, event or self._event
 
     def wait(self) -> None:
@@ -292,7 +292,7 @@ class PinnedRing:
         self._changed = Condition()
 
     def take(self, num_bytes: int) -> PinnedSlot:
-        """Return a slot of at least this size, which the caller gives back; wait for one if necessary."""
+        """Return a slot of at least this size, which the caller returns later; wait for one if necessary."""
         with self._changed:
             while (slot := self._oldest()) is None:
                 self._changed.wait()
@@ -310,7 +310,7 @@ class PinnedRing:
         return slot
 
     def give_back(self, slot: PinnedSlot, event: Event | None = None) -> None:
-        """Let others take a slot; it is written to after an event, if one is given."""
+        """Return a slot to the ring; it is written to after an event, if one is given."""
         with self._changed:
             slot.release(event)
             self._changed.notify()

@@ -37,7 +37,7 @@ _JOIN_TIMEOUT_S: Final = 2.0
 class _PrefetchState:
     """State shared by the copying thread and the consumer.
 
-    It holds no reference to its `DevicePrefetch`, so that one the program drops is collected while the thread runs.
+    It has no reference to its `DevicePrefetch`, which so is collected when the program drops it, while the thread runs.
     """
 
     def __init__(
@@ -212,7 +212,8 @@ class _PrefetchState:
             layout = layout_of(copier.device, replica_steps, locks=self.locks)
             parts.append(ReplicaPart(layout.steps, copier.device, lifetime))
             copies.append((copier, layout, copier.buffer(layout.num_bytes), parts[-1]))
-        # Besides the units ahead there are two: the one that the consumer computes with, and the one it asks for.
+        # Besides the units ahead there are two more: the one that the consumer computes with, and the one that it
+        # requests.
         if len(self.alive) > self.num_units + 2:
             self.timer.note_growth()
         for copier, layout, buffer, part in copies:
@@ -229,7 +230,7 @@ class _PrefetchState:
         # The thread runs in the consumer's context, which holds the current caller, seed and replica.
         run = functools.partial(contextvars.copy_context().run, self.run)
         thread = Thread(target=run, name="daskdist-feed", daemon=True)
-        # If the system has no thread to spare, a later call may begin.
+        # If the system has no more threads, a later call may begin.
         thread.start()
         self.thread = thread
 
@@ -287,7 +288,7 @@ class _PrefetchState:
             self.sending.release()
 
     def stop(self) -> None:
-        """Tell the thread to end, without waiting for it."""
+        """Ask the thread to end, without waiting for it."""
         self.is_stopping = True
         # If the lock is not free at once, give up: its holder may be waiting for this thread, and waiting threads check
         # regularly anyway.
