@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from daskdist import experimental as experimental
     from daskdist import tpu as tpu
     from daskdist.checkpoint.checkpoint import Checkpoint as Checkpoint
-    from daskdist.checkpoint.numbered_checkpoints import CheckpointManager as CheckpointManager
+    from daskdist.checkpoint.checkpoint_manager import CheckpointManager as CheckpointManager
     from daskdist.core.ragged import Ragged as Ragged
     from daskdist.core.spec import DatasetSpec as DatasetSpec
     from daskdist.core.spec import PerReplicaSpec as PerReplicaSpec
@@ -95,7 +95,7 @@ __version__ = "0.1.0"
 _NAMES: Final = {
     "AutoShardPolicy": "daskdist.sharding:AutoShardPolicy",
     "Checkpoint": "daskdist.checkpoint.checkpoint:Checkpoint",
-    "CheckpointManager": "daskdist.checkpoint.numbered_checkpoints:CheckpointManager",
+    "CheckpointManager": "daskdist.checkpoint.checkpoint_manager:CheckpointManager",
     "ClusterResolver": "daskdist.strategy.placement.cluster_resolver:ClusterResolver",
     "Dataset": "daskdist.dataset:Dataset",
     "DatasetSpec": "daskdist.core.spec:DatasetSpec",

@@ -5,7 +5,7 @@ from typing import Final
 from daskdist.core.lazy_imports import lazily
 from daskdist.tensorflow.missing_names import EXPERIMENTAL
 
-_NAMES: Final = {"Optional": "daskdist.strategy.input.optional:Optional"}
+_NAMES: Final = {"Optional": "daskdist.strategy.values.optional:Optional"}
 
 __all__ = [*_NAMES]
 

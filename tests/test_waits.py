@@ -29,7 +29,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "tensorflow/servers.py": {"self._thread.join"},
     },
     "the task or future has ended": {
-        "checkpoint/numbered_checkpoints.py": {"writing.result"},
+        "checkpoint/checkpoint_manager.py": {"writing.result"},
         "execute/callers/compute_key.py": {"task.result"},
         "execute/callers/fetch.py": {"future.result", "task.result"},
         "execute/callers/sent_blocks.py": {"done.exception"},

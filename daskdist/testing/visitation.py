@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import optree
 
-from daskdist.checkpoint.numbered_checkpoints import CheckpointManager
+from daskdist.checkpoint.checkpoint_manager import CheckpointManager
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.strategy.current import get_replica_context
 from daskdist.strategy.function import function

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from conftest import mirrored
-from test_numbered_checkpoints import GatedFileSystem, Thing, gated  # noqa: F401
+from test_checkpoint_manager import GatedFileSystem, Thing, gated  # noqa: F401
 
 import daskdist
 from daskdist import Checkpoint, CheckpointManager, Dataset, Variable, get_replica_context

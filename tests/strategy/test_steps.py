@@ -24,7 +24,7 @@ from daskdist.execute.callers import live_workers
 from daskdist.execute.messages.outbox import pack_messages, unpack_messages
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.contract import internals_of
-from daskdist.strategy.steps.outcomes import Packed, StaysOnWorker, loaded_structure, received, travelling
+from daskdist.strategy.steps.outcomes import Packed, StaysOnWorker, loaded_structure, outcome_to_send, received_outcome
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.promises import Promise
 from daskdist.strategy.values.extract import FlatResult
@@ -117,10 +117,10 @@ class Own:
 
 @pytest.mark.parametrize("leaves", [[1.5, None, np.float32(2)], [np.arange(3)], ["text", Own(3)]])
 def test_small_results_come_along(leaves):
-    structure, payload = travelling(FlatResult(leaves, list_spec(len(leaves))))
+    structure, payload = outcome_to_send(FlatResult(leaves, list_spec(len(leaves))))
     assert loaded_structure(structure) == (list_spec(len(leaves)), tuple(leaf is None for leaf in leaves))
     ((payload,),) = travelled([(payload,)])
-    found = received(structure, payload)
+    found = received_outcome(structure, payload)
     for was, leaf in zip(leaves, found.leaves, strict=True):
         assert type(leaf) is type(was)
         same = leaf.value == was.value if isinstance(was, Own) else np.array_equal(leaf, was)
@@ -129,15 +129,15 @@ def test_small_results_come_along(leaves):
 
 def test_a_result_is_as_it_was_when_its_call_was_over():
     array = np.zeros(3)
-    _, payload = travelling([array])
+    _, payload = outcome_to_send([array])
     array += 1
     assert type(payload) is Packed
-    np.testing.assert_array_equal(received(None, payload)[0], np.zeros(3))
+    np.testing.assert_array_equal(received_outcome(None, payload)[0], np.zeros(3))
 
 
 def test_large_and_unpicklable_results_stay_on_workers():
-    assert travelling(FlatResult([np.zeros(2**17)], list_spec(1)))[1].num_bytes >= 2**20
-    assert type(travelling([threading.Lock()])[1]) is StaysOnWorker
+    assert outcome_to_send(FlatResult([np.zeros(2**17)], list_spec(1)))[1].num_bytes >= 2**20
+    assert type(outcome_to_send([threading.Lock()])[1]) is StaysOnWorker
 
 
 # --- on a cluster ---
@@ -614,7 +614,7 @@ def test_time_in_which_the_program_did_not_listen_is_no_silence_of_a_worker(on_c
     async def have_died():
         now = time.monotonic()
         stream.ask_for_answer(now)
-        return [stream.has_died(now + unheard_s, unheard_s) for unheard_s in (0, 1000)]
+        return [stream.close_if_silent(now + unheard_s, unheard_s) for unheard_s in (0, 1000)]
 
     assert asyncio.run_coroutine_threadsafe(have_died(), client.loop.asyncio_loop).result(10) == [False, False]
     assert on_cluster.local_results(on_cluster.run(float, args=(1,))) == (1.0, 1.0)

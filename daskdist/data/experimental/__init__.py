@@ -28,7 +28,7 @@ _NAMES: Final = {
     "Counter": "daskdist.tensorflow.experimental_functions:Counter",
     "CsvDataset": "daskdist.tensorflow.csv_datasets:CsvDataset",
     "DistributeOptions": "daskdist.tensorflow.options:DistributeOptions",
-    "Optional": "daskdist.strategy.input.optional:Optional",
+    "Optional": "daskdist.strategy.values.optional:Optional",
     "Options": "daskdist.ops.with_options:Options",
     "RandomDataset": "daskdist.tensorflow.experimental_functions:RandomDataset",
     "SqlDataset": "daskdist.tensorflow.file_datasets:SqlDataset",

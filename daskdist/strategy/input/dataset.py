@@ -46,7 +46,8 @@ from daskdist.strategy.input.device_maps import DeviceMaps, MapsOnReplicas, Supp
 from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.options import InputOptions, InputReplicationMode
-from daskdist.strategy.input.pipeline import PassSource, Pipeline, known_shares_of, num_steps, pipelines_of, shares_of
+from daskdist.strategy.input.pass_position import PassSource
+from daskdist.strategy.input.pipeline import Pipeline, known_shares_of, num_steps, pipelines_of, shares_of
 from daskdist.strategy.input.progress_steps import ProgressSteps
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.replica.contract import StrategyContract, internals_of

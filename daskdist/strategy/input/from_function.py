@@ -24,7 +24,8 @@ from daskdist.strategy.input.dataset import DistributedDataset, ReplicaFeed
 from daskdist.strategy.input.input_backend import PipelineDataset
 from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputContext, InputOptions, InputReplicationMode
-from daskdist.strategy.input.pipeline import PassSource, Pipeline
+from daskdist.strategy.input.pass_position import PassSource
+from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 
 

@@ -39,14 +39,15 @@ from daskdist.ops.with_options import merged_options
 from daskdist.passes.rest_of_pass import Leg
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.device_staging import HostSteps, ahead_of
-from daskdist.strategy.input.optional import Optional
 from daskdist.strategy.input.options import InputOptions
-from daskdist.strategy.input.pipeline import PassSource, Pipeline, seeds_of
+from daskdist.strategy.input.pass_position import PassSource, seeds_of
+from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import PerReplicaRef, Remote, pick_from_rows
 from daskdist.strategy.values.global_batch import GlobalBatch
+from daskdist.strategy.values.optional import Optional
 from daskdist.strategy.values.per_replica import PerReplica
 
 # The part of a worker's memory for batches of steps under way, after which further steps wait.

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from daskdist.config import in_bytes
 from daskdist.core.cardinality import INFINITE, UNKNOWN, shortest
 from daskdist.core.node import Node, Source, upstream, walk
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.selection.intervals import Index
-from daskdist.core.spec import ElementSpec, SpecUnknown
+from daskdist.core.spec import SpecUnknown
 from daskdist.display.drawing import is_cheap_to_list
 from daskdist.display.plan import Share
-from daskdist.errors import ArgumentError
-from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
-from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.split_batches import SplitBatches, num_pieces_with_rows
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import read_by
-from daskdist.passes.numbering import note_pass
 from daskdist.passes.plan import plan
-from daskdist.passes.rest_of_pass import Leg, PassLayout, final_batch, rest_of, with_batch_size
-from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn
 from daskdist.strategy.group import Replica
 
 
@@ -250,233 +243,3 @@ def _num_covered(stretches: Sequence[tuple[Index, Index]]) -> int:
     firsts, lasts = firsts[order], lasts[order]
     before = np.concatenate([[-1], np.maximum.accumulate(lasts)[:-1]])
     return int(np.maximum(lasts - np.maximum(firsts - 1, before), 0).sum())
-
-
-class PassPosition(NamedTuple):
-    """A position in a pass over a distributed dataset.
-
-    Parameters
-    ----------
-    legs
-        The legs of the pass before the one in which the position was taken.
-    leg
-        The leg in which the position was taken.
-    positions
-        The positions of its streams.
-    num_steps
-        The number of steps that were handed out.
-    is_over
-        Whether the pass is over.
-    """
-
-    legs: list[Leg]
-    leg: Leg
-    positions: list[StreamPosition]
-    num_steps: int
-    is_over: bool
-
-
-@dataclass(frozen=True)
-class PassSource:
-    """The dataset of a pass, and how the pass is divided among pipelines.
-
-    Parameters
-    ----------
-    node
-        The dataset, or the first pipeline of datasets from a function.
-    spec
-        The spec of its elements.
-    pipelines
-        The input pipelines.
-    num_workers, policy
-        The number of workers, and the name of the sharding policy.
-    share_out
-        Returns the policy and the nodes of the pipelines for a dataset and numbers of workers and replicas; None if
-        the division cannot change.
-    known_identity
-        The identity of the dataset; None to derive it from the nodes.
-    """
-
-    node: Node
-    spec: ElementSpec
-    pipelines: Sequence[Pipeline]
-    num_workers: int
-    policy: str
-    share_out: Callable[[Node, int, int], tuple[str, Sequence[Node]]] | None = None
-    known_identity: PipelineIdentity | None = None
-
-    @cached_property
-    def layout(self) -> PassLayout:
-        """The division of the pass among pipelines."""
-        batch = None if self.node is None else final_batch(self.node)
-        num_replicas = tuple(len(pipeline.consumers) for pipeline in self.pipelines)
-        size, drops = (None, False) if batch is None else (batch.group_size, batch.drops_remainder)
-        split_bytes = _split_bytes([pipeline.node for pipeline in self.pipelines])
-        return PassLayout(self.num_workers, num_replicas, self.policy, size, drops, split_bytes)
-
-    @cached_property
-    def identity(self) -> PipelineIdentity:
-        """The identity of the dataset, independent of its global batch size."""
-        if self.known_identity is not None:
-            return self.known_identity
-        node = with_batch_size(self.node, 1)
-        return PipelineIdentity.of(node, fingerprint(node), plan(node))
-
-    def state(
-        self,
-        positions: Sequence[Sequence[Any]],
-        legs: Sequence[Leg],
-        num_steps: int,
-        *,
-        is_over: bool,
-    ) -> dict[str, Any]:
-        """Return the state of an iterator from the positions of its streams, as plain data.
-
-        Parameters
-        ----------
-        positions
-            The positions of the streams of all pipelines, as plain data.
-        legs
-            The earlier legs of the pass, which were divided otherwise.
-        num_steps
-            The number of steps that were handed out.
-        is_over
-            Whether the pass is over.
-        """
-        layout = self.layout.as_plain()
-        return state_of(
-            self.identity,
-            num_steps,
-            positions,
-            layout=layout,
-            legs=[leg.as_plain() for leg in legs],
-            is_over=is_over,
-        )
-
-    def position_of(self, state: Any) -> PassPosition:
-        """Return the position in a state.
-
-        Raises
-        ------
-        ArgumentError
-            The state is of another dataset or version, or damaged.
-        """
-        content = content_of(state, self.identity)
-        try:
-            layout, legs = PassLayout.of_plain(content["layout"]), list(map(Leg.of_plain, content["legs"]))
-            positions = content["positions"]
-            return PassPosition(legs, leg_of(layout, positions), positions, state["number"], content["is_over"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ArgumentError(
-                f"load_state_dict: the position is of an iterator over a dataset that is not distributed, or is "
-                f"damaged ({error})"
-            ) from None
-
-    def note_pass(self, leg: Leg) -> None:
-        """Count the pass that begins with a leg, so that later passes get other numbers."""
-        if len(leg.positions) == len(self.pipelines):
-            for pipeline, (epoch, *_) in zip(self.pipelines, leg.positions, strict=True):
-                note_pass(pipeline.node, epoch)
-        else:
-            # All pipelines share these operations.
-            note_pass(self.pipelines[0].node, leg.positions[0][0])
-
-    def pipelines_at(
-        self, before: Sequence[Leg], leg: Leg, positions: Sequence[StreamPosition]
-    ) -> tuple[list[Leg], list[Pipeline], list[StreamPosition], bool]:
-        """Return the pipelines that continue from a position.
-
-        Parameters
-        ----------
-        before
-            The legs of the pass before the one in which the position was taken.
-        leg
-            The leg in which the position was taken.
-        positions
-            The positions of the leg's streams.
-
-        Returns
-        -------
-        before, pipelines, positions, is_exact
-            The earlier legs for later positions, the pipelines, the position in each of them, and whether elements
-            have failed before.
-        """
-        legs = [*before, leg]
-        is_exact = any(num_errors for earlier in legs for *_, num_errors in earlier.positions)
-        if leg.layout.is_like(self.layout):
-            if before:
-                return list(before), [self._rest(legs[:-1], leg.layout)[0]], list(positions), is_exact
-            return [], list(map(_with_seeds, self.pipelines, positions)), list(positions), is_exact
-        if before:
-            # The rest was one stream for all replicas already.
-            legs[-1] = replace(leg, layout=replace(leg.layout, num_replicas=(sum(leg.layout.num_replicas),)))
-        pipeline, path = self._rest(legs, self.layout)
-        answers = Answers()
-        for number, position in enumerate(positions):
-            answers.add(position.answers, (*path, number))
-        return legs, [pipeline], [StreamPosition((0,), [], 0, 0, answers)], is_exact
-
-    def _rest(self, legs: Sequence[Leg], layout: PassLayout) -> tuple[Pipeline, Any]:
-        streams = [plan(node) for node in self._nodes_of(legs[0])]
-        path: Any = ()
-        for leg, following in zip(legs, [*[later_leg.layout for later_leg in legs[1:]], layout], strict=True):
-            primitive, path = rest_of(streams, leg, following, self.spec)
-            streams = [primitive]
-        readers = tuple(dict.fromkeys(reader for pipeline in self.pipelines for reader in pipeline.readers))
-        consumers = tuple(consumer for pipeline in self.pipelines for consumer in pipeline.consumers)
-        node = next(pipeline.node for pipeline in self.pipelines if pipeline.node is not None)
-        return Pipeline(node, readers, consumers, varies=True, rest=streams[0]), path
-
-    def _nodes_of(self, leg: Leg) -> list[Node]:
-        # The pipelines of a leg.
-        layout = leg.layout
-        if self.share_out is None:
-            raise ArgumentError(
-                f"load_state_dict: the position is of {len(layout.num_replicas)} input pipelines of "
-                f"{sum(layout.num_replicas)} replicas, whose datasets a function made; here are {len(self.pipelines)} "
-                f"of {sum(self.layout.num_replicas)}. Go on with as many, or distribute one dataset with "
-                "distribute_dataset, which continues with any number"
-            )
-        node = with_batch_size(self.node, layout.batch_size)
-        policy, nodes = self.share_out(node, layout.num_workers, sum(layout.num_replicas))
-        if policy != layout.policy or len(nodes) != len(layout.num_replicas):
-            raise ArgumentError(
-                f"load_state_dict: the position is of a pass shared out by {layout.policy}, and for as many workers "
-                f"the dataset is shared out by {policy} now; set the option auto_shard_policy as it was"
-            )
-        now = _split_bytes(nodes)
-        if layout.split_bytes not in (None, now):
-            as_it_was = f"to {layout.split_bytes}, as it was" if layout.split_bytes else "as it was"
-            raise ArgumentError(
-                "load_state_dict: workers share a file by its splits, of a size that the setting daskdist.split-bytes "
-                f"says, which was another when the position was taken; set it {as_it_was}"
-            )
-        return [
-            with_drawn(pipeline_node, seeds) for pipeline_node, (_, seeds, *_) in zip(nodes, leg.positions, strict=True)
-        ]
-
-
-def _split_bytes(nodes: Sequence[Node | None]) -> int:
-    # Return the setting if the rows of pipelines depend on it; otherwise 0.
-    sources = [source for node in nodes if node is not None for source in walk(node) if isinstance(source, ReadFiles)]
-    return in_bytes("split-bytes") if any(source.depends_on_splits for source in sources) else 0
-
-
-def _with_seeds(pipeline: Pipeline, position: StreamPosition) -> Pipeline:
-    # A replica does not have all pipelines of the others.
-    if pipeline.node is None or position.seeds == drawn_seeds(pipeline.node):
-        return pipeline
-    return replace(pipeline, node=with_drawn(pipeline.node, position.seeds))
-
-
-def leg_of(layout: PassLayout, positions: Sequence[StreamPosition]) -> Leg:
-    """Return the part of a pass with streams at some positions."""
-    return Leg(
-        layout,
-        tuple([(position.epoch, position.seeds, position.num_elements, position.num_errors) for position in positions]),
-    )
-
-
-def seeds_of(pipelines: Sequence[Pipeline]) -> list[list[int]]:
-    """Return the seeds that the operations of each pipeline have drawn because none was given."""
-    return [[] if pipeline.rest is not None else drawn_seeds(pipeline.node) for pipeline in pipelines]

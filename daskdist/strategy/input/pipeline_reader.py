@@ -22,7 +22,8 @@ from daskdist.execute.stream.gather import Empty
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.transfer.gather_on_device import with_device_gathers
 from daskdist.ops.with_options import Options, WithOptions, merged_options
-from daskdist.strategy.input.pipeline import Cuts, Pipeline, seeds_of
+from daskdist.strategy.input.pass_position import seeds_of
+from daskdist.strategy.input.pipeline import Cuts, Pipeline
 
 
 class PipelineReader:

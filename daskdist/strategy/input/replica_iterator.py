@@ -32,8 +32,7 @@ from daskdist.strategy.collectives.operations import Collect
 from daskdist.strategy.collectives.step_counts import AskSteps, PeerPipelines, StepCounts
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.device_staging import ahead_of
-from daskdist.strategy.input.optional import Optional
-from daskdist.strategy.input.pipeline import seeds_of
+from daskdist.strategy.input.pass_position import seeds_of
 from daskdist.strategy.input.replica_plans import (
     DatasetArgument,
     ReplicaPlan,
@@ -47,6 +46,7 @@ from daskdist.strategy.input.shared_reader import SharedPass, SharedReader, Shar
 from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.replica.context import current_replica, meet
 from daskdist.strategy.replica.replica_times import ReplicaTimes
+from daskdist.strategy.values.optional import Optional
 from daskdist.waiting import wait_intervals
 
 _OVER: Final = object()

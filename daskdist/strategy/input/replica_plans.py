@@ -42,7 +42,8 @@ from daskdist.strategy.input.device_maps import DeviceMaps
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputOptions
-from daskdist.strategy.input.pipeline import Cuts, PassSource, Pipeline
+from daskdist.strategy.input.pass_position import PassSource
+from daskdist.strategy.input.pipeline import Cuts, Pipeline
 from daskdist.strategy.input.shared_reader import SharedReader, SharedReadPlan
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 from daskdist.strategy.values.extract import ExtractAll, PerReplicaRef

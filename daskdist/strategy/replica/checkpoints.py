@@ -8,8 +8,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from daskdist.checkpoint.checkpoint import Stateful, refuse_objects_inside
+from daskdist.checkpoint.checkpoint_manager import CheckpointManager
 from daskdist.checkpoint.nests import PLAIN, as_numpy, differences, like
-from daskdist.checkpoint.numbered_checkpoints import CheckpointManager
 from daskdist.errors import ArgumentError
 from daskdist.execute.messages.failure import Failure
 from daskdist.strategy.collectives.operations import Collect, First

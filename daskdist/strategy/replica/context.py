@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import optree
 
-from daskdist.checkpoint.numbered_checkpoints import CheckpointManager
+from daskdist.checkpoint.checkpoint_manager import CheckpointManager
 from daskdist.core.arguments import whole_number
 from daskdist.core.functions.current_context import current_context
 from daskdist.devices import are_loaded, named, stream_of

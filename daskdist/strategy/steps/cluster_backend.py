@@ -32,7 +32,13 @@ from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Result, alone, workers_in
 from daskdist.strategy.steps.captures import Capture, current_capture
-from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, loaded_structure, pickled_structure, received
+from daskdist.strategy.steps.outcomes import (
+    Failed,
+    StaysOnWorker,
+    loaded_structure,
+    pickled_structure,
+    received_outcome,
+)
 from daskdist.strategy.steps.program_end import ClusterUse, end_unused
 from daskdist.strategy.steps.recovery.call_log import LOST, CallLog
 from daskdist.strategy.steps.recovery.repeated_calls import RepeatedCalls
@@ -445,7 +451,7 @@ class ClusterBackend:
         outcome = handle.call.record.outcomes[handle.place] if type(handle) is Result else None
         if outcome is None or type(outcome[1]) in (StaysOnWorker, Failed):
             return None
-        return (received(*outcome),)
+        return (received_outcome(*outcome),)
 
     def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
         """Wait for a call on replicas and return the structure of each result; raise the error of one that failed."""

@@ -136,7 +136,7 @@ def loaded_structure(pickled: bytes) -> Any:
     return cloudpickle.loads(pickled)
 
 
-def travelling(outcome: Any, most_bytes: float = SMALL_BYTES) -> tuple[bytes | None, Any]:
+def outcome_to_send(outcome: Any, most_bytes: float = SMALL_BYTES) -> tuple[bytes | None, Any]:
     """Return an outcome in the form in which it is sent.
 
     Parameters
@@ -211,7 +211,7 @@ def _small(most_bytes: float, value: Any) -> Any:
     return StaysOnWorker(num_bytes)
 
 
-def received(structure: bytes | None, payload: Any) -> Any:
+def received_outcome(structure: bytes | None, payload: Any) -> Any:
     """Return a received value: a `FlatResult` if it has a structure."""
     leaves = payload.value() if type(payload) is Packed else payload
     return leaves if structure is None else FlatResult(list(leaves), loaded_structure(structure)[0])

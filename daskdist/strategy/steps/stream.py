@@ -141,7 +141,7 @@ class StepStream:
         self.append("ping", now)
         self.outbox.flush()
 
-    def has_died(self, now: float, unheard_s: float) -> bool:
+    def close_if_silent(self, now: float, unheard_s: float) -> bool:
         """Close the stream if the worker has not answered for too long; return whether that is so.
 
         A worker that is stopped neither answers nor closes its connection.
@@ -166,13 +166,13 @@ class StepStream:
             logger.warning(STILL_WAITED_FOR, self.address, silent_s, most)
         return False
 
-    def is_in_loop(self, most_s: float) -> bool:
-        """Return whether a replica runs a loop, which may take any time.
+    def check_running_calls(self, most_s: float) -> bool:
+        """Check that no call has been running for too long; return whether a replica runs a loop, which may.
 
         Raises
         ------
         ClusterError
-            Another call has been running for more than ``most_s`` seconds.
+            A call that is no loop has been running for more than ``most_s`` seconds.
         """
         since, calls = time.monotonic() - self.running_at, self.running if self.is_open else []
         for _, name, running_s in calls:

@@ -26,7 +26,7 @@ from daskdist.execute.paused_workers import ended_for_memory, error_of_task
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import LOOP_PREFIX, Call, Record, Result, futures_in, note_lost
-from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received
+from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received_outcome
 from daskdist.strategy.steps.recovery.call_log import CallLog
 from daskdist.strategy.steps.replicated_kinds import ReplicatedKinds
 from daskdist.strategy.steps.sending.call_arguments import last_reference
@@ -448,7 +448,7 @@ class StreamSet:
 
     def _check_hung(self, begun_at: float) -> None:
         most = seconds("timeouts.step")
-        is_loop = True in {stream.is_in_loop(most) for stream in self._streams.values()}
+        is_loop = True in {stream.check_running_calls(most) for stream in self._streams.values()}
         silent_s = time.monotonic() - max(begun_at, self._ended_at)
         if silent_s > 2 * _LOOK_EVERY_S and not is_loop:
             self.live_workers.paused_workers.check(self.client, workers_of(self.client))
@@ -465,7 +465,7 @@ class StreamSet:
             late_s = now - self._beat_at - _BEAT_S
             self._beat_at = now
             for stream in self._streams.values():
-                if stream.is_open and stream.has_died(now, late_s if late_s > _BEAT_S else 0.0):
+                if stream.is_open and stream.close_if_silent(now, late_s if late_s > _BEAT_S else 0.0):
                     # Otherwise other workers would wait for tasks on it.
                     task = asyncio.ensure_future(give_up(self.client, [stream.address]))
                     task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -549,7 +549,7 @@ class StreamSet:
         for index, payload in zip(held, self._fetch([results[place] for place in held]), strict=True):
             outcomes[index] = outcomes[index][0], payload
         self.raise_first([payload for _, payload in outcomes if type(payload) is Failed])
-        return [received(structure, payload) for structure, payload in outcomes]
+        return [received_outcome(structure, payload) for structure, payload in outcomes]
 
     def _lost_with(self, result: Result) -> ClusterError:
         self.live_workers.in_doubt = True

@@ -31,8 +31,8 @@ from daskdist.strategy.steps.outcomes import (
     SMALL_BYTES,
     Failed,
     loaded_structure,
-    received,
-    travelling,
+    outcome_to_send,
+    received_outcome,
 )
 from daskdist.strategy.steps.remote.call_inputs import TaskData, is_quick, lanes_of, picks_at
 from daskdist.strategy.steps.remote.data_keys import DataKeys
@@ -269,7 +269,7 @@ class StepsOnWorker:
     def _push_now(self, promise: Promise, number: int, replica: int, target: str, seq: int) -> None:
         if self._is_closed:
             return
-        message = (self._token, number, replica, seq, *travelling(promise.value, math.inf))
+        message = (self._token, number, replica, seq, *outcome_to_send(promise.value, math.inf))
         failed = partial(StepsOnWorker._report_unsent, self, number, replica, target)
         executor = self._executor_of.get(threading.get_ident())
         is_urgent = executor is None or not executor.can_hold()
@@ -281,7 +281,7 @@ class StepsOnWorker:
         self._send(("unsent", number, replica, target, why))
 
     def _fetch(self, request: int, number: int, replica: int) -> None:
-        _, payload = travelling(self._promises[number][replica].get(), math.inf)
+        _, payload = outcome_to_send(self._promises[number][replica].get(), math.inf)
         self._send(("value", request, payload))
 
     def value(self, number: int, replica: int) -> Any:
@@ -392,7 +392,7 @@ class StepsOnWorker:
                     return
                 promise = self._new_promise(number, replica)
         try:
-            value = payload if type(payload) is Failed else received(structure, payload)
+            value = payload if type(payload) is Failed else received_outcome(structure, payload)
         except BaseException as error:
             value = Failed(Failure.of(error), None)
         promise.set(value)
@@ -551,7 +551,7 @@ class StepsOnWorker:
 
     def _send_outcome(self, number: int, replica: int, outcome: Any, most_bytes: int, *, is_urgent: bool) -> None:
         is_wanted = number in self._promises or type(outcome) is Failed
-        content = travelling(outcome, most_bytes) if is_wanted else (None, None)
+        content = outcome_to_send(outcome, most_bytes) if is_wanted else (None, None)
         self._send(("done", number, replica, *content), is_urgent=is_urgent)
 
     def _send(self, message: Any, *, is_urgent: bool = True) -> None:

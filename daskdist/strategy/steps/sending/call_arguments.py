@@ -19,7 +19,7 @@ from daskdist.execute.messages.pickling import describe_unpicklable, dumps_on_ho
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.replica_plans import ReplicaPlan
 from daskdist.strategy.steps.calls import LOOP_PREFIX, Call, Record
-from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received
+from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received_outcome
 from daskdist.strategy.steps.sending.sent_objects import SentObject
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import ExtractAll, ExtractFromResult, ExtractFromRows, PerReplicaRef, Remote
@@ -209,7 +209,7 @@ def last_reference(record: Record, place: int, error: Exception) -> tuple[Any, .
     if type(payload) is StaysOnWorker:
         return "f", Failed(Failure.of(error), None)
     try:
-        return "p", cloudpickle.dumps(received(structure, payload))
+        return "p", cloudpickle.dumps(received_outcome(structure, payload))
     except Exception as unpickled:
         # It was sent, but cannot be unpickled here.
         return "f", Failed(Failure.of(unpickled), None)
