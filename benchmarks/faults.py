@@ -1,6 +1,7 @@
 """Passes in which workers are killed, and programs that are killed and resumed: rows lost, rows doubled, recovery.
 
     python benchmarks/faults.py [--only NAME ...] [--size small] [--seconds N] [--seed N] [--json] [--check]
+                                [--peer tf|ray --python PATH]
 
 ``workers``: passes over 2 and 3 workers with each sharding policy, in a plain loop, in a captured function and in a
 loop on replicas; in each a random worker is killed before a random step. ``programs``: programs that are killed with
@@ -8,6 +9,9 @@ SIGKILL at a random moment, and resumed from their checkpoint by another. ``stat
 pass, and the time from there to the first batch. ``memory``: a pass over much more data than workers with little memory
 can hold; a worker that exceeds its limit is lost. Combinations take turns until the time is up. Runs of a short time
 with different seeds have different faults, so that several of them are worth one long run.
+
+With ``--peer``, a worker is killed in the middle of a pass of another library instead, in an environment of its own,
+and in one of ours over the same rows, which take some milliseconds each.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ import dask
 import numpy as np
 from distributed import Client, LocalCluster
 from measure import MIB, Figure, arguments, measured, report
+from peers.serving import COSTLY_PRODUCTS, COSTLY_SIZE
 
 import daskdist
 from daskdist import Dataset, Options
@@ -53,6 +58,8 @@ class Size:
         The rows of a dataset whose positions are measured, and of its shuffle buffer.
     times_memory
         The size of a dataset, in units of the workers' memory limit.
+    num_peer_rows
+        The rows of a pass that is compared with another library's.
     seed
         The seed of the moments at which workers and programs are killed.
     """
@@ -63,10 +70,11 @@ class Size:
     num_rows: int = 4_000_000
     num_buffered: int = 1_000_000
     times_memory: float = 20.0
+    num_peer_rows: int = 2_000
     seed: int = 27
 
 
-SIZES: Final = {"full": Size(), "small": Size(20.0, 1, 1, 40_000, 10_000, 0.1)}
+SIZES: Final = {"full": Size(), "small": Size(20.0, 1, 1, 40_000, 10_000, 0.1, 400)}
 
 _ROWS: Final = 4_000
 _BATCH_ROWS: Final = 50
@@ -346,11 +354,81 @@ BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
 }
 
 
+def expensive(rows: Any) -> Any:
+    """Return rows after products of matrices that take some milliseconds a row."""
+    matrix = np.full((COSTLY_SIZE, COSTLY_SIZE), 1 / COSTLY_SIZE, np.float32)
+    for _ in range(len(rows) * COSTLY_PRODUCTS):
+        matrix = matrix @ matrix
+    return rows + np.int64(matrix[0, 0] * 0.5)
+
+
+# Library -> the script of its passes, and for each of them the policy of ours.
+_PEERS: Final[dict[str, tuple[str, dict[str, str]]]] = {
+    "ray": (
+        "ray_faults.py",
+        {
+            "Ray Data, iter_batches, a task's process killed": "DATA",
+            "Ray Data, streaming_split, a consumer killed": "DATA",
+            "Ray Train, a worker killed": "DATA",
+        },
+    ),
+    "tf": (
+        "tensorflow_faults.py",
+        {
+            "TensorFlow's service, DYNAMIC, not restarted": "DATA",
+            "TensorFlow's service, DYNAMIC, restarted": "DATA",
+            "TensorFlow's service, OFF, restarted": "OFF",
+        },
+    ),
+}
+_PEER_BATCH_ROWS: Final = 20
+
+
+def report_of_pass(size: Size, policy: str, kill_at: int) -> VisitationReport:
+    """Return the report of a pass over rows that take some time, on two workers, one of which is killed."""
+    rows = Dataset.range(size.num_peer_rows).batch(_PEER_BATCH_ROWS).map(expensive)
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        dataset = rows.with_options(Options(auto_shard_policy=policy))
+        return verify_visitation(dataset, strategy, [Fault("kill", kill_at, 0)])
+
+
+def against(size: Size, key: str, python: str) -> Iterator[Figure]:
+    """Compare the rows that passes of another library lose and double when a worker is killed with those of ours."""
+    script, policies = _PEERS[key]
+    kill_at = size.num_peer_rows // _PEER_BATCH_ROWS // 4
+    ours = {policy: report_of_pass(size, policy, kill_at) for policy in dict.fromkeys(policies.values())}
+    numbers = map(str, (size.num_peer_rows, _PEER_BATCH_ROWS, kill_at))
+    command = [python, str(Path(__file__).with_name("peers") / script), *numbers]
+    # The process must not find the packages of this environment.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise RuntimeError(f"{script} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    outcomes = json.loads(done.stdout.splitlines()[-1])
+    for name, policy in policies.items():
+        theirs, mine = outcomes[name], ours[policy]
+        expected = Counter(dict.fromkeys(range(size.num_peer_rows), theirs["num_times"]))
+        visited = Counter(theirs["visited"])
+        note = f"ended by {theirs['error']}" if theirs["error"] else ""
+        num_lost, num_doubled = (expected - visited).total(), (visited - expected).total()
+        yield Figure(f"{policy}: rows lost", len(mine.lost), "rows", num_lost, name, 0, bound="most", note=note)
+        yield Figure(f"{policy}: rows doubled", len(mine.doubled), "rows", num_doubled, name, 0, bound="most")
+        yield Figure(f"{policy}: longest gap", mine.longest_gap_s, "s", theirs["longest_gap_s"], name)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = arguments(__doc__, BENCHMARKS, SIZES)
     parser.add_argument("--seconds", type=float, help="the time for passes with killed workers, and for programs")
     parser.add_argument("--seed", type=int, help="the seed of the moments at which workers and programs are killed")
     parser.add_argument("--program", nargs=2, metavar=("DIRECTORY", "ADDRESS"), help="be the program that is killed")
+    parser.add_argument("--peer", choices=list(_PEERS), help="kill workers of this library instead, and ours beside it")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that has it; this one by default")
     options = parser.parse_args(argv)
     if options.program is not None:
         program(Path(options.program[0]), options.program[1])
@@ -360,6 +438,8 @@ def main(argv: list[str] | None = None) -> int:
         size = replace(size, seconds=options.seconds)
     if options.seed is not None:
         size = replace(size, seed=options.seed)
+    if options.peer:
+        return report(list(against(size, options.peer, options.python)), size, options)
     return report(measured(BENCHMARKS, options.only or BENCHMARKS, size), size, options)
 
 
