@@ -3,7 +3,7 @@
     python benchmarks/soak.py [--minutes 5] [--only NAME ...] [--size small] [--json] [--check]
 
 The resident memory of each worker and of the driver, which also runs the scheduler, is recorded all the time. The
-memory at the end is compared with that half-way.
+memory at the end is compared with that half-way. ``passes`` makes many passes over a small dataset instead.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ class Size:
     num_rows
         The rows of the dataset, of 256 bytes each; repeated endlessly. With few rows, thousands of passes are read
         ahead.
+    num_passes
+        The number of passes over a small dataset.
     """
 
     seconds: float = 300
     most_steps: int = 1_000_000
     num_rows: int = 200_000
+    num_passes: int = 200
 
 
-SIZES: Final = {"full": Size(), "small": Size(0.5)}
+SIZES: Final = {"full": Size(), "small": Size(0.5, num_passes=4)}
 
 _BATCH_ROWS: Final = 256
 # A call of `run` gets several steps, so that feeding is the limit.
@@ -60,7 +63,7 @@ _NUM_SAMPLES: Final = 100
 _NUM_PRINTED: Final = 5
 # Dask's logs of its own work grow up to a limit: make it small, so that they reach it soon.
 _SHORT_LOGS: Final = {
-    "distributed.admin.low-level-log-length": 1_000,
+    "distributed.admin.low-level-log-length": 100,
     "distributed.worker.profile.enabled": False,
 }
 
@@ -190,7 +193,40 @@ def cluster(size: Size) -> Iterator[Figure]:
     yield from record.figures("cluster", tasks_of_the_scheduler=num_tasks, futures_of_the_client=num_futures)
 
 
-BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {"embedded": embedded, "cluster": cluster}
+def passes(size: Size) -> Iterator[Figure]:
+    """Measure many passes over a small dataset by two workers; the scheduler is in the driver's process."""
+    with (
+        dask.config.set(_SHORT_LOGS),
+        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as local,
+        Client(local) as client,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        fill_cache()
+        client.run(fill_cache)
+        pids = {f"worker {number}": pid for number, pid in enumerate(client.run(os.getpid).values())}
+        processes = {name: psutil.Process(pid) for name, pid in {"driver": os.getpid(), **pids}.items()}
+        rows = daskdist.Dataset.range(2_000).map(np.square).shuffle(200, seed=0).batch(50)
+        steps = strategy.distribute_dataset(rows)
+        sizes: list[list[float]] = []
+        for _ in range(size.num_passes):
+            for step in steps:
+                float(strategy.reduce("SUM", strategy.run(np.sum, args=(step,)), axis=None))
+            gc.collect()
+            sizes.append([process.memory_info().rss / MIB for process in processes.values()])
+    half = sizes[len(sizes) // 2 :]
+    for name, own in zip(processes, zip(*half, strict=True), strict=True):
+        slope = float(np.polyfit(range(len(own)), own, 1)[0])
+        note = f"MiB: {own[0]:.1f} half-way, {own[-1]:.1f} at the end of {size.num_passes} passes"
+        yield Figure(
+            f"passes: growth of the {name} in the second half", slope, "MiB/pass", target=0.01, bound="most", note=note
+        )
+
+
+BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
+    "embedded": embedded,
+    "cluster": cluster,
+    "passes": passes,
+}
 
 
 def main(argv: list[str] | None = None) -> int:
