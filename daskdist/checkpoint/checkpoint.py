@@ -40,7 +40,7 @@ class HasSteps(Protocol):
     """An object whose state counts steps that may still be under way."""
 
     _finish_steps: Callable[[], None]
-    """Waits until all steps have ended, and raises the error of one that nobody has seen."""
+    """Waits until all steps have ended, and raises the error of one whose results were not read."""
 
 
 @runtime_checkable
@@ -87,7 +87,7 @@ class Checkpoint:
     stored beside the arrays. Nothing in it is pickled, so that files from untrusted sources are safe to read.
 
     With an iterator over a distributed dataset, saving first waits for all calls of `Strategy.run`: its position counts
-    complete steps only. It raises the error of a call that failed if nobody has seen it.
+    complete steps only. It raises the error of a failed call whose results were not read.
 
     >>> import daskdist
     >>> strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -255,7 +255,7 @@ class Checkpoint:
             except Exception as error:
                 why = str(error) if isinstance(error, DaskdistError) else f"{type(error).__name__}: {error}"
                 raise ArgumentError(
-                    f"restore: {name!r} does not take its state: {why}; restored before it: "
+                    f"restore: {name!r} does not accept its state: {why}; restored before it: "
                     f"{', '.join(done) or 'nothing'}"
                 ) from error
             done.append(name)

@@ -85,8 +85,8 @@ class Predictions(Source):
         if self.of_no_rows:
             return self.of_no_rows[-1]
         raise SpecUnknown(
-            "the spec of predictions is known when a batch is predicted, also of none if the function takes a batch of "
-            "no rows"
+            "the spec of the predictions is known when a batch was predicted, or before if the function accepts "
+            "a batch without rows"
         )
 
     @property

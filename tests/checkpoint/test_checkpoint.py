@@ -287,7 +287,7 @@ def test_an_object_that_refuses_is_named_with_those_restored_before(tmp_path):
 
     Checkpoint(a=Thing(1), b=Thing(2), c=Thing(3)).save(tmp_path / "a.ckpt")
     last = Thing(0)
-    words = "restore: 'b' does not take its state: KeyError: 'no'; restored before it: a"
+    words = "restore: 'b' does not accept its state: KeyError: 'no'; restored before it: a"
     with pytest.raises(ArgumentError, match=words):
         Checkpoint(a=Thing(0), b=Refusing(0), c=last).restore(tmp_path / "a.ckpt")
     assert last.num_loads == 0

@@ -80,7 +80,7 @@ def test_predictions_of_no_rows_have_their_columns(strategy, tmp_path, drop_rema
     assert (written.columns, written.count()) == (["key", "y"], 0)
     needs_rows = strategy.predict(lambda batch: batch["x"] - batch["x"].max(), none)
     assert list(needs_rows) == []
-    with pytest.raises(errors.UnknownLengthError, match=r"no elements, .* if the function takes a batch of no rows"):
+    with pytest.raises(errors.UnknownLengthError, match=r"no elements, .* function accepts a batch without rows"):
         needs_rows.to_pandas()
 
 

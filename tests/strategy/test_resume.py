@@ -262,7 +262,7 @@ def test_workers_that_share_a_file_need_the_splits_of_the_position(tmp_path):
     assert sorted(first + rest) == list(range(300))
     for strategy in (two, three):
         for other in (240, 800):
-            with pytest.raises(errors.ArgumentError, match=r"daskdist\.split-bytes says.*; set it to 400, as it was"):
+            with pytest.raises(errors.ArgumentError, match=r"daskdist\.split-bytes.*; set it to 400, as it was"):
                 taken(strategy, other, state)
         again, _, others = taken(strategy, 400, state)
         assert sorted(again + others) == sorted(rest)

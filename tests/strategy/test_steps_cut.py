@@ -182,7 +182,7 @@ def test_a_worker_is_lost_at_once_when_its_stream_is_cut(relay):
         worker = strategy.workers[1]
         since = time.monotonic()
         assert client.run(cut("daskdist_steps"), workers=[worker]) == {worker: 1}
-        with pytest.raises(errors.ClusterError, match=f"lost {worker}, on which replicas were"):
+        with pytest.raises(errors.ClusterError, match=f"lost {worker}, which had replicas"):
             float(waiting)
         assert time.monotonic() - since < 25
         gate.set()

@@ -113,7 +113,7 @@ async def ask_from_worker(worker: Any, request: str, **kwargs: Any) -> Any:
     except (CommClosedError, RuntimeError) as error:
         if worker.rpc.status is not Status.running:
             raise ClusterError(
-                f"the worker at {worker.address} is closing, as it was told to or since it lost the scheduler at "
+                f"the worker at {worker.address} is closing, by request or because it lost the scheduler at "
                 f"{worker.scheduler.address}; its log has the reason"
             ) from error
         if isinstance(error, RuntimeError):

@@ -181,7 +181,7 @@ def fill_again(waiting: RunQueue, pull: Callable[[], Any], num_elements: int, na
 def fails_now(name: str, error: Exception) -> ArgumentError:
     """Return the error for an element that a call needs, and that did not fail before a position was taken."""
     return ArgumentError(
-        f"load_state_dict: {name} needs an element to go on that it had before the position was taken and that fails "
+        f"load_state_dict: {name} needs an element that it had before the position was taken and that fails "
         f"now: {error}"
     )
 

@@ -350,7 +350,7 @@ class NoRoomError(Exception):
 def _check_not_captured(stream: DeviceStream, device: Any) -> None:
     if stream.is_capturing:
         raise ArgumentError(
-            f"a step was asked for while the work on {name_of(device)} is captured as a graph; take the step before, "
+            f"a step was requested while the work on {name_of(device)} is captured as a graph; take the step before, "
             "and copy it to the arrays that the graph reads"
         )
 

@@ -31,7 +31,7 @@ class Uploads:
         self._sources: deque[tuple[Event, Any]] = deque()
 
     def copy(self, array: Any, buffer: Any, offset: int) -> None:
-        """Copy a host array, which nobody modifies, to a device buffer at ``offset``."""
+        """Copy a host array, which must not change, to a device buffer at ``offset``."""
         device, data = self._device, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._drop_sources()
         if data.nbytes and device.is_pinned(data):

@@ -159,7 +159,7 @@ class Dispatcher:
             return [SendEnd(join.name, was_over=True)]
         if join.iteration in job.removed:
             raise Refused(
-                f"the iteration {join.iteration} of the job {job.name!r} was removed, since nobody had read it for "
+                f"the iteration {join.iteration} of the job {job.name!r} was removed, as no consumer had read it for "
                 f"{self._gc_timeout_s:g} s while others read later ones; set daskdist.service.job-gc-timeout higher"
             )
         iteration = job.iterations.setdefault(join.iteration, Iteration(job, join.iteration, (0, self._clock())))

@@ -239,7 +239,7 @@ class Job:
     host
         The host of the job's first consumer.
     over, removed
-        The numbers of forgotten iterations: those that were over, and those that nobody read any more.
+        The numbers of forgotten iterations: those that were over, and those that no consumer read any more.
     """
 
     key: str

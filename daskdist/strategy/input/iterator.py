@@ -95,7 +95,7 @@ class DistributedIterator:
         self._call_maps = call_maps
         # Raises the failures of calls whose results were never looked at.
         self._raise_unobserved = raise_unobserved
-        # Waits until all calls of `run` have ended, and raises the error of one that nobody has seen.
+        # Waits until all calls of `run` have ended, and raises the error of one whose results were not read.
         self._finish_steps = finish_steps
         # Waits while a condition holds and calls are under way.
         self._wait_while = wait_while

@@ -203,7 +203,7 @@ class PassSource:
             raise ArgumentError(
                 f"load_state_dict: the position is of {len(layout.num_replicas)} input pipelines of "
                 f"{sum(layout.num_replicas)} replicas, whose datasets a function made; here are {len(self.pipelines)} "
-                f"of {sum(self.layout.num_replicas)}. Go on with as many, or distribute one dataset with "
+                f"of {sum(self.layout.num_replicas)}. Continue with as many, or distribute one dataset with "
                 "distribute_dataset, which continues with any number"
             )
         node = with_batch_size(self.node, layout.batch_size)
@@ -217,8 +217,8 @@ class PassSource:
         if layout.split_bytes not in (None, now):
             as_it_was = f"to {layout.split_bytes}, as it was" if layout.split_bytes else "as it was"
             raise ArgumentError(
-                "load_state_dict: workers share a file by its splits, of a size that the setting daskdist.split-bytes "
-                f"says, which was another when the position was taken; set it {as_it_was}"
+                "load_state_dict: workers share a file by its splits, whose size is the setting "
+                f"daskdist.split-bytes, and it had another value when the position was taken; set it {as_it_was}"
             )
         return [
             with_drawn(pipeline_node, seeds) for pipeline_node, (_, seeds, *_) in zip(nodes, leg.positions, strict=True)

@@ -305,7 +305,7 @@ class ClusterBackend:
             return checked(handle)
         streams = handle.call.streams()
         if streams is None:
-            raise ClusterError("a value is of a strategy that nobody has any more, and is gone with it")
+            raise ClusterError("a value is of a strategy that is no longer referenced, and was freed with it")
         return SentObject(cloudpickle.dumps(streams.values([handle])[0]), self.streams.dropped_objects)
 
     def _own_column(self, column: Any, size: int) -> Any:
@@ -571,7 +571,7 @@ class ClusterBackend:
         streams.wait(lambda: all(result.is_over for result in handles), most)
         if late := [result.worker for result in handles if not result.is_over]:
             raise ClusterError(
-                f"run: {why}, but goes on on {', '.join(late)} after {most:g} s, which is daskdist.timeouts.step; a "
+                f"run: {why}, but continues on {', '.join(late)} after {most:g} s, which is daskdist.timeouts.step; a "
                 "function ends at its next batch, collective operation or checkpoint"
             )
 

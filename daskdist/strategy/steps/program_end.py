@@ -98,7 +98,7 @@ class ClusterUse:
         """Log the failures that were never read."""
         if error := self.streams.take_unobserved():
             text = "; ".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
-            logger.error("a step failed, and nobody looked at it: %s", text)
+            logger.error("a step failed, and its results were not read: %s", text)
 
     def free(self) -> None:
         """Free all resources once; a second caller waits until that is done."""

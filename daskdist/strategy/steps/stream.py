@@ -179,7 +179,7 @@ class StepStream:
             if not name.startswith(LOOP_PREFIX) and running_s + since > most_s:
                 raise ClusterError(
                     f"{name} has been running on {self.address} for {running_s + since:.0f} s, which is longer than "
-                    "daskdist.timeouts.step; it goes on there, and holds up what is called after it"
+                    "daskdist.timeouts.step; it continues there, and delays later calls"
                 )
         return any(name.startswith(LOOP_PREFIX) for _, name, _ in calls)
 
@@ -225,7 +225,7 @@ async def connect_to_worker(address: str, client: Client) -> tuple[Comm, bool]:
         answer = await comm.read()
         if answer != "OK":
             raise OSError(
-                f"{address} is not reached, neither directly ({why}) nor by way of the scheduler "
+                f"{address} cannot be reached, neither directly ({why}) nor by way of the scheduler "
                 f"({answer or 'which calls no functions of programs, and so relays nothing'})"
             )
     except BaseException:

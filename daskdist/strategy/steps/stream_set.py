@@ -263,9 +263,9 @@ class StreamSet:
         """Return the error of workers that are lost."""
         rest = "no worker is left, make a new strategy"
         if len(self.lost()) < len(self.live_workers.present):
-            rest = "what needs those fails, and the next call goes on with the replicas that are left"
+            rest = "calls that need them fail, and the next call continues with the remaining replicas"
         why += ended_for_memory(self.client, lost)
-        return root_cause(self.client, ClusterError(f"lost {', '.join(lost)}, on which replicas were{why}; {rest}"))
+        return root_cause(self.client, ClusterError(f"lost {', '.join(lost)}, which had replicas{why}; {rest}"))
 
     def flush(self) -> None:
         """Send all messages that wait."""
@@ -553,7 +553,7 @@ class StreamSet:
 
     def _lost_with(self, result: Result) -> ClusterError:
         self.live_workers.in_doubt = True
-        return ClusterError(f"lost {result.worker}, which has a result that was asked for; {self.live_workers.advice}")
+        return ClusterError(f"lost {result.worker}, which has a requested result; {self.live_workers.advice}")
 
     def raise_first(self, failures: Sequence[Failed]) -> None:
         """Raise the first of failures whose results were read together; the others are not raised separately later."""

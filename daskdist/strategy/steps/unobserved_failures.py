@@ -106,7 +106,7 @@ class UnobservedFailures:
             return None
         error = failures[0].failure.error()
         if len(failures) > 1:
-            error.add_note(f"{len(failures) - 1} more calls failed by then, and nobody looked at their results")
+            error.add_note(f"{len(failures) - 1} more calls failed by then, and their results were not read")
         return error
 
 

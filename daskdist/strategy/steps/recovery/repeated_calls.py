@@ -81,7 +81,7 @@ class RepeatedCalls:
             if error := self._repeated_loss(records, dask.config.get(MOST_LOSSES)):
                 self._fail(records, error)
                 return
-            logger.warning("making %d calls again that the loss cut short", len(calls))
+            logger.warning("making %d calls again, which failed with the loss", len(calls))
             for failed in chain.from_iterable(record.failures() for record in records):
                 self.streams.failures.mark_observed(failed)
         for number, logged in enumerate(calls):
