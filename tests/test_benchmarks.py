@@ -122,6 +122,13 @@ def test_a_soak_records_memory(run, name: str) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+def test_many_passes_record_memory(run) -> None:
+    figures = run(SOAK, "--only", "passes")
+    assert [figure["unit"] for figure in figures] == ["MiB/pass"] * 3
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_steps_give_figures(run) -> None:
     figures = run(STEPS)
     whats = [figure["what"] for figure in figures]
