@@ -5,10 +5,11 @@
 
 ``workers``: passes over 2 and 3 workers with each sharding policy, in a plain loop, in a captured function and in a
 loop on replicas; in each a random worker is killed before a random step. ``programs``: programs that are killed with
-SIGKILL at a random moment, and resumed from their checkpoint by another. ``states``: sizes of positions at 90 % of a
-pass, and the time from there to the first batch. ``memory``: a pass over much more data than workers with little memory
-can hold; a worker that exceeds its limit is lost. Combinations take turns until the time is up. Runs of a short time
-with different seeds have different faults, so that several of them are worth one long run.
+SIGKILL at a random moment, and resumed from their checkpoint by another. ``schedulers``: passes in which the scheduler
+is killed in a random step, and started again with its workers at the same address. ``states``: sizes of positions at
+90 % of a pass, and the time from there to the first batch. ``memory``: a pass over much more data than workers with
+little memory can hold; a worker that exceeds its limit is lost. Combinations take turns until the time is up. Runs of a
+short time with different seeds have different faults, so that several of them are worth one long run.
 
 With ``--peer``, a worker is killed in the middle of a pass of another library instead, in an environment of its own,
 and in one of ours over the same rows, which take some milliseconds each.
@@ -16,6 +17,7 @@ and in one of ours over the same rows, which take some milliseconds each.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -51,9 +53,9 @@ class Size:
     Parameters
     ----------
     seconds
-        The time for passes with killed workers, and again for killed programs.
+        The time for passes with killed workers, and again for killed programs and for killed schedulers.
     num_passes, num_programs
-        The most passes and programs.
+        The most passes, and the most programs or schedulers.
     num_rows, num_buffered
         The rows of a dataset whose positions are measured, and of its shuffle buffer.
     times_memory
@@ -265,6 +267,84 @@ def programs(size: Size) -> Iterator[Figure]:
     yield Figure("rows doubled by killed programs", num_doubled, "rows", target=0, bound="most")
 
 
+class Deployment:
+    """A scheduler and two workers in processes, which are started again at the same address."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "scheduler.json"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.address = ""
+        self._start("0")
+        end = time.monotonic() + _HANGS_AFTER_S
+        while not self.address and time.monotonic() < end:
+            time.sleep(0.05)
+            if self._file.exists() and (text := self._file.read_text()).endswith("}"):
+                self.address = json.loads(text)["address"]
+        self._start_workers()
+
+    def _start(self, port: str) -> None:
+        self._dask("scheduler", "--port", port, "--scheduler-file", str(self._file))
+
+    def _start_workers(self) -> None:
+        for _ in range(2):
+            self._dask("worker", self.address, "--nthreads", "1", "--no-nanny")
+
+    def _dask(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "dask", *arguments, "--host", "127.0.0.1", "--no-dashboard"]
+        folder = self._file.parent
+        self._processes.append(subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL))
+
+    def restart(self) -> None:
+        """Kill the scheduler, and start another one and workers."""
+        self._processes[0].kill()
+        # Without it, the workers end.
+        for process in self._processes:
+            process.wait(_HANGS_AFTER_S)
+        self._processes.clear()
+        self._start(self.address.rpartition(":")[2])
+        self._start_workers()
+
+    def close(self) -> None:
+        """Kill all processes."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+def schedulers(size: Size) -> Iterator[Figure]:
+    """Measure passes in which the scheduler is killed."""
+    chance, end, expected = random.Random(size.seed), time.monotonic() + size.seconds, Counter(range(_ROWS))
+    num_lost = num_doubled = 0
+    gaps: list[float] = []
+    with (
+        tempfile.TemporaryDirectory() as name,
+        contextlib.closing(Deployment(Path(name))) as deployment,
+        Client(deployment.address, set_as_default=False) as client,
+        daskdist.MultiWorkerMirroredStrategy(daskdist.ClusterResolver(client, num_workers=2)) as strategy,
+    ):
+        rows = Dataset.range(_ROWS).map(np.abs).shuffle(500, seed=1).batch(_BATCH_ROWS)
+        distributed = strategy.distribute_dataset(rows)
+        while len(gaps) < size.num_programs and (time.monotonic() < end or not gaps):
+            kill_at, times = chance.randrange(1, _NUM_STEPS - 1), [time.monotonic()]
+            killing = threading.Thread(target=deployment.restart, name="kill")
+            visited: Counter[int] = Counter()
+            for number, batch in enumerate(distributed):
+                step = strategy.run(np.asarray, args=(batch,))
+                if number == kill_at:
+                    killing.start()
+                for part in strategy.local_results(step):
+                    visited.update(part.tolist())
+                times.append(time.monotonic())
+            killing.join()
+            num_lost += (expected - visited).total()
+            num_doubled += (visited - expected).total()
+            gaps.append(max(after - before for before, after in itertools.pairwise(times)))
+    yield Figure("passes with a killed scheduler", len(gaps), "passes")
+    yield Figure("rows lost with killed schedulers", num_lost, "rows", target=0, bound="most")
+    yield Figure("rows doubled with killed schedulers", num_doubled, "rows", target=0, bound="most")
+    yield Figure("longest gap with a killed scheduler", max(gaps), "s", note=f"{median(gaps):.1f} s in the median")
+
+
 def states(size: Size) -> Iterator[Figure]:
     """Measure positions at 90 % of a pass."""
     rows = Dataset.range(size.num_rows)
@@ -349,6 +429,7 @@ def memory(size: Size) -> Iterator[Figure]:
 BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
     "workers": workers,
     "programs": programs,
+    "schedulers": schedulers,
     "states": states,
     "memory": memory,
 }

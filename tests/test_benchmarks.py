@@ -173,9 +173,13 @@ def test_loops_give_figures(run) -> None:
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_faults_lose_no_rows(run) -> None:
-    figures = {figure["what"]: figure for figure in run(FAULTS, "--only", "programs", "--only", "states")}
-    assert figures["killed programs"]["ours"] == 1
+    figures = {
+        figure["what"]: figure
+        for figure in run(FAULTS, "--only", "programs", "--only", "schedulers", "--only", "states")
+    }
+    assert figures["killed programs"]["ours"] == figures["passes with a killed scheduler"]["ours"] == 1
     assert all(figures[f"rows {what} by killed programs"]["holds"] for what in ("lost", "doubled"))
+    assert all(figures[f"rows {what} with killed schedulers"]["holds"] for what in ("lost", "doubled"))
     assert all(figure["holds"] for what, figure in figures.items() if "checkpoint" in what)
 
 

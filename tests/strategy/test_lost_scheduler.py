@@ -30,23 +30,23 @@ _TOLD_WITHIN_S = 15
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-def cluster(started, number, port="0", *worker_options):
-    """Start a scheduler and two workers; return the scheduler's process and address."""
+def cluster(started, number, port="0", *worker_options, num_workers=2):
+    """Start a scheduler and workers; return the scheduler's process and address."""
     here, folder = ["--host", "127.0.0.1", "--no-dashboard"], started.folder
     file = folder / f"scheduler-{number}.json"
     started.dask("scheduler", *here, "--port", port, "--scheduler-file", str(file))
     scheduler = started.processes[-1]
     address = json.loads(started.wait_for(file, "}"))["address"]
-    for log in start_workers(started, address, *(worker_options or ("--no-nanny",))):
+    for log in start_workers(started, address, *(worker_options or ("--no-nanny",)), num_workers=num_workers):
         started.wait_for(log, "Registered to")
     return scheduler, address
 
 
-def start_workers(started, address, *worker_options):
-    """Start two workers; return the files of their messages."""
+def start_workers(started, address, *worker_options, num_workers=2):
+    """Start workers; return the files of their messages."""
     options = ["--host", "127.0.0.1", "--no-dashboard", "--nthreads", "1", "--local-directory", str(started.folder)]
     environment = FORKED_WORKERS if "--nanny" in worker_options else {}
-    return [started.dask("worker", address, *options, *worker_options, **environment) for _ in range(2)]
+    return [started.dask("worker", address, *options, *worker_options, **environment) for _ in range(num_workers)]
 
 
 def rows_of(strategy, step):
@@ -56,9 +56,10 @@ def rows_of(strategy, step):
 class Restart:
     """A scheduler that is killed, and starts again with its workers while the program goes on."""
 
-    def __init__(self, started, scheduler, address, *worker_options, workers_first=False):
+    def __init__(self, started, scheduler, address, *worker_options, workers_first=False, num_workers=2):
         self._started, self._scheduler, self._address = started, scheduler, address
         self._worker_options, self._workers_first = worker_options or ("--no-nanny",), workers_first
+        self._num_workers = num_workers
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self):
@@ -81,7 +82,7 @@ class Restart:
             start_workers(started, address, *self._worker_options)
             started.dask("scheduler", "--host", "127.0.0.1", "--no-dashboard", "--port", port)
         else:
-            cluster(started, 1, port, *self._worker_options)
+            cluster(started, 1, port, *self._worker_options, num_workers=self._num_workers)
 
     def __exit__(self, *error):
         if self._thread.ident is not None:
@@ -148,6 +149,42 @@ def test_a_pass_goes_on_with_another_scheduler(started, tmp_path, caplog, visit,
         assert f"joined the scheduler at {address} again" in caplog.text
         # The next pass is an ordinary one.
         seen = [row for batch in strategy.distribute_dataset(dataset) for row in rows_of(strategy, batch)]
+        assert sorted(seen) == list(range(_ROWS))
+
+
+def test_a_pass_goes_on_with_fewer_workers(started, tmp_path):
+    scheduler, address = cluster(started, 0)
+    dataset = of_files(tmp_path).shuffle(100, seed=1).batch(_BATCH_ROWS)
+    with (
+        Client(address, set_as_default=False) as client,
+        Restart(started, scheduler, address, num_workers=1) as restart,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+        dask.config.set({"daskdist.timeouts.workers": 3}),
+    ):
+        seen = []
+        for number, batch in enumerate(strategy.distribute_dataset(dataset)):
+            seen += by_steps(strategy, batch, restart.begin if number == _KILLED_AT else lambda: None)
+        assert sorted(seen) == list(range(_ROWS))
+        assert strategy.num_replicas_in_sync == 1
+
+
+def test_datasets_of_a_function_are_created_again_for_the_next_pass(started):
+    def dataset_fn(context):
+        return Dataset.range(_ROWS).shard(context.num_input_pipelines, context.input_pipeline_id).batch(_BATCH_ROWS)
+
+    scheduler, address = cluster(started, 0)
+    with (
+        Client(address, set_as_default=False) as client,
+        Restart(started, scheduler, address) as restart,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        distributed = strategy.distribute_datasets_from_function(dataset_fn)
+        batches = iter(distributed)
+        rows_of(strategy, next(batches))
+        restart.begin()
+        with pytest.raises(ClusterError, match=f"the scheduler at {address}"):
+            [rows_of(strategy, batch) for batch in batches]
+        seen = [row for batch in distributed for row in rows_of(strategy, batch)]
         assert sorted(seen) == list(range(_ROWS))
 
 
@@ -278,7 +315,10 @@ def test_failures_that_may_follow_from_the_loss_are_not_raised_by_close(started)
             worker.send_signal(signal.SIGSTOP)
         scheduler.kill()
         eventually(lambda: client.status != "running")
+        closed_at = time.monotonic()
         strategy.close()
+        # Nothing is left that needs another scheduler.
+        assert time.monotonic() - closed_at < _TOLD_WITHIN_S
         for worker in started.processes[1:]:
             worker.kill()
 

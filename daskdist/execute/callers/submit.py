@@ -321,6 +321,9 @@ class Submit:
                 # lost worker.
                 self.live_workers.in_doubt = True
                 self._result_of(handle)
+        return self._fetched(handles)
+
+    def _fetched(self, handles: Sequence[Future]) -> list[Any]:
         # Results come directly from the workers: through the scheduler it would be five times slower.
         try:
             return self._gathered(handles)
@@ -393,11 +396,8 @@ class Submit:
                 self._result_of(handle)
 
     def _result_of(self, handle: Future) -> Any:
-        try:
-            # Dask cancels what `Future.result` waits for when it is interrupted.
-            return self._gathered([handle])[0]
-        except KilledWorker as error:
-            raise error_of_task(self.client, error) from error
+        # Dask cancels what `Future.result` waits for when it is interrupted.
+        return self._fetched([handle])[0]
 
     @contextlib.contextmanager
     def waiting(

@@ -20,7 +20,7 @@ from daskdist.core.finalizer import Finalizer
 from daskdist.devices import is_on_device
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
-from daskdist.execute.callers.cluster_requests import run_on_workers
+from daskdist.execute.callers.cluster_requests import closed_error, run_on_workers
 from daskdist.execute.callers.fetch import WithRemoteResults
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Picks, Submit
@@ -577,6 +577,8 @@ class ClusterBackend:
 
     def finish(self, *, raises_all: bool = False) -> None:
         """Send the pending calls, and wait until all calls have ended; see `Backend`."""
+        if self.connection.is_lost:
+            raise closed_error(self.client)
         self.streams.finish()
         self.raise_unobserved()
         if raises_all:

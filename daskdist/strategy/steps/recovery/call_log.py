@@ -100,16 +100,13 @@ class CallLog:
                         del self._steps[number]
                     return
 
-    def fail_last(self, failed: Failed) -> None:
-        """Let the last step fail if it is complete, but its results are needed, and gone with all workers."""
+    def fail_last(self, failed: Failed, num_replicas: int) -> None:
+        """Let the last step fail if it is complete, but its results are needed, and gone or of other replicas."""
         with self._lock:
             last = self._last()
-            if (
-                not self._steps
-                and last is not None
-                and last.make is not None
-                and _is_gone(last.record, lambda worker: False)
-            ):
+            if self._steps or last is None or last.make is None:
+                return
+            if len(last) != num_replicas or _is_gone(last.record, lambda worker: False):
                 last.record.fail(failed)
                 self._steps.append([last.record, self._last, last.make])
 

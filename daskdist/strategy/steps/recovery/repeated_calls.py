@@ -64,9 +64,9 @@ class RepeatedCalls:
             recover()
         return self.num_made_again != number
 
-    def fail_last(self, failed: Failed) -> None:
-        """Let the last step fail if it is complete, but its results are needed and gone; then it is made again."""
-        self._log.fail_last(failed)
+    def fail_last(self, failed: Failed, num_replicas: int) -> None:
+        """Let the last step fail if it is complete, but its results are of use no more; then it is made again."""
+        self._log.fail_last(failed, num_replicas)
 
     def first_to_make_again(self) -> int | None:
         """Return the number of the first call that is to be made again; None if there is none."""

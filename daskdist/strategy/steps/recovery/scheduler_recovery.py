@@ -107,7 +107,7 @@ class SchedulerRecovery(WorkerRecovery):
         # Remember their identities, as others may later get their addresses.
         live_workers.missing(workers_of(client))
         gone = Failure.of(ClusterError(f"a result is gone: {live_workers.advice}"))
-        self._repeated_calls.fail_last(Failed(gone, None))
+        self._repeated_calls.fail_last(Failed(gone, None), len(group.replicas))
         streams.abandon(live_workers.lost)
         self.objects.clear()
         run_on_workers(client, install, self.cross_replica, workers=group.workers)
