@@ -94,6 +94,7 @@ class Counting(NeverRun):
 
     compacts = True
     divides = True
+    reads_by_row = False
     home: Hashable | None = ("cluster", "counting")
     recovery = repetition = NoRecovery()
 

@@ -250,6 +250,10 @@ class Read:
         The last function of users that ``function``, a composition, calls and that may be slow; None without one.
     may_be_large
         Whether a function of users may return, or load for itself, far more bytes for a row than it is given.
+    is_of_rows
+        Whether the payload of each split is a tuple of splits of a row each, which ``function`` reads in any groups.
+    is_shuffled
+        Whether rows of a split are needed far from each other, so that those of one call are few of many splits.
     """
 
     splits: Splits
@@ -264,6 +268,8 @@ class Read:
     kept_for: object = None
     costly: object = None
     may_be_large: bool = False
+    is_of_rows: bool = False
+    is_shuffled: bool = False
     grouped = 0
 
 

@@ -106,6 +106,8 @@ class Caller(Protocol):
     reports_freely: bool
     # True if divisible splits are divided, so that the first elements arrive soon.
     divides: bool
+    # True if sources ``by_row`` are read only by the calls that need some of their rows.
+    reads_by_row: bool
     # An identifier shared by callers that can use each other's handles; None if handles are of no use later.
     home: Hashable | None
 
@@ -151,11 +153,18 @@ class Caller(Protocol):
         ...
 
     def source(
-        self, function: Callable[..., Rows], *args: Any, worker: str | None = None, in_parts: bool = False, name: str
+        self,
+        function: Callable[..., Rows],
+        *args: Any,
+        worker: str | None = None,
+        in_parts: bool = False,
+        by_row: bool = False,
+        name: str,
     ) -> Handle:
         """Call ``function(*args)``.
 
         With ``in_parts``, only the report on the result is requested, and calls that may be costly gather parts of it.
+        With ``by_row``, the argument is a split of splits of a row each, which the function reads in any groups.
         """
         ...
 
@@ -223,6 +232,7 @@ class LocalCaller:
     compacts = True
     reports_freely = True
     divides = True
+    reads_by_row = False
     home: Hashable | None = None
     memory_bytes: int | None = None
 

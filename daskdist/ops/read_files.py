@@ -256,7 +256,8 @@ class ReadFiles(FileBackedSource):
             most = self.format.num_grouped
             # A file that cannot be read is left out without the others of its group.
             lenient = Read(GroupSplits(self.valid_splits, most), ReadGroup(SkipErrorsRead(reader)), self.name)
-            return Read(GroupSplits(self.splits, most), ReadGroup(self.format.read), self.name, lenient=lenient)
+            groups = GroupSplits(self.splits, most)
+            return Read(groups, ReadGroup(self.format.read), self.name, lenient=lenient, is_of_rows=True)
         structure = self.spec.structure
         lenient = Read(self.valid_splits, ReadLikeFirst(reader, structure), self.name)
         return Read(self.splits, ReadLikeFirst(self.format.read, structure), self.name, lenient=lenient)

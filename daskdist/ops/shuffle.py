@@ -10,7 +10,7 @@ import numpy as np
 
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.node import CountingNode, Facts, Node, Transformation
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, NotReady, Opener, Primitive
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, NotReady, Opener, Primitive, Read
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import generator, numbers_of, state_of
 from daskdist.core.selection.intervals import Index
@@ -73,6 +73,8 @@ class Shuffle(CountingNode, Transformation):
         passes = self.passes if self.reshuffle_each_iteration else None
         stream = 1 + self.passes.stream + (self.share << 16)
         rows = ShuffleRows(self.buffer_size, self.seed, stream, passes)
+        if isinstance(inputs[0], Read):
+            inputs = (replace(inputs[0], is_shuffled=True),)
         return Arrange(inputs, rows, inputs[0].grouped, name=self.name)
 
 

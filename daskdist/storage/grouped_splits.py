@@ -89,7 +89,7 @@ class GroupedSplits(Sequence[Split]):
                     self._place += 1
                 if not parts:
                     return
-                self._found.append(_joined(parts))
+                self._found.append(joined_split(parts))
 
     def _are_apart(self, split: Split, other: Split) -> bool:
         return self._place_of is not None and self._place_of(split.path) != self._place_of(other.path)
@@ -98,7 +98,8 @@ class GroupedSplits(Sequence[Split]):
         return tuple, (list(self),)
 
 
-def _joined(parts: list[Split]) -> Split:
+def joined_split(parts: Sequence[Split]) -> Split:
+    """Return the split of a group, whose payload are its parts."""
     first, rows, sizes = parts[0], [part.num_rows for part in parts], [part.num_bytes for part in parts]
     return Split(
         f"{first.label} to {parts[-1].label}" if len(parts) > 1 else first.label,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+
+# Rows are looked at one by one if blocks have fewer on average; arrays of so few take more time.
+_ROWS_OF_BLOCK: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,16 @@ class SelectedOrigins:
 
     def __reduce__(self) -> Any:
         # Otherwise a few rows of many blocks would keep the origins of all rows of those blocks.
-        return SelectedOrigins, _selected(self, range(len(self.rows)))
+        origins, rows, block_index = _selected(self, range(len(self.rows)))
+        if any(type(origin) is not Origin for origin in origins):
+            return SelectedOrigins, (origins, rows, block_index)
+        # Strings are pickled far faster than objects.
+        labels, are_exact = tuple([origin.label for origin in origins]), bytes([origin.is_exact for origin in origins])
+        return _of_labels, (labels, are_exact, rows, block_index)
+
+
+def _of_labels(labels: Sequence[str], are_exact: bytes, rows: Any, block_index: Any) -> SelectedOrigins:
+    return SelectedOrigins(list(map(Origin, labels, map(bool, are_exact))), rows, block_index)
 
 
 def origin_from(label: str, start: int, num_rows: int) -> SelectedOrigins:
@@ -112,6 +124,10 @@ def _selected(origin: Origin | SelectedOrigins | JoinedOrigin, rows: Any) -> tup
     if origin.block_index is None:
         return _selected(origin.origins[0], rows_there)
     blocks, rows_there = np.asarray(_at(origin.block_index, rows)), np.asarray(rows_there)
+    if len(blocks) < _ROWS_OF_BLOCK * len(origin.origins):
+        by_row = _selected_by_row(origin.origins, rows_there.tolist(), blocks.tolist())
+        if by_row is not None:
+            return by_row
     origins: list[Any] = []
     places, block_index = np.empty((2, len(blocks)), np.intp)
     order = np.argsort(blocks, kind="stable")
@@ -121,6 +137,28 @@ def _selected(origin: Origin | SelectedOrigins | JoinedOrigin, rows: Any) -> tup
         block_index[at] = len(origins) + (0 if part_index is None else part_index)
         origins += parts
     return origins, places, block_index
+
+
+def _selected_by_row(
+    blocks: Sequence[Any], rows: list[int], block_index: list[int]
+) -> tuple[list[Any], Any, Any] | None:
+    # Return what `_selected` does, found for each row by itself; None if a row has several origins.
+    numbers: dict[int, int] = {}
+    origins: list[Any] = []
+    places, index = [], []
+    for row, block in zip(rows, block_index, strict=True):
+        origin: Any = blocks[block]
+        while type(origin) is SelectedOrigins:
+            place = 0 if origin.block_index is None else origin.block_index[row]
+            origin, row = origin.origins[place], origin.rows[row]
+        if type(origin) is not Origin:
+            return None
+        number = numbers.setdefault(id(origin), len(origins))
+        if number == len(origins):
+            origins.append(origin)
+        places.append(row)
+        index.append(number)
+    return origins, np.array(places, np.intp), np.array(index, np.intp)
 
 
 def _at(values: Any, rows: Any) -> Any:

@@ -39,6 +39,7 @@ class RecordCaller(LocalCaller):
     reports_freely = False
     # Splits are not divided, as a graph of whole splits is smaller.
     divides = False
+    reads_by_row = False
 
     def __init__(self, token: str) -> None:
         self.token = token

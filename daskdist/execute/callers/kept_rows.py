@@ -1,18 +1,22 @@
-"""Rows that a local process keeps, so that further calls take parts of them without sending them."""
+"""Rows that a local process keeps for further calls, and rows that only the calls that need some of them read."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import cloudpickle
+import numpy as np
 
+from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Rows
-from daskdist.core.primitive import same
+from daskdist.core.failing.failed_elements import PartlyFailed
+from daskdist.core.primitive import Split, same
 from daskdist.execute.caller import Report, report_of
-from daskdist.execute.stream.gather import Picks, gather
+from daskdist.execute.stream.gather import Joins, Picks, gather
+from daskdist.storage.grouped_splits import joined_split
 
 # The most functions and rows that a process keeps. Dropped rows are computed again.
 _MOST_FUNCTIONS: Final = 64
@@ -70,3 +74,84 @@ def report_of_kept(kept: KeptRows) -> Report:
 def call_with_part(kept: KeptRows, picks: Picks, unstacked: bool, function: str) -> Any:
     """Call the pickled function of a file with some of the rows."""
     return function_of(function)(gather([rows_of(kept)], picks, same, unstacked))
+
+
+@dataclass(frozen=True)
+class UnreadRows:
+    """A description of rows, each of a split of its own.
+
+    Parameters
+    ----------
+    function
+        The file of the pickled function that reads them.
+    parts
+        The split of each row.
+    """
+
+    function: str
+    parts: tuple[Split, ...]
+
+
+def with_needed(blocks: Sequence[Rows | UnreadRows], picks: Picks | Joins) -> tuple[list[Rows | UnreadRows], Any]:
+    """Return blocks of only the needed rows, and the picks of these rows; nothing is read."""
+    if isinstance(picks, Picks):
+        return _with_needed(blocks, picks)
+    needed, new_picks, num_blocks, start = [], [], [], 0
+    for part, number in zip(picks.picks, picks.num_blocks, strict=True):
+        part_blocks, part_picks = _with_needed(blocks[start : start + number], part)
+        needed += part_blocks
+        new_picks.append(part_picks)
+        num_blocks.append(len(part_blocks))
+        start += number
+    return needed, replace(picks, picks=tuple(new_picks), num_blocks=tuple(num_blocks))
+
+
+def _with_needed(blocks: Sequence[Rows | UnreadRows], picks: Picks) -> tuple[list[Rows | UnreadRows], Picks]:
+    rows, block_index = picks.by_row()
+    if not len(rows):
+        return list(blocks[:1]), replace(picks, rows=range(0), block_index=None)
+    rows = np.asarray(rows)
+    block_index = np.zeros(len(rows), np.intp) if block_index is None else np.asarray(block_index)
+    new_rows, new_index = np.empty((2, len(rows)), np.intp)
+    needed: list[Rows | UnreadRows] = []
+    # Blocks with rows go together, and so do those of each function.
+    kinds = [block.function if isinstance(block, UnreadRows) else "" for block in blocks]
+    for kind in dict.fromkeys(kinds):
+        at = np.flatnonzero(np.array([kind == other for other in kinds])[block_index])
+        if not len(at):
+            continue
+        new_index[at] = len(needed)
+        if kind:
+            wanted = list(zip(block_index[at].tolist(), rows[at].tolist(), strict=True))
+            numbers = {place: number for number, place in enumerate(dict.fromkeys(wanted))}
+            parts: list[Any] = [blocks[block].parts[row] for block, row in numbers]
+            new_rows[at] = [numbers[place] for place in wanted]
+            needed.append(UnreadRows(kind, tuple(parts)))
+        else:
+            there = [number for number, other in enumerate(kinds) if not other]
+            places = np.searchsorted(there, block_index[at])
+            chosen: list[Any] = [blocks[number] for number in there]
+            needed.append(gather(chosen, Picks(rows[at], places, None, None), same, empty=pooled_empty))
+            new_rows[at] = range(len(at))
+    if len(needed) == 1 and np.array_equal(new_rows, np.arange(len(rows))):
+        return needed, replace(picks, rows=range(len(rows)), block_index=None)
+    return needed, replace(picks, rows=new_rows, block_index=new_index)
+
+
+def gather_read(blocks: Sequence[Rows | UnreadRows], picks: Picks | Joins, function: str, unstacked: bool) -> Any:
+    """Read rows, and call the pickled function of a file with the picked ones; without a file, return them."""
+    read = [_read(block) if isinstance(block, UnreadRows) else block for block in blocks]
+    if not function:
+        return gather(read, picks, None, unstacked)
+    return function_of(function)(gather(read, picks, same, unstacked))
+
+
+def _read(unread: UnreadRows) -> Rows:
+    function, parts = function_of(unread.function), unread.parts
+    rows: Rows = function(joined_split(parts))
+    if not isinstance(rows, PartlyFailed):
+        return rows
+    # If a row cannot be read, the others of the group can.
+    apart = [function(joined_split([part])) for part in parts]
+    merged: Rows = gather(apart, Picks(np.zeros(len(parts), np.intp), np.arange(len(parts)), None, None), same)
+    return merged

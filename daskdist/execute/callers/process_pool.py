@@ -42,6 +42,9 @@ _MOST_ATTEMPTS: Final = 3
 _KILLED_WITHIN_S: Final = 60.0
 # Libraries use one thread in each process, as in Dask's workers.
 _ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+# The C library keeps the memory of arrays, of which each call needs as many again; otherwise the system would clear it
+# for each call anew.
+_KEPT_MEMORY: Final = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}
 
 
 def _answer(
@@ -141,7 +144,7 @@ class _Process:
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.DEVNULL,
-            env={**_ONE_THREAD, **os.environ},
+            env={**_ONE_THREAD, **_KEPT_MEMORY, **os.environ},
             pass_fds=[there.fileno() for _, there in pairs],
         )
         for _, there in pairs:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -20,10 +21,18 @@ from daskdist.core.functions.by_value import modules_by_value
 from daskdist.core.primitive import Split, same
 from daskdist.execute.caller import Handle, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch
-from daskdist.execute.callers.kept_rows import KeptRows, call_with_part, report_of_kept
+from daskdist.execute.callers.kept_rows import (
+    KeptRows,
+    UnreadRows,
+    call_with_part,
+    gather_read,
+    report_of_kept,
+    with_needed,
+)
 from daskdist.execute.callers.process_pool import process_pool
 from daskdist.execute.callers.threads import Threads
-from daskdist.execute.stream.gather import gather
+from daskdist.execute.stream.gather import Picks, gather
+from daskdist.storage.grouped_splits import joined_split
 
 # Threads and calls ahead for each process.
 _THREADS_OF_PROCESS: Final = 8
@@ -32,6 +41,8 @@ _AHEAD_OF_PROCESS: Final = 6
 
 class Processes(Threads):
     """A caller whose threads let local processes read and call functions, and gather batches themselves."""
+
+    reads_by_row = True
 
     def __init__(self, num_processes: int, fetch: Fetch | None = None) -> None:
         # There are enough threads that each process can work on a split, while others gather batches.
@@ -43,7 +54,19 @@ class Processes(Threads):
         self._files: dict[Any, str] = {}
         self._adding = Lock()
 
-    def source(self, function: Callable[..., Rows], *args: Any, in_parts: bool = False, name: str, **_: Any) -> Handle:
+    def source(
+        self,
+        function: Callable[..., Rows],
+        *args: Any,
+        in_parts: bool = False,
+        by_row: bool = False,
+        name: str,
+        **_: Any,
+    ) -> Handle:
+        if by_row:
+            unread = UnreadFuture()
+            unread.set_result(UnreadRows(self._file_of(function), args[0].payload))
+            return unread
         if any(map(_has_arrays, args)):
             return super().source(function, *args, name=name)
         call = self._kept_there if in_parts else self._called_there
@@ -52,8 +75,13 @@ class Processes(Threads):
     def report(self, handle: Any, *, wait: bool) -> Report | None:
         if not wait and not handle.done():
             return None
-        result = self.result(handle)
+        result = super().result(handle)
+        if isinstance(result, UnreadRows):
+            return Report(len(result.parts), joined_split(result.parts).num_bytes or 0)
         return result.report if isinstance(result, KeptRows) else report_of(result)
+
+    def result(self, handle: Any) -> Any:
+        return self._rows_of(super().result(handle))
 
     def call(
         self,
@@ -64,12 +92,33 @@ class Processes(Threads):
         name: str,
         **options: Any,
     ) -> Handle:
-        if is_costly and function is gather and len(args) > 1 and args[1] not in (None, same):
+        is_gather = function is gather
+        if is_gather and is_costly and len(args) > 1 and args[1] not in (None, same):
             picks, user_function, *rest = args
             return super().call(partial(self._gathered, user_function), handles, picks, *rest, name=name, **options)
+        if any(isinstance(handle, UnreadFuture) for handle in handles):
+            function = self._gathered_read if is_gather else partial(self._called_with_rows, function)
+            options.pop("is_cheap", None)
         return super().call(function, handles, *args, name=name, **options)
 
+    def _gathered_read(
+        self, blocks: Sequence[Any], picks: Any, function: Callable[..., Any] | None = None, unstacked: bool = False
+    ) -> Any:
+        # Have the rows that are not read yet read where they are gathered.
+        file = "" if function is None else self._file_of(function)
+        return self._call(gather_read, (*with_needed(blocks, picks), file, unstacked))
+
+    def _called_with_rows(self, function: Callable[..., Any], blocks: Sequence[Any], *args: Any) -> Any:
+        return function(list(map(self._rows_of, blocks)), *args)
+
+    def _rows_of(self, result: Any) -> Any:
+        if not isinstance(result, UnreadRows):
+            return result
+        return self._call(gather_read, ([result], Picks(range(len(result.parts)), None, None, None), "", False))
+
     def _gathered(self, function: Callable[..., Any], blocks: Sequence[Any], picks: Any, unstacked: bool) -> Any:
+        if any(isinstance(block, UnreadRows) for block in blocks):
+            return self._gathered_read(blocks, picks, function, unstacked)
         if any(isinstance(block, KeptRows) for block in blocks):
             # Parts are of one block each.
             (kept,) = blocks
@@ -102,6 +151,10 @@ class Processes(Threads):
         while self._files:
             with contextlib.suppress(OSError):
                 os.unlink(self._files.popitem()[1])
+
+
+class UnreadFuture(Future[Any]):
+    """A handle of rows that are not read yet."""
 
 
 def _has_arrays(argument: Any) -> bool:

@@ -98,6 +98,7 @@ class Submit:
     compacts = True
     reports_freely = False
     divides = True
+    reads_by_row = False
     num_made_again = 0
 
     def __init__(

@@ -160,20 +160,24 @@ class ReadCursor(BlockCursor):
     def _part(self, split: Split, start: int, stop: int | None, left_out: tuple[LeftOut, ...]) -> BlockRef:
         if stop is not None and self._computations and (start, stop) != (0, split.num_rows):
             return self._computed_part(split, start, stop, left_out)
-        read, worker = self.read, self._worker(split)
+        read, runtime, worker = self.read, self.runtime, self._worker(split)
         is_divided = stop is not None and read.divide is not None and (start, stop) != (0, split.num_rows)
         divide = read.divide if is_divided else None
         part = split if divide is None or stop is None else divide(split, start, stop)
         num_bytes = in_bytes("split-bytes") if part.num_bytes is None else part.num_bytes
+        # The first splits are read whole, since the size of their rows is not known.
+        is_possible = read.is_of_rows and read.is_shuffled and read.factor == 1 and read.costly is None and not left_out
+        by_row = is_possible and runtime.caller.reads_by_row and self._sizes.are_known
         if self._kept is None:
-            handle = self._handle(part, worker, read.function, left_out)
+            handle = self._handle(part, worker, read.function, left_out, by_row=by_row)
         else:
             tried, without = self._tried(read.function, left_out), replace(split, payload=None)
             function = ReadKeptSplit(tried, divide)
-            call = self.runtime.caller.call
+            call = runtime.caller.call
             handle = call(function, [self._kept], without, start, stop, worker=worker, name=read.name)
         ref = self._refer(handle, part.num_rows, num_bytes, worker)
-        ref.is_kept = read.kept_for is not None and read.function is value_itself
+        # Rows that were not read yet take no memory that moving them could free.
+        ref.is_kept = by_row or (read.kept_for is not None and read.function is value_itself)
         return ref
 
     def _handle(
@@ -184,11 +188,12 @@ class ReadCursor(BlockCursor):
         left_out: tuple[LeftOut, ...] = (),
         *,
         in_parts: bool = False,
+        by_row: bool = False,
     ) -> Handle:
         read, caller = self.read, self.runtime.caller
         if read.graph is None:
             tried = self._tried(function, left_out)
-            return caller.source(tried, split, worker=worker, in_parts=in_parts, name=read.name)
+            return caller.source(tried, split, worker=worker, in_parts=in_parts, by_row=by_row, name=read.name)
         value = caller.upstream(read.graph, split.payload, worker=worker)
         if function is value_itself:
             return value
