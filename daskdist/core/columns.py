@@ -136,7 +136,8 @@ def _stacked(arrays: Sequence[Any]) -> Any:
 
 def _concatenated(arrays: Sequence[Any]) -> Any:
     first = arrays[0]
-    if first.ndim < 3 or not 1 < first.shape[-1] <= _MOST_CHANNELS or first.dtype.kind not in NUMBERS:
+    is_native_number = first.dtype.kind in NUMBERS and first.dtype.isnative
+    if first.ndim < 3 or not 1 < first.shape[-1] <= _MOST_CHANNELS or not is_native_number:
         return np.concatenate(arrays)
     value_bytes = first.dtype.itemsize
     pixel_bytes = first.shape[-1] * value_bytes

@@ -152,3 +152,16 @@ def test_a_result_that_is_no_element_is_told_with_its_row():
         list(Dataset.range(4).map(lambda x: float(x) if x != 3 else (1.0, 2.0)))
     with pytest.raises(errors.UserFunctionError, match=r"int is not an array.*on row 1 of"):
         list(Dataset.range(4).map(lambda x: 2**70 if x == 1 else int(x)))
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f4", ">i2"])
+@pytest.mark.parametrize(
+    "cut", [np.s_[:, ::-1], np.s_[::-1], np.s_[1:, 1:], np.s_[:, :, ::-1], np.s_[:, ::2], np.s_[:0]]
+)
+def test_images_are_stacked_with_all_their_values(dtype, cut):
+    pixels = np.arange(20 * 4 * 6 * 3).reshape(20, 4, 6, 3).astype(dtype)
+    images = [image[cut] if number % 2 else np.ascontiguousarray(image[cut]) for number, image in enumerate(pixels)]
+    column = column_of(images)
+    assert column.dtype == np.dtype(dtype).newbyteorder("=")
+    assert column.shape == (20, *images[0].shape)
+    assert all(np.array_equal(row, image) for row, image in zip(column, images, strict=True))

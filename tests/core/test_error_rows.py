@@ -103,3 +103,15 @@ def test_pickled_origins_have_no_rows_but_their_own():
     files = [SelectedOrigins([Origin(f"file {k} {n}") for n in range(64)], range(64), range(64)) for k in range(64)]
     row = pickle.loads(pickle.dumps(SelectedOrigins(files, [7], [3])))
     assert row.origins == [Origin("file 3 7")]
+
+
+@pytest.mark.parametrize(("num_blocks", "num_rows"), [(40, 100), (3, 1000)])
+def test_pickled_origins_are_the_same_for_few_and_many_rows_of_a_block(num_blocks, num_rows):
+    random = np.random.default_rng(0)
+    files = [
+        SelectedOrigins([Origin(f"file {k} {n}") for n in range(8)], range(8), range(8)) for k in range(num_blocks)
+    ]
+    origin = SelectedOrigins(files, random.integers(0, 8, num_rows), random.integers(0, num_blocks, num_rows))
+    again = pickle.loads(pickle.dumps(origin))
+    assert [again.where(k) for k in range(num_rows)] == [origin.where(k) for k in range(num_rows)]
+    assert len(again.origins) <= num_blocks * 8
