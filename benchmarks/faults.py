@@ -199,7 +199,7 @@ def workers(size: Size) -> Iterator[Figure]:
 
 
 def program(directory: Path, address: str) -> None:
-    """Iterate and note the rows of each step; save a checkpoint every few steps, and go on from the last one."""
+    """Iterate and note the rows of each step; save a checkpoint every few steps, and continue from the last one."""
     manager = daskdist.CheckpointManager(str(directory / "checkpoints"))
     with Client(address, set_as_default=False) as client, daskdist.MultiWorkerMirroredStrategy(client) as strategy:
         rows = Dataset.range(_ROWS).shuffle(500, seed=1).batch(_BATCH_ROWS)
@@ -222,7 +222,7 @@ def program(directory: Path, address: str) -> None:
 
 
 def rows_of_programs(directory: Path) -> Counter[int]:
-    """Return the rows up to the step from which the next program went on."""
+    """Return the rows up to the step from which the next program continued."""
     attempts = [
         [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(directory.glob("rows-*"))
     ]

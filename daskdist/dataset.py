@@ -1822,8 +1822,8 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         Notes
         -----
         Until it is complete, the store is hidden beside ``path``. Killed processes and workers are as in `to_parquet`.
-        During a replacement, a file beside ``path`` tells the readers of this package where the store is; other readers
-        find none.
+        During a replacement, a file beside ``path`` says where the store is, which only the readers of this package
+        read; other readers find no store.
 
         >>> import tempfile, daskdist
         >>> with tempfile.TemporaryDirectory() as directory:

@@ -64,7 +64,7 @@ def shown_cause(error: BaseException) -> BaseException | None:
 def without_signatures(value: Any) -> Any:
     """Return nested lists and tuples with each URL replaced by what all URLs of its file have in common.
 
-    That leaves out passwords, tokens and signatures, but not other parts, which may tell files from each other.
+    That leaves out passwords, tokens and signatures, but not other parts, which may distinguish files.
 
     >>> without_signatures(["https://token@host/x?id=7&sig=secret&se=9"])
     ['https://host/x?id=7']

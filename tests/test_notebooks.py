@@ -106,7 +106,7 @@ def test_training_shows_what_it_promises():
     assert all(float(share) >= 94 for share in found.values())
 
 
-def test_a_pass_goes_on_after_a_worker_is_killed():
+def test_a_pass_continues_after_a_worker_is_killed():
     shown = text_of(nbformat.read(ROOT / "notebooks" / "03-a-cluster.ipynb", as_version=4))
     assert "95 steps, 5,690 rows, 5,690 of them different; the dataset has 5,690" in shown
     assert "5,690 rows, 5,690 of them different\n" in shown

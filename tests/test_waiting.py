@@ -24,7 +24,7 @@ def test_a_wait_is_logged_and_ends(caplog):
     assert "waiting for a thing for 0 s, up to 0.05 s (daskdist.timeouts.data)" in caplog.text
 
 
-def test_a_wait_without_limit_goes_on():
+def test_a_wait_without_limit_continues():
     with dask.config.set({"daskdist.timeouts.data": float("inf")}):
         assert all(0 < within_s <= 30 for within_s in itertools.islice(wait_intervals("it", "timeouts.data"), 3))
 
@@ -94,6 +94,6 @@ def test_a_save_that_is_not_written_is_an_error(tmp_path):
             manager.wait()
     finally:
         gate.set()
-    # The save goes on in the background.
+    # The save continues in the background.
     manager.wait()
     assert manager.steps == [0]

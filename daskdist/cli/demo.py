@@ -243,7 +243,7 @@ def draw(
     axes.set(yscale="log", xlim=(0, len(means)), xlabel="epochs", ylabel="cross-entropy a row", title=title)
     axes.grid(which="both", axis="y", alpha=0.2)
     axes.legend()
-    # Show mistakes first, since they tell more.
+    # Show mistakes first, as they are more interesting.
     is_wrong = predicted != held_out["y"]
     shown = np.argsort(~is_wrong, kind="stable")[:20]
     images = np.pad(held_out["x"][shown].reshape(2, 10, 8, 8), ((0, 0), (0, 0), (4, 1), (1, 1)))

@@ -166,7 +166,7 @@ class Split:
     payload
         The data that the reader needs.
     num_rows
-        Its number of rows; None if only reading tells.
+        Its number of rows; None if it is known only from reading.
     num_bytes
         Its size in memory, as far as it is known before reading.
     file
@@ -231,7 +231,8 @@ class Read:
     name
         The name of its tasks.
     factor
-        The number of rows in the block for each row of the split; None if only reading tells, as after a filter.
+        The number of rows in the block for each row of the split; None if it is known only from reading, as after a
+        filter.
     divide
         ``divide(split, start, stop)`` returns these rows of a split as a split, at no cost; None if splits are read
         whole.

@@ -61,7 +61,7 @@ class TensorSpec:
         if isinstance(value, Ragged):
             return RaggedTensorSpec(value.shape, value.dtype)
         shape = np.shape(value)
-        # The dtype of a single text of NumPy tells the width of this text only.
+        # The dtype of a single text of NumPy has the width of this text only.
         return cls(shape, TEXT if not shape and value.dtype.kind == "U" else value.dtype)
 
     def is_compatible_with(self, other: Any) -> bool:

@@ -64,7 +64,7 @@ class Structure:
         structure = Structure(treespec)
         arrays: list[Any] = []
         try:
-            # Extend leaf by leaf, so that a failure tells its leaf.
+            # Extend leaf by leaf, so that the number of arrays at a failure is the number of its leaf.
             arrays.extend(map(narrow_array if narrow else as_array, leaves))
         except ArgumentError as error:
             path = structure.paths[len(arrays)]

@@ -37,7 +37,7 @@ def driver_version() -> int:
 
 
 def uuid_of(index: int) -> str | None:
-    """Return the UUID of a visible GPU, as in ``nvidia-smi -L``; None if the driver does not tell.
+    """Return the UUID of a visible GPU, as in ``nvidia-smi -L``; None if the driver does not report it.
 
     CuPy returns it as C text, which ends at the first zero byte. For a partition of a GPU (MIG) it is the partition's.
     """
@@ -70,7 +70,7 @@ def is_in_use(index: int) -> bool:
 
 
 def memory_of(name: str) -> tuple[int, int] | None:
-    """Return the free and total bytes of the GPU with a UUID; None if the driver does not tell."""
+    """Return the free and total bytes of the GPU with a UUID; None if the driver does not report them."""
     management, handle, memory = _library(_MANAGEMENT), ctypes.c_void_p(), _Memory()
     # Initialisations are counted, so each needs a shutdown.
     if management is None or management.nvmlInit_v2():

@@ -1,4 +1,4 @@
-"""Searches for the invalid items among many, where a library only tells whether some contain one."""
+"""Searches for the invalid items among many, where a library only reports that there are some."""
 
 from __future__ import annotations
 

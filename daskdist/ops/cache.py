@@ -46,7 +46,7 @@ class Cache(Transformation):
         number = self.source.cardinality
         if number != UNKNOWN or not self.kept.runs:
             return number
-        # Complete passes on any worker tell the number of elements.
+        # A complete pass on any worker has recorded the number of elements.
         key_here = self._key()
         counts = {sum(map(len, runs)) for key, runs in list(self.kept.runs.items()) if key[0] == key_here}
         return counts.pop() if len(counts) == 1 else UNKNOWN

@@ -205,7 +205,7 @@ class InterleaveCursor:
                 queue.push(contents)
             self.slots[self.position] = InputSlot(queue)
         else:
-            # The words of its element already tell the dataset its pass, so the pass number is 0.
+            # The words of its element already determine the dataset's pass, so the pass number is 0.
             self.num_opened += 1
             # If its dataset fails, the element counts as one of an empty dataset.
             slot = self.slots[self.position] = InputSlot(RunQueue())

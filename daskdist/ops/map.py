@@ -103,7 +103,7 @@ class Map(SpecFromCalls):
 
 
 def result_bytes_at_once(function: UserFunction, source: Node) -> int | None:
-    """Return the bytes of a function's result for an element of a node, if a call for all rows of a block tells.
+    """Return the bytes of a function's result for an element of a node; None if a call for all rows does not show it.
 
     It is None for functions that are called row by row; no such function is called here.
     """

@@ -121,7 +121,7 @@ class NestedFunction(UserFunction):
 
         spec: ElementSpec | SpecUnknown
         try:
-            # A single trial first: its failure tells whether files are read.
+            # A single trial first: its failure shows whether files are read.
             try_one(2, 1)
             spec = learned_spec(try_one, numbers_in(self.function), source.spec)
         except SpecUnknown as unknown:

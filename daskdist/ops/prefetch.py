@@ -14,7 +14,7 @@ class Prefetch(Transformation):
     """The same elements, read in the background by threads.
 
     The setting ``daskdist.window-bytes`` limits the bytes read ahead. ``buffer_size`` is only checked, because a number
-    of elements does not tell how much memory they take.
+    of elements does not say how much memory they take.
     """
 
     buffer_size: int

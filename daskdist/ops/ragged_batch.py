@@ -26,7 +26,7 @@ class RaggedBatch(Batch):
     Parameters
     ----------
     element_spec
-        The spec of the elements, which tells the varying lengths; None if only the data does.
+        The spec of the elements, which says which lengths vary; None if only the data shows that.
     row_splits_dtype
         int32 or int64.
     is_of_rows

@@ -122,7 +122,7 @@ class CutNumbers:
 
 
 def numbered_split(name: str, start: int, payload: Any, num_rows: int) -> Split:
-    """Return a split of 64-bit numbers, whose label tells the place of its first row."""
+    """Return a split of 64-bit numbers, whose label states the place of its first row."""
     return Split(f"{name} rows {start} on", payload, num_rows, num_rows * 8)
 
 

@@ -37,7 +37,7 @@ def autoshard(
     num_pipelines
         The number of workers.
     first
-        Returns first elements, which may tell whether a function reads files; None never to compute any.
+        Returns first elements, which may show whether a function reads files; None never to compute any.
 
     Raises
     ------

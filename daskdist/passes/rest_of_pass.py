@@ -1,8 +1,8 @@
 """The rest of a pass over a distributed dataset, shared out among other replicas and workers than its beginning.
 
-A position tells how the pass was shared out, and how many elements each of its streams has given. If it is shared out
-in the same way now, these streams continue. Otherwise they are opened as they were, and their remaining elements, in
-the order of steps and replicas, are batched again for the current replicas.
+A position records how the pass was shared out, and how many elements each of its streams has returned. If it is shared
+out in the same way now, these streams continue. Otherwise they are opened as they were, and their remaining elements,
+in the order of steps and replicas, are batched again for the current replicas.
 """
 
 from __future__ import annotations

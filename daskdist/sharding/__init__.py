@@ -74,7 +74,7 @@ class Pairing:
         The name of the operation.
     mismatch
         Returns, as a clause, why it would combine other elements on a worker's share; None if it would not. The
-        argument tells whether splits are distributed instead of files. Called last, as it may read every file's index.
+        argument says whether splits are distributed instead of files. Called last, as it may read every file's index.
     """
 
     name: str

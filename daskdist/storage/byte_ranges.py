@@ -1,8 +1,8 @@
 """Files of records one after the other, cut into byte ranges at the ends of records.
 
 A range is stated by its size only, so that a file of any size is listed at once. The beginning of its first record is
-found when the range is read. If only the record before it tells (a quoted newline, a length), the search starts at the
-nearest boundary this process knows, which is the end of the previous range when files are read in order.
+found when the range is read. If that depends on the record before it (a quoted newline, a length), the search starts at
+the nearest boundary this process knows, which is the end of the previous range when files are read in order.
 
 A compressed file cannot be entered in the middle. It is read in parts, each continuing where the one before it ended,
 with the same decompressor. A part that is read by another process or out of order is decompressed from the beginning

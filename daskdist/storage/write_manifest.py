@@ -2,7 +2,7 @@
 
 Writers put one small JSON file for each format into a directory: before the first file gets its name, and again after
 the last. Until then it lists the files of the previous dataset, so that a reader sees the old dataset or the new one,
-never part of a write that was killed. Spark's empty ``_SUCCESS`` would tell that a write has finished, but not which
+never part of a write that was killed. Spark's empty ``_SUCCESS`` would say that a write has finished, but not which
 files belong to it after an overwrite. The name begins with ``_``, so pandas, pyarrow and Spark skip it.
 """
 

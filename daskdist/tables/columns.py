@@ -106,7 +106,7 @@ class Columns:
 
 @lru_cache(maxsize=64)
 def _all_of(names: tuple[str, ...], kind: str) -> Columns:
-    # Cached by names, as it is called for each split; a structure does not tell the order of the names.
+    # Cached by names, as it is called for each split; a structure does not contain the order of the names.
     return Columns.of(list(names), names, kind)
 
 

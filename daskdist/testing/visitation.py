@@ -181,7 +181,7 @@ def verify_visitation(
         seconds = time.monotonic() - begun_at
         came, missed = faults.outcomes()
     visited = Counter(row for _, rows in visits for row in rows)
-    # A function's steps may all be made again after a fault, so that only its own time tells how long that took.
+    # A function's steps may all be made again after a fault, so that only its own time shows how long that took.
     times = sorted([*[at for at, _ in visits], *(faults.times if loop == "function" else ())])
     return VisitationReport(
         expected.total(),

@@ -691,7 +691,7 @@ def test_variables_are_restored(two, tmp_path):
     assert train(two, made) == [[4, [4, 4]]] * 2
 
 
-def test_another_number_of_replicas_goes_on(two, three, tmp_path):
+def test_another_number_of_replicas_continues(two, three, tmp_path):
     made = variables_of(two)
     train(two, made)
     Checkpoint(**made).save(tmp_path / "a.ckpt")
@@ -744,7 +744,7 @@ Checkpoint(**made).save(sys.argv[1])
 """
 
 
-def test_another_process_goes_on(two, tmp_path):
+def test_another_process_continues(two, tmp_path):
     made = variables_of(two)
     train(two, made)
     checkpoint = Checkpoint(**made)

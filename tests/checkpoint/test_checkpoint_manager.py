@@ -168,7 +168,7 @@ def test_the_newest_are_kept(tmp_path):
     assert other.steps == [11, 12]
 
 
-def test_objects_go_on_from_the_newest(tmp_path):
+def test_objects_continue_from_the_newest(tmp_path):
     strategy = mirrored(2)
     with strategy.scope():
         weights = Variable(np.zeros(3))

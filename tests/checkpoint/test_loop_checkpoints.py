@@ -47,7 +47,7 @@ def dataset():
 
 
 @pytest.mark.parametrize("kind", ["local", "cluster"])
-def test_a_loop_goes_on_from_its_last_checkpoint(request, tmp_path, kind):
+def test_a_loop_continues_from_its_last_checkpoint(request, tmp_path, kind):
     strategy = request.getfixturevalue("on_cluster") if kind == "cluster" else mirrored(2)
     manager = CheckpointManager(tmp_path, keep=2)
     whole, _ = run_loop(strategy, CheckpointManager(tmp_path / "whole"), -1)
@@ -65,7 +65,7 @@ def test_a_loop_goes_on_from_its_last_checkpoint(request, tmp_path, kind):
     assert manager.steps == [9, 10]
 
 
-def test_other_replicas_and_the_program_go_on_from_it(tmp_path):
+def test_other_replicas_and_the_program_continue_from_it(tmp_path):
     manager = CheckpointManager(tmp_path)
     rows, _ = run_loop(mirrored(2), manager, 2)
     again, count = run_loop(mirrored(3), manager, -1)

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.cluster
 
 
 def test_a_checkpoint_of_an_iterator_counts_complete_steps_only(on_cluster, tmp_path):
-    go_on = tmp_path / "go-on"
+    release = tmp_path / "release"
 
     def write(rows):
         # The program waits for the first call, to learn what the function returns.
         until = time.monotonic() + 10
         path = tmp_path / f"rows-{daskdist.get_replica_context().replica_id_in_sync_group}"
-        while path.exists() and not go_on.exists() and time.monotonic() < until:
+        while path.exists() and not release.exists() and time.monotonic() < until:
             time.sleep(0.005)
         with open(path, "a") as file:
             file.write("".join(f"{row}\n" for row in rows.tolist()))
@@ -34,7 +34,7 @@ def test_a_checkpoint_of_an_iterator_counts_complete_steps_only(on_cluster, tmp_
     for _ in range(40):
         on_cluster.run(write, args=(next(steps),))
     assert len(written()) == 4
-    threading.Timer(0.3, go_on.touch).start()
+    threading.Timer(0.3, release.touch).start()
     Checkpoint(steps=steps).save(tmp_path / "a.ckpt")
     assert written() == list(range(160))
     resumed = Checkpoint(steps=iter(on_cluster.distribute_dataset(Dataset.range(400).batch(4))))

@@ -151,7 +151,7 @@ def test_helpers_that_are_defined_later_are_called():
     assert function.function(3) == 6
 
 
-def test_functions_that_count_their_calls_go_on_counting():
+def test_functions_that_count_their_calls_keep_counting():
     global NUM_CALLS
     NUM_CALLS = number = 0
 

@@ -317,7 +317,7 @@ def test_permuted_pipelines_continue_from_every_position(name, split_bytes, call
         for number in range(len(whole) + 1):
             again = iter(PIPELINES[name]())
             again.load_state_dict(pickle.loads(pickle.dumps(iterator.state_dict())))
-            same_elements(list(again), whole[number:], f"gone on from {number}")
+            same_elements(list(again), whole[number:], f"continued from {number}")
             same_elements(list(islice(iterator, 1)), whole[number : number + 1], f"the iterator asked at {number}")
 
 

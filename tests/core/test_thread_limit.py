@@ -174,7 +174,7 @@ def test_calls_that_are_mostly_loops_are_held_to_the_limit_from_their_beginning(
     assert reading_beside_loops(0.002) == 1
 
 
-def test_calls_that_mostly_read_go_on_beside_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_mostly_read_continue_beside_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitChooser, "limit", 1)
     assert reading_beside_loops(0.05) == 3
 
@@ -212,12 +212,12 @@ def test_rows_that_wait_for_each_other_are_not_held_up_for_ever(monkeypatch: pyt
 def test_calls_that_wait_when_the_pool_closes_do_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitChooser, "limit", 1)
     monkeypatch.setattr(thread_limit, "_PATIENCE_S", 1000.0)
-    limit, pool, go_on, begun = ThreadLimit(), LoopPool(2), threading.Event(), []
+    limit, pool, release, begun = ThreadLimit(), LoopPool(2), threading.Event(), []
 
     def work(number: int) -> None:
         begun.append(number)
         for _ in limit.loop(range(2), 2):
-            go_on.wait(60 if number else 0.01)
+            release.wait(60 if number else 0.01)
 
     with ThreadPoolExecutor(2) as threads:
         threads.submit(pool.run, work, 0).result(60)
@@ -229,7 +229,7 @@ def test_calls_that_wait_when_the_pool_closes_do_not_begin(monkeypatch: pytest.M
         pool.close()
         with pytest.raises(CancelledError):
             second.result(60)
-        go_on.set()
+        release.set()
         first.result(60)
     assert begun == [0, 1]
 

@@ -127,7 +127,7 @@ def test_a_browser_shows_figures_while_a_loop_runs(busy_client, tmp_path):
         before = page.evaluate(TEXT.format("details"))
         page.wait_for(f"{TEXT.format('details')} !== {before!r}")
         assert all(name in before for name in ("tcp://127.0.0.1", "features #0", "steps/s"))
-        # The page shows that a worker was killed, and the loop goes on with two.
+        # The page shows that a worker was killed, and the loop continues with two.
         process = next(iter(busy_client.run(os.getpid).values()))
         os.kill(process, signal.SIGKILL)
         page.wait_for(f"{TEXT.format('summary')}.includes('2 replicas')")

@@ -249,7 +249,7 @@ def test_distributed_iterators_share_the_window():
 
 @pytest.mark.parametrize("is_distributed", [False, True])
 def test_a_slow_consumer_of_an_endless_dataset_holds_memory_flat(is_distributed):
-    live, found, goes_on, has_one = Live(), [], threading.Semaphore(0), threading.Semaphore(0)
+    live, found, release, has_one = Live(), [], threading.Semaphore(0), threading.Semaphore(0)
     ds = Dataset(Blocks(3, live)).repeat().batch(BLOCK_ROWS)
     ds = mirrored(1).distribute_dataset(ds) if is_distributed else ds
 
@@ -257,14 +257,14 @@ def test_a_slow_consumer_of_an_endless_dataset_holds_memory_flat(is_distributed)
         for batch, _ in zip(ds, range(40), strict=False):
             found.append(int(batch[0, 0]))
             has_one.release()
-            goes_on.acquire()
+            release.acquire()
 
     consumer = threading.Thread(target=consume)
     consumer.start()
     for _ in range(40):
         assert has_one.acquire(timeout=10)
         assert live.num_blocks <= WINDOW // MIB + 1
-        goes_on.release()
+        release.release()
     consumer.join()
     assert found == [number % 3 for number in range(40)]
 

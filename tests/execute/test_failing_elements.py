@@ -175,7 +175,7 @@ def test_an_unreadable_file_is_reported_once(tmp_path, where):
     assert [x for x in found if x != ERROR] == [[0, 1], [2, 3], [4, 5], [20, 21], [22, 23], [24, 25]]
 
 
-def test_replicas_loops_go_on():
+def test_replicas_loops_continue():
     strategy = mirrored(1)
     found = []
 

@@ -111,12 +111,12 @@ def test_a_thread_ends_without_a_consumer(is_closed):
 
 def test_closing_does_not_wait_for_a_source_that_waits(monkeypatch):
     monkeypatch.setattr(prefetch, "_JOIN_TIMEOUT_S", 0.05)
-    waits, go_on, then = threading.Event(), threading.Event(), threading.Event()
+    waits, release, then = threading.Event(), threading.Event(), threading.Event()
 
     def source():
         yield [[np.arange(3)]]
         waits.set()
-        go_on.wait(20)
+        release.wait(20)
 
     ahead = DevicePrefetch(source(), [device("STRICT:0")])
     next(ahead)
@@ -125,7 +125,7 @@ def test_closing_does_not_wait_for_a_source_that_waits(monkeypatch):
     ahead.close(then.set)
     assert thread.is_alive()
     assert not then.is_set()
-    go_on.set()
+    release.set()
     assert then.wait(10)
     join([thread])
 
@@ -147,18 +147,18 @@ def test_a_ready_step_does_not_wait_for_the_next():
 
 def test_a_generator_that_waits_does_not_hold_up_closing(monkeypatch):
     monkeypatch.setattr(prefetch, "_JOIN_TIMEOUT_S", 0.05)
-    go_on = threading.Event()
+    release = threading.Event()
 
     def numbers():
         yield 0
-        go_on.wait(20)
+        release.wait(20)
 
     dataset = Dataset.from_generator(numbers, output_signature=daskdist.TensorSpec((), np.int64)).batch(1)
     iterator = iter(device_gather_of().distribute_dataset(dataset))
     assert on_host(next(iterator)).tolist() == [0]
     threads = feed_threads()
     iterator.close()
-    go_on.set()
+    release.set()
     join(threads)
 
 
@@ -319,7 +319,7 @@ def test_large_arrays_that_steps_are_views_of_are_pinned_if_asked_for(locks, mon
 # --- while the device computes ---
 
 
-def test_copies_go_on_while_the_host_is_ahead_of_the_device():
+def test_copies_continue_while_the_host_is_ahead_of_the_device():
     may_compute, found = threading.Event(), []
     stream = channel_of("STRICT:0").stream
     ahead = DevicePrefetch(iter(arrays((2**12,), num_steps=5)), [device("STRICT:0")], num_units=1, unit_bytes=2**10)

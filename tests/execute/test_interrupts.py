@@ -1,4 +1,4 @@
-"""Passes go on after Ctrl-C: each element comes once, and positions taken later are right."""
+"""Passes continue after Ctrl-C: each element comes once, and positions taken later are right."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def rows_of(iterator, values_of, interrupt_soon, most_interrupts):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_local_pass_goes_on_after_interrupts(name, interrupt_soon):
+def test_a_local_pass_continues_after_interrupts(name, interrupt_soon):
     ds = PIPELINES[name]()
     expected = np.concatenate(list(ds)).tolist()
     for _ in range(2):
@@ -93,7 +93,7 @@ def test_a_local_pass_goes_on_after_interrupts(name, interrupt_soon):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ["map", "shuffle"])
-def test_a_distributed_pass_goes_on_after_interrupts(on_cluster, name, interrupt_soon):
+def test_a_distributed_pass_continues_after_interrupts(on_cluster, name, interrupt_soon):
     def values_of(step):
         return np.concatenate(on_cluster.local_results(step)).tolist()
 
@@ -107,7 +107,7 @@ def test_a_distributed_pass_goes_on_after_interrupts(on_cluster, name, interrupt
         assert sorted(before + rest) == list(range(300))
 
 
-def test_a_pass_over_a_generator_does_not_go_on_without_the_elements_it_lost(interrupt_soon):
+def test_a_pass_over_a_generator_does_not_continue_without_the_elements_it_lost(interrupt_soon):
     numbers = iter(range(300))
     ds = Dataset.from_generator(lambda: map(slow, numbers), output_signature=TensorSpec((), "int64")).batch(6)
     iterator = iter(ds)

@@ -323,7 +323,7 @@ def test_a_continued_iterator_can_be_continued_again():
     list(islice(second, 4))
     third = begun(make, 0, Threads)
     third.load_state_dict(pickle.loads(pickle.dumps(second.state_dict())))
-    same_elements(list(third), whole[7:], "gone on twice, in threads at last")
+    same_elements(list(third), whole[7:], "continued twice, in threads at last")
 
 
 @pytest.mark.parametrize("unit", ["Y", "D", "s", "us", "ns"])
@@ -573,7 +573,7 @@ def test_a_position_is_continued_by_another_process(tmp_path):
     path = str(tmp_path / "state")
     found = [programs.run("-c", program, "begin", path, check=True).stdout]
     # The other is a new process: the hashes of text differ.
-    arguments = [sys.executable, "-c", program, "go on", path]
+    arguments = [sys.executable, "-c", program, "continue", path]
     found.append(subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60).stdout)
     assert found[0] == found[1]
     assert found[0].count("[") > 10

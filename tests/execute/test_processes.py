@@ -363,7 +363,7 @@ class Watching:
 
 @SHARED
 @pytest.mark.parametrize("how", ["thread", "fork"])
-def test_memory_that_a_function_goes_on_using_is_not_used_again(pool, tmp_path, how):
+def test_memory_that_a_function_keeps_using_is_not_used_again(pool, tmp_path, how):
     watching = Watching(tmp_path, how)
     assert pool.call(pool.add(cloudpickle.dumps(watching)), [np.ones(100_000)]) == 100_000
     for number in range(2, 6):

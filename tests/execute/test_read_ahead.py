@@ -410,7 +410,7 @@ def test_files_with_fast_functions_are_computed_whole_once_that_is_known(on_clus
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("kind", "keep"), [("npy", None), ("text", lambda row: row % 3 > 0)], ids=["npy", "text"])
-def test_a_pass_over_parts_of_files_goes_on_after_what_was_computed(on_cluster, files_of, kind, keep):
+def test_a_pass_over_parts_of_files_continues_after_what_was_computed(on_cluster, files_of, kind, keep):
     def number(row):
         time.sleep(0.001)
         return np.int64(row)

@@ -129,11 +129,11 @@ def test_each_step_of_a_cluster_goes_to_one_thread(on_cluster, parquet_files, po
 
 
 def test_another_iterator_is_usable_while_a_thread_waits():
-    go_on, begun = threading.Event(), threading.Event()
+    release, begun = threading.Event(), threading.Event()
 
     def slow():
         begun.set()
-        assert go_on.wait(60)
+        assert release.wait(60)
         yield 1
 
     waiting = iter(Dataset.from_generator(slow, TensorSpec((), "int64")).batch(1))
@@ -142,7 +142,7 @@ def test_another_iterator_is_usable_while_a_thread_waits():
     assert begun.wait(60)
     # Meanwhile this thread can use another dataset.
     assert len(list(mirrored(2).distribute_dataset(Dataset.range(8).batch(4)))) == 2
-    go_on.set()
+    release.set()
     thread.join(60)
     assert next(waiting, None) is None
 

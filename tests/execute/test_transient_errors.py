@@ -156,7 +156,7 @@ def elements_and_positions(iterator):
     return found, states
 
 
-def gone_on(ds, state):
+def continued(ds, state):
     """Return an iterator at a position."""
     iterator = iter(ds)
     iterator.load_state_dict(state)
@@ -177,13 +177,13 @@ def test_what_was_raised_is_over_and_the_rest_is_tried_again(read, name, where):
     near = (0, 1, at - 1, at, at + 1, at + 3) if where == "plain" else (0, at, at + 1)
     numbers = sorted({*near, len(with_error)} & {*range(len(states))})
     for number in numbers:
-        assert taken(gone_on(ds, states[number])) == with_error[number:], f"the error stays, from {number}"
+        assert taken(continued(ds, states[number])) == with_error[number:], f"the error stays, from {number}"
     bring_back(read)
     for number in numbers:
         expected = (with_error if number > at else whole)[number:]
         # Read the rest of it with the position of a position, too.
-        again = gone_on(ds, states[number])
-        assert taken(gone_on(ds, again.state_dict())) == expected, f"from {number}"
+        again = continued(ds, states[number])
+        assert taken(continued(ds, again.state_dict())) == expected, f"from {number}"
         assert taken(again) == expected, f"from {number}"
 
 
@@ -199,7 +199,7 @@ def test_an_element_that_fails_only_after_a_resume_is_missing_alone_or_ends_the_
     near = range(at - 1, at + 2) if where == "threads" else (0, 1, *range(at - 2, at + 4), len(whole) - 1, len(whole))
     for number in sorted({*near} & {*range(len(states))}):
         try:
-            rest = taken(gone_on(ds, states[number]))
+            rest = taken(continued(ds, states[number]))
         except (errors.ArgumentError, errors.UserFunctionError):
             assert number, "nothing was there before"
             continue
@@ -263,7 +263,7 @@ def test_what_is_made_of_an_element_that_was_raised_fails_after_a_resume(read, w
     assert with_error.count(ERROR) == 3
     bring_back(read)
     for number in range(with_error.index(ERROR) + 1, len(states)):
-        assert taken(gone_on(ds, states[number])) == with_error[number:]
+        assert taken(continued(ds, states[number])) == with_error[number:]
 
 
 @pytest.mark.parametrize("where", ["plain", "threads"])
@@ -283,7 +283,7 @@ def test_an_element_of_a_shuffle_of_sums_is_counted_once(tmp_path, size, where):
     (tmp_path / "7").touch()
     at = with_error.index(ERROR)
     for number in {0, 1, at, at + 1, at + 2, 399}:
-        found = with_error[:number] + taken(gone_on(ds, states[number]), 500)
+        found = with_error[:number] + taken(continued(ds, states[number]), 500)
         is_left_out = ERROR in found
         assert is_left_out == (number > at)
         rows = [row for row in found if row != ERROR]
@@ -304,11 +304,11 @@ def test_sums_do_not_count_an_element_that_fails_only_after_a_resume(read, where
     taken(iterator, 300)
     later = iterator.state_dict()
     hide(read)
-    again = gone_on(ds, state)
+    again = continued(ds, state)
     assert found + taken(again, 100) == with_error[: MISSING + 100]
     bring_back(read)
-    assert taken(gone_on(ds, again.state_dict()), 400) == with_error[MISSING + 100 :]
-    assert taken(gone_on(ds, later), 400) == np.cumsum(range(400)).tolist()[MISSING + 300 :]
+    assert taken(continued(ds, again.state_dict()), 400) == with_error[MISSING + 100 :]
+    assert taken(continued(ds, later), 400) == np.cumsum(range(400)).tolist()[MISSING + 300 :]
 
 
 @pytest.mark.parametrize("name", ["scan", "scan, filter"])
@@ -321,7 +321,7 @@ def test_positions_of_processes(read, name):
     bring_back(read)
     for number in (at, at + 1):
         expected = (with_error if number > at else whole)[number:]
-        assert taken(gone_on(ds, states[number])) == expected
+        assert taken(continued(ds, states[number])) == expected
 
 
 class FailsOnce:
@@ -434,7 +434,7 @@ def test_positions_of_a_cluster(on_cluster, read, name):
     at = after.index(ERROR)
     for number in (2, at + 1):
         before = after[:number]
-        rest, _ = rows(gone_on(ds, states[number]))
+        rest, _ = rows(continued(ds, states[number]))
         expected = sorted(row for step in (after if ERROR in before else whole) if step != ERROR for row in step)
         assert sorted(row for step in before + rest if step != ERROR for row in step) == expected
 
@@ -467,22 +467,22 @@ def test_positions_of_datasets_on_workers(on_cluster, read, name):
     assert with_error.count(ERROR) == 2
     numbers = (at, at + 1, at + 2, len(with_error))
     for number in numbers:
-        assert steps(gone_on(ds, states[number]))[0] == with_error[number:]
+        assert steps(continued(ds, states[number]))[0] == with_error[number:]
     late = states_of_whole[at + 1]
     if name == "map":
-        assert steps(gone_on(ds, late))[0] == whole[at + 1 :]
+        assert steps(continued(ds, late))[0] == whole[at + 1 :]
     elif name == "scan":
         with pytest.raises(errors.ArgumentError, match="before the position was taken and that fails now"):
-            steps(gone_on(ds, late))
+            steps(continued(ds, late))
     bring_back(read)
-    assert steps(gone_on(ds, states[at]))[0] == whole[at:]
+    assert steps(continued(ds, states[at]))[0] == whole[at:]
     for number in numbers[2:]:
         if name == "map":
-            assert steps(gone_on(ds, states[number]))[0] == with_error[number:]
+            assert steps(continued(ds, states[number]))[0] == with_error[number:]
         else:
             # The stream runs from its start, and has other elements now.
             with pytest.raises(errors.ArgumentError, match="failed before the position was taken"):
-                gone_on(ds, states[number])
+                continued(ds, states[number])
 
 
 @pytest.mark.cluster
@@ -497,7 +497,7 @@ def test_a_sum_on_a_cluster_of_elements_that_fail_after_they_were_counted_is_an_
     state = iterator.state_dict()
     hide(read)
     with pytest.raises(errors.ArgumentError, match="before the position was taken and"):
-        list(map(on_cluster.local_results, gone_on(ds, state)))
+        list(map(on_cluster.local_results, continued(ds, state)))
 
 
 @pytest.mark.parametrize("where", ["plain", "threads"])
@@ -511,18 +511,18 @@ def test_sums_count_what_succeeded_after_a_resume_and_fails_after_the_next(read,
     taken(iterator, at)
     # It failed, and was not raised: it may fail again.
     states = [iterator.state_dict()]
-    assert taken(gone_on(ds, states[0]), 1) == [ERROR]
+    assert taken(continued(ds, states[0]), 1) == [ERROR]
     bring_back(read)
-    again = gone_on(ds, states[0])
+    again = continued(ds, states[0])
     assert taken(again, 1) == whole[at : at + 1]
-    states += [again.state_dict(), gone_on(ds, again.state_dict()).state_dict()]
+    states += [again.state_dict(), continued(ds, again.state_dict()).state_dict()]
     hide(read)
     for state in states[1:]:
         with pytest.raises(errors.ArgumentError, match="before the position was taken and that fails now"):
-            taken(gone_on(ds, state))
+            taken(continued(ds, state))
     bring_back(read)
     for state in states[1:]:
-        assert taken(gone_on(ds, state)) == whole[at + 1 :]
+        assert taken(continued(ds, state)) == whole[at + 1 :]
 
 
 def test_a_carried_value_has_the_last_failed_elements_only():
@@ -547,9 +547,9 @@ def test_a_sum_of_elements_that_fail_after_they_were_counted_is_an_error(read, n
     rest = taken(iterator)
     hide(read)
     with pytest.raises(errors.ArgumentError, match="before the position was taken and"):
-        next(gone_on(ds, state))
+        next(continued(ds, state))
     bring_back(read)
-    assert taken(gone_on(ds, state)) == rest
+    assert taken(continued(ds, state)) == rest
 
 
 @pytest.mark.parametrize("where", ["plain", "threads"])
@@ -568,12 +568,12 @@ def test_an_element_that_fails_after_a_resume_does_not_move_those_of_later_calls
         path = tmp_path / str(number)
         path.touch()
         try:
-            rest = taken(gone_on(ds, state))
+            rest = taken(continued(ds, state))
         except errors.ArgumentError:
             rest = None
         assert rest is None or [x for x in rest if x != ERROR] == [x for x in range(30, 60) if x != number]
         path.unlink()
-    assert taken(gone_on(ds, state)) == list(range(30, 60))
+    assert taken(continued(ds, state)) == list(range(30, 60))
 
 
 @pytest.mark.cluster
@@ -587,7 +587,7 @@ def test_what_streams_on_workers_left_out_is_not_among_their_rows(on_cluster, re
     assert found == [[x, x] for x in range(12) if x != MISSING]
     for number in (MISSING - 1, MISSING, MISSING + 2):
         again = [
-            np.asarray(on_cluster.local_results(values)).ravel().tolist() for values in gone_on(ds, states[number])
+            np.asarray(on_cluster.local_results(values)).ravel().tolist() for values in continued(ds, states[number])
         ]
         assert again == found[number + 1 :]
 
@@ -597,4 +597,4 @@ def test_what_was_left_out_before_a_filter_that_keeps_all_stays_left_out(read):
     hide(read)
     whole, states = elements_and_positions(iter(ds))
     bring_back(read)
-    assert taken(gone_on(ds, states[9])) == whole[9:]
+    assert taken(continued(ds, states[9])) == whole[9:]

@@ -66,7 +66,7 @@ def test_elements_are_the_same_in_the_same_order(images, build):
 
 
 @pytest.mark.parametrize("num_batches", [0, 9, 20])
-def test_a_pass_goes_on_at_its_position(images, num_batches):
+def test_a_pass_continues_at_its_position(images, num_batches):
     ds = daskdist.read_images(images).shuffle(600, seed=0).map(flipped, rng=1).batch(64)
     iterator = iter(ds.at_epoch(2).with_options(PROCESSES))
     for _ in range(num_batches):

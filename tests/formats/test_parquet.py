@@ -509,7 +509,7 @@ def test_a_file_that_may_not_be_read(as_somebody):
             list(read_text(path))
 
 
-def test_listing_goes_on_after_it_failed(parquet_files):
+def test_listing_continues_after_it_failed(parquet_files):
     paths = parquet_files(2, files=3)
     ds = read_parquet(paths, "id")
     content = Path(paths[1]).read_bytes()

@@ -789,7 +789,7 @@ def test_keras_counts_steps_that_are_not_known(keras):
     assert [len(each) for each in some.passes] == [1, 3, 3]
 
 
-def test_keras_goes_on_in_an_endless_dataset(keras):
+def test_keras_continues_in_an_endless_dataset(keras):
     endless = Recorded(Dataset.counter().map(lambda x: (np.ones(3), np.ones(1) * x)).batch(1))
     data = daskdist.keras_data(endless)
     linear(keras).fit(data, epochs=2, steps_per_epoch=3, verbose=0)

@@ -138,11 +138,11 @@ def test_the_memory_budget_bounds_what_is_read_ahead():
 
 
 def test_blocks_are_given_as_they_are_ready_if_deterministic_is_false():
-    first_may_go_on = threading.Event()
+    first_may_continue = threading.Event()
 
     def slow_at_first(x):
         if x == 0:
-            assert first_may_go_on.wait(30)
+            assert first_may_continue.wait(30)
         return x
 
     with dask.config.set({"daskdist.split-bytes": 80, "daskdist.num-threads": 4}):
@@ -154,7 +154,7 @@ def test_blocks_are_given_as_they_are_ready_if_deterministic_is_false():
         # The spec calls the function on made-up elements, none of which is 0.
         iterator = iter(ds)
         early = [int(next(iterator)) for _ in range(10)]
-        first_may_go_on.set()
+        first_may_continue.set()
         rest = [int(x) for x in iterator]
     assert 0 not in early
     assert sorted(early + rest) == list(range(40))

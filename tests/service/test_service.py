@@ -205,7 +205,7 @@ def test_consumers_forget_finished_parts_of_an_endless_task(client):
     readings = [each for each in gc.get_objects() if isinstance(each, Reading) and each not in before]
     assert len(readings) == 3
     eventually(lambda: not any(each.done() for each in readings))
-    # The iterators go on, and no element comes twice.
+    # The iterators continue, and no element comes twice.
     found += [int(next(iterator)) for _ in range(20) for iterator in iterators]
     assert len(set(found)) == len(found)
     for iterator in iterators:

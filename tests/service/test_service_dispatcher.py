@@ -195,7 +195,7 @@ def test_only_the_number_of_an_iteration_that_is_over_is_kept(pieces):
     assert started(bench.join("next", iteration=200))
 
 
-def test_iterations_that_all_have_gone_on_from_are_removed():
+def test_iterations_that_all_have_continued_from_are_removed():
     bench = Bench()
     # Two consumers leave early; another, slow one then reads iteration 1.
     for iteration, name in enumerate("abc"):

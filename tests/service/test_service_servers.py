@@ -163,7 +163,7 @@ def test_invalid_configurations_are_refused():
         distribute("one_epoch", "tcp://127.0.0.1:1", data_transfer_protocol="carrier")
 
 
-def test_another_dispatcher_goes_on_with_the_jobs(tmp_path):
+def test_another_dispatcher_continues_with_the_jobs(tmp_path):
     port = kept_port()
     first = dispatcher(port=port, work_dir=str(tmp_path), fault_tolerant_mode=True)
     workers = [worker(first) for _ in range(2)]

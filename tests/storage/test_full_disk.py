@@ -1,4 +1,4 @@
-"""Writes without space on the disk raise an error that names the file, or go on without it."""
+"""Writes without space on the disk raise an error that names the file, or continue without it."""
 
 from __future__ import annotations
 

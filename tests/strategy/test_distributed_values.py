@@ -490,18 +490,18 @@ def test_html_waits_for_nothing(on_cluster, tmp_path):
             time.sleep(0.01)
         return 4
 
-    go_on = tmp_path / "go on"
+    release = tmp_path / "continue"
     # `run` waits for the first call of a function.
     on_cluster.run(wait_for, args=(tmp_path,))
     large = on_cluster.run(lambda: np.random.default_rng(0).random(300_000))
     small = on_cluster.run(lambda: 3)
-    pending = on_cluster.run(wait_for, args=(go_on,))
+    pending = on_cluster.run(wait_for, args=(release,))
     with messages_sent(on_cluster) as messages:
         assert "Values stay on workers" in large._repr_html_()
         assert "Values stay on workers" in pending._repr_html_()
         assert "print(value)" in pending._repr_mimebundle_()["text/plain"]
     assert not messages
-    go_on.touch()
+    release.touch()
     on_cluster.local_results(pending)
     assert small._repr_html_().count("<code>3</code>") == 2
     assert "0: 3,\n" in small._repr_mimebundle_()["text/plain"]

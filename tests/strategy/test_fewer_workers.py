@@ -1,4 +1,4 @@
-"""A worker is lost: calls that need it fail, and the same strategy goes on with the remaining replicas."""
+"""A worker is lost: calls that need it fail, and the same strategy continues with the remaining replicas."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_a_distributed_dataset_is_divided_again(strategy_of):
     first = strategy.local_results(next(iterator))
     assert [len(part) for part in first] == [4, 4, 4]
     lost = lose(strategy, 1)
-    # The iterator goes on to the end of its pass, with each row once.
+    # The iterator continues to the end of its pass, with each row once.
     rest = [row for batch in iterator for part in strategy.local_results(batch) for row in part.tolist()]
     assert sorted([*np.concatenate(first).tolist(), *rest]) == list(range(48))
     batches = [strategy.local_results(batch) for batch in steps]
@@ -400,7 +400,7 @@ def test_two_workers_lost_with_steps_under_way(strategy_of):
     assert float(state) == before[1] + sum(range(4000))
 
 
-def test_several_threads_go_on(strategy_of):
+def test_several_threads_continue(strategy_of):
     strategy = strategy_of(3, num_threads=2)
     strategy.local_results(strategy.run(total, args=(1.0,)))
     worker = strategy.workers[0]

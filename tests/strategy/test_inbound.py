@@ -119,7 +119,7 @@ def test_a_thread_that_reads_wakes_up_when_another_thread_sets_what_it_waits_for
     asyncio.run(connected("tcp", exchange))
 
 
-def test_a_thread_goes_on_waiting_when_the_connection_ends():
+def test_a_thread_keeps_waiting_when_the_connection_ends():
     async def exchange(receiver, outbox, acknowledged):
         waiting = asyncio.ensure_future(asyncio.to_thread(receiver.wait_for_all, [5]))
         while not receiver.inbound.reading_thread:

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 from conftest import mirrored
-from test_resume import UNEVEN, datasets, files, gone_on, parts_of, rows_of  # noqa: F401
+from test_resume import UNEVEN, continued, datasets, files, parts_of, rows_of  # noqa: F401
 
 import daskdist
 from daskdist import Dataset, Options, errors, read_parquet
@@ -70,12 +70,12 @@ def test_loops_continue_from_every_step(files, policy, workers):  # noqa: F811
         steps, states = all_of(strategy, dataset)
         for number in {0, len(steps) // 2, len(steps)}:
             # An iterator of the program can load the same states.
-            assert gone_on(strategy, dataset, states[number]) == steps[number:], f"{name}: continued from {number}"
+            assert continued(strategy, dataset, states[number]) == steps[number:], f"{name}: continued from {number}"
         iterator = iter(strategy.distribute_dataset(dataset))
         next(iterator)
         state = iterator.state_dict()
         rest, _ = by_loop(strategy, dataset, None, state)
-        assert rest == gone_on(strategy, dataset, state), f"{name}: a state of the program's iterator in a loop"
+        assert rest == continued(strategy, dataset, state), f"{name}: a state of the program's iterator in a loop"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_loops_continue_from_every_step(files, policy, workers):  # noqa: F811
     [("data", [2, 1], [3]), ("file", [1, 1, 1], [1, 1])],
     ids=str,
 )
-def test_other_replicas_go_on_with_every_row_once(files, policy, before, after):  # noqa: F811
+def test_other_replicas_continue_with_every_row_once(files, policy, before, after):  # noqa: F811
     named = dict(datasets(files, policy))
     for name in SHARED_OUT_BY_FILE if policy == "file" else named:
         if name == "drop_remainder":
@@ -112,7 +112,7 @@ def test_on_a_cluster(on_cluster, files):  # noqa: F811
         other, _ = by_loop(mirrored(3), dataset, None, state)
         assert sorted(rows_of(other)) == sorted(rows_of(rest)), name
         if name != "any order":
-            assert gone_on(on_cluster, dataset, state) == rest, name
+            assert continued(on_cluster, dataset, state) == rest, name
         assert len(pickle.dumps(state)) < 10_000
 
 

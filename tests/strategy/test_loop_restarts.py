@@ -168,7 +168,7 @@ def test_loops_of_a_killed_program_end(client, tmp_path):
         killed_at = time.monotonic()
     while sum(map(len, client.run(replica_threads).values())) > threads_before:
         # It takes 0.03 s on an idle machine.
-        assert time.monotonic() < killed_at + 4, "loops go on after their program"
+        assert time.monotonic() < killed_at + 4, "loops continue after their program"
         time.sleep(0.02)
     steps, noted = manager.steps, [path.read_text() for path in sorted(tmp_path.glob("steps-*"))]
     # The next program can start at once, and the killed program's loop saves no more checkpoints.

@@ -271,7 +271,7 @@ def in_threads(strategy, distributed, loops):
     found = {}
 
     def loop(it, number):
-        # All replicas begin the pass before any of them goes on.
+        # All replicas begin the pass before any of them continues.
         next(it)
         daskdist.get_replica_context().all_reduce("SUM", 1)
         go.wait(10)

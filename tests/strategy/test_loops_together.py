@@ -277,7 +277,7 @@ def test_a_worker_lost_in_a_loop():
             with pytest.raises((errors.ClusterError, errors.CollectiveError), match=f"lost {lost}"):
                 strategy.local_results(strategy.run(loop, args=(batches(strategy, 50),)))
             assert time.monotonic() - begin < 25
-            # The replicas that are left go on.
+            # The replicas that are left continue.
             assert strategy.num_replicas_in_sync == num_replicas - 1
             sums = strategy.local_results(strategy.run(sum_of_all, args=(batches(strategy, 3),)))
             assert len(set(map(float, sums))) == 1

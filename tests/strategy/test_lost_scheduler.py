@@ -1,4 +1,4 @@
-"""Programs whose scheduler is killed: they go on with another one at the same address, or an error says so in time."""
+"""Programs whose scheduler is killed continue with another one at the same address, or an error says so in time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rows_of(strategy, step):
 
 
 class Restart:
-    """A scheduler that is killed, and starts again with its workers while the program goes on."""
+    """A scheduler that is killed, and starts again with its workers while the program continues."""
 
     def __init__(self, started, scheduler, address, *worker_options, workers_first=False, num_workers=2):
         self._started, self._scheduler, self._address = started, scheduler, address
@@ -132,7 +132,7 @@ def of_memory(folder):
         (by_steps, of_memory, ("--no-nanny",), True),
     ],
 )
-def test_a_pass_goes_on_with_another_scheduler(started, tmp_path, caplog, visit, rows, options, workers_first):
+def test_a_pass_continues_with_another_scheduler(started, tmp_path, caplog, visit, rows, options, workers_first):
     scheduler, address = cluster(started, 0, "0", *options)
     dataset = rows(tmp_path).shuffle(100, seed=1).batch(_BATCH_ROWS)
     with (
@@ -152,7 +152,7 @@ def test_a_pass_goes_on_with_another_scheduler(started, tmp_path, caplog, visit,
         assert sorted(seen) == list(range(_ROWS))
 
 
-def test_a_pass_goes_on_with_fewer_workers(started, tmp_path):
+def test_a_pass_continues_with_fewer_workers(started, tmp_path):
     scheduler, address = cluster(started, 0)
     dataset = of_files(tmp_path).shuffle(100, seed=1).batch(_BATCH_ROWS)
     with (

@@ -39,7 +39,7 @@ def test_a_killed_worker_loses_no_row_and_hangs_nothing(own_client):
         if number == 20:
             os.kill(own_client.run(os.getpid)[lost], signal.SIGKILL)
     assert sorted(rows) == list(range(20_000))
-    # The pass has gone on with the other replica.
+    # The pass has continued with the other replica.
     assert lost not in strategy.workers
     assert isinstance(int(strategy.run(os.getpid)), int)
     strategy.close()

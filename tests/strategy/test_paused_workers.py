@@ -119,13 +119,13 @@ def test_tasks_for_a_paused_worker_run_on_the_one_that_continues_first(by_hand):
 
 def test_tasks_that_a_paused_worker_has_got_are_given_to_another(by_hand, tmp_path):
     client, first, _ = by_hand
-    began, goes_on = Event("began", client=client), Event("goes on", client=client)
+    began, gate = Event("began", client=client), Event("continues", client=client)
 
     def held_up(number):
         # The first parts are read one by one.
         if number >= ROWS // 2 and get_worker().address == first:
             Event("began").set()
-            Event("goes on").wait(60)
+            Event("continues").wait(60)
         return number
 
     for part, numbers in enumerate(np.split(np.arange(ROWS), 8)):
@@ -135,7 +135,7 @@ def test_tasks_that_a_paused_worker_has_got_are_given_to_another(by_hand, tmp_pa
         with in_thread(lambda: rows_of(strategy, rows)) as result:
             assert began.wait(60)
             set_status(client, Status.paused, first)
-            goes_on.set()
+            gate.set()
             assert result.result(30) == [*range(ROWS)]
 
 

@@ -73,7 +73,7 @@ STEPS = "results = [strategy.run(step, args=(next(iterators[0]),)) for _ in rang
 
 
 # Python drops an interrupt that arrives while the main thread finalizes an object, such as a future of Dask, or runs a
-# callback of the garbage collector, and the program would go on. So the main thread waits nearly all of the time.
+# callback of the garbage collector, and the program would continue. So the main thread waits nearly all of the time.
 def interrupted(kill):
     """Return a program that a call interrupts while steps are under way."""
     waiting = "for x in iterators[0]:\n    strategy.local_results(strategy.run(slow_step, args=(x,)))"

@@ -56,7 +56,7 @@ def steps_and_states(strategy, dataset):
     return steps, states, iterator.state_dict()
 
 
-def gone_on(strategy, dataset, state):
+def continued(strategy, dataset, state):
     """Return the steps from a position on."""
     iterator = iter(strategy.distribute_dataset(dataset))
     iterator.load_state_dict(state)
@@ -118,8 +118,8 @@ def test_distributed_passes_continue_from_every_step(files, policy, workers):
         steps, states, at_end = steps_and_states(strategy, dataset)
         # With "off", each worker goes through all steps as under "data".
         for number in range(0, len(states), 3 if policy == "off" else 1):
-            assert gone_on(strategy, dataset, states[number]) == steps[number:], f"{name}: continued from {number}"
-        assert gone_on(strategy, dataset, at_end) == [], name
+            assert continued(strategy, dataset, states[number]) == steps[number:], f"{name}: continued from {number}"
+        assert continued(strategy, dataset, at_end) == [], name
 
 
 def test_passes_over_uneven_rows_continue_from_every_step():
@@ -128,7 +128,7 @@ def test_passes_over_uneven_rows_continue_from_every_step():
             strategy, dataset = SimulatedWorkers(workers), make()
             steps, states, _ = steps_and_states(strategy, dataset)
             for number, state in enumerate(states):
-                assert gone_on(strategy, dataset, state) == steps[number:], f"{name}: continued from {number}"
+                assert continued(strategy, dataset, state) == steps[number:], f"{name}: continued from {number}"
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_passes_over_uneven_rows_continue_from_every_step():
     ],
     ids=str,
 )
-def test_other_replicas_go_on_with_every_row_once(files, policy, before, after):
+def test_other_replicas_continue_with_every_row_once(files, policy, before, after):
     for name, dataset in datasets(files, policy):
         strategy, other = SimulatedWorkers(before), SimulatedWorkers(after)
         steps, states, _ = steps_and_states(strategy, dataset)
         # States at every step are tried with the same replicas.
         for number in sorted({0, 1, len(steps) // 2, len(steps) - 1, len(steps)}):
-            found, expected = rows_of(gone_on(other, dataset, states[number])), rows_of(steps[number:])
+            found, expected = rows_of(continued(other, dataset, states[number])), rows_of(steps[number:])
             if name == "drop_remainder":
                 # The remaining rows need not form complete batches if they are cut in another way.
                 assert set(found) <= set(expected)
@@ -160,12 +160,12 @@ def test_other_replicas_go_on_with_every_row_once(files, policy, before, after):
                 assert sorted(found) == sorted(expected), f"{name}: continued from {number}"
 
 
-def test_other_replicas_go_on_with_rows_that_do_not_stack():
+def test_other_replicas_continue_with_rows_that_do_not_stack():
     for name, make in UNEVEN.items():
         strategy, other, dataset = SimulatedWorkers([2]), SimulatedWorkers([1, 2]), make()
         steps, states, _ = steps_and_states(strategy, dataset)
         for number, state in enumerate(states):
-            found = rows_of(gone_on(other, dataset, state))
+            found = rows_of(continued(other, dataset, state))
             assert found == rows_of(steps[number:]), f"{name}: continued from {number}"
 
 
@@ -201,7 +201,7 @@ def test_replicas_come_and_go(num_rows, name, all_workers, policy, data):
         strategy = SimulatedWorkers(workers)
         if place == 0:
             state = iter(strategy.distribute_dataset(dataset)).state_dict()
-            expected = rows_of(gone_on(strategy, dataset, state))
+            expected = rows_of(continued(strategy, dataset, state))
         iterator = iter(strategy.distribute_dataset(dataset))
         iterator.load_state_dict(state)
         number = data.draw(st.integers(0, 6)) if place < len(all_workers) - 1 else None
@@ -240,8 +240,8 @@ def test_on_a_cluster(on_cluster, files):
     ]:
         steps, states, _ = steps_and_states(strategy, dataset)
         for number in (0, 2, len(steps)):
-            assert gone_on(strategy, dataset, states[number]) == steps[number:], name
-        found = rows_of(gone_on(mirrored(3), dataset, states[1]))
+            assert continued(strategy, dataset, states[number]) == steps[number:], name
+        found = rows_of(continued(mirrored(3), dataset, states[1]))
         assert sorted(found) == sorted(rows_of(steps[1:])), name
 
 
@@ -351,6 +351,6 @@ def test_steps_that_are_on_devices_ahead_are_still_to_come():
             again = iter(distributed)
             again.load_state_dict(states[number])
             assert [parts(step) for step in again] == steps[number:]
-            assert gone_on(mirrored(2), dataset, states[number]) == steps[number:]
+            assert continued(mirrored(2), dataset, states[number]) == steps[number:]
     finally:
         strict_device.unregister()

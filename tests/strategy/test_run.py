@@ -245,7 +245,7 @@ def test_an_error_is_raised_at_the_first_look_at_any_result_of_its_step(on_clust
 
 
 @pytest.mark.cluster
-def test_later_steps_fail_with_the_same_cause_and_the_strategy_goes_on(on_cluster):
+def test_later_steps_fail_with_the_same_cause_and_the_strategy_continues(on_cluster):
     def double(x):
         return 2 * x
 
@@ -436,10 +436,10 @@ def test_calls_are_waited_for_at_the_end(client, tmp_path):
 
 @pytest.mark.cluster
 def test_after_an_error_nothing_is_waited_for(client, tmp_path):
-    go_on = tmp_path / "go on"
+    release = tmp_path / "continue"
 
     def wait_for_it():
-        while not go_on.exists():
+        while not release.exists():
             threading.Event().wait(0.01)
         return 1
 
@@ -456,7 +456,7 @@ def test_after_an_error_nothing_is_waited_for(client, tmp_path):
         with pytest.raises(RuntimeError, match="half way"):
             leave()
     finally:
-        go_on.touch()
+        release.touch()
 
 
 @pytest.mark.cluster

@@ -71,7 +71,7 @@ def test_replicas_run_at_the_same_time_though_threads_are_busy(start_cluster, tm
 
 
 @pytest.mark.cluster
-def test_steps_under_way_go_on_while_replicas_wait_for_one_another(client, tmp_path):
+def test_steps_under_way_continue_while_replicas_wait_for_one_another(client, tmp_path):
     with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2) as strategy:
         folders = [tmp_path / str(number) for number in range(8)]
         for folder in folders:
@@ -199,7 +199,7 @@ def test_no_checks_without_calls():
     assert mirrored(2).run(number_here).values == (0, 1)
 
 
-def test_loops_on_the_replicas_go_on_together(tmp_path):
+def test_loops_on_the_replicas_continue_together(tmp_path):
     strategy = mirrored(2)
     batches = strategy.distribute_dataset(daskdist.Dataset.range(40).batch(4))
 

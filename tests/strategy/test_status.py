@@ -15,11 +15,11 @@ pytestmark = [pytest.mark.timeout(60)]
 
 def test_status_of_a_strategy_of_this_process():
     strategy = mirrored(2)
-    begun, go_on = threading.Event(), threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     def wait():
         begun.set()
-        assert go_on.wait(30)
+        assert release.wait(30)
 
     strategy.run(float, args=(1,))
     (idle,) = strategy.status().workers
@@ -34,7 +34,7 @@ def test_status_of_a_strategy_of_this_process():
     assert 0 in {call.replica for call in busy.running}
     assert all(call.running_s >= 0 for call in busy.running)
     assert "running run-wait for" in repr(strategy.status())
-    go_on.set()
+    release.set()
     program.join()
     assert strategy.status().workers[0].state == "idle"
     strategy.close()
@@ -43,15 +43,15 @@ def test_status_of_a_strategy_of_this_process():
 
 @pytest.mark.cluster
 def test_status_in_the_middle_of_a_long_call(on_cluster, client):
-    begun, go_on = Event("status-begun", client=client), Event("status-go-on", client=client)
+    begun, release = Event("status-begun", client=client), Event("status-release", client=client)
     begun.clear()
-    go_on.clear()
+    release.clear()
 
     def wait_on_the_first(waits):
         replica = daskdist.get_replica_context().replica_id_in_sync_group
         if waits and replica == 0:
             Event("status-begun").set()
-            assert Event("status-go-on").wait(30)
+            assert Event("status-release").wait(30)
         return replica
 
     num_before = [each.num_steps_sent for each in on_cluster.status().workers]
@@ -71,7 +71,7 @@ def test_status_in_the_middle_of_a_long_call(on_cluster, client):
     assert (first.num_steps_in_flight, second.num_steps_in_flight) == (2, 0)
     assert [first.num_steps_sent - num_before[0], second.num_steps_sent - num_before[1]] == [3, 3]
     assert all(0 <= each.heartbeat_age_s < 30 for each in (first, second))
-    go_on.set()
+    release.set()
     assert on_cluster.local_results(after) == on_cluster.local_results(waiting) == (0, 1)
     assert [each.state for each in on_cluster.status().workers] == ["idle", "idle"]
     told = on_cluster.status().to_dict()
@@ -101,11 +101,11 @@ def metrics_on(dask_worker):
 
 @pytest.mark.cluster
 def test_workers_in_use_are_among_the_metrics_of_workers(client):
-    begun, go_on = Event("metrics-begun", client=client), Event("metrics-go-on", client=client)
+    begun, release = Event("metrics-begun", client=client), Event("metrics-release", client=client)
 
     def wait():
         Event("metrics-begun").set()
-        assert Event("metrics-go-on").wait(30)
+        assert Event("metrics-release").wait(30)
 
     # Metrics arrive with heartbeats, so those of strategies that were just closed may still be shown.
     eventually(lambda: metrics_of(client) == client.run(metrics_on))
@@ -119,6 +119,6 @@ def test_workers_in_use_are_among_the_metrics_of_workers(client):
         eventually(lambda: metrics_of(client)[first][0] == before[first][0] + 2)
         eventually(lambda: metrics_of(client)[first][1].startswith("run-wait for "))
         assert metrics_of(client)[second] == before[second]
-        go_on.set()
+        release.set()
         program.join()
     eventually(lambda: metrics_of(client) == before)

@@ -505,9 +505,9 @@ def test_a_worker_that_is_killed_is_named_at_once():
         pids = client.run(os.getpid)
 
         def wait():
-            return float(Event("go on").wait(60))
+            return float(Event("continue").wait(60))
 
-        gate = Event("go on", client=client)
+        gate = Event("continue", client=client)
         gate.set()
         strategy.local_results(strategy.run(wait))
         gate.clear()
@@ -591,7 +591,7 @@ def test_a_worker_that_is_stopped_for_a_while_is_waited_for(on_cluster, caplog):
     worker = on_cluster.workers[1]
     pid = on_cluster.client.run(os.getpid)[worker]
 
-    def go_on():
+    def release():
         try:
             eventually(lambda: f"{worker} has not answered for" in caplog.text)
         finally:
@@ -599,7 +599,7 @@ def test_a_worker_that_is_stopped_for_a_while_is_waited_for(on_cluster, caplog):
 
     with dask.config.set({"daskdist.timeouts.silence": "4 s"}):
         os.kill(pid, signal.SIGSTOP)
-        resuming = threading.Thread(target=go_on)
+        resuming = threading.Thread(target=release)
         resuming.start()
         total = float(on_cluster.reduce("SUM", on_cluster.run(float, args=(1,)), axis=None))
         resuming.join()
@@ -621,7 +621,7 @@ def test_time_in_which_the_program_did_not_listen_is_no_silence_of_a_worker(on_c
 
 
 @pytest.mark.cluster
-def test_a_pass_goes_on_without_the_data_of_a_worker_that_is_stopped(own_strategy, monkeypatch):
+def test_a_pass_continues_without_the_data_of_a_worker_that_is_stopped(own_strategy, monkeypatch):
     # A stopped worker does not end by itself.
     monkeypatch.setattr(live_workers, "_RESTART_S", 1.0)
     strategy = own_strategy
@@ -750,10 +750,10 @@ def test_a_worker_is_retired_after_its_current_step():
         gate.set()
         assert float(loss) == 2.0
 
-        def goes_on_alone():
+        def continues_alone():
             with contextlib.suppress(errors.ClusterError):
                 strategy.local_results(strategy.run(wait))
             return strategy.num_replicas_in_sync == 1
 
-        eventually(goes_on_alone)
+        eventually(continues_alone)
         assert strategy.run(wait).result() == 1.0

@@ -1,4 +1,4 @@
-"""Connections of steps that are cut while the processes at both ends go on."""
+"""Connections of steps that are cut while the processes at both ends continue."""
 
 from __future__ import annotations
 
@@ -167,14 +167,14 @@ def test_steps_do_not_notice_that_connections_between_workers_are_cut(own_client
 @pytest.mark.parametrize("relay", [False, True])
 def test_a_worker_is_lost_at_once_when_its_stream_is_cut(relay):
     def wait():
-        return float(Event("go on").wait(60))
+        return float(Event("continue").wait(60))
 
     with (
         new_cluster() as client,
         dask.config.set({"daskdist.steps.relay": relay}),
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):
-        gate = Event("go on", client=client)
+        gate = Event("continue", client=client)
         gate.set()
         strategy.local_results(strategy.run(wait))
         gate.clear()

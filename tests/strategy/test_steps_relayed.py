@@ -133,9 +133,9 @@ def test_a_program_that_reaches_no_worker(far):
 
 def test_a_relayed_worker_that_is_killed_is_named_at_once(far):
     def wait():
-        return float(Event("go on").wait(60))
+        return float(Event("continue").wait(60))
 
-    pids, gate = far.run(os.getpid), Event("go on", client=far)
+    pids, gate = far.run(os.getpid), Event("continue", client=far)
     with no_way_to_workers(far), daskdist.MultiWorkerMirroredStrategy(far) as strategy:
         gate.set()
         strategy.local_results(strategy.run(wait))

@@ -9,7 +9,7 @@ from programs import Program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
-# Both programs have the same names and numbers of everything. Neither goes on before the other has come as far.
+# Both programs have the same names and numbers of everything. Neither continues before the other has come as far.
 PROGRAM = """
 import os, signal, sys, threading, time
 from pathlib import Path

@@ -226,10 +226,10 @@ def test_values_do_not_travel_when_they_are_arguments(on_cluster, client):
 
 
 def test_waiting_leaves_the_scheduler_of_others_alone(on_cluster, tmp_path):
-    go_on = tmp_path / "go on"
+    release = tmp_path / "continue"
 
     def wait_for_it():
-        while not go_on.exists():
+        while not release.exists():
             threading.Event().wait(0.01)
         return 1
 
@@ -242,7 +242,7 @@ def test_waiting_leaves_the_scheduler_of_others_alone(on_cluster, tmp_path):
             assert dask.compute(dask.delayed(abs)(-3)) == (3,)
             threading.Event().wait(0.005)
     finally:
-        go_on.touch()
+        release.touch()
         for thread in waiting:
             thread.join()
     assert dask.config.get("scheduler", None) is None

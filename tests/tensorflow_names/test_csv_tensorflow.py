@@ -146,7 +146,7 @@ def test_make_csv_dataset_infers_the_narrowest_type(tmp_path):
     assert {leaf.shape for leaf in spec.values()} == {(None,)}
 
 
-def test_make_csv_dataset_goes_on_and_shuffles(tmp_path):
+def test_make_csv_dataset_continues_and_shuffles(tmp_path):
     path = write(tmp_path, TABLE)
     ds = make_csv_dataset(path, 2, shuffle=False)
     assert ds.element_spec["a"] == TensorSpec((2,), "int32")

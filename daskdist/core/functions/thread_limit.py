@@ -3,7 +3,7 @@
 Python runs in one thread at a time. A function that mostly runs Python gains nothing from a second thread. One that
 often releases the interpreter for a few microseconds, such as decoders of small images, becomes slower, because threads
 then wait for each other at each call, including threads that read the next rows. One that waits, or computes outside of
-Python for long, becomes faster. The code does not tell which. So one thread works at first, and more if alternating
+Python for long, becomes faster. The code does not show which. So one thread works at first, and more if alternating
 measurements on some of the rows prove to be faster.
 """
 

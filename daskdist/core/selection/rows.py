@@ -147,7 +147,7 @@ class Selection:
         if self.block_index is None:
             return self if len(self) else Selection((), range(0))
         index, num_blocks = self.block_index, len(self.blocks)
-        # The first of many rows tell already if they use all blocks.
+        # The first of many rows may already show that all blocks are used.
         if len(index) > _ENOUGH_ROWS and np.bincount(index[:_ENOUGH_ROWS], minlength=num_blocks).all():
             return self
         used = np.flatnonzero(np.bincount(index, minlength=num_blocks))

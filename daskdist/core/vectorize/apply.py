@@ -155,7 +155,7 @@ class Vectorised:
             _SAME.pop(oldest, None)
 
     def result_bytes(self, source: Node) -> int | None:
-        """Return the bytes of the result for an element of a node, if a call for all rows of a block tells.
+        """Return the bytes of the result for an element of a node; None if a call for all rows does not show it.
 
         It is None for functions that are called row by row; these are not called here.
         """

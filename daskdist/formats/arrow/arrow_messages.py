@@ -1,7 +1,7 @@
 """The positions and row counts of the record batches of an Arrow file.
 
-pyarrow tells the number of batches of a file, but not their sizes, and nothing about a stream. So the messages are read
-in turn: only little of a local file, which is mapped into memory, and all of a remote stream, once.
+pyarrow reports the number of batches of a file, but not their sizes, and nothing about a stream. So the messages are
+read in turn: only little of a local file, which is mapped into memory, and all of a remote stream, once.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _messages(source: Any, start: int) -> Iterator[tuple[str, Message]]:
 
 
 def _least(schema: Any) -> Any:
-    # Options for reading one column, which is decompressed fast; any column tells the number of rows of a batch.
+    # Options for reading one column, which is decompressed fast; any column has the number of rows of its batch.
     import pyarrow as pa
 
     numbers = [number for number, kind in enumerate(schema.types) if pa.types.is_primitive(kind)]

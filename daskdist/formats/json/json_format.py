@@ -260,7 +260,7 @@ class Json(SampledFormat):
         return None
 
     def _reason(self, line: bytes, schema: Any) -> str | None:
-        # Return why a line cannot be read, by decoding it with Python, which tells the field.
+        # Return why a line cannot be read, by decoding it with Python, which names the field.
         import pyarrow as pa
 
         try:

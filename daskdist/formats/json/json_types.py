@@ -200,7 +200,7 @@ def _fits(value: Any, value_kind: Kind, kind: Any) -> bool:
         return isinstance(value, bool)
     if types.is_null(kind) or types.is_struct(kind) or types.is_list(kind):
         return False
-    # Only the decoder can tell, for example, if text is a time.
+    # Only the decoder can determine, for example, whether text is a time.
     return isinstance(value, str) or not bool(types.is_string(kind) or types.is_binary(kind))
 
 

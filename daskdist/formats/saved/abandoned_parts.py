@@ -66,7 +66,7 @@ def remove_abandoned(directory: str, *, with_others: bool) -> None:
     Notes
     -----
     A lease ends a day after the pass wrote its last part. A pass that stalls for longer may lose parts; it checks for
-    them before it writes its manifest, and then writes none. If a file system does not tell when a file was written,
+    them before it writes its manifest, and then writes none. If a file system does not record when a file was written,
     the file stays.
     """
     with suppress(OSError, ValueError, NotImplementedError, FileError):
@@ -137,7 +137,7 @@ def _last(name: str) -> str:
 
 
 def _written_at(entry: Mapping[str, Any]) -> float | None:
-    # Return seconds since 1970; None if the file system does not tell.
+    # Return seconds since 1970; None if the file system does not record it.
     at = next((entry[name] for name in _TIMES if entry.get(name) is not None), None)
     if isinstance(at, str):
         try:

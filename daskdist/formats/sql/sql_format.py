@@ -267,7 +267,7 @@ class Sql:
         )
 
     def _described(self, connection: Any, relation: Relation, path: str) -> dict[str, str | None]:
-        # Return the kind of each column by name, as far as the database tells without reading rows.
+        # Return the kind of each column by name, as far as the database reports it without reading rows.
         import sqlalchemy as sa
 
         nothing = sa.select(sa.literal_column("*")).select_from(relation.source()).where(sa.false())

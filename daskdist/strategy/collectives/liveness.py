@@ -31,7 +31,7 @@ class LostWorker(NamedTuple):
 
 
 async def _within(most_s: float, asked: Awaitable[Any]) -> tuple[bool, Any]:
-    # Unlike `asyncio.wait_for`, do not wait for the cancelled task, which may go on connecting for half a minute.
+    # Unlike `asyncio.wait_for`, do not wait for the cancelled task, which may continue to connect for half a minute.
     task = asyncio.ensure_future(asked)
     # Retrieve its exception: the waiter may have gone.
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

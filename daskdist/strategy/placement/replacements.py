@@ -117,7 +117,7 @@ class Replacements:
     def take_all(self, client: Any) -> list[Replica]:
         """Place all replicas on other workers, which have connected to another scheduler; return the replicas.
 
-        It waits for as many workers as there were, and goes on with fewer after ``daskdist.timeouts.workers``.
+        It waits for as many workers as there were, and continues with fewer after ``daskdist.timeouts.workers``.
 
         Raises
         ------

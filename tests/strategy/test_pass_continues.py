@@ -1,4 +1,4 @@
-"""A worker is killed in a pass: the pass goes on with the others, and every row is in one completed step."""
+"""A worker is killed in a pass: the pass continues with the others, and every row is in one completed step."""
 
 from __future__ import annotations
 
@@ -396,7 +396,7 @@ def test_a_retired_worker_takes_no_step_after_it_handed_over_its_values(strategy
         total = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
     streams = internals_of(strategy).backend.streams
     strategy.local_results(strategy.run(total.assign_add, args=(1,)))
-    client.register_plugin(SlowTeardown(tmp_path / "goes on"), name="slow teardown")
+    client.register_plugin(SlowTeardown(tmp_path / "continues"), name="slow teardown")
     with ThreadPoolExecutor(1) as threads:
         retired = threads.submit(client.retire_workers, [leaving])
         try:
@@ -405,7 +405,7 @@ def test_a_retired_worker_takes_no_step_after_it_handed_over_its_values(strategy
             strategy.run(total.assign_add, args=(1,))
             assert int(total.read_value()) == 5
         finally:
-            (tmp_path / "goes on").touch()
+            (tmp_path / "continues").touch()
             client.unregister_worker_plugin("slow teardown")
         assert list(retired.result(60)) == [leaving]
 
